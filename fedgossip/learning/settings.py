@@ -37,7 +37,7 @@ class RateSchedule:
     factor: float = 1.0
 
     def rate(self, peak: float, round: int, rounds: int) -> float:
-        """Return the rate of `round` (from 0) of `rounds`, of which `peak` is the highest."""
+        """Return the rate of `round` (from 0) of `rounds`, with the maximum `peak`."""
         if round < self.warmup:
             return peak * (round + 1) / self.warmup
         if self.shape == "constant":
@@ -49,7 +49,7 @@ class RateSchedule:
 
 
 def schedule_of(text: str) -> RateSchedule:
-    """Return the schedule that a text says.  Raises ConfigError for another text."""
+    """Return the schedule of a text.  Raises ConfigError for an invalid text."""
     first, _, after = text.partition(",")
     kind, colon, count = first.partition(":")
     if kind != WARMUP:
@@ -87,7 +87,7 @@ NOT_BUILT: Mapping[str, tuple[str, str]] = {
         " or stages, mesh.pipeline; or fewer characters, context= in data.source.",
     ),
 }
-"""Keys that somebody may look for, by their full names: what there is to say of each, and what to take instead."""
+"""Unsupported keys that a user may look for, by full name: an explanation of each, and an alternative."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class MeshSettings:
     pipeline: Annotated[int, Within(1, MOST_PROCESSES)] = 1
     """Stages: so many processes have the layers one after the other, and pieces of a batch pass through them."""
     sequence: bool = False
-    """With tensor: what lies between the divided layers (norms) is divided too, by places of the text."""
+    """With tensor: layers between the divided ones (norms) are divided too, by places of the text."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"
     """Of the stages: "gpipe", all pieces forward and then all back; "1f1b", a piece goes back as soon as it can, and
-    fewer are remembered at once."""
+    fewer are stored at once."""
 
     def __post_init__(self) -> None:
         for name, limit in limits_of(type(self)):
@@ -124,7 +124,7 @@ class MeshSettings:
         return self.tensor * self.pipeline
 
     def parts_of_batch(self, processes: int) -> int:
-        """Return into how many parts so many processes divide a batch.  Raises ConfigError where they do not fit."""
+        """Return the number of parts of a batch over so many processes.  Raises ConfigError where they do not fit."""
         said = f"mesh = {self.data or 'data'} x {self.tensor} x {self.pipeline} (data, tensor, pipeline)"
         if processes % self.within or (self.data and self.data * self.within != processes):
             product = max(1, self.data) * self.within
@@ -133,7 +133,7 @@ class MeshSettings:
         return processes // self.within
 
 
-# How gradients travel among the processes of one participant: `train.compression`. No torch here.
+# Transfer of gradients among the processes of one participant: `train.compression`. No torch here.
 
 
 NONE, BF16, POWERSGD = "none", "bf16", "powersgd"
@@ -162,7 +162,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "lamb": ("first", "second"),
 }
 BY_LAYERS = ("lars", "lamb")
-"""Whose steps are as long as each layer's weights say."""
+"""Optimisers with steps in proportion to each layer's weights."""
 SCALINGS = ("none", "linear", "sqrt")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BUFFERS = ("average", "local")
@@ -170,7 +170,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 HOGWILD = "hogwild"
 PARALLEL = ("ddp", "fsdp", HOGWILD)
 LET_GO = 3
-"""The usual [train] zero."""
+"""The default of [train] zero."""
 OF_THE_MACHINE = (
     "device",
     "threads",
@@ -186,7 +186,7 @@ OF_THE_MACHINE = (
     "mesh",
     "microbatches",
 )
-"""What each peer chooses for its own machine: it moves where a sum is rounded, not what is learned."""
+"""Keys that each peer chooses for its own machine: they affect the rounding of sums, and nothing else."""
 
 WHOLE = (
     "batch_size",
@@ -208,13 +208,13 @@ class TrainSettings:
     """[train]: local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
 
     optimizer: Annotated[str, OneOf(SLOTS)] = "sgd"
-    """What takes a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  What it remembers stays at the peer.
-    For large batches lars (trust 0.001, so lr is large: 1 to 30) and lamb: steps in proportion to each layer's weights,
+    """Optimiser of a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  Its state stays at the peer. For
+    large batches lars (trust 0.001, so lr is large: 1 to 30) and lamb: steps in proportion to each layer's weights,
     biases and scales of norms by lr alone."""
     lr: Annotated[float, Within(ABOVE_0)] = 0.1
     """Learning rate.  Larger learns faster until the loss explodes."""
     momentum: float = 0.0
-    """sgd and lars: 0 <= momentum < 1, the share of the last step that is kept."""
+    """sgd and lars: 0 <= momentum < 1, the kept share of the last step."""
     weight_decay: Annotated[float, Within(0)] = 0.0
     """Added to the gradient as weight_decay * weights.  adamw: decoupled, every step first takes the share
     lr * weight_decay off the weights, which the moments do not see (Loshchilov and Hutter, ICLR 2019)."""
@@ -227,7 +227,7 @@ class TrainSettings:
     """How lr follows the examples of one step, batch_size * accumulate, with [parallel] those of all workers: linear
     (times examples / base_batch), sqrt (the root of that), or none."""
     base_batch: Annotated[int, Within(1, MOST)] = 256
-    """The examples of a step for which lr is right as it stands; of scaling."""
+    """The examples of a step at which scaling leaves lr unchanged."""
     batch_size: Annotated[int, Within(1, MOST)] = 16
     """Examples per step."""
     accumulate: Annotated[int, Within(1, MOST)] = 1
@@ -238,8 +238,8 @@ class TrainSettings:
     local_epochs: Annotated[int | None, Within(1)] = None
     """In place of local_steps: passes over the node's examples per round; the last batch of a pass may be smaller."""
     device: str = "auto"
-    """"cpu", "cuda", "cuda:1", "mps" or "auto": the first of cuda, mps, cpu that is there.  Of several GPUs "auto" and
-    "cuda" take the one that the fewest clients of this machine are on."""
+    """"cpu", "cuda", "cuda:1", "mps" or "auto": the first available of cuda, mps, cpu.  Of several GPUs "auto" and
+    "cuda" take the one with the fewest clients of this machine."""
     buffers: Annotated[str, OneOf(BUFFERS)] = "average"
     """Running statistics (BatchNorm): "average" makes them part of the vector, "local" keeps them at the node."""
     personal: str = ""
@@ -251,14 +251,14 @@ class TrainSettings:
     """Scale a step's gradient down to this length where it is longer; none leaves it.  Of local steps, and of gradients
     by dgc (docs/together/codecs.md)."""
     precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
-    """"bfloat16" or "float16": layers compute in it where torch's autocast says so, and use half the memory; weights,
-    optimiser and what travels stay float32.  With float16 the loss is scaled, and a step that overflows is skipped; few
+    """"bfloat16" or "float16": layers compute in it by the rules of torch's autocast, and use half the memory; weights,
+    optimiser and messages stay float32.  With float16 the loss is scaled, and a step that overflows is skipped; few
     CPUs compute with it, and the others are many times slower."""
     channels_last: bool = False
     """Convolutions see their images with the channels innermost: faster on GPUs with tensor cores, and some CPUs."""
     compile: bool = False
     """Train through torch.compile: the first steps take longer, seconds to minutes, the later ones less.  On a CUDA GPU
-    also what trains many nodes of a simulation together."""
+    also for many nodes of a simulation trained together."""
     capture: bool = True
     """On a CUDA GPU the step of a model that trains alone is captured once and replayed, one launch in place of
     hundreds; the first steps find out whether a replay does all that the step does.  false: never."""
@@ -272,14 +272,14 @@ class TrainSettings:
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild", all
     step on one model in shared memory without waiting, each on batches of its own (docs/together/parallel.md)."""
     zero: Annotated[int, Within(2, LET_GO)] = LET_GO
-    """fsdp: 3, a layer's parameters come together for its forward pass and again for its backward one; 2, they stay
-    together in between: fewer bytes among the processes, and all parameters in each of them between the passes."""
+    """fsdp: 3, a layer's parameters are gathered for its forward pass and again for its backward one; 2, they stay
+    gathered in between: fewer bytes among the processes, and all parameters in each of them between the passes."""
     offload: bool = False
-    """fsdp: parameters, gradients and what the optimiser remembers lie in host memory, and steps are taken there; a
-    layer is on the GPU while it computes.  On a CPU it gains nothing, for all is in host memory anyway."""
+    """fsdp: parameters, gradients and the optimiser's state are in host memory, and steps are taken there; a layer
+    is on the GPU while it computes.  On a CPU it has no benefit, for all is in host memory anyway."""
     compression: str = NONE
-    """How gradients travel among processes that hold the whole model each (ddp): "powersgd:RANK", as products of two
-    narrow matrices, what is left out later; "bf16", 16 bits a number, GPUs alone; or "none", as they are."""
+    """Transfer of gradients among processes with the whole model each (ddp): "powersgd:RANK", as products of two narrow
+    matrices, with the error added later; "bf16", 16 bits a number, GPUs alone; or "none", uncompressed."""
     mesh: MeshSettings = field(default_factory=MeshSettings)
     """How several processes divide a step; with none given each takes a part of every batch."""
     microbatches: Annotated[int, Within(1, MOST)] = 4
@@ -321,7 +321,7 @@ class TrainSettings:
         self._check_portable()
 
     def _check_processes(self) -> None:
-        """Raise ConfigError for what several processes cannot do together, or one alone."""
+        """Raise ConfigError for settings that several processes do not support together, or one alone."""
         if self.offload and self.parallel != "fsdp":
             text = f"offload with parallel = {self.parallel!r}, whose processes hold no parts to bring in and out"
             raise ConfigError(text, 'Leave it out, or set parallel = "fsdp".')
@@ -355,7 +355,7 @@ class TrainSettings:
             self._check_divided(parts)
 
     def _check_compression(self) -> None:
-        """Raise ConfigError where there are no whole gradients that processes add up."""
+        """Raise ConfigError without whole gradients to compress."""
         rank_of(self.compression)
         if self.compression == NONE:
             return
@@ -373,7 +373,7 @@ class TrainSettings:
             raise ConfigError(f"{where} with {what}", "Leave one of the two out.")
 
     def _check_divided(self, parts: int) -> None:
-        """Raise ConfigError for what processes that have parts of a model each cannot do."""
+        """Raise ConfigError for settings that processes with parts of a model do not support."""
         where = f"mesh.{'tensor' if self.mesh.tensor > 1 else 'pipeline'}"
         if self.by_layers:
             text = f"{self.optimizer} with {where}: no process holds a whole layer to measure"
@@ -390,7 +390,7 @@ class TrainSettings:
             raise ConfigError(text, f"Set batch_size to {-(-self.batch_size // each) * each}, or fewer microbatches.")
 
     def _check_hogwild(self) -> None:
-        """Raise ConfigError for what processes that do not wait for each other cannot do."""
+        """Raise ConfigError for settings that processes without synchronisation do not support."""
         where = f'parallel = "{HOGWILD}"'
         if self.divided:
             text = f"mesh = tensor {self.mesh.tensor}, pipeline {self.mesh.pipeline} with {where}"
@@ -410,7 +410,7 @@ class TrainSettings:
             raise ConfigError(f"{text} with {where}", f"Set local_steps to {self.processes} or more.")
 
     def _check_portable(self) -> None:
-        """Raise ConfigError for what would round otherwise on another machine."""
+        """Raise ConfigError for settings with other rounding on another machine."""
         if not self.portable:
             return
         if self.device not in ("auto", "cpu"):
@@ -423,27 +423,27 @@ class TrainSettings:
 
     @property
     def parts_of_batch(self) -> int:
-        """Into how many parts the processes divide a batch."""
+        """Return the number of parts of a batch over the processes."""
         return self.mesh.parts_of_batch(self.processes)
 
     @property
     def divided(self) -> bool:
-        """Whether processes have parts of the model because a mesh says so."""
+        """Return whether processes have parts of the model because of a mesh."""
         return self.mesh.within > 1
 
     @property
     def in_parts(self) -> bool:
-        """Whether no process holds the whole model: because a mesh says so, or FSDP."""
+        """Return whether no process has the whole model: because of a mesh, or FSDP."""
         return self.divided or self.parallel == "fsdp"
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of what the optimiser remembers; none for sgd without momentum."""
+        """Return the names of the optimiser's state; () for sgd without momentum."""
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
 
     @property
     def by_layers(self) -> bool:
-        """Whether a step is as long as each layer's weights say."""
+        """Return whether steps are in proportion to each layer's weights."""
         return self.optimizer in BY_LAYERS
 
     @property
@@ -458,7 +458,7 @@ class TrainSettings:
 
     @property
     def as_modules(self) -> bool:
-        """Whether training goes through torch's own modules even where there is a hand-written path."""
+        """Return whether training uses torch's own modules even where there is a hand-written path."""
         return self.precision != "float32" or self.channels_last or self.compile or self.processes > 1
 
     @property
@@ -472,7 +472,7 @@ class TrainSettings:
         return not (self.slots or self.weight_decay or self.clip_norm)
 
     def rate_of(self, examples: int) -> float:
-        """Return the highest learning rate of a run whose steps are of so many examples."""
+        """Return the highest learning rate of a run with steps of so many examples."""
         if self.scaling == "none":
             return self.lr
         larger = examples / self.base_batch

@@ -58,8 +58,8 @@ class TorchTask:
     """A LocalTask that trains `model_source` on `train`; node i owns the examples shares[i], if it has any here.
 
     Every node starts from the same vector.  A batch is a function of (seed, node, round), so a job may be computed
-    anywhere, at any time, alone or with others.  What an optimiser remembers (momentum, Adam's moments) and local
-    buffers stay with their node from job to job, so a node's jobs come in their order; see `state`.
+    anywhere, at any time, alone or with others.  Optimiser state (momentum, Adam's moments) and local buffers stay with
+    their node from job to job, so a node's jobs must arrive in order; see `state`.
 
     Stacks of Linear and ReLU train many nodes at once (`stacked_engine`), on the CPU with convolutions before them too,
     and there bit for bit as one at a time; all else trains one job after another (`module_engine`), on a CUDA GPU those
@@ -68,7 +68,7 @@ class TorchTask:
     the metrics are "steps" and "rate" alone.  Sets torch's threads of this process to settings.threads: peers share the
     cores, and the order of a sum may depend on the number of threads.
 
-    `kept`: examples that a node does not train on; jobs that ask for it are tested there first.
+    `kept`: held-out examples of each node; jobs that request it are tested there first.
 
     Raises ConfigError where model, data and shares do not fit; TrainingError where a loss or an update is not finite.
     """
@@ -152,14 +152,14 @@ class TorchTask:
 
     @property
     def memory(self) -> Sequence[ProcessMemory]:
-        """What each process holds, in order of the ranks, where each has a part of the model; else nothing."""
+        """Return the memory of each process, in order of the ranks, for processes with parts of the model; else ()."""
         return self._engine.memory if isinstance(self._engine, ProcessesLoop) else ()
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return self._initial
 
     def likeness(self) -> Likeness:
-        """What others' models must have in common with this one, beside its layout; of a model that is made anew."""
+        """Return the properties that others' models must share with this one, beside its layout; of a fresh model."""
         module = self._remade()
         frozen = probing.frozen_of(module, self.layout)
         return Likeness(frozen=frozen, probe=probing.probe_of(module, self._test, self._seed))
@@ -187,7 +187,7 @@ class TorchTask:
                 outcome.difference,
                 len(self._shares[job.node]),
                 {**self._metrics(outcome, plan, lr), **found},
-                dict(outcome.logged),  # an image of a run knows dictionaries alone
+                dict(outcome.logged),  # an image of a run supports dictionaries alone
             )
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
@@ -229,7 +229,7 @@ class TorchTask:
         return self._mean_gradients(jobs, None) if jobs else []
 
     def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
-        """See `StretchTask`.  Nothing is told of private gradients, and of those that several processes compute."""
+        """See `StretchTask`.  Private gradients, and those of several processes, are not sent in stretches."""
         knows = self._privacy is None and not isinstance(self._engine, ProcessesLoop)
         (update,) = self._mean_gradients([job], tell if knows else None)
         return update
@@ -262,7 +262,7 @@ class TorchTask:
         return GradientStretches(job.stretches, self.length, told)
 
     def _told(self, loss: float, plan: BatchPlan) -> dict[str, float]:
-        """What a gradient's sum needs to know of it."""
+        """Return the metrics that a gradient's sum needs."""
         return {"loss": loss, "rows": float(predictions_of(plan, self._predictions).sum())}
 
     def _gradients(
@@ -283,11 +283,11 @@ class TorchTask:
         return found
 
     def _tested(self, job: Job, state: State) -> Mapping[str, float]:
-        """What the vector is worth on the node's own test examples, where that is asked for."""
+        """Return the metrics of the vector on the node's own test examples, where requested."""
         return self._tests.measure(job.node, job.round, job.vector, state) if job.tested and self._tests else {}
 
     def _state_for(self, job: Job) -> State:
-        """Return what the node remembers, changed by training; for a job with terms without the optimiser's slots."""
+        """Return the node's state, which training changes; for a job with terms without the optimiser's slots."""
         state = self._states.setdefault(job.node, {})
         if job.terms is not None:
             for name in (*self.settings.slots, "steps"):
@@ -297,13 +297,13 @@ class TorchTask:
     def _metrics(self, outcome: Outcome, plan: BatchPlan, lr: float) -> dict[str, float]:
         work: dict[str, float] = {"steps": max(1, len(plan.counts) - outcome.skipped), "rate": lr}
         if self._privacy is not None:
-            return work  # a loss would tell about the examples
+            return work  # a loss would disclose information about the examples
         return {"loss": outcome.loss, **work}
 
     def _attempt(
         self, jobs: Sequence[Job], plans: Sequence[BatchPlan], lrs: Sequence[float], states: Sequence[State]
     ) -> Sequence[Outcome]:
-        """Train the jobs; what the nodes remember changes when all are done, so that it can be tried again."""
+        """Train the jobs; the nodes' states change when all are done, so that a retry is possible."""
         drafts = {id(state): dict(state) for state in states}  # a node may have several of the jobs
         outcomes = self._run(jobs, plans, lrs, [drafts[id(state)] for state in states])
         for state in states:
@@ -347,7 +347,7 @@ class TorchTask:
                 raise TrainingError(f"evaluating raised {error!r}{place_of(error)}", advice) from error
 
     def evaluate_own(self, node: NodeId, vector: Vector) -> Mapping[str, float]:
-        """`evaluate` of the vector with what is the node's own: personal layers and local buffers."""
+        """As `evaluate`, for the vector with the node's own tensors: personal layers and local buffers."""
         engine, state = self._engine, self._states.get(node, {})
         with self._lock:
             if isinstance(engine, LayerStack):
@@ -355,14 +355,14 @@ class TorchTask:
             return self._sharing.run(lambda: engine.evaluate_own(vector, state))
 
     def state(self, node: NodeId) -> dict[str, np.ndarray]:
-        """Return what the node remembers beside its vector: optimiser slots, steps taken, local buffers.
+        """Return the node's state beside its vector: optimiser slots, steps taken, local buffers.
 
-        It stays as it is: training replaces these arrays and never changes them.
+        It is immutable: training replaces these arrays and never changes them.
         """
         return dict(self._states.get(node, {}))
 
     def load_state(self, node: NodeId, state: Mapping[str, np.ndarray]) -> None:
-        """Take up what `state` returned.  Raises ConfigError where it belongs to another model or optimiser."""
+        """Restore a state of `state`.  Raises ConfigError where it belongs to another model or optimiser."""
         for name in self.settings.slots:
             if name in state and state[name].shape != (self._trained,):
                 raise ConfigError(
@@ -394,9 +394,9 @@ def _batches_of(
 def _batched(
     shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device, objective: Objective
 ) -> bool:
-    """Tell whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone.
+    """Return whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone.
 
-    Lines of several lengths go to the loop, whatever their model.
+    Lines of several lengths use the loop, whatever their model.
     """
     if isinstance(train.x, Ragged):
         return False
@@ -413,7 +413,7 @@ def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:
 
 @contextmanager
 def _named(job: Job) -> Iterator[None]:
-    """Let what training raises name its node and round."""
+    """Add a job's node and round to errors of training."""
     try:
         yield
     except (FedgossipError, sharing.OutOfMemory):

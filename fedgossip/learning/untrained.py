@@ -1,7 +1,7 @@
-"""The task of a run that is looked at and not begun: its layout, without torch, and without weights.
+"""The task of a run that is checked and not started: its layout, without torch, and without weights.
 
-`fedgossip run --dry-run` wants sizes, names and a schema.  Models that have a name say them by `architectures`; where
-settings, a device or code of the user's own are to be tried, `untrained` gives None, and TorchTask finds out.
+`fedgossip run --dry-run` needs sizes, names and a schema.  `architectures` gives those of named models; for settings, a
+device or a user's own code that must be tried, `untrained` gives None, and TorchTask checks them.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def untrained(
     *,
     private: bool,
 ) -> Untrained | None:
-    """Return the task of these examples as a dry run needs it; None where torch has to be asked.
+    """Return the task of these examples for a dry run; None where torch is needed.
 
-    `private`: whether each record is hidden, which torch has to try but where all layers are linear.  Raises
+    `private`: whether each record is hidden, which torch must try unless all layers are linear.  Raises
     ConfigError as TorchTask does.
     """
     if private:
@@ -109,6 +109,6 @@ def check_gradients(layout: Layout, settings: TrainSettings) -> None:
 
 
 def _usual(settings: TrainSettings) -> bool:
-    """Whether nothing is asked of the machine or of the model that may not be there."""
+    """Return whether the settings need nothing that the machine or the model may lack."""
     plain = settings.device in ("auto", "cpu") and not settings.as_modules and not settings.portable
     return plain and settings.parallel == "ddp" and not settings.stays

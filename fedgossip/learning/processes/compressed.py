@@ -1,12 +1,12 @@
-"""Gradients among processes that hold the whole model each, compressed on the way: the hooks of torch's DDP.
+"""Compressed gradients among processes with the whole model each: the hooks of torch's DDP.
 
     powersgd:RANK   each gradient is a matrix M; P = M Q and Q = M' P are added up in place of it, RANK (rows + columns)
-                    numbers each step; what that leaves out is added to the next step's gradient
+                    numbers each step; the error is added to the next step's gradient
     bf16            two bytes a number in place of four, over NCCL
 
-A matrix of which this would save less than half goes as it is, and so do biases.  A job begins with nothing left out
-and with a Q of its own name, so it ends with the same bits whatever these processes did before; its first two steps are
-not compressed, as torch asks for.
+A matrix for which this would save less than half is sent uncompressed, and so are biases.  A job begins without an
+error and with a Q of its own name, so it ends with the same bits whatever these processes did before; its first two
+steps are not compressed, as torch requires.
 
 Source: Vogels et al., PowerSGD: practical low-rank gradient compression for distributed optimization, NeurIPS 2019.
 """
@@ -24,14 +24,14 @@ from fedgossip.base import seeds
 from fedgossip.learning.settings import BF16, TrainSettings, rank_of
 
 WHOLE_STEPS = 2
-"""Steps of a job whose gradients are not compressed: torch lays its buckets anew after the first, and asks for two."""
+"""Number of a job's first steps without compression: torch rebuilds its buckets after the first, and requires two."""
 
 LEAST_SAVING = 2.0
 """A matrix is compressed where that divides its numbers by more than this."""
 
 
 def compress(module: DistributedDataParallel, settings: TrainSettings, seed: int) -> Callable[[tuple[int, int]], None]:
-    """Let the processes' gradients be compressed; return what is to be called when a job (node, round) begins."""
+    """Install compression of the processes' gradients; return the function to call at a job's start (node, round)."""
     if settings.compression == BF16:
         module.register_comm_hook(distributed.group.WORLD, default_hooks.bf16_compress_hook)
     if (rank := rank_of(settings.compression)) is None:

@@ -1,13 +1,13 @@
 """One client, several processes: a GPU for each, or all on the CPU; they train every step together.
 
-    the task's process     DistributedLoop: lays a job on a board, gives the order, takes up what was found
+    the task's process     DistributedLoop: writes a job to a board, sends the order, reads the results
     P processes (`worker`)   a torch.distributed group among themselves; each trains on its part of every batch
 
 The task's process is no member of the group: a crash inside the group is an error here and not the end of the peer,
-several tasks of one process have groups of their own, and what holds the sockets of a peer trains on no GPU.  How the
-processes begin and end: `processes`.  Process 0 speaks for the group where all would say the same.
+several tasks of one process have groups of their own, and the process with the sockets of a peer trains on no GPU.
+Start and end of the processes: `processes`.  Process 0 replies for the group where all replies would be equal.
 
-A step equals the step of one process to rounding, see `group`: with "ddp" each process holds the whole model, with
+A step equals the step of one process to rounding, see `group`: with "ddp" each process has the whole model, with
 "fsdp" a part of it (`fsdp`).  With "hogwild" there are no common steps: `hogwild`.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the processes build the model from, as `models.build` takes it."""
+    """The sources of the processes' model, as `models.build` takes them."""
 
     name: str
     base: Path | None
@@ -56,7 +56,7 @@ class Source:
 
 
 class ProcessesLoop(ABC):
-    """Evaluates any torch module in settings.processes processes; how they train it together is said below."""
+    """Evaluates any torch module in settings.processes processes; subclasses define their common training."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ProcessesLoop(ABC):
 
     @abstractmethod
     def train_one(self, job: Assignment) -> Outcome:
-        """Train one job, as `ModuleLoop` does.  Raises TrainingError for what went wrong in a process."""
+        """Train one job, as `ModuleLoop` does.  Raises TrainingError for a failure in a process."""
 
     @abstractmethod
     def gradient_one(self, job: Assignment) -> Outcome:
@@ -136,7 +136,7 @@ class ProcessesLoop(ABC):
         *,
         gradient: bool = False,
     ) -> TrainOrder:
-        """Lay down what a job is given, with the node's state, and return the order to do it."""
+        """Write the inputs of a job, with the node's state, and return the order to run it."""
         given = {"vector": job.vector, "indices": job.plan.indices, "counts": job.plan.counts, **state}
         if job.terms is not None and job.terms.correction is not None:
             given["correction"] = job.terms.correction
@@ -163,7 +163,7 @@ class ProcessesLoop(ABC):
 
 
 class DistributedLoop(ProcessesLoop):
-    """Trains in processes that take every step together; as `ModuleLoop` to those who use it."""
+    """Trains in processes that take every step together; the interface is that of `ModuleLoop`."""
 
     def train_one(self, job: Assignment) -> Outcome:
         with self.standing.working() as group:
@@ -179,7 +179,7 @@ class DistributedLoop(ProcessesLoop):
     def _done(
         self, group: Group, job: Assignment, shapes: Shapes, *, gradient: bool = False
     ) -> tuple[dict[str, npt.NDArray[Any]], TrainReply]:
-        """Have the group do a job; return what it has written, the vector and arrays of these shapes, and its reply."""
+        """Run a job in the group; return its results, the vector and arrays of these shapes, and its reply."""
         found = group.found.room({"vector": ("float32", (self.layout.length,)), **shapes})
         order = self.order(group, job, found, _named(job.state), gradient=gradient)
         reply = group.ask(order)[0]

@@ -50,11 +50,11 @@ class ProcessGrid:
 
 
 def _of_one_shard(sizes: tuple[int, int, int], rank: int) -> distributed.ProcessGroup:
-    """Return the group of those whose losses add up: all stages and parts of the batch, one of each layer's parts."""
+    """Return the group of a sum of losses: all stages and parts of the batch, one of each layer's parts."""
     found: distributed.ProcessGroup | None = None
     for shard in range(sizes[2]):
         ranks = [(stage * sizes[1] + part) * sizes[2] + shard for stage, part in product(*map(range, sizes[:2]))]
-        group = distributed.new_group(ranks)  # by all, also those that are not in it
+        group = distributed.new_group(ranks)  # called by all, including non-members
         if rank in ranks:
             found = group
     assert found is not None

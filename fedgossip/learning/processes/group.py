@@ -25,7 +25,7 @@ from fedgossip.data.dataset import Indices
 
 @dataclass(frozen=True)
 class Team:
-    """`rank` of `size` processes; one alone unless said otherwise.
+    """`rank` of `size` processes; one alone by default.
 
     More than one need torch.distributed's default group, and each calls the same methods in the same order.
     """
@@ -35,11 +35,11 @@ class Team:
     progressed: Callable[[], None] = field(default=lambda: None)
     """Called after every step: the process is alive and not stuck."""
     group: torch.distributed.ProcessGroup | None = None
-    """Those whose sums are added up; None: all."""
+    """The processes of a sum; None: all."""
     speaks: bool = True
     """Whether it answers for its part of a batch: of several that compute the same, or in turn, one does."""
     stage: int = 0
-    """Of a model whose layers are divided too."""
+    """Stage of a model with divided layers."""
     begins: Callable[[tuple[int, int]], None] = field(default=lambda _: None)
     """Called with the name of a job, (node, round), when it begins."""
 
@@ -49,7 +49,7 @@ class Team:
         return self.stage * self.size + self.rank
 
     def splits(self, rows: int) -> bool:
-        """Tell whether a batch of so many rows is divided."""
+        """Return whether a batch of so many rows is divided."""
         return self.size > 1 and rows >= self.size
 
     def pieces_of(
@@ -57,8 +57,8 @@ class Team:
     ) -> list[tuple[Indices, float]]:
         """Return this process's part of a batch in about `pieces` pieces, each with its share of the batch's mean.
 
-        That is over all predictions: one for each row, unless `predictions` counts them otherwise.  As many pieces in
-        every process, one row at least in each.
+        The mean is over all predictions: one for each row, unless `predictions` counts them otherwise.  Every process
+        has as many pieces, one row at least in each.
         """
         if self.size == pieces == 1:
             return [(rows, 1.0)]

@@ -1,15 +1,15 @@
 """Hogwild!: the processes of a client step on one model in shared memory, without a lock and without waiting.
 
     each of P processes, until its share of the batches is done:
-        g  <-  the gradient of its next batch, at the model as it stands
+        g  <-  the gradient of its next batch, at the present model
         model  <-  model - rate * g          in place, while the others read and write it
 
-A step may begin from a model that is half another's step, and where two processes write an element at once one of the
-two updates is lost.  Where examples touch few elements each that is rare; a dense model writes all of them in every
-step.  What comes out depends on which process is quicker: no run has the bits of another.
+A step may begin from a model with half of another's step, and where two processes write an element at once one of the
+two updates is lost.  Where examples affect few elements each that is rare; a dense model writes all of them in every
+step.  The result depends on the speeds of the processes: no run has the bits of another.
 
-Lost updates are measured where `train.count_lost` asks for it: each process counts what it writes, and adds 1 to a
-counter per element in shared memory in just the racy way; what the counters lack was lost.
+Lost updates are measured with `train.count_lost`: each process counts its writes, and adds 1 to a counter per element
+in shared memory with the same race; the deficit of the counters is the number of lost updates.
 
 Source: F. Niu, B. Recht, C. Re, S. Wright, Hogwild!: a lock-free approach to parallelizing stochastic gradient
 descent, NIPS 2011.
@@ -67,7 +67,7 @@ class HogwildLoop(ProcessesLoop):
         raise ConfigError(f'parallel = "{HOGWILD}": its processes take steps, and a gradient takes none', advice)
 
     def _lay(self, job: Assignment, views: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Lay down what all processes step on."""
+        """Write the arrays that all processes step on."""
         p = len(self._fresh)
         views[LINE][:p] = job.state.get(PERSONAL, self._fresh)
         views[LINE][p:] = job.vector

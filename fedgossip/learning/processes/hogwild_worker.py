@@ -69,7 +69,7 @@ class SharedWeights:
         return self._alone.finite()
 
     def refresh(self) -> None:
-        """A step is done: count it as racily as it was written."""
+        """Count a finished step, with the same race as its writes."""
         if self._counter is not None:
             self._counter.add_(1)
             self.written += len(self._counter)

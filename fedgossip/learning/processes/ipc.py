@@ -1,4 +1,4 @@
-"""What a client's task and the processes that train for it say to each other, over a socket pair for each of them."""
+"""Messages between a client's task and its training processes, over a socket pair for each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgossip.learning.processes.shared_memory import ArrayPlace
 from fedgossip.learning.settings import TrainSettings
 
 STATE = "state/"
-"""Before the names of what a node remembers, among the arrays of a job."""
+"""Prefix of the names of a node's state, among the arrays of a job."""
 
 LINE = "line"
 """The array that the processes of a Hogwild client step on."""
@@ -55,7 +55,7 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
 
 
 class TrainOrder(msgspec.Struct, tag=True, frozen=True):
-    """Train one job from what is `given`, and write what came of it to `found`; answered by TrainReply."""
+    """Train one job from the arrays `given`, and write the results to `found`; the reply is TrainReply."""
 
     node: int
     round: int
@@ -66,11 +66,11 @@ class TrainOrder(msgspec.Struct, tag=True, frozen=True):
     given: list[ArrayPlace]
     found: list[ArrayPlace]
     gradient: bool = False
-    """What is found is the gradient; nothing is trained."""
+    """Whether the result is the gradient, without training."""
 
 
 class EvaluateOrder(msgspec.Struct, tag=True, frozen=True):
-    """Evaluate the vector that is `given`, with the node's own layers where its state is; answered by Evaluated."""
+    """Evaluate the `given` vector, with the node's own layers where its state is; the reply is Evaluated."""
 
     own: bool
     pieces: int
@@ -82,7 +82,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
-    """A step is done, and there are more to come."""
+    """A step is done, and more follow."""
 
 
 class TrainReply(msgspec.Struct, tag=True, frozen=True):
@@ -103,7 +103,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """What went wrong: the error's class, its text, and advice where it has some."""
+    """A failure: the error's class, its text, and advice where it has some."""
 
     kind: str
     text: str

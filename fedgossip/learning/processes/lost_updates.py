@@ -1,4 +1,4 @@
-"""What came of a race on one model in shared memory: the mean loss, and how many updates were lost."""
+"""Results of a race on one model in shared memory: the mean loss, and the number of lost updates."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOST: Final = "lost_updates"
 
 
 class Race(NamedTuple):
-    """The mean loss of all steps, and what was counted of them, where it was."""
+    """The mean loss of all steps, and their counts, where counted."""
 
     loss: float
     logged: Mapping[str, float]
 
 
 def race_of(replies: Sequence[TrainReply], shared: Mapping[str, npt.NDArray[Any]]) -> Race:
-    """Put together what the processes have said: each with the steps that it took, and the elements that it wrote."""
+    """Combine the replies of the processes, each with its numbers of steps and of written elements."""
     loss = sum(one.loss * one.steps for one in replies) / sum(one.steps for one in replies)
     if COUNTER not in shared:
         return Race(loss, {})

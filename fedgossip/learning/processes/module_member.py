@@ -1,4 +1,4 @@
-"""A process that holds a torch module: what it makes of its setup, and how it answers orders."""
+"""A process with a torch module: its construction from the setup, and its replies to orders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModuleMember(ABC):
         self._boards, self._sharing = boards, GpuSharing()
 
     def answer(self, order: Message) -> Message:
-        """Do what is ordered."""
+        """Execute an order."""
         assert isinstance(order, TrainOrder | EvaluateOrder)
         self._sharing.pieces = order.pieces
         given = self._boards["given"].views(order.given)
@@ -52,14 +52,14 @@ class ModuleMember(ABC):
 
 
 def job_of(order: TrainOrder, given: Arrays) -> Assignment:
-    """Return the job that is ordered."""
+    """Return the job of an order."""
     terms = None if order.pull is None else Terms(order.pull, given.get("correction"))
     plan = BatchPlan(given["indices"], given["counts"])
     return Assignment((order.node, order.round), given["vector"], plan, order.lr, state_in(given), terms)
 
 
 def state_in(arrays: Arrays) -> State:
-    """Return what belongs to a node's state among the arrays of a job."""
+    """Return the node's state among the arrays of a job."""
     return {name.removeprefix(STATE): array for name, array in arrays.items() if name.startswith(STATE)}
 
 

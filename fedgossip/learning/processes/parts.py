@@ -1,4 +1,4 @@
-"""What a process holds of a module in parts, by FSDP2, by tensors, by stages, or by several of them: `weights.Held`.
+"""A process's parts of a module, by FSDP2, by tensors, by stages, or by several of them: `weights.Held`.
 
 A part of a tensor is cut along one axis by the tensor axis of the grid, and of that some first rows, then the next, by
 the data axis with FSDP (as torch.chunk divides): each process reads and writes its own places of the line alone, and
@@ -61,23 +61,20 @@ def divided(
     here = set(stage.modules())
     packed = divide(module, {name: style for name, style in plan.items() if module.get_submodule(name) in here}, grid)
     if settings.parallel == "fsdp":
-        # brings what stays there to the device
+        # moves host tensors to the device
         shard(stage, grid.mesh[DATA], offload=settings.offload, zero=settings.zero)
     if not settings.offload:
         stage.to(device)
     return Spread(grid.team, HeldParts(module, layout, own, grid, origins, packed), stage, passes)
 
 
-# Layers over several processes: each computes with its part of the weights, and torch adds up or brings together.
-#
-# Source: Shoeybi and others, Megatron-LM: training multi-billion parameter language models using model parallelism,
-# arXiv:1909.08053 (2019).
+# Layers over several processes: each computes with its part of the weights, and torch adds up or concatenates.
 
 
 def divide(module: nn.Module, plan: Plan, grid: ProcessGrid) -> Mapping[str, int]:
-    """Divide the layers of the plan over the tensor axis; return which parameters are several matrices, and how many.
+    """Divide the layers of the plan over the tensor axis; return the parameters of several matrices, and their number.
 
-    What their elements are afterwards is for those to say who hold the parts (`parts`).
+    The holders of the parts (`parts`) define their elements afterwards.
     """
     packed: dict[str, int] = {}
     for name, style in plan.items():
@@ -103,11 +100,12 @@ CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: int = LET_GO) -> None:
-    """Divide the module's parameters over the processes of a mesh of one axis: each element of a list of layers comes
-    together by itself, then the rest."""
+    """Divide the module's parameters over the processes of a mesh of one axis: each element of a list of layers is
+    gathered by itself, then the rest.
+    """
     # torch refuses to lock memory where there is no accelerator
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nobody changes an output in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # no code changes an output in place
     for layer in [*_layers(module), module]:
         fully_shard(layer, mesh=mesh, reshard_after_forward=zero == LET_GO, offload_policy=policy)
         if zero != LET_GO:
@@ -144,7 +142,7 @@ class HeldParts:
         origins: Origins,
         packed: Mapping[str, int],
     ) -> None:
-        """`packed`: parameters that are several matrices of one size, each of them divided."""
+        """`packed`: parameters of several matrices of one size, each of them divided."""
         self._p, self._grid = own.length, grid
         tensors, offsets = dict(module.named_parameters()), dict(_offsets(own, layout))
         held = [(name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta"]
@@ -244,7 +242,7 @@ class HeldParts:
 
 
 def origins_of(module: nn.Module) -> Origins:
-    """Return copies of a module's parameters, for the parts that are made of it."""
+    """Return copies of a module's parameters, for the parts made from it."""
     return {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
 
 
@@ -262,7 +260,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _gradient(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a part, [1, k], zeros where there is none."""
+    """Return the gradient of a part, [1, k]; zeros without one."""
     found = parameter.grad
     if found is None:
         return torch.zeros_like(value)

@@ -3,7 +3,7 @@
     stage 0   F1 F2 F3 F4 .. .. .. B1 .. B2 ..       "gpipe": all forward, then all back
     stage 1   .. F1 F2 F3 F4 B1 B2 B3 B4             "1f1b": one goes back before the next comes in
 
-torch's PipelineStage and its schedules send, receive, and keep what is to go back.  A batch whose parts come out uneven
+torch's PipelineStage and its schedules send, receive, and keep activations.  A batch that does not divide evenly
 passes as one piece.  The last stage alone sees outputs and losses.
 
 Sources: Huang and others, GPipe: efficient training of giant neural networks using pipeline parallelism, NeurIPS 2019;
@@ -24,7 +24,7 @@ from fedgossip.learning.processes.grid import PIPELINE, ProcessGrid
 from fedgossip.learning.settings import TrainSettings
 
 MOST_SCHEDULES = 16  # one for each size of a microbatch: full batches, and the last of an epoch
-MOST_AXES = 8  # of what a stage gives
+MOST_AXES = 8  # of a stage's output
 
 
 class StagePasses:
@@ -84,7 +84,7 @@ class StagePasses:
         return torch.stack([loss.detach() for loss in losses]).sum() / factor
 
     def _schedule(self, rows: int, pieces: int) -> ScheduleGPipe | Schedule1F1B:
-        """Return the schedule of so many microbatches of so many rows; a stage knows the shapes of one."""
+        """Return the schedule of so many microbatches of so many rows; each stage keeps their shapes."""
         found = self._schedules.get((rows, pieces))
         if found is None:
             if len(self._schedules) == MOST_SCHEDULES:

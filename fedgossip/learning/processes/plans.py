@@ -1,11 +1,11 @@
-"""Which layers of a model are divided over processes, and how: torch's styles by the names of the layers.
+"""Division of a model's layers over processes: torch's styles by the names of the layers.
 
     mlp    the first layer by outputs, the next by inputs, and so on in turn: one sum for every two layers
     gpt    queries, keys and values by heads, what joins them by inputs; the wide layer by outputs, the narrow by
            inputs; characters and logits by the characters (Shoeybi and others, Megatron-LM, arXiv:1909.08053, 2019)
     own    what `parallel_plan(module)` gives, beside the function that makes the model
 
-With `sequence`, what lies between those layers is divided by places of the text, and brought together in front of each
+With `sequence`, layers between those are divided by places of the text, and gathered in front of each
 (Korthikanti and others, Reducing activation recomputation in large transformer models, MLSys 2023).
 """
 
@@ -32,7 +32,7 @@ HOW = f"Write {PLAN}(module) beside it, torch's styles by the names of layers; d
 
 
 class PackedColwise(ColwiseParallel):
-    """A layer whose outputs are `matrices` of one size, one behind the other: each of them is divided.
+    """A layer with outputs of `matrices` of one size, concatenated: each of them is divided.
 
     Queries, keys and values of one linear layer are: a process has the same heads of all three.
     """
@@ -123,7 +123,7 @@ def _transformer(layers: int, *, sequence: bool) -> Plan:
 
 
 def _check_layer(name: str, style: ParallelStyle, module: nn.Module, parts: int) -> None:
-    """Raise ConfigError for a linear layer whose outputs or inputs do not come out even."""
+    """Raise ConfigError for a linear layer with outputs or inputs that do not divide evenly."""
     layer = module.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         return

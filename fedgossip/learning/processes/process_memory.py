@@ -62,9 +62,9 @@ class ProcessMemory:
 def memory_of(
     module: nn.Module, stages: Sequence[nn.Module], plan: Plan, settings: TrainSettings, context: int
 ) -> list[ProcessMemory]:
-    """Return what every process holds, in order of the ranks; `stages` share the layers of the module.
+    """Return the memory of every process, in order of the ranks; `stages` share the layers of the module.
 
-    `context`: places of a text.  A style of a user's own that is none of torch's is taken to divide nothing.
+    `context`: places of a text.  A user's own style outside torch's is assumed to divide nothing.
     """
     sizes = {PIPELINE: len(stages), DATA: settings.parts_of_batch, TENSOR: settings.mesh.tensor}
     saved = [_saved(module, one, number, settings, context) for number, one in enumerate(stages)]

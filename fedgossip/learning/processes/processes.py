@@ -1,8 +1,8 @@
-"""The processes of a client and what they share with it: started, asked, and ended together.  No torch here.
+"""The processes of a client and their shared data: started, given orders, and ended together.  No torch here.
 
-Nothing is forked: the processes are new ones.  They map the same examples and vectors (`shared_memory`), so nothing is
-copied to them.  When one of them ends, fails, or is silent for too long, all are of no use; when the process that
-started them ends, however it does, they end.
+Processes are new, not forked.  They map the same examples and vectors (`shared_memory`), so nothing is copied to them.
+When one of them ends, fails, or is silent for too long, all are discarded; when the process that started them ends,
+however it does, they end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedgossip.learning.processes.ipc import Alive, Channel, Failed, Message, Se
 from fedgossip.learning.processes.shared_memory import ArrayPlace, SharedArrays
 
 START_SECONDS = 300.0
-"""For all processes to import what they need, meet and build the model."""
+"""Deadline in seconds for all processes to import, connect and build the model."""
 
 SILENT_SECONDS = 600.0
 """The longest that no process of a group finishes a step; torch.compile's first step is the longest."""
@@ -57,7 +57,7 @@ class StandingGroup:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Group]:
-        """Give the group, started where there is none; whatever interrupts its work ends it."""
+        """Give the group, started if necessary; an interruption of its work ends it."""
         group = self.group = self.group or Group(*self.how)
         try:
             yield group
@@ -68,14 +68,14 @@ class StandingGroup:
 
 
 class Group:
-    """The processes of a client, each of which runs the module `program`, and the boards that they share with it."""
+    """The processes of a client, each running the module `program`, and the boards shared with them."""
 
     def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]], program: str = WORKER) -> None:
         self._program = program
         self._boards = [SharedArrays.new() for _ in range(3)]
         board, self.given, self.found = self._boards
         self._folder = tempfile.TemporaryDirectory(prefix="fedgossip-", ignore_cleanup_errors=True)
-        # the folder is ours alone: who can write there can join the group
+        # the folder is private: write access there allows joining the group
         self._channels: list[Channel] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self.close = weakref.finalize(self, _end, self._processes, self._channels, self._boards, self._folder)
@@ -94,7 +94,7 @@ class Group:
         Raises TrainingError, or the error of the process that failed; the group is of no use then.
         """
         for channel in self._channels:
-            with contextlib.suppress(OSError):  # it has died: its answer says so
+            with contextlib.suppress(OSError):  # it has died: its reply reports that
                 channel.send(order)
         return self._answers(SILENT_SECONDS)
 
@@ -135,7 +135,7 @@ class Group:
         return [found[rank] for rank in sorted(found)]
 
     def _failure(self, rank: int, said: Failed | None) -> Exception:
-        """Return the error of the process that is to blame: one that died, before one that missed it."""
+        """Return the error of the faulty process: one that died, before one that missed it."""
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
             for number, process in enumerate(self._processes):
@@ -164,7 +164,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _loopback() -> dict[str, str]:
-    """Name the network that gloo and nccl meet on: this machine's own, so that nobody outside can."""
+    """Return the network of gloo and nccl: this machine's own, unreachable from outside."""
     names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     return {f"{library}_SOCKET_IFNAME": names[0] for library in ("GLOO", "NCCL")} if names else {}
 

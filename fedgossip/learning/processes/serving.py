@@ -1,10 +1,10 @@
-"""A process that a client's task has started: it does what is ordered, and ends with the task.  No torch here.
+"""A process started by a client's task: it executes orders, and ends with the task.  No torch here.
 
     python -m MODULE SOCKET EXAMPLES GIVEN FOUND
 
-The numbers are descriptors: of a socket pair (`ipc`), and of three boards (`shared_memory`): the examples, what a job
-is given, what it finds.  A thread listens to the socket and ends the process at once when the task's process is gone,
-also in the midst of a sum over all processes; so an interrupted run leaves none behind.
+The numbers are descriptors: of a socket pair (`ipc`), and of three boards (`shared_memory`): the examples, a job's
+inputs, its results.  A thread reads the socket and ends the process at once when the task's process is gone, also in
+the midst of a sum over all processes; so an interrupted run leaves none behind.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ BOARDS = ("examples", "given", "found")
 
 
 class OrderTaker(Protocol):
-    """What a process does of each order."""
+    """Executes each order in a process."""
 
     def answer(self, order: Message) -> Message: ...
 
 
 class LifeSigns:
-    """Tells the task that steps are done, now and then."""
+    """Reports finished steps to the task, now and then."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._said = channel, time.monotonic()
@@ -52,7 +52,7 @@ class LifeSigns:
 
 
 def serve(member_of: Callable[[Message, Channel, Mapping[str, SharedArrays]], OrderTaker]) -> None:
-    """Set up as the first message says, then answer orders one after the other; the first failure is the last word."""
+    """Set up by the first message, then reply to orders one after the other; the first failure is the last reply."""
     signals.ignore_terminals()  # they are for the task's process
     descriptors = [int(word) for word in sys.argv[1:]]
     channel, boards = Channel(socket.socket(fileno=descriptors[0])), map(SharedArrays, descriptors[1:])
@@ -65,11 +65,11 @@ def serve(member_of: Callable[[Message, Channel, Mapping[str, SharedArrays]], Or
             channel.send(member.answer(inbox.get()))
     except Exception as error:
         channel.send(_failed(error))
-    threading.Event().wait()  # for the task to end us: it may want to hear from the others first
+    threading.Event().wait()  # the task ends this process: it may need the others' replies first
 
 
 def _listen(channel: Channel, inbox: queue.SimpleQueue[Message]) -> None:
-    """Pass on what is ordered, and end this process when there is nobody to order any more."""
+    """Forward orders, and end this process when its task is gone."""
     store = None
     while (message := channel.receive()) is not None:
         if isinstance(message, Setup):

@@ -1,7 +1,7 @@
-"""Arrays that several processes of this machine see: a file without a name that all of them map.
+"""Arrays shared by several processes of this machine: a file without a name that all of them map.
 
-One process lays arrays down and tells the others where they are; nothing is copied to them.  The file is gone when the
-last of them is.
+One process writes arrays and sends the others their places; nothing is copied to them.  The file is removed when the
+last of them ends.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class SharedArrays:
             return cls(os.dup(file.fileno()))
 
     def lay(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[ArrayPlace]:
-        """Write the arrays over what is there, and return their places."""
+        """Write the arrays over the old content, and return their places."""
         places = self.room({name: (array.dtype.str, array.shape) for name, array in arrays.items()})
         for name, view in self.views(places).items():
             view[...] = arrays[name]
         return places
 
     def room(self, shapes: Shapes) -> list[ArrayPlace]:
-        """Make room for arrays of these shapes over what is there.  Raises ConfigError where the disk has none."""
+        """Make room for arrays of these shapes over the old content.  Raises ConfigError where the disk has none."""
         places, end = [], 0
         for name, (kind, shape) in shapes.items():
             place = ArrayPlace(name, kind, shape, end)
@@ -76,7 +76,7 @@ class SharedArrays:
         return places
 
     def views(self, places: Sequence[ArrayPlace]) -> dict[str, npt.NDArray[Any]]:
-        """Return arrays over the file's memory: who writes to one writes to all processes'."""
+        """Return arrays over the file's memory: a write to one is visible to all processes."""
         end = max((place.offset + place.bytes for place in places), default=0)
         memory = mmap.mmap(self.descriptor, end) if end else b""
         return {
@@ -87,7 +87,7 @@ class SharedArrays:
         }
 
     def _grow(self, size: int) -> None:
-        # written, not only made longer: of a full disk a mapping would tell us by a deadly signal
+        # written, not only extended: on a full disk a mapping would fail by a deadly signal
         at = os.fstat(self.descriptor).st_size
         while at < size:
             at += os.pwrite(self.descriptor, ZEROS[: size - at], at)

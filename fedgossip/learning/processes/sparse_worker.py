@@ -19,7 +19,7 @@ class SparseWorker:
         self._batches = SparseBatches(self._problem, setup.train)
 
     def answer(self, order: Message) -> Message:
-        """Step, and count each row that is written as racily as it is."""
+        """Step, and count each written row with the same race as the write."""
         assert isinstance(order, TrainOrder)
         shared = self._found.views(order.found)
         line, counter, value = shared[LINE], shared.get(COUNTER), self._problem.value

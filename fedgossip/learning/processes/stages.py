@@ -1,8 +1,8 @@
-"""A model as stages, each a module of its own that takes what the one before it gives.
+"""A model as stages, each a module of its own whose input is the output of the one before it.
 
 gpt           as many blocks each; characters are embedded in the first, logits are made in the last
 a Sequential  as many layers with weights each
-own           what `stages(module, n)` gives, beside the function that makes the model
+own           the result of `stages(module, n)`, beside the function that makes the model
 """
 
 from __future__ import annotations

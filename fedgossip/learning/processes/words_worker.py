@@ -31,7 +31,7 @@ class WordsWorker:
         self._words, self._labels = views["words"], torch.from_numpy(views["labels"].copy())
 
     def answer(self, order: Message) -> Message:
-        """Step, and count each element that is written as racily as it is."""
+        """Step, and count each written element with the same race as the write."""
         assert isinstance(order, TrainOrder)
         shared, width = self._boards["found"].views(order.found), self._sizes.width
         given = self._boards["given"].views(order.given)

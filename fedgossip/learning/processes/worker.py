@@ -101,7 +101,7 @@ def _copied(
 
 
 def _without_buffers() -> dict[str, Any]:
-    """Tell DDP, by the name of its torch, to leave the buffers alone: `TeamNorm` keeps them the same everywhere."""
+    """Return DDP's option, by torch version, to leave the buffers alone: `TeamNorm` keeps them equal everywhere."""
     known = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
