@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -260,7 +261,10 @@ def test_a_full_disk_ends_the_run_and_it_does_not_look_finished(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 
     experiment(tmp_path, rounds=200)
-    said = finish(start(["run", "experiment.toml", "--out", "out", "--json"], tmp_path, preexec_fn=limit))
+    # Python would leave bytecode of 2 000 bytes behind, which no later process of the suite could import.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    run = ["run", "experiment.toml", "--out", "out", "--json"]
+    said = finish(start(run, tmp_path, preexec_fn=limit, env=environment))
     assert said.code == 2 and said.out == "" and len(said.errors) == 1 and "Traceback" not in said.err, said
     assert (tmp_path / "out" / "INCOMPLETE").exists() and not (tmp_path / "out" / "summary.json").exists()
 
