@@ -20,6 +20,7 @@ import statistics_kit as kit
 import fedgossip
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.federated.names import ALGORITHMS
+from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.core.records import NetworkRow, PeerRow, Row
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import MAPREDUCE
@@ -85,6 +86,7 @@ OPEN = {"secure": {"on": False}}
 LOSSY = [{"kind": "drop", "probability": 0.1}, {"kind": "crash", "peers": [2], "start": 0.3, "after": 0.2}]
 
 ROUNDS: Mapping[str, dict[str, Any]] = {
+    **{name: gossip("ring", 6, name=name) for name in METHODS if name != "choco"},  # by codecs, below
     "dsgd": gossip("ring", 6),
     "dsgd float64": gossip("star", 5, dtype="float64"),
     "dsgd directed": gossip("directed-exponential", 6),
@@ -93,20 +95,16 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "dsgd base": gossip("base:2", 6),
     "push-sum": gossip("directed-exponential", 6, name="push-sum"),
     "window-doubling": gossip("window-doubling", 7, name="window-doubling"),
-    "gradient-tracking": gossip("ring", 6, name="gradient-tracking"),
     "dsgd cta": gossip("ring", 6, options={"order": "cta"}),
     "d2": gossip("regular:4", 7, name="d2"),
-    "dsgdm": gossip("ring", 6, name="dsgdm"),
     "dsgdm nesterov": gossip("ring", 6, name="dsgdm", options={"nesterov": True}),
     "slowmo": gossip("ring", 6, name="slowmo", options={"base": "gradient-tracking", "every": 4, "alpha": 0.9}),
-    "diloco": gossip("ring", 6, name="diloco"),
     "diloco by top-k": gossip("ring", 6, name="diloco", options={"codec": "top-k:0.3"}),
     "diloco in fragments": gossip("ring", 6, name="diloco", options={"fragments": 3}),
     "diloco on pairs": gossip("random-matching", 6, name="diloco", options={"lr": 0.5, "beta": 0.8}),
     "push-diging": gossip("directed-exponential", 6, name="push-diging"),
     "push-sum mixed momentum": gossip("directed-exponential", 6, name="push-sum", options={"momentum": "mixed"}),
     "qg-dsgdm": gossip("one-peer-exponential", 8, name="qg-dsgdm"),
-    "decentlam": gossip("ring", 6, name="decentlam"),
     "choco by top-k": gossip("ring", 6, name="choco", options={"codec": "top-k:0.3", "gamma": 0.2}),
     "choco by signs": gossip("ring", 6, name="choco", options={"codec": "sign", "gamma": 0.3}),
     "relaysgd": gossip("path", 6, name="relaysgd"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import typing
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -65,6 +65,20 @@ class OneOf:
     @property
     def wording(self) -> str:
         return ", ".join(f"`{word}`" for word in self.words if word)
+
+
+@dataclass(frozen=True)
+class KnownNames:
+    """The names of a table, and what each is in a few words: `explain` and the reference print them.
+
+    No limit: the value may also be a name with numbers behind it, or code of the user's own.
+    """
+
+    names: Mapping[str, str]
+
+    @property
+    def wording(self) -> str:
+        return ", ".join(f"`{name}` ({what})" if what else f"`{name}`" for name, what in self.names.items())
 
 
 Limit = Within | OneOf

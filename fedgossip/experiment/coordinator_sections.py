@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Seconds, Within
+from fedgossip.algorithms.codecs.names import FORMS
+from fedgossip.algorithms.federated.names import ALGORITHMS
+from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, KnownNames, OneOf, Seconds, Within
 
 Count = Annotated[int | None, Within(1, MOST)]
 
@@ -71,16 +73,15 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     with a secure sum."""
     min_clients: Count = None
     """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum."""
-    algorithm: str = "fedavg"
-    """`fedavg`, `fedsgd`, `fedprox`, `scaffold`, `fednova`, `fedavgm`, `fedadam`, `fedyogi`, `fedadagrad`, `fedbuff`,
-    `cocoa` (of task.kind = "convex": docs/use/convex.md);
-    robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`, `geometric-median`, `clipped-mean`."""
+    algorithm: Annotated[str, KnownNames(dict.fromkeys(ALGORITHMS, ""))] = "fedavg"
+    """The rule, or `fedbuff`, which averages the first updates to arrive; `cocoa` is for task.kind = "convex"
+    (docs/use/convex.md).  Robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`,
+    `geometric-median`, `clipped-mean`."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
-    codec: str = ""
-    """How updates go up in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `qsgd:LEVELS`,
-    `terngrad`, `sign`; what is left out, a client sends later.  With a secure sum random-k alone; empty: updates as
-    they are (docs/together/codecs.md)."""
+    codec: Annotated[str, KnownNames(FORMS)] = ""
+    """Updates in fewer bytes (dgc: gradients alone); what is left out, a client sends later.  With a secure sum
+    random-k alone; empty: updates as they are (docs/together/codecs.md)."""
     deadline: Seconds = 300.0
     """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
     least_deadline: Annotated[float, Within(0, LONGEST_SECONDS)] = 5.0

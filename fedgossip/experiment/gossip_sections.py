@@ -9,7 +9,7 @@ import msgspec
 from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.robust.attacks import ATTACKS
 from fedgossip.algorithms.robust.combine import COMBINATIONS
-from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Seconds, SecondsOr0, Within
+from fedgossip.base.limits import ABOVE_0, MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.data.named_code import NamesCode
 from fedgossip.protocols.gossip.peer_sampling import RULES
 from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names
@@ -52,14 +52,8 @@ ALGORITHM_CODE = NamesCode()
 class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """[algorithm]: how peers of a graph come to agree."""
 
-    name: Annotated[str, ALGORITHM_CODE] = "dsgd"
-    """`dsgd`; `push-sum` (directed graphs too); `window-doubling` (with the graph of that name); `gradient-tracking`
-    (agrees on the optimum however unlike the data are, for two vectors a message); `d2` (so too, for one vector, with
-    weights = "lazy" and no losses); `dsgdm`, `qg-dsgdm`, `decentlam` (momentum); `slowmo` (slow momentum
-    round another); `diloco` (an outer step after long local work); `two-tap`; `push-diging` (gradient tracking on
-    directed graphs); `choco` (only what has changed, in fewer bytes); `relaysgd` (on a tree: every model counts once in
-    every mean, however unlike the data are); module:Class,
-    your own (docs/together/algorithms.md)."""
+    name: Annotated[str, ALGORITHM_CODE, KnownNames({name: one.what for name, one in METHODS.items()})] = "dsgd"
+    """The method; module:Class, your own (docs/together/algorithms.md)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, as { order = "cta" } of dsgd, { beta = 0.9 } of dsgdm, { slem = 0.9 } of two-tap,
     { momentum = "mixed" } of push-sum, { codec = "top-k:0.1" } of choco,

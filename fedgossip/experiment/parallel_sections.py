@@ -6,11 +6,13 @@ from typing import Annotated
 
 import msgspec
 
+from fedgossip.algorithms.codecs.low_rank import LOW_RANK
+from fedgossip.algorithms.codecs.names import FORMS
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.descent.names import DESCENTS
 from fedgossip.algorithms.descent.row_filters import FILTERS
 from fedgossip.algorithms.gossip.fragments import FRAGMENTS_MAX
-from fedgossip.base.limits import MOST, OneOf, Seconds, SecondsOr0, Within
+from fedgossip.base.limits import MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.core.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 from fedgossip.data.named_code import NamesCode
 from fedgossip.learning.settings import HOGWILD
@@ -84,11 +86,10 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """mapreduce: so many workers of a round, the last to answer, are not waited for."""
     bucket: Annotated[int | None, Within(0, MOST)] = None
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
-    codec: str = ""
-    """Gradients in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `dgc:SHARE`,
-    `qsgd:LEVELS`, `terngrad`, `sign`, `powersgd:RANK`; what is left out is sent later.  Of collectives random-k and
-    powersgd go by every one, the others by ring and all-to-all; servers take all but powersgd; empty: gradients as they
-    are (docs/together/codecs.md)."""
+    codec: Annotated[str, KnownNames({**FORMS, f"{LOW_RANK}:RANK": ""})] = ""
+    """Gradients in fewer bytes; what is left out is sent later.  Of collectives random-k and powersgd go by every one,
+    the others by ring and all-to-all; servers take all but powersgd; empty: gradients as they are
+    (docs/together/codecs.md)."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 
 import pytest
 
+from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.data.data import KINDS
 from fedgossip.experiment.meanings import keys
 from fedgossip.plans.federated.federated_run import FEDBUFF
 from fedgossip.plans.gossip.gossip_machines import MODES, told
@@ -33,8 +36,11 @@ def test_every_method_and_mode_has_its_machine_and_no_machine_is_left_over() -> 
     [
         ("algorithm.name", METHODS.keys()),
         ("coordinator.algorithm", {*ALGORITHMS, FEDBUFF}),
+        ("coordinator.codec", CODECS.keys()),
+        ("parallel.codec", CODECS.keys()),
+        ("data.source", {*KINDS}),
     ],
 )
-def test_every_method_is_in_the_meaning_of_its_key(key: str, names: set[str]) -> None:
+def test_every_name_of_a_table_is_printed_at_its_key(key: str, names: Set[str]) -> None:
     (meant,) = keys()[key]
-    assert names <= set(re.findall(r"`([\w-]+)`", meant.meaning))
+    assert names <= set(re.findall(r"`([\w-]+)[`:]", meant.meaning + meant.allowed))

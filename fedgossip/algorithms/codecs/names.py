@@ -88,6 +88,12 @@ CODECS: Mapping[str, Callable[[str, list[str]], Codec]] = {
 }
 """(name as written, what stands behind its colons) -> the codec."""
 
+NUMBERS = {"int8": ":BLOCK", "top-k": ":SHARE", "random-k": ":SHARE", "dgc": ":SHARE", "qsgd": ":LEVELS"}
+"""What a codec takes behind its name."""
+
+FORMS = {name + NUMBERS.get(name, ""): "" for name in CODECS}
+"""How a name is written, for the reference."""
+
 
 def make_codec(name: str) -> Codec:
     """Return the codec of a name such as `top-k:0.01`.  Raises ConfigError for one that there is not."""

@@ -46,6 +46,8 @@ class Method:
 
     make: Callable[..., Made]
     modes: tuple[str, ...] = ("sync",)
+    what: str = ""
+    """In a few words, behind the name in the reference."""
     weights: str | None = None
     """The weights that the algorithm brings where the experiment names none."""
     private: bool = False
@@ -143,19 +145,25 @@ SLOWED = ("dsgd", "gradient-tracking", "d2", "dsgdm", "qg-dsgdm", "decentlam")
 
 METHODS: Mapping[str, Method] = table(
     ("dsgd", Method(dsgd, ("sync", "async"), private=True)),
-    ("push-sum", Method(push_sum, ("sync", "async"), weights="push")),
-    ("push-diging", Method(PushDIGing, weights="push")),
-    ("window-doubling", Method(WindowDoubling)),
-    ("gradient-tracking", Method(GradientTracking)),
-    ("d2", Method(D2)),
-    ("dsgdm", Method(MixedMomentum)),
-    ("qg-dsgdm", Method(QuasiGlobal)),
-    ("decentlam", Method(DecentLaM)),
+    ("push-sum", Method(push_sum, ("sync", "async"), weights="push", what="directed graphs too")),
+    ("push-diging", Method(PushDIGing, weights="push", what="gradient tracking on directed graphs")),
+    ("window-doubling", Method(WindowDoubling, what="with the graph of that name")),
+    (
+        "gradient-tracking",
+        Method(GradientTracking, what="agrees on the optimum however unlike the data are, for two vectors a message"),
+    ),
+    ("d2", Method(D2, what='the same optimum, for one vector, with weights = "lazy" and no losses')),
+    ("dsgdm", Method(MixedMomentum, what="momentum")),
+    ("qg-dsgdm", Method(QuasiGlobal, what="momentum")),
+    ("decentlam", Method(DecentLaM, what="momentum")),
     ("two-tap", Method(TwoTap)),
-    ("slowmo", Method(slowmo)),
-    ("choco", Method(choco, told=("gap", "norm"))),
-    ("diloco", Method(diloco, told=("gap", "norm"))),
-    ("relaysgd", Method(RelaySGD)),
+    ("slowmo", Method(slowmo, what="slow momentum round another method")),
+    ("choco", Method(choco, told=("gap", "norm"), what="sends what has changed, in fewer bytes")),
+    ("diloco", Method(diloco, told=("gap", "norm"), what="an outer step after long local work")),
+    (
+        "relaysgd",
+        Method(RelaySGD, what="on a tree: every model counts once in every mean, however unlike the data are"),
+    ),
 )
 
 

@@ -30,7 +30,8 @@ from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange
 from fedgossip.protocols.allreduce.coded_gradients import LEFT_OUT
 from fedgossip.protocols.allreduce.reduction import Chunk
 
-NAMES = ["bf16", "fp16", "int8:16", "top-k:0.1", "random-k:0.25", "dgc:0.1:2", "qsgd:7", "terngrad", "sign"]
+SHARES = {"int8": ":16", "top-k": ":0.1", "random-k": ":0.25", "dgc": ":0.1:2", "qsgd": ":7"}
+NAMES = [name + SHARES.get(name, "") for name in CODECS]
 
 
 MORE = ["top-k:0.1", "int8:16", "dgc:0.1:1"]
@@ -39,10 +40,6 @@ MORE = ["top-k:0.1", "int8:16", "dgc:0.1:1"]
 def coded(codec: str, method: str = "ring", workers: int = 4, rounds: int = 8, **more: Any) -> dict[str, Any]:
     parallel = {"codec": codec, **more.pop("parallel", {})}
     return quadratic(workers, method, rounds, parallel=parallel, **more)
-
-
-def test_every_codec_is_tested_here() -> None:
-    assert {name.partition(":")[0] for name in NAMES} == set(CODECS)
 
 
 @pytest.mark.parametrize("method", ["ring", "all-to-all"])
