@@ -35,7 +35,7 @@ class DeclaredRun:
 
 
 def declared_run(experiment: Experiment) -> DeclaredRun:
-    """Return what a proposed experiment declares.  Raises ConfigError for one that no run can be made of."""
+    """Return the declarations of a proposed experiment.  Raises ConfigError for one that cannot be run."""
     with importing_nothing("the organiser's experiment"):
         if isinstance(experiment, GossipExperiment):
             return _of_peers(experiment)

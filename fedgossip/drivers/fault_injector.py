@@ -14,7 +14,7 @@ from fedgossip.faults import MOST_IN_VAIN, FaultScript, Happening, RunProgress, 
 
 
 class Processes(Protocol):
-    """What of the peers' processes is struck."""
+    """The operations on peers' processes that faults need."""
 
     @property
     def exited(self) -> Mapping[int, int | None]: ...

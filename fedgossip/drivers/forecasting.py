@@ -185,7 +185,7 @@ def forecasts_of(
     memory_gb: float | None = None,
     watch: Told = lambda _: None,
 ) -> list[RunForecast]:
-    """Return a forecast for each plan, all of the same experiment but for its graph.  What the task remembers is kept.
+    """Return a forecast for each plan, all of the same experiment but for its graph.  The task's memory is restored.
 
     Raises ConfigError as `forecast_run`, TrainingError where training diverges.
     """
@@ -217,7 +217,7 @@ def _check_memory(plans: Sequence[GossipPlan], task: LocalTask, memory_gb: float
     plan = plans[0]
     arrays = 2 * (1 + len(plan.algorithm.slots))
     if level == FORECAST_FOLLOWED:
-        arrays += arrays + 6 * KEPT  # as many recursions again, and what was measured: of three vectors each
+        arrays += arrays + 6 * KEPT  # as many recursions again, and the measurements: of three vectors each
     each = arrays * plan.n * task.length * task.dtype.itemsize
     if len(plans) * each <= memory_gb * 1e9:
         return
@@ -281,6 +281,6 @@ def _made(level: str, plan: GossipPlan, free: Sequence[float], pulled: Sequence[
 
 
 def called(plan: GossipPlan) -> str:
-    """What people call the graph of a plan: as they wrote it."""
+    """Return the name of a plan's graph as written by its author."""
     written = plan.experiment.topology.graph
     return plan.schedule.name if written == GIVEN else written

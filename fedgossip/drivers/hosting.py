@@ -67,7 +67,7 @@ class Hosted:
     peer: Identity
     party: Party
     experiment: str
-    """The hash of what was proposed."""
+    """The hash of the proposal."""
     ports: tuple[int, int]
 
     def keep(self, party: Party) -> None:
@@ -140,7 +140,7 @@ def renewed(hosted: Hosted, now: float, expires: int) -> Hosted:
 
 
 def past_of(folder: Path) -> Mapping[str, str]:
-    """Return why each invite of earlier runs is of no use any more, by its name."""
+    """Return why each invite of earlier runs is no longer valid, by its name."""
     invites = (_read(path) for path in sorted(folder.glob(f"*/{INVITE}")))
     return {_party(one).mark: ENDED for one in invites if one and one.ended}
 

@@ -55,7 +55,7 @@ class UnfitError(Exception):
 
 
 NOTHING = object()
-"""Stands for the counterpart of what the new simulation does not have yet."""
+"""Counterpart of an object that the new simulation does not have yet."""
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "list": (list, abc.Sequence, abc.Iterable),
@@ -78,7 +78,7 @@ _SCALARS: Mapping[Hint, tuple[type, ...]] = {
     NoneType: (NoneType,),
     slice: (slice,),
 }
-"""What a number or text of each type may be."""
+"""Accepted Python and numpy types for each declared type of number or text."""
 
 _OF_NUMPY = (np.ndarray, np.dtype, np.random.Generator)
 
@@ -96,7 +96,7 @@ class Reader:
     def __init__(self, nodes: list[Any], arrays: Mapping[int, Array], follows: Follows) -> None:
         self._nodes, self._arrays, self._follows = nodes, arrays, follows
         self._made: dict[int, Any] = {}
-        self._read: set[tuple[int, Hint]] = set()  # containers, and what they were read as
+        self._read: set[tuple[int, Hint]] = set()  # containers, and the types that they were read as
         self._stands_for = {protocol: set(kinds) for protocol, kinds in _BEGUN.items()}
 
     def fields_of(self, ref: Any, of: object) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Reader:
                 raise UnfitError(f"{kind!r}, which is no kind of thing")
 
     def _view(self, ref: Any, kind: np.dtype[Any], offset: int, shape: list[int], strides: list[int]) -> Array:
-        """Return a part of another array, in the same memory.  Raises ValueError for what lies outside of it."""
+        """Return a part of another array, in the same memory.  Raises ValueError for bounds outside of it."""
         base = self.value(ref, np.ndarray, NOTHING)
         return np.ndarray(tuple(shape), kind, base.data, offset, tuple(strides))
 
@@ -293,7 +293,7 @@ def _words(hint: Hint) -> str:
 
 
 def _checked(value: Any, hint: Hint, fresh: object) -> Any:
-    """Return a number, text, array, type of numbers or stream that may stand there."""
+    """Return a number, text, array, type of numbers or stream of the admitted type."""
     if not any(_fits(value, one, fresh) for one in alternatives(hint)):
         raise UnfitError(f"a {type(value).__name__} where {_words(hint)} belongs")
     if isinstance(value, np.ndarray) and isinstance(fresh, np.ndarray):

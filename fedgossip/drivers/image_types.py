@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 Hint = Any
-"""A type as it is written: a class, a union, list[int], ..."""
+"""A type as written: a class, a union, list[int], ..."""
 
 UNDECLARED: Hint = object
 
@@ -65,7 +65,7 @@ def declared(kind: type) -> Mapping[str, Hint]:
 
 
 def is_ours(named: Any) -> bool:
-    """Whether a class or function stands in a module of fedgossip, where it can be found by its name."""
+    """Whether a class or function is defined in a module of fedgossip, where it can be found by its name."""
     return named.__module__.partition(".")[0] == "fedgossip" and "<" not in named.__qualname__
 
 
@@ -81,7 +81,7 @@ def current_name(name: str) -> str:
 
 
 def attributes(value: object) -> Iterator[str]:
-    """Yield the names of the state of an object: what it has, without values that cached properties derive from it."""
+    """Yield the names of an object's state: its attributes without the values of cached properties."""
     for kind in reversed(type(value).__mro__):
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -108,10 +108,10 @@ def derived_names(kind: type) -> frozenset[str]:
 
 @cache
 def alternatives(hint: Hint) -> tuple[Hint, ...]:
-    """Return what a union is of; the type itself where it is none.  What admits everything is UNDECLARED."""
+    """Return the members of a union; the type itself for any other.  A type that admits everything is UNDECLARED."""
     if origin_of(hint) in (typing.Union, types.UnionType):
         return tuple(one for part in typing.get_args(hint) for one in alternatives(part))
-    if hint is None:  # as it stands within list[None]
+    if hint is None:  # as written within list[None]
         return (types.NoneType,)
     return (UNDECLARED if hint is Any or isinstance(hint, typing.TypeVar) else hint,)
 

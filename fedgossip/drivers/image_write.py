@@ -42,13 +42,13 @@ class ImageError(Exception):
 
 
 class Known:
-    """What a simulation has of its experiment, and everything that can be called: no image has it."""
+    """Objects of a simulation that follow from its experiment, and all callables: no image contains them."""
 
     def __init__(self, known: Mapping[str, object]) -> None:
         self._names = {id(one): name for name, one in known.items()}
 
     def name_of(self, value: object) -> str | None:
-        """Return what it is called; None for what an image has."""
+        """Return the name of such an object; None for one that an image contains."""
         if isinstance(value, FunctionType | MethodType):
             return value.__qualname__
         return self._names.get(id(value))

@@ -145,7 +145,7 @@ def run_local_plan(
 
 @contextlib.contextmanager
 def _finish_on_error(keeper: Keeper) -> Iterator[None]:
-    """Let the trackers finish where something is raised; what was measured is kept."""
+    """Let the trackers finish where an error is raised; measurements are kept."""
     try:
         yield
     except BaseException as error:

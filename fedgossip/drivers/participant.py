@@ -1,4 +1,4 @@
-"""What makes the links and the machine of a real participant, with what only it has: keys, a policy, its own log."""
+"""Makes the links and the machine of a real participant, with the parts of its own: keys, a policy, its log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fedgossip.secure.session import Policy
 
 @dataclass(frozen=True)
 class Given:
-    """What a participant was started with."""
+    """The start options of a participant."""
 
     folder: Path
     identity: Identity
@@ -204,7 +204,7 @@ def check_selection(plan: Plan, *, whole: bool) -> None:
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:
-    """Raise ConfigError where a run that masks what it sends, or keeps a budget of privacy, is to be traced."""
+    """Raise ConfigError where a run with masked messages, or with a budget of privacy, is to be traced."""
     if trace_bytes and plan.experiment.budget:
         advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
         raise ConfigError("a run with a budget of privacy cannot be replayed: its account is not in a trace", advice)

@@ -191,7 +191,7 @@ def run_peer(
             hello = _hello_of(plan, node, task, shares, life)
             expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
             links.connect(() if members else plan.partners(node), known, expected, hello)
-            if resume and not child:  # a collector has read on: it must find what it has read
+            if resume and not child:  # a collector may have read further: the rows that it read must stay
                 incarnations.cut_rows(folder / ROWS, life.round)
             files = PeerFiles(folder, node, plan, task, snapshots=child)
             given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data)
@@ -251,14 +251,14 @@ class _PeerLife:
         before = read_rows(files.folder / ROWS) if life.again else []  # of the lives before
         self._seconds_before = max((row.seconds for row in before if isinstance(row, PeerRow)), default=0.0)
         self.counts: dict[str, int] = {}
-        """What happened and is no report of the machine."""
+        """Counts of events beside the machine's reports."""
         self._attendance = ExchangeCounts(plan.exchanges)
         for row in before:
             self._attendance.take(row)
         self._turn = threading.Lock()
         self._totals_before = (life_totals_in(files.folder) if life.again else None) or LifeTotals()
         self._counted: Callable[[], tuple[dict[str, int], dict[NodeId, int]]] = lambda: ({}, {})
-        """What this life has counted: events, and bytes of vectors to each partner."""
+        """Counts of this life: events, and bytes of vectors to each partner."""
         written = self._save_counts
         self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds, written)
 
@@ -281,7 +281,7 @@ class _PeerLife:
             try:
                 vector = host.run()
             except FedgossipError as failure:
-                error, vector = failure, host.result  # what was learned before is kept
+                error, vector = failure, host.result  # earlier progress is kept
         written = self._kept.close()
         try:
             files.save(vector)

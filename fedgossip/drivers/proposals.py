@@ -47,7 +47,7 @@ from fedgossip.plans.plan import Plan
 from fedgossip.topology.graphs.names import SUFFIXES
 
 OWN = f"own:{PLACE}"
-"""What a proposal has as data.source where each brings its own data."""
+"""data.source in a proposal where each participant brings its own data."""
 
 TEST_BYTES_MAX = 16 << 20
 """Maximum size of a common test set that travels."""
@@ -125,7 +125,9 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
 
 
 def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
-    """Return the words that travel; `task` is None for loops: scripts bring it.  Raises ConfigError for too many."""
+    """Return the proposal; `task` is None for loops: scripts bring it.  Raises ConfigError for one that is too
+    large.
+    """
     e = whole.experiment
     content = {key: value for key, value in e.to_dict().items() if key in CARRIED}
     section, name = content["data"], ""

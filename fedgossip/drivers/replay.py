@@ -39,7 +39,7 @@ from fedgossip.runs.trace.files import Opening, Reading, TraceEntry, refusal
 
 @dataclass(frozen=True)
 class Difference:
-    """The first event at which a replay did something else.  `was` and `now` are one effect; "" is none."""
+    """The first event with other effects in a replay.  `was` and `now` are one effect; "" is none."""
 
     event: int
     told: str

@@ -88,7 +88,7 @@ def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Pl
 
 
 def experiment_in(run: Path) -> Path:
-    """Return the experiment file of a run directory.  Raises ResumeError for a folder that is none."""
+    """Return the experiment file of a run directory.  Raises ResumeError for any other folder."""
     _check_there(run)
     path = run / EXPERIMENT
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""What a real run needs of the processes of its participants, wherever they live."""
+"""The interface of a real run to the processes of its participants, on any machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class RunProcesses(Protocol):
     """
 
     driver: str
-    """What the summary calls it."""
+    """Name of the driver in the summary."""
     bind: str
     """Where each participant listens; those elsewhere find out on their nodes."""
     delay: float
-    """Seconds by which what a participant writes may be seen late."""
+    """Maximum delay, in seconds, until a participant's files are visible here."""
 
     @property
     def exited(self) -> Mapping[int, int | None]:

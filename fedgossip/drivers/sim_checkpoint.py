@@ -92,7 +92,7 @@ class CheckpointedSimulation:
 
 @dataclass(frozen=True)
 class Left:
-    """What a stopped run left.  `rows`: bytes of metrics.jsonl that belong to the image."""
+    """The state left by a stopped run.  `rows`: bytes of metrics.jsonl that belong to the image."""
 
     arrays: Mapping[str, image_write.Array]
     rows: int
@@ -139,7 +139,7 @@ def _size_of(path: Path) -> int:
 
 
 def engine_of(folder: Path) -> str | None:
-    """Return the engine of a simulated run; None for a folder that is none."""
+    """Return the engine of a simulated run; None for any other folder."""
     try:
         return from_json(msgspec.json.Decoder(Engine), outside_files.read_bytes(folder / ENGINE)).engine
     except OSError:

@@ -47,7 +47,7 @@ from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Mixing, Schedule
 
 UNCOLLECTED_FROM = 256
-"""Number of nodes from which on the garbage collector passes over what a simulation begins with."""
+"""Number of nodes from which on existing objects are excluded from garbage collection."""
 
 WATCHED_ELEMENTS = 1 << 16
 """Up to so many numbers in all vectors together the disagreement is measured in every round: in half a millisecond."""
@@ -228,7 +228,7 @@ def _known_in_all_rounds(plan: Plan, task: LocalTask, foretold: Foretold | None)
 
 
 def _failure(plan: Plan, results: Results) -> FedgossipError:
-    """The error of a run that failed: that of the first participant without which it is none."""
+    """Return the error of a failed run: that of the first participant on which the run depends."""
     failed = [results.failures[node] for node in plan.roles.counted if node in results.failures]
     return failed[0].error() if failed else NetworkError("every peer crashed", "Change [[faults]].")
 

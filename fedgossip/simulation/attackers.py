@@ -22,7 +22,9 @@ class StackedAttackers:
     all_known: bool = False
 
     def mixed(self, mixing: Mixing, round: int, outgoing: Vector, mixed: Vector) -> Vector:
-        """Return what all go on with, [n, d], for `mixed`, which is of the models that honest peers would have sent."""
+        """Return the results of all, [n, d], for `mixed`, the mixing of the models that honest peers would have
+        sent.
+        """
         told: dict[tuple[NodeId, NodeId], Vector] = {}
         for peer in sorted(self.peers):
             known = range(mixing.n) if self.all_known else mixing.row(peer)

@@ -36,7 +36,7 @@ from fedgossip.secure.ring import RING_BITS, add
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the rounds of a run are.  `fixed`: rounding for the secure sum, with the chances of each client."""
+    """The settings of a run's rounds.  `fixed`: rounding for the secure sum, with the chances of each client."""
 
     federated: Federated[Any]
     sampling: Sampling

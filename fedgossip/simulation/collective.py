@@ -32,7 +32,7 @@ Adds to each participant's meter its traffic for the reduction, without losses.
 
 
 def as_it_is(model: Vector, rounds: int) -> Vector:  # noqa: ARG001
-    """Workers have a model as it is."""
+    """Return the model unchanged."""
     return model
 
 
@@ -52,7 +52,7 @@ class CollectiveStack:
     coded: list[RoundCoding | CodedPushes] = field(default_factory=list)
     """How each worker's gradients go by a codec; none: as they are."""
     ahead: list[Vector] = field(default_factory=list)
-    """What each worker trains from in this round, where that is not the model."""
+    """The weights that each worker trains from in this round, where they are not the model."""
 
 
 def first_collective(

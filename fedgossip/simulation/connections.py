@@ -34,7 +34,7 @@ class SimulatedLinks:
         """The incarnation of the other end in the last notice of an end; 0 without a link."""
         self.cuts: dict[Link, int] = {}
         """The start time of each present cut; without a cut, messages pass."""
-        self._waiting: dict[Link, list[tuple[Received, tuple[int, int]]]] = {}  # messages with what they cost
+        self._waiting: dict[Link, list[tuple[Received, tuple[int, int]]]] = {}  # messages with their costs
 
     def __iter__(self) -> Iterator[Link]:
         return ((node, other) for node, others in enumerate(self.known) for other in others)
@@ -51,7 +51,7 @@ class SimulatedLinks:
         self.cuts.setdefault(link, now_ns)
 
     def heal(self, link: Link) -> list[tuple[Received, tuple[int, int]]]:
-        """Let messages pass again; return the waiting ones in order, each with what it costs."""
+        """Let messages pass again; return the waiting ones in order, each with its cost."""
         self.cuts.pop(link, None)
         return self._waiting.pop(link, [])
 

@@ -117,7 +117,7 @@ class FollowedPeers:
         return [fine, coarse, linear((2, fine), (-1, coarse))]
 
     def take(self, away: Vector, answer: Vector) -> None:
-        """Take what was measured in a round that is due."""
+        """Take the measurements of a due round."""
         one = MeasuredAnswer(away, answer)
         self.fine.take(one)
         if self._taken % 2 == 0:
@@ -130,7 +130,7 @@ class FollowedPeers:
         self._coarse.advance(updates, at, step)
 
     def edges(self) -> tuple[float, float]:
-        """Return between what the distance is to lie."""
+        """Return the lower and the upper edge of the distance."""
         fine = consensus_distance(self.fine.model)
         apart = consensus_distance(subtract(self.fine.model, self._coarse.model))
         return (fine * fine / (fine + apart) if fine else 0.0), fine + apart

@@ -97,7 +97,7 @@ class SimulatedNetwork:
         self._latency_ns = [int(device.latency * NS) for device in self._devices]
         self._uplink_free = [0] * n
         self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        """The times (from, until) at which each downlink is busy, ascending, without those that are over."""
+        """The times (from, until) at which each downlink is busy, ascending, without past ones."""
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
 
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:

@@ -112,7 +112,7 @@ class RealisedLosses:
             self._owed[one.node, one.peer, round] = tuple(lost)
 
     def made_up(self, algorithm: GossipAlgorithm[State], state: State, round: int, *, mixed: bool) -> State:
-        """Return the state with what was made up for in `round`, before or after its mixing."""
+        """Return the state with the repairs of `round`, before or after its mixing."""
         for one in self.rounds.repairs.get(round, ()):
             owed = self._owed.pop((one.node, one.peer, one.round), None) if one.mixed == mixed else None
             if owed is not None:

@@ -32,7 +32,7 @@ LINEAR = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class GossipCourse:
-    """One way that a run may take: an algorithm of all nodes on a schedule.  `name`: what people call it."""
+    """One possible course of a run: an algorithm of all nodes on a schedule.  `name`: its name for people."""
 
     name: str
     schedule: Schedule

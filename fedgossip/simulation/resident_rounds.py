@@ -89,7 +89,7 @@ class ResidentRun:
                 self._advance(number)
         except KeyboardInterrupt:
             if self._untold and self._record.watched(self._untold[-1][0] + 1):
-                self._untold.pop()  # it was interrupted before its disagreement was there
+                self._untold.pop()  # it was interrupted before its disagreement was read
             self._write_rows(None)
             raise
         self._settle()

@@ -1,4 +1,4 @@
-"""What a round of gossip on arrays would cost on the wire: the messages that each node would send and receive."""
+"""The cost of a round of gossip on arrays, as on the wire: the messages that each node would send and receive."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _one_each(of: Sequence[Collection[NodeId]], numbers: Sequence[int]) -> Numbe
 
 
 def priced_both(numbered: tuple[Said, Said], message: Callable[[int], Message]) -> RoundBytes:
-    """Return the sizes of what each node sends and receives, from which of both have which number."""
+    """Return the sizes of each node's sent and received messages; `numbered`: the message numbers of both."""
     return RoundBytes(*(_priced(one, message) for one in numbered))
 
 

@@ -1,4 +1,6 @@
-"""What servers of shards make of a clock's pushes, in one process: the same mean, and the bytes that it would cost."""
+"""The effect of servers of shards on a clock's pushes, in one process: the same mean, and the bytes that it would
+cost.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf
 
 
 def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: int) -> Vector:
-    """Return the gradient [d] that a worker's payloads stand for."""
+    """Return the gradient [d] that a worker's payloads encode."""
     whole = np.empty(coding.placement.length, coding.kind)
     for shard in coding.placement.shards:
         shard.put_into(whole, coding.decode_push(payloads[shard.number], shard.number, worker, round))

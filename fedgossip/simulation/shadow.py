@@ -55,7 +55,7 @@ Interval = tuple[float, float]
 
 @dataclass
 class Shadowed:
-    """What follows for one graph, after each round: the distance without and with a response, and from each other
+    """The forecast of one graph, after each round: the distance without and with a response, and between both
     (`apart`); the edges of peers that are `followed`; scores where evaluated.
 
     `averaged`, and for the mean and the worst peer the values at both edges, in the order of `evaluated`.
@@ -173,7 +173,7 @@ class Shadow:
         return stacked_updates(updates), stacked_step(round, updates, vectors[0].dtype)
 
     def _probe(self, round: int, at: Vector, updates: Vector, before: Sequence[Mapping[str, Any]]) -> None:
-        """Measure the response in the direction of the updates; the task then remembers what it did."""
+        """Measure the response in the direction of the updates; the task keeps its memory of the round."""
         after, away = self.memory(), updates - mean(list(updates))
         self.remember(before)
         there, _ = self._trained(round, [frozen(at + one) for one in away])
@@ -223,7 +223,7 @@ class Shadow:
         followed.advance(updates, at, step)
 
     def memory(self) -> list[Mapping[str, Any]]:
-        """What the task remembers of each node."""
+        """The task's memory of each node."""
         return [memory_of(self._task, node) for node in range(self._n)]
 
     def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
@@ -296,7 +296,7 @@ def response_of(round: int, away: Vector, difference: Vector) -> Response:
 
 
 def _of_all(step: Step) -> Step:
-    """Return the step of one that stands for all."""
+    """Return the step of one node that represents all."""
     return Step(step.round, step.rate.mean(keepdims=True), step.steps.mean(keepdims=True))
 
 

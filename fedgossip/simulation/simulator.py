@@ -102,7 +102,7 @@ class Simulator(PerformedEffects):
             for message, cost in waited:
                 self._carry(link, message, cost)
 
-    # --- what the script does -------------------------------------------------------------------------------------
+    # --- faults of the script -------------------------------------------------------------------------------------
 
     def _apply_fault(self, happening: Happening) -> None:
         match happening:

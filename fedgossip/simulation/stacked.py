@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StackMeters:
-    """What all peers have sent and received since their last rows, int64 [n] each; no time passes here."""
+    """Traffic of all peers since their last rows, int64 [n] each; no time passes here."""
 
     bytes_sent: Sizes
     bytes_received: Sizes
@@ -54,7 +54,7 @@ class StackMeters:
         self.payload_received = self.payload_received + traffic.received[1]
 
     def rows(self, round: int, losses: Sequence[float | None]) -> list[PeerRow]:
-        """Return each peer's row of the round that ends as `round`, and begin anew."""
+        """Return each peer's row of the round that ends as `round`, and reset the counts."""
         carried = self.bytes_sent, self.bytes_received, self.payload_sent, self.payload_received
         self.__init__(*(np.zeros_like(one) for one in carried))  # type: ignore[misc]
         known = losses, *(one.tolist() for one in carried)
@@ -85,14 +85,14 @@ def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> S
 
 
 class StackedExchange(Protocol):
-    """The mixing of all nodes' vectors in a round, and what a peer would send for it."""
+    """The mixing of all nodes' vectors in a round, and the messages that a peer would send for it."""
 
     def mix_all(self, groups: RowGroups, outgoing: Vectors) -> Vectors:
         """Return the mixed result of the outgoing vectors, [n, d] each, frozen."""
         ...
 
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
-        """Return what each peer would send and receive in `round`, where nothing is lost."""
+        """Return the traffic of each peer in `round`, without losses."""
         ...
 
 
@@ -208,7 +208,7 @@ def run_stacked(
     edges, train = Edges(schedule), _training(task, algorithm, n)
 
     def advanced(number: int) -> list[Row]:
-        """Do a round; return its rows.  What it needed of memory is free when it is done."""
+        """Do a round; return its rows.  Its memory is free when it is done."""
         mixing = schedule.mixing(number)
         before = algorithm.model(stack.state)
         state, outgoing, losses = train(stack.state, number)

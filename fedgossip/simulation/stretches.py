@@ -25,7 +25,7 @@ def share_until(start: int, length: int, batches: int) -> float:
 
 
 def awaited_stretches(asked: Train) -> Iterator[tuple[float, Produced]]:
-    """Yield when, as a share of the training, each stretch that is wanted is there, and a place for what it holds."""
+    """Yield for each requested stretch its time, as a share of the training, and an empty event for its values."""
     for start in asked.stretches:
         nothing: Vector = frozen(empty(0, asked.vector.dtype))
         yield share_until(start, asked.vector.size, asked.accumulate or 1), Produced(asked.job, start, nothing)

@@ -58,7 +58,7 @@ class VirtualTime(ABC):
         self._held: dict[NodeId, list[tuple[int, Coming, Cost, Lives]]] = {}
         self._adding: dict[NodeId, int] = {}  # until when
         self._counts_sums = network.settings.summing > 0
-        self._happened = 0  # of what the script brings
+        self._happened = 0  # number of applied faults of the script
 
     @abstractmethod
     def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:

@@ -30,7 +30,7 @@ from fedgossip.runs.run_directory import write_whole
 
 
 class PlacedJob(msgspec.Struct):
-    """What every task of a job reads.  `here`: where it was placed from, so that modules of the user's are found."""
+    """The job file that every task reads.  `here`: the launcher's folder, so that the user's modules are found."""
 
     specs: list[dict[str, Any]]
     here: str
@@ -61,7 +61,7 @@ def write_job(folder: Path, job: PlacedJob) -> None:
 
 @dataclass(frozen=True)
 class JobLife:
-    """One life of a job of `count` participants; `folder` is there."""
+    """One life of a job of `count` participants; `folder` exists."""
 
     folder: Path
     count: int
@@ -103,7 +103,7 @@ class JobLife:
         return self.endpoints.exists()
 
     def exits(self) -> Mapping[int, int]:
-        """The exit codes of those that have ended in this life."""
+        """The exit codes of the participants that ended in this life."""
         return {node: int(outside_files.read_text(self._path(node, "exit"))) for node in sorted(self._those("exit"))}
 
     def _those(self, kind: str) -> frozenset[int]:

@@ -52,7 +52,7 @@ class FolderNews:
         found: list[Piece] = []
         room = limit
         journals = {name: file for name, file in _files_in(self._folder).items() if name.endswith(JOURNALS)}
-        # looked at after the journals: what a line speaks of is there before the line is read
+        # read after the journals: files that a line refers to exist before the line is read
         others = {name: file for name, file in _files_in(self._folder).items() if not name.endswith(JOURNALS)}
         for name in self._told.keys() - journals.keys() - others.keys():
             del self._told[name]

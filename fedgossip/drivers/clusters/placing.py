@@ -51,7 +51,7 @@ def run_placed(
 
 
 def processes_of(plan: Plan, wanted: Resources, tell: Tell) -> RunProcesses:
-    """Return what has the participants of a run placed.  Raises ConfigError, NetworkError."""
+    """Return the processes that place the participants of a run.  Raises ConfigError, NetworkError."""
     if wanted.engine == RAY:
         return RayProcesses(plan.n, wanted, portable=plan.experiment.train.portable, tell=tell)
     return _slurm(plan, wanted, tell)
@@ -62,9 +62,9 @@ def _slurm(plan: Plan, wanted: Resources, tell: Tell) -> SlurmProcesses:
 
 
 def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
-    """Have the participants placed by Slurm, and return the number of their job: they go on without us.
+    """Have Slurm place the participants, and return the number of their job: they go on without us.
 
-    What they leave is in OUT/peers.  Raises ConfigError.
+    Their files are in OUT/peers.  Raises ConfigError.
     """
     check_placeable(plan)
     check_recordable(plan, 0)

@@ -28,7 +28,7 @@ NEWS_SECONDS = 0.5
 """Seconds that an actor without news waits for some before it replies."""
 
 DELAY_SECONDS = 2.0
-"""By which what a participant writes may be seen late."""
+"""Maximum delay, in seconds, until a participant's files are copied here."""
 
 LEAVE_SECONDS = 10.0
 """How long actors may take to delete their folders."""

@@ -91,10 +91,10 @@ class RayParticipant:
         write_whole(self._base / name, data)
 
     def news(self, seconds: float) -> News:
-        """Return what has changed, as soon as something has, at the latest after so many seconds."""
+        """Return the changes, as soon as there are any, at the latest after so many seconds."""
         until = time.monotonic() + seconds
         while True:
-            code = self._child.code  # before the look: what an ended process has written is all there
+            code = self._child.code  # before the changes are read: an ended process has written all of its files
             pieces = self._news.pieces()
             if pieces or code is not None or time.monotonic() > until:
                 return pieces, None if pieces else code

@@ -28,7 +28,7 @@ class Tensor(msgspec.Struct):
 
 
 class LoopModel(msgspec.Struct):
-    """loop.json: the layout of what a loop exchanges, and what others must have too."""
+    """loop.json: the layout of a loop's exchanged tensors, and the properties that other loops must share."""
 
     schema: str
     dtype: str
@@ -61,7 +61,7 @@ class Described:
 
     @property
     def learning(self) -> tuple[DescribedTask, DataShares]:
-        """What a participant, or a collector, has in place of the task that only loops have."""
+        """The task and shares for a participant, or a collector, in place of the task that only loops have."""
         return self.task(), DataShares("the loops' own")
 
     def keep(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
 
 
 def described(folder: Path) -> Described:
-    """Return what the loop of `folder` began with.  Raises ConfigError."""
+    """Return the initial description of the loop of `folder`.  Raises ConfigError."""
     from safetensors.numpy import load
 
     content = outside_files.read_bytes(folder / LOOP_FIRST, outside_files.LARGE)

@@ -22,12 +22,12 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Terms
 
 POLL_SECONDS = 0.1
-"""How often a loop that waits looks whether its driver is there."""
+"""Seconds between two checks of a waiting loop that its driver is alive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainFrom:
-    """Train on from `vector`.  `change` is what it differs by from what the loop has; None: by nothing."""
+    """Train on from `vector`.  `change` is its difference from the loop's own weights; None: no difference."""
 
     round: int
     vector: Vector
@@ -98,9 +98,9 @@ class Meeting:
         self._orders: queue.SimpleQueue[tuple[Order, _Reply]] = queue.SimpleQueue()
         self._turn = turn
         self._asking = threading.Lock()  # a training, and what others want to have measured
-        self._training: _Reply | None = None  # what a training is to be answered on
+        self._training: _Reply | None = None  # the reply queue of the open training
         self._dismissed = False
-        self._last: LoopAnswer | None = None  # the loop has raised, and answers nothing any more
+        self._last: LoopAnswer | None = None  # the loop has raised, and answers no further orders
         self._replies: list[_Reply] = []  # of the orders taken by the loop, the newest last
 
     # --- the driver's side ----------------------------------------------------------------------------------------

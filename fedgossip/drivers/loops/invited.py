@@ -57,7 +57,7 @@ def invited() -> InvitedFile | None:
 
 
 def seating_of(told: InvitedFile) -> LoopSeating:
-    """Return what the participant beside the loop is started with.  Raises ConfigError."""
+    """Return the start options of the participant beside the loop.  Raises ConfigError."""
     folder, identity = Path(told.folder), Identity.load(Path(told.key))
     plan = compose.plan(load_experiment(Path(told.experiment)))
     again = folder.is_dir() and incarnation_of(folder) >= 0

@@ -1,4 +1,4 @@
-"""What `fedgossip.join` returns: the user's hand on the run, from inside the user's own training loop.
+"""The object that `fedgossip.join` returns: it controls the run from inside the user's own training loop.
 
     peer = fedgossip.join(model, optimizer)
     for x, y in loader:
@@ -76,7 +76,7 @@ class LoopSeat:
     n: int
     local_steps: int
     waits: bool
-    """Whether a round is mixed before the loop trains on; else what others change is added to what it has."""
+    """Whether a round is mixed before the loop trains on; else the change from mixing is added to its later weights."""
     blocks: bool
     """Whether `step()` waits at an exchange for its result."""
     every: int
@@ -176,7 +176,7 @@ class JoinedLoop:
     # --- a checkpoint of the user's own ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What belongs into the loop's own checkpoint, beside model and optimizer."""
+        """Return the state for the loop's own checkpoint, beside model and optimizer."""
         return {"fedgossip": STATE, "steps": self._steps, "examples": self._examples, "round": self.round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,7 +324,7 @@ class JoinedLoop:
                     self._final = order.vector
 
     def _change(self, order: TrainFrom | Released) -> None:
-        """Take what was mixed in: as a whole, or by what it changes where the loop has trained on."""
+        """Apply a mixing: as a whole, or as a change where the loop has trained on."""
         if order.change is None or order.vector is None:
             return
         if self._seat.waits or not self._exchanges:
@@ -391,7 +391,7 @@ def _mean(name: str, values: Sequence[Any]) -> float:
 
 
 def _count(examples: Any) -> int:
-    """Return a number of examples as an int, of whatever library it is.  Raises ConfigError for no such number."""
+    """Return a number of examples, of any library's type, as an int.  Raises ConfigError for other values."""
     try:
         count = int(examples)
         right = count >= 0 and count == float(examples)

@@ -138,7 +138,9 @@ def _buffers(found: LoopPlace) -> str:
 
 
 def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None = None) -> LoopSeat:
-    """Where a loop sits in a run.  `blocks`: it waits for its next order whatever the algorithm, as in a simulation."""
+    """Return a loop's seat in a run.  `blocks`: it waits for its next order whatever the algorithm, as in a
+    simulation.
+    """
     e, waiting = plan.experiment, waits(plan)
     steps = e.train.local_steps or 1
     settle, score = plan.patience[1], e.score.name
@@ -153,7 +155,9 @@ def waits(plan: Plan) -> bool:
 
 
 def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
-    """What the models of all loops must have in common; with a coordinator not the first weights, which it sends."""
+    """Return the properties that the models of all loops must share; with a coordinator not the first weights, which it
+    sends.
+    """
     like = Likeness(frozen=exchanged.frozen_projections(), probe=exchanged.first_projections(first))
     return like if plan.roles.alike else without_first(like)
 

@@ -62,8 +62,8 @@ def launch_scripts(
 ) -> Run:
     """Run `command` once per loop of the plan, until all have ended; `out` is a new folder.
 
-    Loops that die do not stop the others.  Ctrl-C ends all and keeps what was measured.  Raises ConfigError where the
-    scripts cannot begin together, and the error of a loop that failed, when the others have ended.
+    Loops that die do not stop the others.  Ctrl-C ends all and keeps the measurements.  Raises ConfigError where the
+    scripts cannot begin together, and the error of a failed loop, after the others have ended.
     """
     return _Launch(plan, out, command.checked(), how or Launching(), watch).run()
 
@@ -158,7 +158,7 @@ class _Launch:
             except FedgossipError:
                 task.over()
                 self._show_guilty()
-                scripts.wait()  # what the others do after their run is their own: they save what they have
+                scripts.wait()  # the work of the others after their run is their own: they save their results
                 raise
             finally:
                 task.over()
@@ -227,7 +227,9 @@ class _Launch:
         return TrainingError(text, advice) if code else ConfigError(text, "Does it call fedgossip.join?  " + advice)
 
     def _same_model(self) -> description.Described:
-        """Return what all loops begin with.  Raises ConfigError, naming the first parameter that differs."""
+        """Return the common initial weights of all loops.  Raises ConfigError, naming the first parameter that
+        differs.
+        """
         told = [description.described(folder) for folder in self.folders[: self.plan.learners]]
         for node, one in enumerate(told):
             if one.model.schema != told[0].model.schema:
@@ -252,7 +254,7 @@ class _Launch:
         return note
 
     def _gather(self, collector: Collector) -> None:
-        """Read what the loops write until all have ended.  A loop may take as long as it likes between two steps."""
+        """Read the loops' files until all have ended.  A loop may take as long as it likes between two steps."""
         collector.begin(self.before, self.directory.rows() if self.before else (), lambda: self.initial)
         zero, alone_since = 0, 0.0
         while len(self.scripts.exited) < self.plan.n or self.striker.away:

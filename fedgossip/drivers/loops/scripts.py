@@ -35,7 +35,7 @@ TRACEBACK_BYTES = 1 << 15
 
 @dataclass(frozen=True)
 class Command:
-    """What every loop runs: a script of Python and its arguments."""
+    """The command of every loop: a Python script and its arguments."""
 
     script: Path
     arguments: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """What starts one loop."""
+        """The command line of one loop."""
         together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
         return [sys.executable, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
 
@@ -73,7 +73,7 @@ class _KeptCommand(msgspec.Struct):
 
 
 def kept_command(run: Path, portable: bool = False) -> Command:
-    """Return what was launched in the folder of a run.  Raises ResumeError."""
+    """Return the command launched in the folder of a run.  Raises ResumeError."""
     path = run / LAUNCHED
     try:
         told = from_json(msgspec.json.Decoder(_KeptCommand), outside_files.read_bytes(path))
@@ -156,7 +156,7 @@ class Scripts:
         return {node: process.returncode for node, process in self._processes.items()}
 
     def stop(self) -> None:
-        """Interrupt all that run, and kill what has not ended in time."""
+        """Interrupt all running scripts, and kill those that do not end in time."""
         for node in self.running:
             self.signal(node, signal.SIGINT)
             self.signal(node, signals.GO_ON)
@@ -186,7 +186,7 @@ class Scripts:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _printed(self, node: NodeId) -> bytes:
-        """Return the end of what one has printed since this launch began.  Raises OSError."""
+        """Return the last lines that a script has printed since this launch began.  Raises OSError."""
         with outside_files.open_file(self._folders[node] / LOG, outside_files.ROWS) as log:
             log.seek(max(self._began[node], log.seek(0, os.SEEK_END) - TRACEBACK_BYTES))
             return log.read()

@@ -50,7 +50,7 @@ class SeatFile(msgspec.Struct):
     asked: str
     checkpoint_seconds: float = 10.0
     restart_overrides: list[str] = []
-    """What differs for one that is started again while the others run."""
+    """Overrides for a loop that is restarted while the others run."""
     before: int = -1
     """The number of the last life before this launch."""
     launcher: int = 0

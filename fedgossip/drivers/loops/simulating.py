@@ -234,7 +234,7 @@ class _Loop:
         raise TrainingError(text, IN_SCRIPT) from found
 
     def end(self, how: Released) -> BaseException | None:
-        """Release it, let it run to its end; return what it raised then."""
+        """Release it, let it run to its end; return its error, if any."""
         if not self._thread.is_alive():
             return None
         self.turn(True)
@@ -242,7 +242,7 @@ class _Loop:
         try:
             return self.news.get(timeout=None if how.error is None else END_SECONDS)  # type: ignore[return-value]
         except queue.Empty:
-            return None  # it caught what it should not have; the thread ends with the process
+            return None  # it caught an exception meant to end it; the thread ends with the process
         finally:
             self.turn(False)
 
@@ -310,7 +310,7 @@ class SimulatedLoops(LoopTask):
         self.plan, self.loops = plan, list(loops)
 
     def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:  # noqa: ARG002
-        """Nothing: a loop that crashes loses what it has."""
+        """Return nothing: a crashed loop loses its state."""
         return {}
 
     def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:  # noqa: ARG002

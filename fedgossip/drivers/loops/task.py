@@ -82,7 +82,7 @@ class LoopTask:
         return None if _same_bits(expected, vector) else subtract(vector, expected)
 
     def begins_anew(self, node: NodeId) -> None:
-        """The loop of `node` has nothing of what it had."""
+        """Note that the loop of `node` has lost its state."""
         self._expected.pop(node, None)
 
     def _train(self, job: Job) -> Update:
