@@ -95,7 +95,9 @@ def _links() -> None:
 
 
 def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) -> int:
-    """Print what the links to other machines take, and [simulation] as the slowest; 3 where one was not measured."""
+    """Print the times of the links to other machines, and [simulation] for the slowest; 3 where one was not
+    measured.
+    """
     from fedgossip.cli.text import columns
     from fedgossip.lab.costs.fitted import fitted
     from fedgossip.net.endpoints import load_addresses

@@ -1,4 +1,4 @@
-"""`fedgossip explain`: what a word means that stands in an experiment file, in a record, or behind an error."""
+"""`fedgossip explain`: the meaning of a word in an experiment file, in a record, or in an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def explain(words: tuple[str, ...], as_json: bool) -> None:
 
 
 def meant(word: str, known: Sequence[Term]) -> list[Term]:
-    """Return the entries that a word stands for.  Raises ConfigError, with the nearest words, for none."""
+    """Return the entries of a word.  Raises ConfigError, with the nearest words, for none."""
     if word == ALL:
         return list(known)
     name = word.strip("[]").removeprefix("--set ").partition("=")[0].strip()

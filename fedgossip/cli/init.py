@@ -1,4 +1,4 @@
-"""`fedgossip init`: a folder to begin from, with a commented experiment and what it needs."""
+"""`fedgossip init`: a folder to begin from, with a commented experiment and its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATES = {
     "hospitals": "clients of a coordinator that sees sums alone, each with a file of its own",
     "research": "a graph and an algorithm of your own, compared over seeds",
 }
-"""What each is, by the folder of fedgossip/cli/templates that holds it.  Python files end in .py.txt there."""
+"""A description of each, by its folder in fedgossip/cli/templates.  Python files end in .py.txt there."""
 
 
 @click.command(epilog="  ".join(f"{name}: {text}." for name, text in TEMPLATES.items()))

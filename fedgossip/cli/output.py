@@ -31,7 +31,7 @@ HANDLER = "fedgossip.nearest"
 
 
 class _Under(Protocol):
-    """What bytes are written to."""
+    """The underlying binary stream."""
 
     def write(self, content: Any, /) -> int | None: ...
     def flush(self) -> None: ...
@@ -54,7 +54,7 @@ class _Lasting(io.RawIOBase):
             taken = self._under.write(content)
             self._under.flush()
         except OSError as error:
-            self.lost = True  # also where it is raised: what waits to be written is not tried again at the end
+            self.lost = True  # also on an error: pending output is not tried again at the end
             if error.errno not in LOST:
                 raise
             return size
@@ -115,7 +115,7 @@ def _nearest(error: UnicodeError) -> tuple[str, int]:
 
 
 def _in(encoding: str, letter: str) -> str:
-    """Return what stands for a letter in an encoding that lacks it."""
+    """Return the replacement for a letter that an encoding lacks."""
     for near in (LETTERS.get(letter, ""), unicodedata.normalize("NFKD", letter)):
         shown = "".join(one for one in near if not unicodedata.combining(one))
         with contextlib.suppress(UnicodeEncodeError):

@@ -1,4 +1,6 @@
-"""Every word that a user may have to look up, as it is declared: keys, faults, exit codes, events, commands, terms."""
+"""Every word that a user may have to look up, from its declaration: keys, faults, exit codes, events, commands,
+terms.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,13 @@ def entries() -> Iterator[Term]:
 
 
 def terms() -> Mapping[str, str]:
-    """Return the words of tables, pages and forecasts, with what each means."""
+    """Return the words of tables, pages and forecasts, with their meanings."""
     text = Path(__file__).with_name("terms.toml").read_text(encoding="utf-8")
     return msgspec.convert(from_toml(text), dict[str, str])
 
 
 def files() -> Iterator[Term]:
-    """Yield every file and folder that a run leaves; its fact is `where` it lies."""
+    """Yield every file and folder of a run; its fact is `where` it is."""
     meant = texts_below(ast.parse(inspect.getsource(run_format)).body)
     for name, hint in get_type_hints(run_format, include_extras=True).items():
         yield Term(FILE, getattr(run_format, name), meant[name], {"where": hint.__metadata__[0]})
@@ -93,7 +95,7 @@ def of_key(key: Key) -> Term:
 
 
 def commands() -> Iterator[Term]:
-    """Yield every command, and the commands of groups, with what it is called with."""
+    """Yield every command, and the commands of groups, with their usage."""
     from fedgossip.cli import COMMANDS, cli
 
     context = click.Context(cli, info_name="fedgossip", terminal_width=10_000, max_content_width=10_000)

@@ -39,7 +39,7 @@ def federated_text(row: EventRow) -> str:
 
 
 def _fill(row: EventRow, words: str) -> str:
-    """`words`: the template of a value that stands alone."""
+    """`words`: the template for a value without facts."""
     value = row.value
     if row.name == "died":
         return _describe_exit(value)

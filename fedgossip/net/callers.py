@@ -59,7 +59,7 @@ class Callers:
         """Close a connection; it breaks at the other end and is forgotten here."""
         self._strange.pop(descriptor, None)
         self._known.pop(descriptor, None)
-        shut_down(descriptor, self._is_ours)  # the number may stand for another file by now
+        shut_down(descriptor, self._is_ours)  # the number may belong to another file by now
 
     def _is_ours(self, descriptor: int) -> bool:
         kind, _, place = self.address.partition("://")

@@ -31,7 +31,7 @@ _FILTER = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addresso
 _NOWHERE = ctypes.create_string_buffer(struct.pack("H14x", socket.AF_UNSPEC))  # struct sockaddr
 
 _libc = ctypes.PyDLL(None if os.name == "posix" else "ws2_32")
-"""None of these calls waits, so they keep Python's lock: a thread that lets go of it may wait for milliseconds."""
+"""None of these calls waits, so they keep Python's lock: a thread that releases it may wait for milliseconds."""
 
 
 def brought(descriptor: int) -> tuple[int, int] | None:
@@ -83,7 +83,7 @@ def break_off(descriptor: int, is_it: Callable[[int], bool]) -> None:
 
 def _to_connection(descriptor: int, is_it: Callable[[int], bool], act: Callable[[int], object]) -> None:
     try:
-        held = os.dup(descriptor)  # the number may stand for anything from now on
+        held = os.dup(descriptor)  # the number may belong to any file from now on
     except OSError:  # closed already; or no descriptor is left, which is when hanging up is needed most
         if is_it(descriptor):
             act(descriptor)

@@ -105,7 +105,7 @@ class Members:
 
 
 def is_signing_key(text: str) -> bool:
-    """Whether a text is a key of signatures as it is compared and written: 64 hex digits in lower case."""
+    """Whether a text is a key of signatures in its normal form: 64 hex digits in lower case."""
     return _HEX_KEY.fullmatch(text) is not None
 
 
@@ -149,7 +149,7 @@ def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
 
 
 def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambda _: True) -> dict[NodeId, Endpoint]:
-    """Read the endpoints of all `n` peers; those that do not listen need no address.
+    """Read the endpoints of all `n` peers; peers that do not listen need no address.
 
     Raises ConfigError naming the entry that is wrong or missing.
     """

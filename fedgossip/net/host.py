@@ -151,7 +151,7 @@ IDLE_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What the host needs from outside its own room: where rows go, what to do with vectors, when to stop."""
+    """The host's connections to the outside: the writer of rows, the receivers of vectors, the stop flag."""
 
     write: Callable[[Row], None]
     outgoing: Callable[[int, Vector], None]
@@ -161,8 +161,9 @@ class Ports:
     stop: Callable[[], bool]
     """Polled at least every half second: true ends the run early, with a goodbye."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
-    """Keep what a new machine would need to go on from here; called between two trainings, unless it is durable: it is
-    on disk then when this returns."""
+    """Store the state that a new machine needs to resume here; called between two trainings, unless it is durable: it
+    is on disk then when this returns.
+    """
     log: Callable[[Log], None] = lambda _: None
     """Write a line into the participant's own log; it is on disk when this returns."""
     witness: Callable[[Witness], None] = lambda _: None
@@ -201,7 +202,7 @@ class Host:
         self._fatal: FedgossipError | None = None
         self._turned_away = False  # whether no other participant runs this experiment
         self._round = 0
-        self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
+        self._counted = 0, 0  # sent bytes, with everything and of vectors alone, in completed rounds
         self._invited_ns: int | None = None  # the beginning of a coordinator's first round
         own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.measure
         worker = WorkerPorts(self.clock, lambda: self._round, *own)
@@ -304,7 +305,7 @@ class Host:
                 self._join_if_ready(node)
             case LinkDown(node):
                 self._up.discard(node)
-                self._processes.pop(node, None)  # it may be started anew, with nothing left to number its life by
+                self._processes.pop(node, None)  # it may be restarted with nothing left to number its life by
                 self._set_timer(("grace", node), GRACE_NS)
             case Routed(node, relay):
                 name = "via_relay" if relay else "direct"

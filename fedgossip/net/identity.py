@@ -116,7 +116,7 @@ def verify(key: str, data: bytes, signature: str) -> bool:
 
 
 def raw(key: str) -> bytes:
-    """Return the 32 bytes that a key's text stands for."""
+    """Return the 32 bytes that a key's text encodes."""
     return bytes(z85.decode(key))
 
 

@@ -125,7 +125,7 @@ class Waker:
 
 
 class Wakeable:
-    """What waits in `poll` with a Waker among what it waits for."""
+    """An object that waits in `poll` for a Waker among others."""
 
     _waker: Waker
 

@@ -42,7 +42,7 @@ WorkerAnswer = Produced | Trained | RowsChosen | ModelMeasured | Stopping | Repo
 
 @dataclass(frozen=True, slots=True)
 class WorkerPorts:
-    """What the thread needs of its host."""
+    """The thread's connections to its host."""
 
     clock: Callable[[], int]
     round: Callable[[], int]
@@ -83,7 +83,7 @@ class TrainingThread:
             yield self._answers.get()
 
     def end(self) -> None:
-        """Begin no job after those that are queued."""
+        """Begin no job after the queued ones."""
         self._jobs.put(None)
 
     def join(self, seconds: float) -> None:
@@ -122,7 +122,7 @@ class TrainingThread:
                 return self._evaluate(job)
             case MeasureModel(round, model):
                 return ModelMeasured(round, self._ports.measure(round, model))
-            case Checkpoint():  # here: what the task remembers belongs to it until the next training
+            case Checkpoint():  # here: the task's memory belongs to it until the next training
                 self._ports.checkpoint(job)
                 return None
 

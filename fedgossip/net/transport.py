@@ -16,7 +16,7 @@ from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.measuring.traffic import Traffic
 
 NOBODY: NodeId = -1
-"""The number that stands for the sender of a guest's message."""
+"""The sender's number in a guest's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Transport(Protocol):
     def bytes_sent(self) -> int: ...
     @property
     def traffic(self) -> Traffic:
-        """What of that is vectors, and when something was under way."""
+        """Bytes of vectors on each link, and the times of traffic."""
         ...
 
     @property
@@ -143,5 +143,5 @@ class Transport(Protocol):
         ...
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Send what can be sent within `drain_seconds`, then close everything."""
+        """Send for at most `drain_seconds`, then close everything."""
         ...

@@ -258,8 +258,8 @@ def bench(
 ) -> None:
     """Measure MODELS side by side: ONNX files, and runs in torch.
 
-    The run that a file was made from is measured beside it, where its directory is in the same folder; without --data
-    its test set is what all are judged on.
+    The run that a file was made from is measured beside it, if its directory is in the same folder; without --data all
+    are judged on its test set.
     """
     from dataclasses import asdict
 

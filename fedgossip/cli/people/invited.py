@@ -36,7 +36,7 @@ STOP_SECONDS = 30.0
 """How long a script that is interrupted may take for its last words, before it is killed."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks at what the participant beside a script has recorded."""
+"""Seconds between two checks of the record of the participant beside a script."""
 
 POLICY = "policy.toml"
 
@@ -57,7 +57,7 @@ class InvitedSeat:
     learning: Learning | None = None
     data: str = ""
     policy: Path | None = None
-    """What it insists on as a client; without a name in the folder."""
+    """Its policy as a client; without a name in the folder."""
     spent: Path | None = None
     script: tuple[str, ...] = ()
     """The script of one's own training loop, and its arguments, in a run of such loops."""
@@ -68,7 +68,7 @@ class InvitedSeat:
     gate: Gate | None = None
     """Its site's approval of the plan, where required."""
     whole: Callable[[Path], None] | None = None
-    """What the one that leads does with the run's folder at the end."""
+    """Called with the folder of a coordinator or server at the end."""
 
     @property
     def out(self) -> Path:
@@ -105,7 +105,7 @@ class InvitedSeat:
         )  # fmt: skip
 
     def _waiting(self) -> str:
-        """What it does at first."""
+        """Return the text of its first activity."""
         roles = self.plan.roles
         if self.node == roles.leader:
             return f"waiting for its {roles.one}s"
@@ -160,7 +160,7 @@ class InvitedSeat:
 
 
 class NewRows:
-    """Passes on what a participant in another process adds to its record, from now on."""
+    """Passes on new rows of a participant in another process, from now on."""
 
     def __init__(self, record: Path, watch: Callable[[Row], None]) -> None:
         import msgspec

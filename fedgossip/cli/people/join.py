@@ -128,7 +128,7 @@ class _Own:
 
 
 def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
-    """What reaches others through the relays of the invite, where it names some."""
+    """Return the client of the invite's relays, if it names some."""
     from fedgossip.net.relays.relay_client import RelayClient
 
     if not _relays(invitation):
@@ -171,7 +171,7 @@ def _list() -> int:
 
 
 def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[str]]:
-    """What finds addresses of this key on this network, where that can be done."""
+    """Return the search for addresses of this key on this network, if possible."""
     from fedgossip.base.errors import FedgossipError
     from fedgossip.net.invites.discovery import Search
 
@@ -235,7 +235,7 @@ def _shown(
 
 
 def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
-    """What the organiser has chosen for the machines of others, where that is not as usual."""
+    """Print the organiser's settings for the machines of others, where they differ from the usual."""
     from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
 
     usual = TrainSettings()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedgossip.net.relays.relay import Relay
 
 SAY_SECONDS = 60.0
-"""Time between two lines on what has happened, where something has."""
+"""Seconds between two lines of counts, if they changed."""
 
 
 @click.command()

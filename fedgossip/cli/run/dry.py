@@ -1,4 +1,4 @@
-"""`fedgossip run --dry-run`: what a run will be, before anything is trained."""
+"""`fedgossip run --dry-run`: the properties of a run, before anything is trained."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
 
 
 def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
-    """Return what the processes of a learner hold, where each has a part of the model."""
+    """Return the memory of a learner's processes, where each has a part of the model."""
     if not plan.experiment.train.in_parts:
         return ()
     from fedgossip.learning.task import TorchTask

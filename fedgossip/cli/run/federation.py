@@ -62,7 +62,7 @@ def coordinator(
 
 
 def _first_model(plan: FederationPlan, script: str) -> Described | None:
-    """What the clients' loops begin with, where they are loops.  Raises ConfigError."""
+    """Return the first model of the clients' loops, if they are loops.  Raises ConfigError."""
     from fedgossip.cli.people.invited import script_of
 
     words = script_of(plan.experiment, script)

@@ -57,7 +57,7 @@ class Participant:
     plan: Plan
     node: int
     title: str
-    """What it is called in messages, such as "peer 3"."""
+    """Its name in messages, such as "peer 3"."""
     key: Path
     endpoints: Path
     known: dict[int, Endpoint]
@@ -76,11 +76,11 @@ class Participant:
     limits: HowLong | None = None
     """How long approvals hold by the site's policy; None where no policy requires one."""
     request: Callable[[], ApprovalRequest] | None = None
-    """What its site has to have approved; None: the plan of this run."""
+    """The plan that its site must have approved; None: the plan of this run."""
     data: str = ""
     """The source of its own data, where the experiment names none."""
     spent: Path | None = None
-    """Where it notes what it spends of privacy; None: beside the key."""
+    """File of its spent privacy budget; None: beside the key."""
     ways: Ways | None = None
     trace_bytes: int = 0
     again: str = ""

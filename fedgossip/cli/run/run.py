@@ -172,7 +172,7 @@ def concluded(
 
 
 def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextManager[PeerProcesses | None]:
-    """Return the processes of a local run: their parent imports what they need while we import what we need."""
+    """Return the processes of a local run: their parent imports its modules while we import ours."""
     if on != "local":
         return contextlib.nullcontext()
     from fedgossip.drivers.peer_processes import processes_for
@@ -281,7 +281,7 @@ def _time(summary: RunSummary) -> str:
 
 
 def _described(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, str]]:
-    """What was run and how it went, by the kind of run."""
+    """Return the settings and the course of a run, by its kind."""
     if summary["mode"] == "federated":
         return _federated(summary, record)
     if "forecast" in summary:
@@ -308,7 +308,7 @@ def _events(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
-    """Return what a person reads last of a run: whether it is whole, what it reached, where the model is."""
+    """Return the last lines of a run: whether it is whole, its scores, the place of the model."""
     summary, folder = finished.summary, finished.directory
     rows: list[tuple[str, str]] = []
     if folder:
@@ -385,7 +385,7 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
 
 
 def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return what the clients measured last: the coordinator's row has it for the model of the round before."""
+    """Return the clients' last measurements: the coordinator's row has them for the model of the round before."""
     tested = [(row.round - 1, at) for row in record if (at := getattr(row, "score_clients", None)) is not None]
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 

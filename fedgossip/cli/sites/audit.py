@@ -28,7 +28,7 @@ _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 def audit() -> None:
     """Look at a participant's own log, and at the coordinator's transcripts of its rounds.
 
-    A log holds what left the participant and what it refused, each line chained to the one before and signed.
+    A log holds the data that left the participant and its refusals, each line chained to the one before and signed.
     """
 
 
@@ -77,8 +77,8 @@ def verify(
 ) -> int:  # fmt: skip
     """Verify logs, and transcripts of rounds.
 
-    LOG is a file, or a folder with all that is below it.  Ends with code 1 where something is wrong, and names it by
-    line or record.  A log cut at its end looks whole: give --head, or --against what the other side has.
+    LOG is a file, or a folder with all logs below it.  Ends with code 1 for a fault, and names it by line or record.  A
+    log cut at its end looks whole: pass --head, or --against the files of the other side.
     """
     for word in (key, head):
         if word is not None and not re.fullmatch("[0-9a-f]{64}", word):

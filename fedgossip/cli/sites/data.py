@@ -1,4 +1,4 @@
-"""`fedgossip data`: what a site's own table holds, and what all sites' tables have in common."""
+"""`fedgossip data`: the contents of a site's own table, and the common properties of all sites' tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def data() -> None:
-    """Tables of several sites: look at one's own, agree on columns and statistics with the others."""
+    """Tables of several sites: look at your own, agree on columns and statistics with the others."""
 
 
 @data.command()
@@ -45,7 +45,7 @@ def data() -> None:
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which site this is.")
 @SET
 def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
-    """Show what the table of site K holds, and whether it fits the others' columns.  Nothing leaves this machine."""
+    """Show the contents of site K's table, and whether it fits the others' columns.  Nothing leaves this machine."""
     from fedgossip.data.agreed.statistics_task import StatisticsTask
     from fedgossip.data.columns.table_schema import SiteColumns
     from fedgossip.experiment import load_experiment

@@ -82,7 +82,7 @@ def _write(
 
 
 def describe(found: TreesFit, sites: int) -> list[str]:
-    """Return what has been grown, for a person."""
+    """Return the grown trees, for a person."""
     d = found.design
     of = f"{d.outcome} = {d.classes[1]}" if len(d.classes) == 2 else d.outcome
     asked = f"of {d.trees} " if found.trees < d.trees else ""

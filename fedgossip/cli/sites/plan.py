@@ -1,4 +1,4 @@
-"""`fedgossip plan`: what a federated run will do, in words that a site's board reads, compares and signs."""
+"""`fedgossip plan`: the work of a federated run, in words that a site's board reads, compares and signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`fedgossip privacy`: what a run promises, before anything is sent; and what a key has spent in all its runs."""
+"""`fedgossip privacy`: the guarantees of a run, before anything is sent; and the spent budget of a key over all its
+runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def privacy() -> None:
-    """What a federated run promises about privacy: plan a budget, pin a policy, see what was spent, test a model."""
+    """Privacy of a federated run: plan a budget, pin a policy, see the spent part, test a model."""
 
 
 privacy.add_command(membership)
@@ -84,7 +86,7 @@ def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, adv
 
 
 def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
-    """What the ledger beside a key holds of what this run's budget is of."""
+    """Return the earlier spending in the ledger beside a key that counts against this run's budget."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.federated.ledger import data_of, spent_on
 
@@ -122,7 +124,7 @@ def policy(
     approval_days: float,
     approval_rounds: int,
 ) -> None:
-    """Write down what a client of EXPERIMENT insists on from now on, and print it: read it before you agree."""
+    """Write the policy of a client of EXPERIMENT, and print it: read it before you agree."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose

@@ -27,7 +27,7 @@ Record = Callable[[Path], None]
 Write = Callable[[Any, Record], None]
 """Called with the sums."""
 BEGIN_AGAIN = "Begin again, all together and in new folders (--out), when coordinator.min_clients are there."
-"""What to do where a run of sums has stopped: its rounds are few, and `--resume` is of runs that train."""
+"""Advice after a stopped run of sums: its rounds are few, and `--resume` is for runs that train."""
 SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 
 
@@ -262,7 +262,7 @@ def said_dry(
 
 
 def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[str]:
-    """Return what the sums cost of the budget, at a site with what its ledger holds of the same records."""
+    """Return the costs of the sums in privacy budget, at a site with its ledger's entries for the same records."""
     from fedgossip.base.errors import BudgetError
     from fedgossip.data.per_peer import PLACE
     from fedgossip.data.record_digests import source_digest

@@ -68,7 +68,7 @@ def save_modes(values: FloatArray, energy: FloatArray | None, title: str, labels
 
 @dataclass(frozen=True)
 class Labels:
-    """What stands beside the axes."""
+    """Labels beside the axes."""
 
     left: str
     energy: str

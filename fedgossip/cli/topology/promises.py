@@ -1,4 +1,4 @@
-"""What a graph promises, in the words and numbers of `fedgossip topology show` and `compare`."""
+"""The guarantees of a graph, in the words and numbers of `fedgossip topology show` and `compare`."""
 
 from __future__ import annotations
 

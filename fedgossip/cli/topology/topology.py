@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedgossip.topology import Schedule
 
 LONGEST_NAME = 20
-"""Characters of a name that stands in one line of 80 beside the numbers."""
+"""Maximum number of characters of a name in one line of 80 beside the numbers."""
 
 COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
 CHANGING_MEANS = (

@@ -36,7 +36,7 @@ class ClientLinks(Wakeable):
     """The client's end.  It connects to nothing before `connect`, and then to the coordinator alone."""
 
     def __init__(self, node: NodeId, identity: Identity | None) -> None:
-        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        """`identity` None leaves encryption out: for measuring its cost, reachable from no command."""
         self.node, self.identity = node, identity
         self.streams = Streams(identity, suites_wanted())
         self._call = StreamCall(-1)
@@ -70,7 +70,7 @@ class ClientLinks(Wakeable):
 
     @property
     def traffic(self) -> Traffic:
-        """What of that is vectors, and when something was under way."""
+        """Bytes of vectors on each link, and the times of traffic."""
         return self._cuts.traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
@@ -295,7 +295,7 @@ class ClientLinks(Wakeable):
                 return
 
     def _stream_ended(self, events: list[LinkEvent]) -> None:
-        """What was under way by the stream is lost with it, so the coordinator is greeted again."""
+        """A message under way by the stream is lost with it, so the coordinator is greeted again."""
         lost = self._call.in_use
         self.streams.failed(self._call)
         if lost:
@@ -346,7 +346,7 @@ class ClientLinks(Wakeable):
         self._connected = self._up = False
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        """Send for at most `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
         if self.context.closed:
             return
         until = time.monotonic() + drain_seconds

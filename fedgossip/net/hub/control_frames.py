@@ -28,7 +28,7 @@ def word(kind: bytes, transfer: int = 0) -> Pair:
 
 
 def parse(mark: bytes) -> tuple[bytes, int]:
-    """Return (kind, transfer) of a mark; (b"", 0) where it is none."""
+    """Return (kind, transfer) of a mark; (b"", 0) for a malformed one."""
     if len(mark) != _WORD.size:
         return b"", 0
     kind, transfer, _ = _WORD.unpack(mark)

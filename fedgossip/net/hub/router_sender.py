@@ -43,7 +43,7 @@ MODELS = 16
 
 @dataclass(slots=True, eq=False)
 class ClientLine:
-    """The way to one client: the ROUTER's name of its connection, and what waits for it."""
+    """The way to one client: the ROUTER's name of its connection, and its waiting messages."""
 
     node: NodeId
     outbox: Outbox

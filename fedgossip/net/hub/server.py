@@ -52,7 +52,7 @@ class CoordinatorLinks(Wakeable):
     def __init__(
         self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = upload_slots.TURNS
     ) -> None:
-        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        """`identity` None leaves encryption out: for measuring its cost, reachable from no command."""
         suites = suites_wanted()
         self.node, self.identity, self._at_once = node, identity, turns_at_once
         self._clients: dict[NodeId, ConnectedClient] = {}
@@ -92,7 +92,7 @@ class CoordinatorLinks(Wakeable):
 
     @property
     def traffic(self) -> Traffic:
-        """What of that is vectors, and when something was under way."""
+        """Bytes of vectors on each link, and the times of traffic."""
         return self._cuts.traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
@@ -318,7 +318,7 @@ class CoordinatorLinks(Wakeable):
         return True
 
     def _stream_ended(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
-        """What was under way by a stream is lost with it, so the client has to greet again."""
+        """A message under way by a stream is lost with it, so the client has to greet again."""
         in_use = client.line.way is not None and client.line.way.in_use
         self._drop_stream(client)
         if in_use and client.up and client.here:

@@ -21,7 +21,7 @@ TURNS_AT_SPEED = 2
 more would take a model of memory each and bring nothing sooner."""
 
 FAST_CHUNKS = 38
-"""100 MB/s with QUIET_SECONDS, of 256 KiB each: what a gigabit line brings."""
+"""100 MB/s with QUIET_SECONDS, of 256 KiB each: the rate of a gigabit line."""
 
 TURNS_BYTES = 1 << 30
 """Maximum bytes on their way where clients are slow; never less than TURNS messages."""
@@ -44,7 +44,7 @@ class ListeningClock:
         self._left: float | None = None
 
     def leave(self, now: float) -> None:
-        """Stand still from now on."""
+        """Stop the clock from now on."""
         self._left = now
 
     def back(self, now: float) -> None:

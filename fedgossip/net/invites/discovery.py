@@ -36,7 +36,7 @@ Interfaces = Sequence[str]
 
 @dataclass(frozen=True)
 class Announcement:
-    """An organiser: what it calls its run, its public key, and where it can be called."""
+    """An organiser: the name of its run, its public key, and its address."""
 
     name: str
     key: str
@@ -104,7 +104,7 @@ class Search:
         self._browser = ServiceBrowser(self._zeroconf, SERVICE, listener=self)  # type: ignore[arg-type]
 
     def found(self) -> list[Announcement]:
-        """Return what was announced so far."""
+        """Return the announcements so far."""
         with self._lock:
             return list(self._found.values())
 

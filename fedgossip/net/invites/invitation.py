@@ -168,7 +168,7 @@ def _base32(body: bytes) -> str:
 
 
 def _bytes_of(letters: str) -> bytes:
-    """Return the whole bytes that these letters stand for.  Raises ConfigError."""
+    """Return the whole bytes that these letters encode.  Raises ConfigError."""
     number = 0
     for letter in letters:
         value = _LETTERS.find(letter)

@@ -83,7 +83,7 @@ class Seats:
 
 @dataclass(frozen=True)
 class Party:
-    """What must outlive the organiser's process."""
+    """The state that must outlive the organiser's process."""
 
     secret: bytes = field(repr=False)
     expires: int
@@ -129,7 +129,7 @@ class InviteAdmission:
         self._heard: dict[NodeId, float] = {}
         self._held: dict[NodeId, float] = {}
         self.unfit: dict[str, str] = {}
-        """What the first UNFIT_MAX sent that were not let in for it, by their keys."""
+        """Faults of the first UNFIT_MAX refused callers, by their keys."""
 
     # --- for the organiser ----------------------------------------------------------------------------------------
 

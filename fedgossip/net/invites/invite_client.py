@@ -91,7 +91,7 @@ class InviteClient:
 
     @property
     def who(self) -> Invited:
-        """What every question begins with."""
+        """The beginning of every request."""
         identity, verify = self.identity, self.identity.verify
         return Invited(self.invitation.mark, verify, self.invitation.proof(identity.public, verify))
 
@@ -170,7 +170,7 @@ class InviteClient:
         return answer if isinstance(answer, Invitations) else None
 
     def _keep(self, one: _Call) -> None:
-        """The others are not needed any more."""
+        """Close the other calls."""
         self.reached = one.address
         for other in self._calls:
             if other is not one:

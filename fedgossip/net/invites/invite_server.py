@@ -31,7 +31,7 @@ QUESTION_BYTES = 2048
 QUESTIONS, QUESTIONS_SECONDS = 1024, 60.0
 """Maximum number of requests of one key within so many seconds; a common test set of 32 MiB takes so many."""
 WRONG_MAX = 8
-"""Number of refusals after which a key is not answered any more within QUESTIONS_SECONDS."""
+"""Number of refusals after which a key gets no answer within QUESTIONS_SECONDS."""
 KEYS_MAX = 64
 """Maximum number of keys with counted requests; beyond, the oldest count is dropped."""
 TURN_MS = 200
@@ -129,7 +129,7 @@ class InviteServer:
                 return
             try:
                 key, message, asker = self._question()
-            except Exception as error:  # whatever a stranger's frame does costs that frame
+            except Exception as error:  # a stranger's frame can spoil that frame alone
                 if isinstance(error, zmq.ZMQError):
                     raise
                 skip(self._router)

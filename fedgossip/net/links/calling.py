@@ -1,4 +1,4 @@
-"""A DEALER that calls one partner: how it is made, watched, understood and closed."""
+"""A DEALER that calls one partner: making, watching, interpreting and closing it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Read one message from a socket, a mark and a body and no other frame, and give it to its sender's assembler.
+"""Read one message from a socket, a mark and a body and no other frame, and pass it to its sender's assembler.
 
-Or one sealed record of a stream, which stands for the same.
+Or one sealed record of a stream, which is equivalent.
 """
 
 from __future__ import annotations

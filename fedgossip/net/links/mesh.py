@@ -186,7 +186,7 @@ class Links(Wakeable):
     """Sockets of one peer.  Bind first (`address` then holds the real port), `connect` when all addresses are known."""
 
     def __init__(self, node: NodeId, bind: str, identity: Identity | None) -> None:
-        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        """`identity` None leaves encryption out: for measuring its cost, reachable from no command."""
         suites = suites_wanted()
         self.node, self.identity = node, identity
         self._links: dict[NodeId, PartnerLink] = {}
@@ -227,7 +227,7 @@ class Links(Wakeable):
 
     @property
     def traffic(self) -> Traffic:
-        """What of that is vectors, and when something was under way."""
+        """Bytes of vectors on each link, and the times of traffic."""
         return self._cuts.traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
@@ -544,7 +544,7 @@ class Links(Wakeable):
             self._queue(link, message)
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        """Send for at most `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
         if self.context.closed:
             return
         until = time.monotonic() + drain_seconds

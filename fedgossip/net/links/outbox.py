@@ -50,7 +50,7 @@ def zmq_body(pair: Pair) -> bytes | zmq.Frame:
 
 
 def plain_body(pair: Pair) -> bytes | memoryview:
-    """Return the body as it is sealed."""
+    """Return the body as input of the seal."""
     body = pair[1]
     return body.view if isinstance(body, VectorChunk) else body
 
@@ -60,7 +60,7 @@ OUTBOX_MESSAGES = 8
 
 
 class Cuts:
-    """What all partners share of a message: its header, made once, and its chunks."""
+    """The parts of a message that all partners share: its header, made once, and its chunks."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()

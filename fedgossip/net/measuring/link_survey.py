@@ -28,7 +28,7 @@ ANSWER, TURN, OVER = 0, 1, 2
 """In place of a bucket: a message has arrived; the turn is yours; all have had theirs."""
 
 LONG_SECONDS = 1.0
-"""Larger messages than one that took so long are not sent: two sizes, and a line, are there long before."""
+"""Larger messages than one that took so long are not sent: two sizes, and a line, are measured long before."""
 
 SILENCE_SECONDS = 300.0
 """Maximum seconds without any message: longer than two machines take to measure their link."""
@@ -36,7 +36,7 @@ SILENCE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """To `node`: bytes of the messages, and the median seconds until each was there and answered; none: no answer."""
+    """To `node`: bytes of the messages, and the median seconds until each arrived and was answered; none: no answer."""
 
     node: NodeId
     sizes: tuple[int, ...]

@@ -32,7 +32,8 @@ SCHEMA = "link times"
 
 
 def link_times(sizes: Sequence[int] = SIZES, turns: int = TURNS) -> list[float]:
-    """Return for each size the median seconds until a message with so many bytes of numbers is there and answered.
+    """Return for each size the median seconds until a message with so many bytes of numbers has arrived and was
+    answered.
 
     Raises NetworkError where none is within WAIT_SECONDS.
     """

@@ -120,7 +120,7 @@ class Relay:
             hang_up(writer)
 
     async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RelayRequest | None:
-        """Return what a new connection wants, where it may have it."""
+        """Return the request of a new connection, if permitted."""
         self._strangers += 1
         try:
             secret = X25519PrivateKey.generate()

@@ -40,7 +40,7 @@ AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.5, 15.0
 """Time before a relay that is away is called again; twice as long each time, up to the longest."""
 IDLE_SECONDS = 3600.0
 SILENCE_SECONDS = 45.0
-"""Time without a sign of life after which a relay is called anew."""
+"""Seconds of silence after which a relay is called anew."""
 CALLS_MAX = 128
 """Maximum number of calls, in and out, at the same time.  Streams have half of them: links do without them, where there
 is no room.

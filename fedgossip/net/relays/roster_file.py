@@ -47,7 +47,7 @@ _PARTY = msgspec.json.Decoder(_Party)
 
 
 class Roll:
-    """Raises ConfigError for a file that cannot be read at the start; later what was read last stands."""
+    """Raises ConfigError for a file that cannot be read at the start; later its last content stays valid."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._changed = path, -1

@@ -67,7 +67,7 @@ def hang_up(writer: asyncio.StreamWriter) -> None:
 
 
 async def settled() -> None:
-    """Let what was hung up on be closed, before the loop is."""
+    """Let closing connections end, before the loop does."""
     for _ in range(3):
         await asyncio.sleep(0)
 

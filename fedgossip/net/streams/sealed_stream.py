@@ -100,7 +100,7 @@ class SealedStream:
         return True
 
     def _place(self, size: int) -> memoryview:
-        """Return room for so many bytes behind those that wait."""
+        """Return room for so many bytes behind the waiting ones."""
         if self._out is None:
             self._out, self._filled, self._sent = self._buffers.take(), 0, 0
         begins, self._filled = self._filled, self._filled + size
@@ -204,7 +204,7 @@ class SealedStream:
     def close(self) -> None:
         """Close the connection; data taken by the network are still sent."""
         self._out = self._in = None
-        with contextlib.suppress(OSError):  # closed with words unread, it would take back what it has sent
+        with contextlib.suppress(OSError):  # closed with unread bytes, it would revoke the bytes it has sent
             self._connection.shutdown(socket.SHUT_WR)
             for _ in range(LAST_READS):
                 if not self._connection.recv(LAST_BYTES):

@@ -72,7 +72,7 @@ class SealedWay:
     """Whether the last stream ended as nothing was acknowledged."""
 
     def acknowledge(self) -> None:
-        """Send how much was read, where that is news; behind what waits for the network.  Raises OSError."""
+        """Send the number of read bytes, if it is new; behind waiting bytes.  Raises OSError."""
         assert self.stream is not None
         waited, read = self.stream.sending, self.stream.taken - self.acks_taken * ACK_BYTES
         if self.up and read > self.owed and self.stream.send(_ACK, _COUNT.pack(read)):
@@ -81,7 +81,7 @@ class SealedWay:
                 self.stream.flush()
 
     def overdue(self, now: float) -> bool:
-        """Whether nothing of what was sent was acknowledged for ACK_SECONDS."""
+        """Whether no sent bytes were acknowledged for ACK_SECONDS."""
         assert self.stream is not None
         if self.stream.given - self.base - self.acks_sent * ACK_BYTES <= self.acknowledged:
             self.since = 0.0
@@ -101,7 +101,7 @@ class SealedWay:
             self.acknowledged, self.since = read, 0.0
 
     def forget_counts(self) -> None:
-        """Count anew, on the next stream."""
+        """Reset the counts for the next stream."""
         self.acknowledged = self.owed = self.acks_sent = self.acks_taken = self.base = 0
         self.since = 0.0
 
@@ -146,7 +146,7 @@ class SealedWay:
         return self.stream.send(pair[0], plain_body(pair))
 
     def flush(self) -> bool:
-        """Send what waits; return whether nothing waits.  Raises OSError."""
+        """Send waiting bytes; return whether none are left.  Raises OSError."""
         assert self.stream is not None
         return self.stream.flush()
 
@@ -185,7 +185,7 @@ class StreamCall(SealedWay):
 
     callee: str = ""
     offer: StreamOffer | None = None
-    """What was offered and is not answered."""
+    """An offer without an answer."""
     relayed: bool = False
     """Whether the callee is reached through a relay: then its streams are called where its CURVE connection is."""
     number: int = 0

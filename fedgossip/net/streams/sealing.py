@@ -58,7 +58,7 @@ _NONCE = struct.Struct("<IQ")
 
 
 class Suite(IntEnum):
-    """How records are sealed; the number stands in offers and answers."""
+    """The ciphers of records; the number is used in offers and answers."""
 
     AES_256_GCM = 1
     CHACHA20_POLY1305 = 2
@@ -113,11 +113,11 @@ class Agreed:
     to_caller: bytes = field(repr=False)
 
     def of_caller(self) -> tuple[Sealer, Opener]:
-        """Return what the caller seals and opens with."""
+        """Return the caller's sealer and opener."""
         return Sealer(self.suite, self.to_callee), Opener(self.suite, self.to_caller)
 
     def of_callee(self) -> tuple[Sealer, Opener]:
-        """Return what the callee seals and opens with."""
+        """Return the callee's sealer and opener."""
         return Sealer(self.suite, self.to_caller), Opener(self.suite, self.to_callee)
 
 
@@ -133,7 +133,7 @@ class StreamOffer:
     def keys(self, answer: bytes, caller: str, callee: str) -> tuple[Agreed, int]:
         """Return the keys, and the port to call; `caller` and `callee` are the long-term keys, as text.
 
-        Raises FrameError for an answer that cannot be one, or names what was not offered.
+        Raises FrameError for an invalid answer, or one with a suite that was not offered.
         """
         if len(answer) != _ANSWER.size:
             raise FrameError("sealing", f"an answer of {len(answer)} bytes to an offer of sealed records")
@@ -248,7 +248,7 @@ class Opener(_Numbered):
 
 
 class SealBrokenError(FrameError):
-    """A record that does not open; nothing of its stream can be believed any more."""
+    """A record does not open; nothing of its stream can be trusted any more."""
 
     def __init__(self, text: str) -> None:
         super().__init__("seal", text)

@@ -233,7 +233,7 @@ class Streams:
             self.drop(one)
 
     def turn(self) -> Iterator[tuple[SealedWay, bool, bool]]:
-        """Yield (stream, readable, writable) of those that are up; do what the others need."""
+        """Yield (stream, readable, writable) of streams that are up; advance the others."""
         for key, mask in self._selector.select(0):
             if key.data is None:
                 self.port.accept()
@@ -314,7 +314,7 @@ class Streams:
         yield one, True, True
 
     def close(self, linger_seconds: float = 0.0) -> None:
-        """Close all; wait for so long at most until what was sent has arrived."""
+        """Close all; wait at most so long until sent bytes have arrived."""
         until = time.monotonic() + linger_seconds
         while time.monotonic() < until and any(way.stream and way.stream.arriving for way in self._watched):
             time.sleep(LOOK_SECONDS)
@@ -333,7 +333,7 @@ def refusal(number: int) -> Pair:
 
 def _ends(descriptor: int) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
     """Return the family and both addresses of a TCP connection, ours first.  Raises OSError."""
-    with socket.socket(fileno=os.dup(descriptor)) as connection:  # the number may stand for anything by now
+    with socket.socket(fileno=os.dup(descriptor)) as connection:  # the number may belong to another file by now
         family, ends = connection.family, (connection.getsockname(), connection.getpeername())
     if family not in (socket.AF_INET, socket.AF_INET6):
         raise OSError(errno.EAFNOSUPPORT, "no TCP connection")
@@ -341,7 +341,7 @@ def _ends(descriptor: int) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
 
 
 def hang_up_beside(call: StreamCall) -> None:
-    """Break the CURVE connection beside a stream; ZeroMQ makes it anew."""
+    """Break the CURVE connection beside a stream; ZeroMQ makes a new one."""
 
     def is_it(descriptor: int) -> bool:
         try:

@@ -34,7 +34,7 @@ class ListedRun:
 
     folder: Path
     shown: str
-    """Its folder, as it is shown."""
+    """Its folder, as displayed."""
     marks: Marks
     version: int
     head: Head | None = None
@@ -161,7 +161,7 @@ def _inner(folder: Path) -> list[Path]:
 
 
 def _key(shown: str) -> str:
-    """Return what a run is called in addresses: letters that stay the same as long as its folder does."""
+    """Return a run's key in addresses: letters that stay the same as long as its folder does."""
     return hashlib.blake2s(shown.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -57,7 +57,7 @@ class Head:
 
 
 Marks = Mapping[str, tuple[int, int]]
-"""The files of READ that are there: when each changed last, in ns, and its size in bytes."""
+"""The existing files of READ: time of the last change, in ns, and size in bytes of each."""
 
 
 def marks_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -188,9 +188,9 @@ _WANTED = {*_KEPT, "name", "status", "score", "accuracy", "privacy"}
 
 
 def _summary(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the keys of a summary that are shown, and "unreadable" where it is none.
+    """Return the displayed keys of a summary, and "unreadable" for a malformed one.
 
-    The rest, a graph and its weights in most of its bytes, is passed over: of a thousand runs that is most of the time.
+    The rest, a graph and its weights in most of its bytes, is skipped: of a thousand runs that is most of the time.
     """
     try:
         parts = from_json(_TOP, outside_files.read_bytes(path, BYTES_MAX))
@@ -214,11 +214,11 @@ def _experiment(path: Path) -> dict[str, Any]:
 
 _ROW: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
 OF_ALL = b'"kind":"network"'
-"""What stands in a row of all together, as it is written."""
+"""Bytes that a network's row contains, as written."""
 
 
 def _newest(path: Path) -> NetworkRow | None:
-    """Return the newest row of all together that stands near the end of a record."""
+    """Return the newest network row near the end of a record."""
     try:
         with outside_files.open_file(path, outside_files.ROWS) as file:
             size = file.seek(0, os.SEEK_END)

@@ -100,7 +100,7 @@ class Board:
         self._of_reports = _policy_of_reports()
 
     def answer(self, path: str, query: Query) -> HttpAnswer | None:
-        """Return what lies at a path; None where nothing does."""
+        """Return the answer for a path; None for an unknown one."""
         match path.split("/")[1:]:
             case [""]:
                 return self._page
@@ -159,7 +159,7 @@ class Board:
         try:
             with self._lock:
                 watched = self._watched.get(key, lambda: WatchedRun(find([run.folder]), self._words))
-        except FedgossipError:  # its folder holds no run any more
+        except FedgossipError:  # its folder no longer holds a run
             return None
         return watched.page.answer(name)
 

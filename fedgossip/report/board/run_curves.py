@@ -23,7 +23,7 @@ from fedgossip.report.watch.tail import Tail
 
 COLUMNS = ("score_averaged", "score_mean_peer", "score_worst_peer", "loss", "test_loss", "consensus_distance")
 LOGGED = b'"logged"'
-"""What stands in a row of a loop that has logged numbers."""
+"""Bytes that a row with a loop's logged numbers contains."""
 PREFIX = "logged:"
 """Of the names of their curves."""
 BYTES, SECONDS = "bytes", "seconds"

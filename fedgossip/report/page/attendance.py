@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HEIGHT = 3.1
 MOST_COLUMNS = 160
-"""Maximum number of columns of a figure; with more rounds each column stands for several."""
+"""Maximum number of columns of a figure; with more rounds each column represents several."""
 MOST_APART = 60
 """Maximum number of columns that are drawn with space between them."""
 LANE_HEIGHT = 0.055  # inches
@@ -35,7 +35,7 @@ SHADES = (0.25, 0.5, 0.75, 1.0)
 
 
 def height(took: Participation) -> float:
-    """Return the height, in inches, of both figures, which stand side by side."""
+    """Return the height, in inches, of both figures, which are drawn side by side."""
     return max(HEIGHT, 1.1 + LANE_HEIGHT * took.clients) if took.followed else HEIGHT
 
 
@@ -115,7 +115,7 @@ def turns(took: Participation, name: str) -> str | None:
 
 
 Kind = tuple["NDArray[np.bool_]", dict[str, Any], str]
-"""Where it is, [clients, columns]; how it is filled; what it is called."""
+"""Its cells, [clients, columns]; its fill; its name."""
 
 
 def _by_kind(table: NDArray[np.int8], counted: str) -> list[Kind]:

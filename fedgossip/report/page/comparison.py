@@ -29,7 +29,7 @@ import numpy as np
 
 from fedgossip.core.forecasts import ROUNDING
 
-# What several runs were forecast to do, and did: one small picture each, in common axes.
+# Forecasts and results of several runs: one small picture each, in common axes.
 
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _paint(axes: Axes, name: str, run: RecordedRun) -> None:
     drawing.log_axis(axes)
 
 
-# What a comparison calls things: networks of peers, federated runs, and both together have each their own words.
+# Terms of a comparison: networks of peers, federated runs, and both together each have their own.
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def terms_of(runs: Sequence[RecordedRun]) -> RoleWords:
 
 
 def method_of(run: RecordedRun) -> str:
-    """Return what a run did: its graph; or its algorithm, and whether a coordinator saw updates."""
+    """Return the method of a run: its graph; or its algorithm, and whether a coordinator saw updates."""
     summary = run.summary
     if not summary.led:
         return summary.graph or summary.algorithm
@@ -183,7 +183,7 @@ def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> t
 
 
 def _names(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return a different name for each run: its own; where two are alike with what it did, its driver or a number."""
+    """Return a different name for each run: its own; where two share name and method, its driver or a number."""
     names = [run.name for run in runs]
     tellings: tuple[Callable[[RecordedRun], str], ...] = (
         method_of,

@@ -141,7 +141,7 @@ def zoomable(axes: Axes) -> None:
 
 
 def _axes(axes: Axes) -> dict[str, Any]:
-    """Where the axes lie in the drawn figure, in its units from the top left, and what they range over."""
+    """Return the position of the axes in the drawn figure, in its units from the top left, and their ranges."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     width, height = (72 * inches for inches in figure.get_size_inches())

@@ -42,5 +42,5 @@ def _wanting(run: RecordedRun) -> str:
 
 
 def notice(said: tuple[str, str]) -> Markup:
-    """Return a line that stands out, its first sentence in bold."""
+    """Return a highlighted line, its first sentence in bold."""
     return Markup(f'<p class="notice" role="status"><b>{text(said[0])}</b> {text(said[1])}</p>')

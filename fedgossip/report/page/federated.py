@@ -37,7 +37,7 @@ def parts(run: RecordedRun, took: Participation) -> Iterable[Markup | None]:
 
 
 def head(run: RecordedRun, took: Participation) -> Markup:
-    """Return the name of the run, what it was, whether the coordinator saw updates, and its key figures."""
+    """Return the name of the run, its method, whether the coordinator saw updates, and its key figures."""
     summary = run.summary
     some = summary.cohort is not None and summary.cohort < summary.n and summary.algorithm != FEDBUFF
     what = [
@@ -83,11 +83,11 @@ def _per_contribution(run: RecordedRun, took: Participation) -> str:
     return f"{data_size(run.summary.bytes_sent / total)} per contribution" if total else "by all together"
 
 
-# --- what was learned -------------------------------------------------------------------------------------------------
+# --- learning ---------------------------------------------------------------------------------------------------------
 
 
 def lines(run: RecordedRun, took: Participation) -> list[Line]:
-    """Return the score of the global model, and what the clients measured of it where they did."""
+    """Return the score of the global model, and the clients' measurements of it, if any."""
     found: list[Line] = [("global model", BLUE, "-", run.series("score_averaged"))]
     rows = {row.round: row for row in run.network}
     tested = [(rows[at], *values) for at, values in sorted(took.at_clients.items()) if at in rows]
@@ -208,7 +208,7 @@ def _abandoned(took: Participation) -> Markup | None:
 
 
 def clients(run: RecordedRun, took: Participation) -> Markup | None:
-    """Return what each client had, did and reached."""
+    """Return the data, actions and results of each client."""
     data, one = run.summary.data, run.roles.one
     return section(
         f"The {one}s",

@@ -34,7 +34,9 @@ SCORES = (
 )
 Axis = tuple[str, Callable[[ReportedRound], float]]  # a label and the place of a row on it
 ByRow = Callable[[list[ReportedRound]], Axis]
-Line = tuple[str, str, Any, list[tuple[ReportedRound, float]]]  # its name, colour and dash, and what was measured when
+Line = tuple[
+    str, str, Any, list[tuple[ReportedRound, float]]
+]  # its name, colour and dash, and the measured values by time
 
 
 def by_round(_: list[ReportedRound]) -> Axis:

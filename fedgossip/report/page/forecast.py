@@ -53,7 +53,7 @@ def band(run: RecordedRun) -> Band | None:
 
 
 def _modes_known(run: RecordedRun) -> bool:
-    """Whether the eigenvalues are there: of a directed mixing that is not normal only singular values are."""
+    """Whether the eigenvalues are known: a non-normal directed mixing has only singular values."""
     drawn = run.summary.topology
     directed = drawn is not None and drawn.directed
     return run.summary.modes is not None if directed else run.summary.eigenvalues is not None
@@ -77,7 +77,7 @@ def inside(run: RecordedRun, forecast: Band) -> float | None:
 
 
 def sentence(run: RecordedRun, forecast: Band | None) -> str:
-    """Return what the spectrum forecast and what was measured, in plain words."""
+    """Return the forecast from the spectrum and the measurement, in plain words."""
     facts, measured = run.summary.forecast, run.summary.measured_contraction
     parts = []
     if run.summary.mode != "sync":
@@ -126,7 +126,7 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
 
 
 def _of_changing(facts: RecordedForecast) -> str:
-    """What mixing alone promises where every round has another graph."""
+    """Return the guarantees of mixing alone where every round has another graph."""
     said = []
     if facts.mean_contraction is not None:
         said.append(f"one round of mixing leaves {number(facts.mean_contraction)} of a disagreement on average")
@@ -139,11 +139,11 @@ HOW = {
     "shadow": "a training at the peers\u2019 mean",
     "followed": "a training at the peers\u2019 mean, and theirs in one round of three",
 }
-"""What a level of a forecast trained; a probe three jobs a peer."""
+"""Training done for a level of a forecast; a probe trains three jobs a peer."""
 
 
 def _foretold(run: RecordedRun) -> str:
-    """What was forecast before the run, and how far it was kept."""
+    """Return the forecast before the run, and how well the run followed it."""
     told, summary = run.foretold, run.summary
     assert told is not None
     how = HOW.get(told.level, "three jobs a peer")

@@ -195,7 +195,7 @@ def _places(graph: Graph) -> NDArray[np.float64]:
 
 
 def _lying(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn centred places so that the longest direction lies flat, as the page does."""
+    """Turn centred places so that the longest direction is horizontal, as the page is."""
     _, axes = np.linalg.eigh(places.T @ places)
     axes = axes[:, ::-1]
     return np.asarray(places @ (axes * np.where(axes.sum(axis=0) < 0, -1.0, 1.0)))
@@ -256,7 +256,7 @@ def _arrowheads(axes: Axes, graph: Graph, places: NDArray[np.float64]) -> None:
 
 
 def _nodes(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[float]) -> Any:
-    """Draw the nodes; return what a colour bar needs, or None where all values are equal."""
+    """Draw the nodes; return the mapping for a colour bar, or None where all values are equal."""
     from matplotlib import colormaps
 
     differ = max(values) > min(values)

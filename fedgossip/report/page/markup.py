@@ -56,7 +56,7 @@ def section(title: str, *parts: Markup | None) -> Markup | None:
 
 
 def grid(*cells: Markup | None, kind: str = "grid") -> Markup | None:
-    """Return cells side by side, below each other on a phone; None where there are none."""
+    """Return cells side by side, below each other on a phone; None without any."""
     inside = join(cells)
     return Markup(f'<div class="{kind}">\n{inside}\n</div>') if inside else None
 

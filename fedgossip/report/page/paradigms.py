@@ -72,7 +72,7 @@ class CrossoverMap:
 
 @dataclass(frozen=True)
 class ParadigmPage:
-    """All that stands on the page.  `rows`: the table that --json prints; `runs`: one of each, with most workers."""
+    """Contents of the page.  `rows`: the table that --json prints; `runs`: one of each, with most workers."""
 
     title: str
     lead: str

@@ -97,7 +97,7 @@ class Participation:
         return True
 
     def table(self) -> NDArray[np.int8]:
-        """Return what each client took in each round, as `Took`: [clients, rounds]."""
+        """Return each client's part in each round, as `Took`: [clients, rounds]."""
         found = np.zeros((self.clients, self.rounds), dtype=np.int8)
         for node, (trained, missed) in enumerate(zip(self._trained, self._missed, strict=True)):
             counted = {round for round, nodes in self._counted.items() if node in nodes}

@@ -1,7 +1,7 @@
 """Read a run directory: summary.json, metrics.jsonl and experiment.toml, as typed values.
 
 Unknown kinds and keys are ignored, so that an older page reads a newer run.  The records of the peers are summed while
-they are read: what is kept grows with peers plus rounds, never with their product.
+they are read: memory grows with peers plus rounds, never with their product.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Scores(msgspec.Struct, frozen=True):
 
     @property
     def metric(self) -> Score:
-        """What they are values of."""
+        """The metric of the values."""
         return score_told({"name": self.name, "better": self.better, "unit": self.unit})
 
     def shown(self, value: float | None) -> str:
@@ -146,7 +146,7 @@ class DataSpread(msgspec.Struct, frozen=True):
 
 
 class PrivacySpent(msgspec.Struct, frozen=True):
-    """What differential privacy promised, and what was spent of it."""
+    """The guarantee of differential privacy, and the spent budget."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -169,7 +169,7 @@ class RecordedRefusal(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """summary.json.  `n` counts those that learn."""
+    """summary.json.  `n` counts the learners."""
 
     name: str
     n: int
@@ -197,7 +197,7 @@ class Summary(msgspec.Struct, frozen=True):
     eigenvalues: list[float] | None = None
     modes: list[tuple[float, float]] | None = None
     summed: bool = True
-    """Whether every peer went on with the weighted sum of honest models: what the graph promises is of that."""
+    """Whether every peer went on with the weighted sum of honest models: the graph's guarantees apply to that alone."""
     """Of a directed mixing: the eigenvalues, real and imaginary part, without the mean's."""
     links: str = ""
     """How many links there are, in words."""
@@ -270,13 +270,13 @@ class RecordedRun:
     experiment: str | None
     participation: Participation | None = None
     logged: dict[str, list[LoggedPoint]] = field(default_factory=dict)
-    """What loops have logged, by name."""
+    """Numbers logged by loops, by name."""
     fallen: frozenset[int] = frozenset()
-    """Those that died, hung or failed and did not return."""
+    """Participants that died, hung or failed and did not return."""
     script: tuple[str, ...] = ()
     """The script of loops that were launched, and its arguments."""
     foretold: RunForecast | None = None
-    """What was forecast before the run; None also where the file is not the one that the run began with."""
+    """The forecast before the run; None also where the file is not the one of the run's start."""
     realised: RunForecast | None = None
     """The same of the rounds as they were mixed, where messages or peers were lost."""
 
@@ -290,7 +290,7 @@ class RecordedRun:
 
     @property
     def learners(self) -> list[PeerTotal]:
-        """Those that learn: all peers; or the clients, without their coordinator."""
+        """The learners: all peers; or the clients, without their coordinator."""
         return self.peers[: self.summary.n]
 
     @property
@@ -357,7 +357,7 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
-    """Return the last round with what the summary measured of it, where the run was stopped between two evaluations."""
+    """Return the last round with the summary's measurements, where the run was stopped between two evaluations."""
     score = summary.score
     values = {"averaged": score.averaged, "mean_peer": score.mean_peer, "worst_peer": score.worst_peer}
     found = {f"score_{name}": value for name, value in values.items()} | {"test_loss": summary.test_loss}

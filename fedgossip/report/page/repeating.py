@@ -33,7 +33,7 @@ class Repeating:
 
 
 def repeating(run: RecordedRun) -> Repeating:
-    """Return what a reader of the run's folder is to do."""
+    """Return the steps with which a reader of the run's folder repeats it."""
     summary = run.summary
     if _at(_experiment(run), "task", "kind") == "loop":
         return _of_loops(run)

@@ -43,7 +43,7 @@ SIMULATED = {"sim", "stacked"}
 
 
 def head(run: RecordedRun) -> Markup:
-    """Return the name of the run, what it was, whether it ended, and its key figures."""
+    """Return the name of the run, its method, whether it ended, and its key figures."""
     summary = run.summary
     return head_of(
         run,
@@ -64,7 +64,7 @@ def sizes(run: RecordedRun) -> list[str]:
 def head_of(
     run: RecordedRun, what: Iterable[str], key_figures: Markup, warning: tuple[str, str] | None = None
 ) -> Markup:
-    """Return the head of a page: the name, what it was in a few words each, what to be warned of, key figures."""
+    """Return the head of a page: the name, a few words on each setting, warnings, key figures."""
     summary = run.summary
     driver = DRIVERS.get(summary.driver, f"on {summary.driver}" if summary.driver else "")
     finished = summary.status == "finished"
@@ -308,7 +308,7 @@ def examples_said(data: DataSpread | None, one: str) -> str:
 
 
 def peers(run: RecordedRun) -> Markup | None:
-    """Return what each peer had, did and reached."""
+    """Return the data, actions and results of each peer."""
     data = run.summary.data
     one = run.roles.one
     return section(

@@ -1,4 +1,4 @@
-"""What was spent of privacy, round by round, against what may be spent."""
+"""The spent privacy budget, round by round, against its limit."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class SweepPoints:
 
 @dataclass(frozen=True)
 class SweepPage:
-    """All that stands on the page.  `rows`: of the table, a cell each."""
+    """Contents of the page.  `rows`: of the table, a cell each."""
 
     title: str
     keys: Sequence[str]
@@ -72,7 +72,7 @@ class SweepPage:
         return found
 
     def rest(self, row: Mapping[str, Any]) -> str:
-        """What stands above a column of the heat map: all keys but the first."""
+        """The label above a column of the heat map: all keys but the first."""
         return ", ".join(str(row[key]) for key in self.keys[1:]) or self.metric.word
 
     def short(self, combination: str) -> str:

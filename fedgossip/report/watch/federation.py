@@ -65,7 +65,7 @@ class Led:
         self.abandoned = 0
         """Rounds that changed nothing."""
         self.tested: PeerRow | None = None
-        """The newest row with what the clients measured, of the model of the round before."""
+        """The newest row with the clients' measurements, of the model of the round before."""
         self.curves = {"contributions": Curve(), "clients": Curve()}
 
     def row(self, row: PeerRow) -> None:

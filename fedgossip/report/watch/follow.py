@@ -53,7 +53,7 @@ class Follower:
         self.began_at = self._began()
         self.ended_at: float | None = None
         self.lacking: list[str] = []
-        """What did not happen in a run that has ended, in sentences."""
+        """Missing parts of a run that has ended, in sentences."""
         self.wall_seconds: float | None = None
         self._decoder = msgspec.json.Decoder(Row)
         self._pace: deque[tuple[float, float]] = deque()
@@ -82,7 +82,7 @@ class Follower:
 
     @property
     def behind(self) -> int:
-        """Bytes of the record that are there and not read yet."""
+        """Number of unread bytes of the record."""
         return sum(tail.behind for tail in self._record.values())
 
     @property

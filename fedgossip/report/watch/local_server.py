@@ -171,7 +171,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Request(io.RawIOBase):
-    """What a connection sends, all of it within REQUEST_SECONDS: one byte now and then would never be too slow."""
+    """The request of a connection, complete within REQUEST_SECONDS: a limit for each byte would admit endless
+    requests.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._until = connection, time.monotonic() + REQUEST_SECONDS

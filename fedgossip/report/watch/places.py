@@ -50,14 +50,14 @@ class Facts:
 
     name: str = ""
     graph: str = ""
-    """What the run does: its graph, or its method."""
+    """The run's graph, or its method."""
     roles: Roles = PEERS
     rounds: int = 0
     topology: Topology | None = None
     federation: Federation | None = None
     score: Score = ACCURACY
     foretold: RunForecast | None = None
-    """What was forecast before the run began."""
+    """The forecast before the run."""
 
     @property
     def n(self) -> int:
@@ -206,9 +206,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _topology(graph: str, n: object, seed: object) -> Topology | None:
-    """Return the graph, of one that changes by the round all links that it ever has.
+    """Return the graph; of one that changes by the round, all links that it ever has.
 
-    None for a file that lies on another machine: its links are then unknown, and no more.
+    None for a file on another machine: only its links are then unknown.
     """
     size = n if isinstance(n, int) else None
     root = seed if isinstance(seed, int) else 1

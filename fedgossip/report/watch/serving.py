@@ -27,7 +27,7 @@ class WatchPage:
         }
 
     def answer(self, name: str) -> HttpAnswer | None:
-        """Return what lies under this name: the page itself under ""."""
+        """Return the answer for this name: the page itself for ""."""
         answer = self._answers.get(name)
         return answer() if answer else None
 

@@ -22,7 +22,7 @@ from fedgossip.report.watch.peers import Peer
 from fedgossip.report.watch.state import ENDED, FALLEN, State
 from fedgossip.topology import Topology
 
-# Where the nodes of a drawing stand: computed once, the same for the same graph.
+# Places of the nodes in a drawing: computed once, the same for the same graph.
 
 
 MOST_NODES = 500
@@ -108,7 +108,7 @@ def graph(follower: Follower) -> dict[str, Any]:
 
 
 def title(follower: Follower) -> str:
-    """What a run is called: its name, else its graph, else its folders."""
+    """Return the title of a run: its name, else its graph, else its folders."""
     return follower.facts.name or follower.facts.graph or follower.place.name
 
 
@@ -236,7 +236,7 @@ def event_line(row: EventRow, words: Words, roles: Roles = PEERS) -> str:
 
 
 def printable_text(row: EventRow, words: Words) -> str:
-    """An event in one line of words, whatever its value is."""
+    """Return an event in one printable line, for any value."""
     try:
         return line(words(row))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a value of another shape than its name has

@@ -60,14 +60,14 @@ class State:
         self.distance: NetworkRow | None = None
         """The newest row with a consensus distance."""
         self.foretold: RunForecast | None = None
-        """What was forecast before the run began."""
+        """The forecast before the run."""
         self.narrowed: NarrowedForecast | None = None
-        """The same, narrowed by what was measured so far."""
+        """The same, narrowed by the measurements so far."""
         self.curves = {name: Curve() for name in ("score", "loss", "distance")}
         self.logged = LoggedNumbers()
-        """What loops have logged."""
+        """Numbers logged by loops."""
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
-        """The newest; without those that miss the same neighbours as in the round before."""
+        """The newest events; without repeated misses of the same neighbours."""
         self.events_seen = 0
         self.status = ""
         """Of the run: finished, partial, interrupted, failed; empty while it goes on."""
@@ -168,7 +168,7 @@ class State:
             self._held_against_the_forecast(row.round, row.consensus_distance)
 
     def _held_against_the_forecast(self, round: int, distance: float) -> None:
-        """Keep the distance beside what was forecast of it before the run, and by what was measured until then."""
+        """Store the distance beside its forecast before the run, and that from the measurements until then."""
         if self.foretold and self.narrowed is None:
             self.narrowed = NarrowedForecast(self.foretold)
         edges = self.foretold.edges(round) if self.foretold else None
@@ -262,7 +262,7 @@ class State:
             if heard and round >= mark.round + 2:
                 self._lift(by, node)
 
-    # --- what follows from it ---------------------------------------------------------------------------------------
+    # --- consequences -----------------------------------------------------------------------------------------------
 
     def condition(self, peer: Peer) -> str:
         """The state of a peer in a word of SERIOUS."""

@@ -23,11 +23,11 @@ COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "
 EVENTS_SHOWN = 5
 LEAST_ROWS = 3
 NARROW = 84
-"""Columns below which what was received, the loss and the links are left out."""
+"""Columns below which received bytes, the loss and the links are left out."""
 
 
 class Screen:
-    """Draws the follower as it is when it is drawn.  `whole`: every peer, however many lines there are."""
+    """Draws the present state of the follower.  `whole`: every peer, however many lines that takes."""
 
     def __init__(self, follower: Follower, words: Words, *, footer: str = "", whole: bool = False) -> None:
         self.follower, self.words, self.footer, self.whole = follower, words, footer, whole
@@ -54,7 +54,7 @@ class Screen:
 
 
 def heading(follower: Follower) -> list[str]:
-    """What run it is; how far it is; how well it learns."""
+    """Return the run's name, its progress, and its scores."""
     state, facts = follower.state, follower.facts
     what = [line(title(follower)), facts.graph if facts.graph != title(follower) else ""]
     what += [role_counts(state), DRIVERS.get(follower.driver, follower.driver)]
@@ -73,7 +73,7 @@ def role_counts(state: State) -> str:
 
 
 def status(follower: Follower) -> str:
-    """How it stands, in a word or two."""
+    """Return the run's status, in a word or two."""
     if follower.ended:
         return line(follower.state.status)
     if follower.read_share < 1:
@@ -91,7 +91,7 @@ def rounds_led(state: State, led: Led) -> list[str]:
 
 
 def at_clients(led: Led, now: int, score: Score) -> list[str]:
-    """What the clients measured last of the global model, where they did: of the round before, mostly."""
+    """Return the clients' last measurement of the global model, if any: of the round before, mostly."""
     tested = led.tested
     return [f"{shown(score, tested.score_clients)} at the clients{_of(tested.round - 1, now)}"] if tested else []
 
@@ -129,7 +129,7 @@ def disagreement(state: State, row: NetworkRow) -> str:
 
 
 def _at_the_end(state: State, round: int) -> str:
-    """Where the last round that was forecast will be, by what was measured so far; "" where nothing narrows it."""
+    """Return the forecast for the last round, narrowed by the measurements so far; "" where nothing narrows it."""
     last = state.foretold.rounds if state.foretold else 0
     inner = state.narrowed.edges(last) if state.narrowed and round < last else None
     return "" if inner is None else f"; as it goes, {_between(inner)} in round {last}"
