@@ -79,7 +79,7 @@ def test_set(client: InviteClient, proposed: Proposal) -> bytes:
     while len(found) < proposed.test_bytes:
         part = _of_kind(client.ask(FileQuery(client.who, len(found))), FilePart)
         if part.start != len(found) or not 0 < len(part.data) <= FILE_PART:
-            raise PeerError("the common test set comes in another order", SAME, peer=ORGANISER)
+            raise PeerError("the common test set arrives in another order", SAME, peer=ORGANISER)
         found += part.data
     return bytes(found)
 
@@ -105,7 +105,7 @@ def checked(beginning: Beginning, identity: Identity, seats: Seats) -> Beginning
     members = {one.node: one for one in beginning.members}
     own = members.get(beginning.node)
     if own is None or (own.key, own.verify) != (identity.public, identity.verify) or beginning.node == seats.own:
-        raise PeerError("the organiser has let somebody else in, with our number", SAME, peer=ORGANISER)
+        raise PeerError("the organiser has admitted another member with our number", SAME, peer=ORGANISER)
     distinct = min(len({one.key for one in members.values()}), len({one.verify for one in members.values()}))
     if len(members) != len(beginning.members) or distinct != len(members) or seats.own not in members:
         raise PeerError("the organiser's list names a member twice, or not itself", SAME, peer=ORGANISER)

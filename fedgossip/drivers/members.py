@@ -67,13 +67,15 @@ def _check_open(e: GossipExperiment, needs: Needs) -> None:
     check_members(e.algorithm.name, needs)
     if e.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
-        raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)
+        raise ConfigError(
+            "the masks of private gossip are those of fixed neighbours: no peer can join or leave", advice
+        )
     if e.topology.weights == SIZES:
         advice = "Leave --members and --join out, or topology.weights."
-        raise ConfigError("weights by sizes are those of fixed peers: nobody can join or leave", advice)
+        raise ConfigError("weights by sizes are those of fixed peers: no peer can join or leave", advice)
     if e.adversary.peers:
         advice = "Leave --members and --join out, or [adversary]."
-        raise ConfigError("the attackers of [adversary] have fixed ids: nobody can join or leave", advice)
+        raise ConfigError("the attackers of [adversary] have fixed ids: no peer can join or leave", advice)
 
 
 def is_open(plan: Plan) -> bool:

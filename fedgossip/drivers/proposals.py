@@ -147,7 +147,7 @@ def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
     digest = hashlib.sha256(whole.test).hexdigest() if name else ""
     if installed := [name for name in e.named_code if not _is_here(name)]:
         advice = "Import it in a module beside the experiment, and name that: its text can be compared, and read."
-        raise ConfigError(f"{installed[0]} is no code of this folder: nobody could compare it with theirs", advice)
+        raise ConfigError(f"{installed[0]} is no code of this folder: others could not compare it with theirs", advice)
     model = (task.length, task.dtype.name) if task else (0, "")
     return Proposal(text, whole.graph, code_of(e.named_code), *model, name, len(whole.test), digest)
 
@@ -296,12 +296,12 @@ def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = N
     if missing or code_of(names) != proposal.code:
         files = ", ".join(sorted({f"{name.partition(':')[0]}.py" for name in missing or names}))
         what = "is not here" if missing else "is another here than at the organiser's"
-        advice = "Code does not travel: get the files from somebody you trust, read them, put them into this folder."
+        advice = "Code does not travel: get the files from a person you trust, read them, put them into this folder."
         raise ConfigError(f"the experiment runs code of {files}, which {what}", advice)
     for path in modules_of(names).values() if kept else ():
         if path.resolve().is_relative_to(kept.resolve()):  # type: ignore[union-attr]
             advice = "Do not take part, or ask why: no honest organiser names a file there."
-            raise ConfigError(f"the experiment runs code of {path}, where what comes with invites is kept", advice)
+            raise ConfigError(f"the experiment runs code of {path}, a folder for files that come with invites", advice)
     return names
 
 

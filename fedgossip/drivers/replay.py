@@ -109,7 +109,7 @@ def replay_trace(
             try:
                 lines, result = _apply_entry(machine, entry)
             except Exception as error:
-                text = f"{path}: event {events} cannot be told to the machine: {error!r}"
+                text = f"{path}: the machine does not take event {events}: {error!r}"
                 raise TraceError(text, "Set FEDGOSSIP_TRACEBACK=1 to see where.") from error
             if entry.answer is not None and lines != entry.answer:
                 difference = _difference(path, events, entry.answer, lines)

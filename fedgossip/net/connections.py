@@ -306,4 +306,4 @@ class Connections:
 
 def flooded(node: NodeId | None, who: str) -> Rejected:
     """Return the event of a connection that was hung up on."""
-    return Rejected(node, "flood", f"{who} was hung up on: it sent more than any message has, and no end of it")
+    return Rejected(node, "flood", f"{who} was disconnected: it sent more than any message has, without an end")

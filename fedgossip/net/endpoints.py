@@ -172,8 +172,8 @@ def load_addresses(path: Path, public: str) -> tuple[dict[NodeId, Endpoint], Nod
     found = {node: endpoint for node, endpoint in _read(path).items() if endpoint.address}
     own = [node for node, endpoint in found.items() if endpoint.key == public]
     if len(own) != 1 or len(found) < 2:
-        what = "has your key in no block with an address" if not own else "names nobody else with an address"
-        raise ConfigError(f"{path} {what}", "Put everybody's [[peer]] block there; name your key pair with --key.")
+        what = "has your key in no block with an address" if not own else "names no other peer with an address"
+        raise ConfigError(f"{path} {what}", "Put the [[peer]] blocks of all there; name your key pair with --key.")
     return found, own[0]
 
 

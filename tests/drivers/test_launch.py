@@ -184,7 +184,7 @@ def test_scripts_whose_launcher_is_killed_end_by_themselves(folder: Path) -> Non
     launched.send_signal(signal.SIGKILL)
     launched.communicate(timeout=20)
     wait_until(lambda: not any(alive(pid) for pid in loops if pid), 30, "the end of both scripts")
-    assert "who launched it is gone" in (folder / "out" / "peers" / "00" / "log.txt").read_text()
+    assert "its launcher is gone" in (folder / "out" / "peers" / "00" / "log.txt").read_text()
 
 
 def rounds_in(folder: Path, node: int) -> list[int]:
@@ -262,7 +262,7 @@ def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(
         (["-n", "2", "gone.py"], "gone.py: no such file"),
         (["-n", "2", "--coordinator", "--graph", "ring", "train.py"], "--coordinator and --graph"),
         (["-n", "2", "--coordinator", "--mode", "async", "train.py"], "--coordinator and --mode"),
-        (["-n", "1", "--graph", "ring", "train.py"], "one loop has nobody to exchange with on 'ring'"),
+        (["-n", "1", "--graph", "ring", "train.py"], "one loop has no other to exchange with on 'ring'"),
         (["-n", "2", "--show", "2", "train.py"], "--show 2: give numbers from 0 to 1"),
         (["-n", "2", "--set", "train.lr=1.0", "train.py"], "train.lr beside task.kind = loop"),
         (["-n", "4", "--graph", "torus:3x3", "train.py"], "graph 'torus:3x3' has 9 nodes, not 4"),

@@ -110,7 +110,7 @@ def test_facts_are_told_without_braces() -> None:
         (
             "abandoned",
             {"contributions": 2, "needed": 5, "reason": "TOO_FEW", "text": ""},
-            "the round is abandoned: too few clients: 2 came through, 5 are needed",
+            "the round is abandoned: too few clients: 2 contributed, 5 are needed",
         ),
         (
             "abandoned",
@@ -120,7 +120,7 @@ def test_facts_are_told_without_braces() -> None:
         (
             "abstained",
             {"peer": 3, "reason": "ROSTER"},
-            "client 3 stays out of the round: somebody is not in the roster, or the rosters differ",
+            "client 3 stays out of the round: a participant is not in the roster, or the rosters differ",
         ),
         (
             "abandoned_here",

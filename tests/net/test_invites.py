@@ -487,7 +487,7 @@ def test_every_refusal_is_a_line_and_an_advice(reason: str) -> None:
 def test_another_key_at_the_address_hears_not_a_word(door: tuple[InviteServer, House]) -> None:
     """Whoever answers at the invite's address with another key learns neither the proof nor that we have one."""
     way, house = door
-    nobody = pytest.raises(NetworkError, match="nobody with the key")
+    nobody = pytest.raises(NetworkError, match="no holder of this invite")
     with closing(knocking(way, house, key=Identity.new().public)) as asking, nobody:
         asking.ask(InviteProof(asking.who, __version__), 2.5)
     assert way.answered == 0 and not way._askers

@@ -189,7 +189,7 @@ def test_the_figure_of_losses_says_what_it_has(tmp_path: Path) -> None:
         write_report(folder)
         return page(folder).source.partition("Loss by round")[2][:120]
 
-    assert "as a mean over those who took part" in caption("told", 0.5)
+    assert "as a mean over the participants of the round" in caption("told", 0.5)
     assert "of the global model on the common test set" in caption("untold", None)
 
 
@@ -317,7 +317,7 @@ def test_events_of_another_shape_change_nothing(value: object) -> None:
 def test_rounds_that_were_abandoned_are_told_with_the_reason_in_words(reports: dict[str, Path]) -> None:
     words = page(reports["eventful_run"]).text
     assert "1 round of 12 was abandoned: it changed nothing." in words
-    assert "too few clients while masked updates came in: 2 came through, 3 are needed" in words
+    assert "too few clients while masked updates arrived: 2 contributed, 3 are needed" in words
     assert "TOO_FEW" not in words and "MASKED" not in words
 
 

@@ -187,7 +187,7 @@ def test_once_puts_the_coordinator_first_and_says_who_has_answered(
     assert [row[0] for row in table] == ["client", "coordinator", "0", "1", "2", "3"]
     assert table[1][1:3] == ["leading", "4/20"] and table[1][-1] == "0 contributions in the last round"
     assert table[4][:4] == ["2", "answered", "5/20", "4"]
-    assert lines[9] == "round 4, coordinator: the round is abandoned: too few clients: 1 came through, 3 are needed"
+    assert lines[9] == "round 4, coordinator: the round is abandoned: too few clients: 1 contributed, 3 are needed"
     assert "peer" not in said.out
 
 
@@ -203,7 +203,7 @@ def test_a_pipe_gets_a_line_per_round_of_the_coordinator(
         "round 1 of 20  loss 0.5, 4 contributions",
         "round 2 of 20  accuracy 75.0 %, 4 contributions",
         "round 3, coordinator: client 3 is gone",
-        "round 3, coordinator: the round is abandoned: too few clients: 1 came through, 3 are needed",
+        "round 3, coordinator: the round is abandoned: too few clients: 1 contributed, 3 are needed",
         "round 3 of 20  loss 0.5, 0 contributions",
         "round 4 of 20  accuracy 75.0 %, 50.0 % at the clients (round 3), 3 contributions",
         "client 3 is gone (gone for the coordinator)",

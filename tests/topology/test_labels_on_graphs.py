@@ -201,7 +201,7 @@ def test_weights_by_sizes_are_told_from_others_before_a_link_is_opened() -> None
 
 
 def test_weights_by_sizes_need_the_same_peers_throughout() -> None:
-    with pytest.raises(ConfigError, match="nobody can join"):
+    with pytest.raises(ConfigError, match="no peer can join"):
         check_open(compose.plan(load_experiment(by_sizes())))
     with pytest.raises(ConfigError, match="without an experiment"):
         build(resolve("ring", 8), "sizes")

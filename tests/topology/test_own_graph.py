@@ -405,7 +405,7 @@ def test_every_need_has_a_case() -> None:
 def test_members_come_and_go_only_where_the_graph_may_change(needs: dict[str, Any]) -> None:
     plan: Any = compose.plan(load_experiment(experiment("path", weights="lazy")))
     check_open(plan)
-    with pytest.raises(ConfigError, match="nobody can join or leave"):
+    with pytest.raises(ConfigError, match="no peer can join or leave"):
         check_open(replace(plan, given=Needing(**needs)))
 
 

@@ -67,7 +67,7 @@ def _check_answers(address: str) -> None:
             while len(head) < _HEAD and (more := line.recv(_HEAD - len(head))):
                 head += more
     except (OSError, OverflowError) as error:
-        told = "nobody answers" if isinstance(error, TimeoutError) else str(error)
+        told = "no answer" if isinstance(error, TimeoutError) else str(error)
         raise NetworkError(f"no Ray cluster at {address}: {told}", ADVICE) from None
     if len(head) < _HEAD or head[3] != _SETTINGS_TYPE:
         raise NetworkError(f"no Ray cluster at {address}: another server answers there", ADVICE)

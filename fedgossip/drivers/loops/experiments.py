@@ -47,7 +47,7 @@ def experiment_of(wished: Wished) -> dict[str, Any]:
     if wished.coordinator:
         return content | _federated(wished)
     if wished.n == 1 and wished.graph not in (None, "none"):
-        raise ConfigError(f"one loop has nobody to exchange with on {wished.graph!r}", "Leave --graph out.")
+        raise ConfigError(f"one loop has no other to exchange with on {wished.graph!r}", "Leave --graph out.")
     graph = wished.graph or ("ring" if wished.n > 1 else "none")
     content["topology"] = {"graph": graph, "n": wished.n}
     said = {"name": wished.algorithm, "mode": wished.mode}

@@ -69,7 +69,7 @@ class HostThread:
         """Return the error of a loop whose run was stopped from outside."""
         if ended.status != "interrupted" or asked:
             return None
-        return NetworkError("the run was stopped: who launched it is gone", "Start it again; it goes on where it was.")
+        return NetworkError("the run was stopped: its launcher is gone", "Start it again; it goes on where it was.")
 
 
 _MEASURED = (0, 7, 9)

@@ -41,7 +41,7 @@ _IPV4, _IPV6, _NAME = 4, 6, 0
 _RELAYED = 8
 """Added to the kind of an address that is a relay's."""
 
-ASK_ANEW = "Ask who has invited you for the whole text, or for a new one."
+ASK_ANEW = "Ask the organiser for the whole text, or for a new one."
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     "signature": ("the organiser finds our keys not signed by ourselves", "Install the same release on both."),
     "key": ("the organiser finds that {about} is no key of signatures", "Install the same release on both."),
     "twin": ("another one that was let in signs with the key that we sign with", "Make a key of your own."),
-    "disk": ("the organiser's disk is full: it lets nobody in whom it would forget", "Try again later."),
+    "disk": ("the organiser's disk is full: it admits no member that it could not record", "Try again later."),
 }
 """Reasons of a refusal, in words."""
 
@@ -180,6 +180,6 @@ class InviteClient:
     def _nobody(self) -> NetworkError:
         late = " and by this machine's clock the invite has expired" if time.time() > self.invitation.expires else ""
         where = ", ".join(self.invitation.addresses) or "no address"
-        text = f"nobody with the key of this invite answers at {where}{late}"
+        text = f"no holder of this invite's key answers at {where}{late}"
         advice = "Is `fedgossip host` running there, and its port open?  An invite ends with its run."
         return NetworkError(text, advice)

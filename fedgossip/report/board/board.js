@@ -83,7 +83,7 @@ function findKeys() {
   for (const run of runs.values()) for (const part of [run.facts, run.settings]) for (const key in part ?? {}) found.add(key);
   known = [...found].sort();
   const more = known.filter((key) => !USUAL.includes(key) && !state.columns.includes(key)), offered = more.join(" ");
-  if ($("column").dataset.offered === offered) return; // what did not change stays as it is: somebody may be choosing
+  if ($("column").dataset.offered === offered) return; // unchanged options stay: a reader may be choosing
   $("column").dataset.offered = offered;
   $("keylist").replaceChildren(...known.map((key) => make("option", { value: `${key}=` })));
   $("column").replaceChildren(make("option", { value: "" }, "…"), ...more.map((key) => make("option", { value: key }, word(key))));
@@ -188,7 +188,7 @@ function showCurves() {
 function offer() { // the curves that there always are, and what the loops of the chosen runs have logged
   const logged = state.runs.flatMap((id) => Object.keys(courses.get(id)?.lines ?? {})).concat(state.metric).filter((name) => name.startsWith(LOGGED));
   const names = [...Object.keys(METRICS), ...new Set(logged)];
-  if ([...$("metric").options].map((option) => option.value).join("\n") === names.join("\n")) return; // somebody may be choosing
+  if ([...$("metric").options].map((option) => option.value).join("\n") === names.join("\n")) return; // a reader may be choosing
   $("metric").replaceChildren(...names.map((name) => make("option", { value: name }, called(name))));
   $("metric").value = state.metric;
 }

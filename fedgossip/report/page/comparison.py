@@ -119,7 +119,7 @@ OF_CLIENTS = RoleWords(
     in_table="Global model",
     of_model="the coordinator’s model after each round",
     senders="all together",
-    learners="those who took part",
+    learners="the participants",
 )
 OF_BOTH = RoleWords(
     members="Members",
@@ -128,7 +128,7 @@ OF_BOTH = RoleWords(
     in_table="Model",
     of_model="the average of all peers’ models, or of the coordinator’s model, after each round",
     senders="all together",
-    learners="those who trained",
+    learners="the learners",
 )
 
 
@@ -340,7 +340,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
                 "loss-by-round",
                 overlay(runs, "loss-by-round", column_of("loss"), "training loss", None),
                 "Training loss",
-                f"What training makes smaller, as a mean over {terms.learners}.",
+                f"The quantity that training minimises, as a mean over {terms.learners}.",
             ),
             figure(
                 "bought",

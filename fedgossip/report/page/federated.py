@@ -18,7 +18,7 @@ from fedgossip.report.page.rows import ReportedEvent
 MOST_ROUNDS_LISTED = 40
 IN_THE_CLEAR = (
     "In the clear: the coordinator saw the update of every single client.",
-    "An update tells much about the examples behind it.  A secure sum (coordinator.secure.on = true) hides it among"
+    "An update reveals much about the examples behind it.  A secure sum (coordinator.secure.on = true) hides it among"
     " the others, where an algorithm needs no more than their sum.",
 )
 FEDBUFF = "fedbuff"
@@ -110,7 +110,7 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
         return figure(name, figures.scores(run, name, axis, drawn, of_what), title, caption)
 
     losses = figures.loss(run, "loss", f"on the {run.roles.one}s’ own data")
-    what = "What training makes smaller, as a mean over those who took part."
+    what = "The quantity that training minimises, as a mean over the participants of the round."
     if not run.series("loss"):  # training under a budget reports no loss
         what = "The loss of the global model on the common test set."
     return section(
@@ -223,7 +223,7 @@ def clients(run: RecordedRun, took: Participation) -> Markup | None:
                 "time",
                 bars.time_spent(run, "time"),
                 "Where the time went",
-                f"How long each {one} trained, and communicated (models came in or went out), over all rounds; "
+                f"How long each {one} trained, and communicated (models arrived or left), over all rounds; "
                 "the rest it waited, or took its part in the sum.",
             ),
         ),

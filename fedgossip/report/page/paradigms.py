@@ -182,7 +182,7 @@ def _time(rows: Sequence[Row]) -> Markup | None:
                 "parts",
                 _parts(own),
                 f"One run with {workers} workers",
-                "What the mean learner computed, communicated (vectors came in or went out) and waited, for the same "
+                "What the mean learner computed, communicated (vectors arrived or left) and waited, for the same "
                 "examples.",
             ),
             figure(
@@ -293,7 +293,7 @@ def _comparison_rows(rows: Sequence[Row]) -> Markup | None:
     why = (
         "Told: the rounds followed step by step through equal links, vectors alone; beside what machines took in the "
         "simulation, with headers, acknowledgements and repeats. Textbook: the closed form of one round alone, and "
-        "its training. Busiest: bytes of vectors in a round, in the larger direction of whoever carries most."
+        "its training. Busiest: bytes of vectors in a round, in the larger direction of the busiest participant."
     )
     return section("Formula and measurement", table(heads, lines, numbers=len(heads) - 1), paragraph(why))
 

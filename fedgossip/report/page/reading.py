@@ -401,7 +401,7 @@ def _of_one_model(row: ReportedRound) -> ReportedRound:
 
 
 _MIXED_UP = "The files of two runs may lie in one folder; run the experiment again into an empty folder."
-_NOT_OURS = "No run writes that: ask where the folder comes from."
+_NOT_OURS = "No run writes that: check the origin of the folder."
 _MEND = "Remove that line, or copy the run again."
 _IN_ITS_MIDDLE = "`fedgossip watch` shows it as it is, `fedgossip run --resume` goes on with one that was killed."
 _RUN_AGAIN = "Is this the folder of a run?  `fedgossip run experiment.toml` makes one."

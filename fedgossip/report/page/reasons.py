@@ -15,7 +15,7 @@ REASONS = {
     "POLICY": "the session is not one that a client’s own policy allows",
     "COMPANY": "a sum of other clients than those before",
     "POINT": "what was asked does not follow from the sums before, or few records count there",
-    "ROSTER": "somebody is not in the roster, or the rosters differ",
+    "ROSTER": "a participant is not in the roster, or the rosters differ",
     "SIG": "a signature is not that client’s",
     "DUPKEY": "a key is not one client’s alone",
     "AEAD": "a sealed share was changed on its way",
@@ -35,7 +35,7 @@ REASONS = {
 STAGES = {
     "KEYS": "while keys were exchanged",
     "SHARES": "while shares of secrets were handed out",
-    "MASKED": "while masked updates came in",
+    "MASKED": "while masked updates arrived",
     "CONSIST": "while the survivors were confirmed",
     "UNMASK": "while the sum was unmasked",
 }
@@ -60,4 +60,4 @@ def given_up(facts: Mapping[str, Any]) -> str:
     why = " ".join([reason(word), *([STAGES[stage[1]]] if stage and stage[1] in STAGES else [])])
     if word != "TOO_FEW":
         return why
-    return f"{why}: {facts.get('contributions', '?')} came through, {facts.get('needed', '?')} are needed"
+    return f"{why}: {facts.get('contributions', '?')} contributed, {facts.get('needed', '?')} are needed"

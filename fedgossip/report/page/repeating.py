@@ -60,7 +60,7 @@ def _of_loops(run: RecordedRun) -> Repeating:
         return Repeating("Its loops are the user's own, which no file here names.", None, same=False)
     text = (
         f"In this folder, with its experiment.toml and a copy of {run.script[0]}, this computes the same again if the"
-        " script does, simulated; of a synchronous run of which nobody was missed it has the same digest then:"
+        " script does, simulated; a synchronous run without missed peers then has the same digest:"
     )
     words = shlex.join(run.script)
     return Repeating(text, f"fedgossip launch --simulate --experiment experiment.toml {words}", same=False)
@@ -92,7 +92,7 @@ def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
     """Why the digest may be another, what matters most first."""
     summary = run.summary
     if summary.digest is None:
-        yield "there is no digest of this run to hold it against, for not everybody came to its end"
+        yield "there is no digest of this run to compare with, for not all participants reached its end"
     if summary.driver not in ("sim", "stacked"):
         yield from _of_a_real_run(run, e)
     if summary.kernels == "as they come":
@@ -110,7 +110,7 @@ def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
 def _of_a_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
     summary = run.summary
     if summary.privacy is not None:
-        yield "the digest is another, for the noise of a real run comes from the operating system and from no seed"
+        yield "the digest is another, for the noise of a real run is from the operating system and not from a seed"
     if summary.mode == "async" or summary.algorithm == "fedbuff":
         yield "the digest is another, for here messages arrived in an order of their own"
     if summary.events.get("unlike"):

@@ -50,12 +50,12 @@ function enlarging(svg, { frame, x, y }) {
     return made;
   }
 }
-// The marks of an axis { low, high, log, percent } in a view: what they say, and where in the plot they stand.
+// The marks of an axis { low, high, log, percent } in a view: their labels, and their places in the plot.
 function axisMarks({ low, high, log, percent }, view) {
   const scale = log ? Math.log10 : (value) => value, back = log ? (value) => 10 ** value : (value) => value;
   const [from, to] = view.map((part) => back(scale(low) + part * (scale(high) - scale(low))));
   const places = (log && to / from > 3 ? decades : ticks)(from, to).filter((place) => place >= from && place <= to);
-  const fine = Math.max(3, Math.ceil(Math.log10(Math.max(Math.abs(from), Math.abs(to)) / (to - from))) + 2); // letters that tell two marks apart
+  const fine = Math.max(3, Math.ceil(Math.log10(Math.max(Math.abs(from), Math.abs(to)) / (to - from))) + 2); // letters that distinguish two marks
   return places.map((place) => [percent ? `${plain(100 * place, fine)} %` : plain(place, fine), (scale(place) - scale(from)) / (scale(to) - scale(from))]);
 }
 function plain(value, digits) {

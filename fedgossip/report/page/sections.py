@@ -324,7 +324,7 @@ def peers(run: RecordedRun) -> Markup | None:
                 "time",
                 bars.time_spent(run, "time"),
                 "Where the time went",
-                f"How long each {one} trained, communicated (models came in or went out), waited for others and mixed, "
+                f"How long each {one} trained, communicated (models arrived or left), waited for others and mixed, "
                 "over all rounds.",
             ),
         ),

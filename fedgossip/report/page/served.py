@@ -81,5 +81,5 @@ def _filters(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
         saved.update({str(name): int(size) for name, size in value.get("saved", {}).items()})
     pushed = sum(int(value.get("pushed", 0)) for value in told)
     for name, size in saved.items():
-        yield name, data_size(size), "of rows that were not pushed" if name != "key-cache" else "of keys told before"
+        yield name, data_size(size), "of rows that were not pushed" if name != "key-cache" else "of keys sent before"
     yield "Pushed", data_size(pushed), "rows and their keys, of all workers"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNITS = {
-    "client": "what shall not be told is whether a client took part at all",
-    "record": "what shall not be told is whether a client had one example or not",
+    "client": "protected: whether a client took part at all",
+    "record": "protected: whether a client had one example or not",
 }
 
 
@@ -46,7 +46,7 @@ def privacy(run: RecordedRun, took: Participation) -> Markup | None:
                 "epsilon",
                 _by_round(took, known, "epsilon"),
                 "Privacy spent by round",
-                "The ε that the rounds together have spent: smaller tells less. The round that would cross the limit"
+                "The ε that the rounds together have spent: smaller reveals less. The round that would cross the limit"
                 " is refused.",
             ),
             facts_table("What is promised", _facts(known)),

@@ -61,7 +61,7 @@ def _head(page: SweepPage) -> Markup:
     if page.over > 1:
         said += f"  A score is the mean over the last {page.over} evaluated rounds."
     elif page.equal == "rounds":
-        said += "  Each is told at its last round."
+        said += "  Each is reported at its last round."
     return join([
         paragraph("fedgossip sweep", "over"), Markup(f"<h1>{text(page.title)}</h1>"), paragraph(lead, "lead"),
         paragraph(said),

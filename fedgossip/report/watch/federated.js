@@ -1,6 +1,6 @@
 // A federated run: its coordinator in the middle, one model, and clients that answer round by round.
 
-const LED_HEADS = ["client", "state", "last round", "loss", "score", "rounds", "sent", "received", "links up", "what is said"];
+const LED_HEADS = ["client", "state", "last round", "loss", "score", "rounds", "sent", "received", "links up", "reports"];
 function dress() {
   document.body.classList.add("led");
   tell($("who"), "Clients");

@@ -158,7 +158,7 @@ def peers_table(state: State, peers: list[Peer], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     scored, who = state.score.word, state.roles.one if state.roles.alike else "who"
     heads = (who, "state", "round", "loss", scored, "waiting", "sent", "received", "links", "what others say")
-    left = ("who", "state", "what others say")
+    left = ("who", "state", "reports of others")
     for head in heads:
         if wide or head not in ("loss", "received", "links"):
             table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")

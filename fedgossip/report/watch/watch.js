@@ -1,4 +1,4 @@
-// Asks the watcher every second and draws what it says.  Every text goes in as text, never as markup.
+// Polls the watcher every second and draws its answer.  Every text is inserted as text, never as markup.
 const EVERY_MS = 1000, SLOWEST_MS = 5000, PATIENCE_MS = 8000;
 const FEW = 60; // nodes with room for their number
 const QUIET = { training: "", ready: "", answered: "✓", done: "✓" }; // what stands at a node in place of its state
@@ -138,7 +138,7 @@ function chart(place, title, why, lines, { log = false, zero = false, format = n
   for (const { colour, dash, points } of lines) {
     const path = points.filter((p) => !log || p[1] > 0).map((p) => `${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`);
     if (!path.length) continue;
-    const alone = path.length < 3; // of two measurements nobody knows what lies between
+    const alone = path.length < 3; // between two measurements nothing is known
     if (!alone) svg.append(draw("path", { class: "curve", d: "M" + path.join("L"), stroke: colour, "stroke-dasharray": dash }));
     for (const [cx, cy] of (alone ? path : path.slice(-1)).map((point) => point.split(" ")))
       svg.append(draw("circle", { class: "end", cx, cy, r: 4, fill: colour }));
@@ -271,7 +271,7 @@ async function ask(path) {
 }
 async function news() {
   const now = await ask("state.json");
-  if (now.watch !== watch || !graph || now.n > graph.n) { // another watcher took this port, or peers came that nobody foretold
+  if (now.watch !== watch || !graph || now.n > graph.n) { // another watcher took this port, or unexpected peers joined
     graph = await ask("graph.json");
     watch = graph.watch;
     rows.forEach((row) => row.remove());
