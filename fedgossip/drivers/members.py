@@ -67,9 +67,7 @@ def _check_open(e: GossipExperiment, needs: Needs) -> None:
     check_members(e.algorithm.name, needs)
     if e.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
-        raise ConfigError(
-            "the masks of private gossip are those of fixed neighbours: no peer can join or leave", advice
-        )
+        raise ConfigError("masks of private gossip belong to fixed neighbours: no peer can join or leave", advice)
     if e.topology.weights == SIZES:
         advice = "Leave --members and --join out, or topology.weights."
         raise ConfigError("weights by sizes are those of fixed peers: no peer can join or leave", advice)
