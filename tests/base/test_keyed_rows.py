@@ -528,8 +528,8 @@ def raw(*numbers: int) -> Any:
 WRONG_LISTS = [
     (raw(5, 5), "do not ascend"),
     (raw(9, 5), "do not ascend"),
-    (raw(1, 5000), "has not all"),
-    (raw(1, 2**32 - 1), "has not all"),
+    (raw(1, 5000), "rows of other shards"),
+    (raw(1, 2**32 - 1), "rows of other shards"),
     (np.array([1.0, 2.0], np.float32), "another layout"),
 ]
 
@@ -542,7 +542,7 @@ def test_keys_that_cannot_be_a_list_are_refused_and_change_nothing(keys: Any, wo
     assert server.lists.of(0, 0, digest_of(raw(1))) is None
     with pytest.raises(ProtocolError, match="name of others"):
         server.handle(told(keys_of(1, 2), digest_of(raw(1))), 0)
-    with pytest.raises(ProtocolError, match="which this server has not"):
+    with pytest.raises(ProtocolError, match="which this server does not own"):
         server.handle(told(keys_of(1, 2), shard=1), 0)
 
 
@@ -575,7 +575,7 @@ def test_a_push_of_rows_of_another_width_or_not_finite_is_refused() -> None:
         server.handle(push(keys, [1.0, 2.0, 3.0, 4.0]), 0)
     with pytest.raises(ProtocolError, match="cannot be added up"):
         server.handle(push(keys, [1.0, float("nan")]), 0)
-    with pytest.raises(ProtocolError, match="nothing of that kind to say"):
+    with pytest.raises(ProtocolError, match="sends no such message"):
         part = frozen(np.zeros(5000, np.float32))
         server.handle(Received(0, ShardPush(0, 0, 0, 0, 0, 1.0, 0, 5000, "s", (part,))), 0)
     assert server.handle(push(keys, [1.0, 2.0]), 0)
@@ -630,7 +630,7 @@ def test_what_is_said_of_rows_by_those_of_a_vector_is_refused_or_changes_nothing
     server: Any = plan.machine(2, np.zeros(40, np.float32), "s")
     keys = keys_of(1)
     for word in (RowKeys(0, 0, digest_of(keys), 1, "s", (keys,)), NoRows(0, 0, 0, 0, 0, 1.0)):  # type: ignore[arg-type]
-        with pytest.raises(ProtocolError, match="nothing of that kind to say"):
+        with pytest.raises(ProtocolError, match="sends no such message"):
             server.handle(Received(0, word), 0)
     part = np.zeros(40, np.float32)
     worker.handle(Received(2, RowsPulled(0, 0, 0, 0, 0, 0, "x", 0, 40, "s", (part,))), 0)
@@ -756,7 +756,7 @@ def test_a_copy_of_rows_that_cannot_be_changes_nothing() -> None:
 
     wrong = [
         (step([first + 1, first], [1.0, 2.0]), "another layout"),
-        (step(sorted([first, other]), [1.0, 2.0]), "has not all rows"),
+        (step(sorted([first, other]), [1.0, 2.0]), "rows of other shards"),
         (step([first], [float("inf")]), "not finite"),
         (step([first], [1.0, 2.0]), "another layout"),
         (ShardStep(*head, 0, 1, "s", (frozen(np.zeros(1, np.float32)),)), "of another kind"),

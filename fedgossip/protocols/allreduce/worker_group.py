@@ -249,7 +249,7 @@ class WorkerGroup:
         assert self.outside
         if now_ns - self._stopped_ns >= self.waits.start_ns:
             text = f"the other workers went on without worker {self.node}, after round {self.outside.rounds}"
-            return Failure("network", text, "They do not hear it, or it does not hear them: look at its link.")
+            return Failure("network", text, "Messages are lost in one direction: look at its link.")
         asked = [Send(other, WorkerReturn(rounds)) for other in self.outside.members if other in self.linked]
         return [
             *(asked if set(self.outside.members) <= self.linked else []),

@@ -240,7 +240,9 @@ class Client:
     def _received(self, sender: NodeId, message: object) -> list[Effect]:
         where = f"client {self.node}"
         if sender != self.coordinator:
-            raise ProtocolError(f"{where}: a message of node {sender}; only the coordinator is heard", peer=sender)
+            raise ProtocolError(
+                f"{where}: a message of node {sender}; only those of the coordinator are accepted", peer=sender
+            )
         if isinstance(message, Secured | MaskedInput):
             if self.part is None:
                 return [Report("late", {"peer": sender, "session": message.session}, 0)]
@@ -250,7 +252,7 @@ class Client:
             advice = "Were coordinator and clients started from the same experiment file?"
             raise ProtocolError(f"{where}: a message of kind {kind!r} in a federated run", advice, peer=sender)
         check_layout(
-            f"{where}: what came of round {message.round}", sender, message.schema, message.vectors, self.layout
+            f"{where}: the message of round {message.round}", sender, message.schema, message.vectors, self.layout
         )
         if not all(map(summable, message.vectors)):
             text = f"{where}: the model of round {message.round} is not finite, or too large to be trained"

@@ -22,7 +22,7 @@ def no_coordinator() -> Failure:
 
 def deserted(round: int) -> Failure:
     """Return the failure of a client without a message of its coordinator for too long."""
-    text = f"the coordinator was not heard for too long, after round {round}"
+    text = f"no message of the coordinator for too long, after round {round}"
     return Failure("network", text, "Is it running?  Go on with --resume when it is.")
 
 

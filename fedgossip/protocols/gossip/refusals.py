@@ -13,5 +13,5 @@ def refused_by(error: ProtocolError, round: int) -> Refused:
 
 def far_ahead(sender: NodeId, round: int, rounds: int) -> Refused:
     """Return the effect for a message with a round beyond the run's `rounds`."""
-    text = f"node {sender} says that {round} rounds are behind it; the run has {rounds}"
+    text = f"node {sender} reports {round} completed rounds; the run has {rounds}"
     return Refused(sender, "far_ahead", text, 0, "Were the peers started from the same experiment file?")

@@ -87,7 +87,7 @@ class KeyBook:
             heeded = self.fellows | {sender}
             news = [key for node, key in latest.items() if node in heeded and self.pairs.news(key)]
         except ProtocolError as error:
-            text = f"node {self.node}: node {sender} tells {error}"
+            text = f"node {self.node}: node {sender} sends {error}"
             raise ProtocolError(text, error.advice, peer=sender) from None
         for key in news:
             self.pairs.take(key)

@@ -165,7 +165,7 @@ class SyncPushSum(PushPeer[State]):
 
     def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
         if not 0 <= round < self.settings.rounds:
-            raise ProtocolError(f"node {self.node}: node {sender} speaks of round {round}", peer=sender)
+            raise ProtocolError(f"node {self.node}: node {sender} names round {round}", peer=sender)
         self.mail.none_comes(sender, round)
         return self._mix_if_complete(now_ns)
 

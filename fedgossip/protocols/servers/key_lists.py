@@ -64,7 +64,7 @@ class KeyLists:
         if not keys.size or keys.size > LIST_KEYS_MAX or not (keys[1:] > keys[:-1]).all():
             raise ProtocolError(f"{what} that do not ascend", peer=sender)
         if keys[-1] >= self.placement.length or (self._index.shards_of(keys) != told.shard).any():
-            text = f"{what}, of which the shard has not all: its rows are {self.placement.shards[told.shard].words}"
+            text = f"{what} with rows of other shards: its rows are {self.placement.shards[told.shard].words}"
             raise ProtocolError(text, "Have all the same experiment file?", peer=sender)
         if digest_of(keys) != told.digest:
             raise ProtocolError(f"{what} under the name of others", peer=sender)

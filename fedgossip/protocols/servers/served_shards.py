@@ -179,7 +179,7 @@ class ServedShards:
 
     def _shard(self, sender: NodeId, number: int) -> ShardClocks:
         if number not in self.shards:
-            text = f"server {self.node}: worker {sender} speaks of shard {number}, which this server has not"
+            text = f"server {self.node}: worker {sender} names shard {number}, which this server does not own"
             raise ProtocolError(text, "Have all the same experiment file?", peer=sender)
         return self.shards[number]
 

@@ -140,7 +140,7 @@ class ParameterServer(ServedShards):
                     return []
                 self.tenure.check_owner(sender, message.shard)
                 return self._lost(message.shard)
-        text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
+        text = f"a {type(message).__name__} of {sender}, which sends no such message"
         raise ProtocolError(f"server {self.node}: {text}", peer=sender)
 
     def _of_pieces(self, sender: NodeId, word: PieceTaken | ChunksAsked | ChunksHere, now_ns: int) -> list[Effect]:
@@ -197,7 +197,7 @@ class ParameterServer(ServedShards):
             return [SetTimer(("start",), self.settings.start_ns), *self._leave_out(now_ns)]
         if not self._met and not self.first_life:
             return self._finish()  # the run had ended before this life
-        who = f"no worker is there any more, after round {self.told}" if self._met else "no worker has come"
+        who = f"no worker is left, after round {self.told}" if self._met else "no worker has connected"
         return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
 
     def _watch(self, now_ns: int) -> list[Effect]:

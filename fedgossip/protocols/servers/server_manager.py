@@ -154,7 +154,7 @@ class ServerManager:
                 return self._without(sender)
             case ShardLost(epoch, shard) if self._owns(sender, shard, epoch):
                 return self._lost(shard) if epoch == self.tenure.epoch else []
-        text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
+        text = f"a {type(message).__name__} of {sender}, which sends no such message"
         raise ProtocolError(f"manager {self.node}: {text}", peer=sender)
 
     def _fired(self, key: Any) -> list[Effect]:
@@ -178,7 +178,7 @@ class ServerManager:
             case ("begin",):
                 return self._begin()
             case ("start",) if not self.linked & set(self.workers):
-                who = f"no worker has come to manager {self.node}"
+                who = f"no worker has connected to manager {self.node}"
                 return self._finish(Failure("network", who, f"Look at the workers' logs, and at the addresses. {ONE}"))
             case ("again",):
                 self._asking = False
@@ -197,7 +197,7 @@ class ServerManager:
 
         A worker has a tenure only from its servers.  Raises ProtocolError for a worker's report.
         """
-        said = f"manager {self.node} has said {self.tenure.epoch}"
+        said = f"manager {self.node} has issued {self.tenure.epoch}"
         if sender not in self.all:
             raise ProtocolError(f"worker {sender} goes by tenure {epoch}, and {said}", peer=sender)
         self.claimed.add(sender)

@@ -194,7 +194,7 @@ class PushPullWorker:
                 return self._without(server, "is gone")
             case ("start",) if self.phase == "joining":
                 missing = sorted(self._needed - self.linked)
-                text = f"servers {missing} have not come: worker {self.node} cannot begin"
+                text = f"servers {missing} have not connected: worker {self.node} cannot begin"
                 return self._finish(Failure("network", text, "Look at their logs, and at the addresses."))
             case ("bye",) if self.phase == "leaving":
                 self._byes += 1

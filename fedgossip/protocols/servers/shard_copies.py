@@ -280,7 +280,7 @@ class ShardCopies:
         if isinstance(message, RowStep | RowCopy):
             keys = message.vectors[0]
             if keys[-1] >= self.placement.length or (self._index.shards_of(keys) != message.shard).any():
-                raise ProtocolError(f"{what}, of which the shard has not all rows", peer=sender)
+                raise ProtocolError(f"{what} with rows of other shards", peer=sender)
 
     def _make(self, number: int) -> None:
         """Apply the early changes that are due."""

@@ -158,7 +158,7 @@ def push(machine: Any, shard: int, clock: int = 0, sender: int = 0) -> list[Any]
 def test_a_server_refuses_a_push_for_what_it_does_not_own() -> None:
     machine = server()
     other = next(one.number for one in machine.placement.shards if one.number not in machine.shards)
-    with pytest.raises(ProtocolError, match=f"speaks of shard {other}, which this server has not"):
+    with pytest.raises(ProtocolError, match=f"names shard {other}, which this server does not own"):
         push(machine, other)
 
 

@@ -240,7 +240,7 @@ def test_a_server_whom_nobody_reaches_does_not_wait_for_ever(told: bool) -> None
     for event in [Started(), *(PeerJoined(node, 0) for node in (0, 1, 3)), *pushes, *pulls, *gone]:
         effects += server.handle(event, 0)
     failure, seconds = _in_time(server, effects, 1000)
-    assert seconds == 300 and "no worker is there any more" in failure.text
+    assert seconds == 300 and "no worker is left" in failure.text
 
 
 def _in_time(machine: Any, effects: list[Any], seconds: int) -> tuple[Any, float]:
@@ -407,7 +407,7 @@ def test_one_that_is_no_manager_is_not_heard_as_one() -> None:
         machine: Any = plan.machine(node, np.zeros(40, np.float32), "s")
         machine.handle(Started(), 0)
         for other in (1, 3, 4):
-            with pytest.raises(ProtocolError, match=r"nothing of that kind to say|no server"):
+            with pytest.raises(ProtocolError, match=r"sends no such message|no server"):
                 machine.handle(Received(other, Tenure(5, (3, 4))), 0)
         assert machine.epoch == 0
         for servers in ((2, 3), (3, 4)):
@@ -429,7 +429,7 @@ def test_a_second_manager_ends_with_a_line_when_servers_tell_it_of_the_first() -
     assert second.handle(Received(2, word.message), 0) == [], "one may be wrong, or lie"
     (end,) = second.handle(Received(3, word.message), 0)
     assert isinstance(end, Finish) and end.failure and end.failure.kind == "network"
-    assert end.failure.text == "servers 2 and 3 go by tenure 1 of another manager; manager 5 has said 0"
+    assert end.failure.text == "servers 2 and 3 go by tenure 1 of another manager; manager 5 has issued 0"
 
 
 def test_no_word_of_one_worker_or_server_ends_a_manager() -> None:
@@ -442,7 +442,7 @@ def test_no_word_of_one_worker_or_server_ends_a_manager() -> None:
         assert manager.handle(Received(4, TenureTaken(epoch)), 0) == []
     others = [shard.number for shard in manager.placement.shards if shard.holders((3, 4), 1) == (3,)]
     for number in (*others[:1], 10_000):
-        with pytest.raises(ProtocolError, match="nothing of that kind to say"):
+        with pytest.raises(ProtocolError, match="sends no such message"):
             manager.handle(Received(4, ShardLost(1, number)), 0)
     assert manager.phase == "ruling"
 
@@ -481,7 +481,7 @@ def test_a_second_process_with_the_managers_key_takes_over_nothing() -> None:
 
     vectors, rows = run_over_sockets(plan, task, besides=second)
     assert digest(vectors[:2]) == simulate(experiment).digest
-    assert said == ["no worker has come to manager 4"]
+    assert said == ["no worker has connected to manager 4"]
     assert not [row for row in rows if isinstance(row, EventRow) and row.name == "tenure"]
 
 
