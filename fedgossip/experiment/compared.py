@@ -16,7 +16,7 @@ class CompareSection(msgspec.Struct, forbid_unknown_fields=True):
     """[compare]: for `fedgossip compare`, in a file that may have the sections of several kinds of run."""
 
     equal: Annotated[str, OneOf(EQUALS)] = "examples"
-    """What all are given alike before their losses are compared: `examples` (all come to their end), `seconds` or
-    `bytes` (what the one had that needed least)."""
+    """Equal resource for the comparison of losses: `examples` (all run to their end), `seconds` or `bytes` (the least
+    use of any)."""
     target: Annotated[float | None, Within(0)] = None
     """The test loss to which seconds and bytes are counted; none: the least that all paradigms reach."""

@@ -17,8 +17,8 @@ class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
     """[coordinator.secure]: the coordinator sees the sum of a round's contributions, and none of them."""
 
     on: bool = True
-    """`false`: the coordinator sees every client's update, and the run's first lines say so.  The robust algorithms and
-    fedbuff need that."""
+    """`false`: the coordinator sees every client's update, as the run's first lines warn.  The robust algorithms and
+    fedbuff require it."""
     threshold: Annotated[int | None, Within(1, 1000)] = None
     """Answers that a round needs to its end, of each share group; none: the smallest that clients accept, more than two
     thirds."""
@@ -29,9 +29,9 @@ class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
     bits: Annotated[int | None, Within(2, 31)] = None
     """Bits of an element, rounded at random; none: 24 for up to 100 clients, 20 above."""
     weight_max: Annotated[int | None, Within(1, MOST)] = None
-    """The most examples that a client may have: one with more is refused before it trains; larger rounds coarser.
-    none: 10,000; and where all know how many the largest has, as data.partition divides them, the next of 20,000,
-    50,000, 100,000, ... that is enough for it."""
+    """Maximum number of examples of a client: one with more is refused before it trains; larger values round coarser.
+    none: 10,000; where the largest client is known from data.partition, the next sufficient one of 20,000, 50,000,
+    100,000, ..."""
     score_max: Annotated[float, Within(ABOVE_0, 1e12)] = 64.0
     """No loss of a client, and no score that is not between 0 and 1 (rmse, mae, r2), counts as more; larger rounds
     coarser."""
@@ -51,8 +51,8 @@ class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
     max_epsilon: Annotated[float, Within(ABOVE_0)] = 8.0
     """The round that would cross it is refused."""
     test_noise: Annotated[float, Within(0, 1e6)] = 0.0
-    """Of records: standard deviation of the noise on how many of the examples kept for tests (data.local_test) are
-    right, which each client then tells in evaluated rounds, out of the same budget; 0: it tells nothing of them."""
+    """Of records: standard deviation of the noise on the number of right answers on held-out examples
+    (data.local_test), which each client reports in evaluated rounds, out of the same budget; 0: not reported."""
     adaptive: bool = False
     """Of clients: the clip follows the median length of the updates; it begins with clip."""
 
@@ -69,8 +69,8 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     over_selection: Annotated[float, Within(1, 100)] = 1.0
     """So many times as many are invited; the round ends with the first that are wanted."""
     sampling: Annotated[str, OneOf(("uniform", "size", "poisson"))] = "uniform"
-    """Who is invited: size, clients with more examples more often; poisson, each alone: cohorts vary in size, so not
-    with a secure sum."""
+    """Sampling of the cohort: size, clients with more examples more often; poisson, each client independently: cohorts
+    vary in size, so not with a secure sum."""
     min_clients: Count = None
     """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum."""
     algorithm: Annotated[str, KnownNames(dict.fromkeys(ALGORITHMS, ""))] = "fedavg"
@@ -80,8 +80,8 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
     codec: Annotated[str, KnownNames(FORMS)] = ""
-    """Updates in fewer bytes (dgc: gradients alone); what is left out, a client sends later.  With a secure sum
-    random-k alone; empty: updates as they are (docs/together/codecs.md)."""
+    """Codec of uploaded updates (dgc: gradients alone); a client sends the remainder later.  With a secure sum
+    random-k alone; empty: uncoded (docs/together/codecs.md)."""
     deadline: Seconds = 300.0
     """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
     least_deadline: Annotated[float, Within(0, LONGEST_SECONDS)] = 5.0
@@ -89,7 +89,7 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     start_timeout: Seconds = 300.0
     """Seconds to wait for all clients before the first round, and for enough of them whenever too few are left."""
     return_timeout: Annotated[float, Within(0, LONGEST_SECONDS)] = 10.0
-    """Seconds that a coordinator that is started again waits for all, before it goes on with those that are back."""
+    """Seconds that a restarted coordinator waits for all clients, before it continues with those present."""
     silence: Seconds = 600.0
     """Seconds without a link after which a client gives the coordinator up."""
     at_once: Count = None

@@ -22,7 +22,7 @@ OF_STATISTICS = ("scale", "agreed", "missing", "categories", "columns", "suppres
 """Keys of statistics that sites agree on."""
 
 OF_JUDGING = ("groups", "site_scores")
-"""Keys of what sites tell of a model together."""
+"""Keys of the joint evaluation of a model by sites."""
 
 
 LATER_KEYS = ("validation", "buckets", "levels")
@@ -35,7 +35,7 @@ def is_standard(source: str) -> bool:
 
 
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[data]: which examples there are, and who has which."""
+    """[data]: the examples, and their partition."""
 
     source: Annotated[str, data.CODE] = "digits"
     """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
@@ -47,18 +47,18 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """Of a source of lines: lengths in characters, ascending, the end of a line counted.  A step draws its lines from
     one bucket and pads them to its length; longer ones than the last are cut.  Empty: 16, 32, 64, 128."""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
-    """Who has which: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`), `pathological`
-    (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a source with
-    {peer})."""
+    """Partition of the examples: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`),
+    `pathological` (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a
+    source with {peer})."""
     test: Annotated[float | str, data.CODE] = 0.2
     """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
     t10k files); or another source, as a source with {peer} needs."""
     local_test: float = 0.0
-    """The share of its examples that every client keeps to test on; the model that it is sent is tested there.  The
-    coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
+    """Share of each client's examples held out for tests of the received model.  The coordinator receives the mean of
+    all, except with record privacy (coordinator.privacy)."""
     scale: Annotated[str, OneOf(("source", TEST, FEDERATED))] = "source"
-    """source: as the source says.  test, of sources with {peer} and of each one's own by an invite: columns have mean 0
-    and deviation 1 over the common test set, which all have; scale=standard of such a source means it.  federated, of
+    """source: as the source specifies.  test, of sources with {peer} and of each one's own by an invite: columns have
+    mean 0 and deviation 1 over the common test set of all; scale=standard of such a source selects it.  federated, of
     CSV files with {peer}: columns are found by their names and have mean 0 and deviation 1 over all sites, by the
     statistics of `fedgossip data agree`."""
     agreed: str = run_format.AGREED
@@ -69,8 +69,8 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """With scale = "federated", columns of words: refuse, or agreed, a feature for each category of the common test
     file or of data.columns."""
     columns: dict[str, Any] = msgspec.field(default_factory=dict)
-    """With scale = "federated", what is declared of a column: "heart rate" = { unit = "1/min", low = 0, high = 300 },
-    sex = { categories = ["f", "m"] }.  A site's file says the unit in its first line: heart rate [1/min]."""
+    """With scale = "federated", declarations of columns: "heart rate" = { unit = "1/min", low = 0, high = 300 }, sex =
+    { categories = ["f", "m"] }.  A site's file has the unit in its first line: heart rate [1/min]."""
     suppress: Annotated[int, Within(1, MOST)] = 5
     """With scale = "federated": no count of fewer records is published, nor what one could be computed from, and a
     site with fewer takes no part."""
@@ -78,14 +78,14 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """With scale = "federated": a column of numbers with at most so many different ones counts as one of categories
     where rare ones are refused: codes such as 0 and 1."""
     groups: str = ""
-    """A column of the sites' own CSV files, such as sex, by whose values `fedgossip evaluate` tells how well the model
-    answers for each group of records; a feature or not.  Empty: no groups."""
+    """A column of the sites' own CSV files, such as sex, that groups the records of `fedgossip evaluate` by its values,
+    with a score for each group; a feature or not.  Empty: no groups."""
     site_scores: Annotated[str, OneOf((RANK, NAMED))] = RANK
-    """What `fedgossip evaluate` tells of single sites.  rank: their scores to a hundredth, the worst first, and not
-    whose they are; named: the score and the number of records of each site."""
+    """What `fedgossip evaluate` reports of single sites.  rank: anonymous scores to a hundredth, the worst first;
+    named: the score and the number of records of each site."""
     validation: Annotated[float, Within(0, SHARE)] = 0.0
-    """The share of the training examples that nobody trains on, drawn by the seed before they are divided: what
-    eval.on = "validation" measures on, so that hyperparameters are chosen without a look at the test set."""
+    """Share of the training examples excluded from training, drawn by the seed before the partition: eval.on =
+    "validation" measures on them, so that hyperparameters are chosen without the test set."""
 
     @property
     def by_test(self) -> bool:

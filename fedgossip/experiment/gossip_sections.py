@@ -33,7 +33,7 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     weights: Annotated[str | None, WEIGHTS_CODE] = None
     """`metropolis`, `max-degree`, `uniform`, `lazy`, `best-constant`, `fmmc`, `fdla`, `sinkhorn`, `inverse`, `pi:FILE`;
     `sizes`, as `pi` by the peers' numbers of examples; `push`, for push-sum on directed graphs; `module:function`, of
-    the graph; none: what the graph's file says, or metropolis (docs/together/topologies.md)."""
+    the graph; none: the weights of the graph's file, or metropolis (docs/together/topologies.md)."""
     seed: int | None = None
     """The seed of a graph that is drawn at random, such as regular:3; none: the experiment's seed.  Give it to keep the
     graph while the seed changes.  `fedgossip topology show` and the function `resolve` draw with 1."""
@@ -50,7 +50,7 @@ ALGORITHM_CODE = NamesCode()
 
 
 class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[algorithm]: how peers of a graph come to agree."""
+    """[algorithm]: the consensus method of the peers."""
 
     name: Annotated[str, ALGORITHM_CODE, KnownNames({name: one.what for name, one in METHODS.items()})] = "dsgd"
     """The method; module:Class, your own (docs/together/algorithms.md)."""
@@ -60,19 +60,19 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     { base = "qg-dsgdm", every = 12, beta = 0.7 } of slowmo, { lr = 0.7, beta = 0.9 } of diloco,
     which takes fragments too, or a codec and gamma."""
     mode: Annotated[str, OneOf(MODES)] = "sync"
-    """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
+    """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training, without waiting."""
     partner: Annotated[str, OneOf(RULES)] = "uniform"
-    """Whom an asynchronous peer meets next: uniform, any neighbour; matching, in turn; speed, who answers sooner more
+    """Next partner of an asynchronous peer: uniform, any neighbour; matching, in turn; speed, quicker neighbours more
     often."""
     exchanges: Annotated[int, Within(1, 1000)] = 1
     """Exchanges that an asynchronous peer begins per round of training."""
     combine: Annotated[str, OneOf(tuple(COMBINATIONS))] = "linear"
-    """How a round's models are put together.  linear: the weighted sum.  Against peers that lie: clipped (what is far
-    is scaled down), trimmed-mean, median, geometric-median, nna (the nearest alone); of these clipped alone uses the
+    """Combination of a round's models.  linear: the weighted sum.  Against malicious peers: clipped (far models are
+    scaled down), trimmed-mean, median, geometric-median, nna (the nearest alone); of these clipped alone uses the
     weights, and the mean of all peers moves (docs/together/algorithms.md)."""
     combine_options: dict[str, Any] = msgspec.field(default_factory=dict)
-    """{ f = 1 } of clipped, trimmed-mean and nna: how many neighbours may lie; { tau = 2.0 } of clipped: a length, or
-    "adaptive", by f; { steps = 8 } of geometric-median."""
+    """{ f = 1 } of clipped, trimmed-mean and nna: number of malicious neighbours; { tau = 2.0 } of clipped: a length,
+    or "adaptive", by f; { steps = 8 } of geometric-median."""
     deadline: Seconds = 30.0
     """The longest wait for neighbours' models in a round, in seconds; above the slowest peer's training time."""
     least_deadline: SecondsOr0 = 5.0
@@ -93,12 +93,12 @@ class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
     peers: list[Annotated[int, Within(0, MOST)]] = msgspec.field(default_factory=list)
     """Their ids; none: all are honest."""
     attack: Annotated[str, OneOf(tuple(ATTACKS))] = "sign-flip"
-    """What they send in the place of their models: sign-flip, noise, label-flip, ipm, alie, dissensus
+    """Messages in place of their models: sign-flip, noise, label-flip, ipm, alie, dissensus
     (docs/together/algorithms.md)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The attack's own: { scale = 0.5 } of noise, ipm and dissensus, { z = 1.5 } of alie."""
     knowledge: Annotated[str, OneOf(("neighbours", "all"))] = "neighbours"
-    """Whose models of the round they have before they speak: their honest neighbours'; or, on stacked arrays alone,
+    """Models of the round available to them before they send: their honest neighbours'; or, on stacked arrays alone,
     those of all honest peers."""
 
 
@@ -109,9 +109,7 @@ FORECAST_LEVELS = "probe", "shadow", FORECAST_FOLLOWED
 
 
 class ForecastSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[forecast]: what is to be known of a synchronous gossip run before it begins (docs/reference/numerics.md,
-    section 7).
-    """
+    """[forecast]: forecast of a synchronous gossip run before its start (docs/reference/numerics.md, section 7)."""
 
     level: Annotated[str, OneOf((FORECAST_AUTO, FORECAST_NONE, *FORECAST_LEVELS))] = FORECAST_AUTO
     """shadow: one training at the peers' mean; followed: that, and a third of a training more for each graph, with

@@ -31,39 +31,39 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     virtual_nodes: Annotated[int, Within(1, SHARDS_MAX // SERVERS_MAX)] = 64
     """Points of each server on the circle of consistent hashing; more make their parts more alike."""
     replication: Annotated[int, Within(1, SERVERS_MAX)] = 1
-    """Servers that have each part; from 2 on a manager says who takes the place of one that is gone."""
+    """Number of copies of each part; from 2 on a manager replaces lost servers."""
     staleness: int | str = 0
     """Rounds by which a worker may be ahead of the slowest; 0: a step per round, on the mean of all; "async": any."""
     placement: Annotated[str, OneOf(("ranges", "tensors"))] = "ranges"
-    """What is not divided between servers: single elements, or whole tensors, as lars and lamb need them."""
+    """Smallest unit of the partition between servers: single elements, or whole tensors, as lars and lamb require."""
     damp: bool = False
-    """A push goes at the rate divided by 1 + the steps made since what it was computed from; not with staleness 0."""
+    """The rate of a push is divided by 1 + the steps since the model of its gradient; not with staleness 0."""
     filters: Annotated[list[str], NamesCode(FILTERS.__contains__)] = msgspec.field(default_factory=list)
-    """Of a table's rows, what is not worth sending, one after the other: `key-cache`, `threshold:T`, `random-skip:P`,
-    `kkt`, `kkt:T`, `module:function` (docs/together/parallel.md)."""
+    """Filters for a table's pushed rows, in sequence: `key-cache`, `threshold:T`, `random-skip:P`, `kkt`, `kkt:T`,
+    `module:function` (docs/together/parallel.md)."""
 
     pull_codec: str = ""
-    """How servers give the model back in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`; after the last round it comes
-    whole; empty: as it is.  How gradients go up: parallel.codec."""
+    """Codec of the model from servers: `bf16`, `fp16`, `int8:BLOCK`; uncoded after the last round; empty: uncoded.  For
+    gradients: parallel.codec."""
 
 
 class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[parallel.outer]: workers train alone by [train] in every round, and take an outer step along the mean of what
-    that came to: DiLoCo (docs/together/outer.md)."""
+    """[parallel.outer]: workers train alone by [train] in every round, and take an outer step along the mean
+    displacement: DiLoCo (docs/together/outer.md)."""
 
     lr: Annotated[float, Within(0)] = 0.0
-    """How far along: 0.7 is usual, 1 with beta = 0 is the mean of their models.  0: there is no outer step, and workers
-    share every step."""
+    """Length of the step: 0.7 is usual, 1 with beta = 0 is the mean of their models.  0: there is no outer step, and
+    workers share every step."""
     beta: float = 0.9
     """The share of the last step that is kept, from 0 to below 1."""
     nesterov: bool = True
     """Look ahead."""
     delay: Annotated[int, Within(0, 1)] = 0
-    """1: the mean of a round travels while the next one is trained, and counts at its end; nobody waits for links that
-    take less time than the training."""
+    """1: the mean of a round travels while the next one is trained, and counts at its end; links quicker than the
+    training cause no waiting."""
     fragments: Annotated[int, Within(1, FRAGMENTS_MAX)] = 1
-    """The model is cut in so many fragments, of which one goes out in a round, each in its turn: with 4, and
-    train.local_steps = 10, each travels every 40 steps, and a round sends a quarter of the bytes."""
+    """Number of fragments of the model, one sent per round in turn: with 4, and train.local_steps = 10, each is sent
+    every 40 steps, and a round sends a quarter of the bytes."""
 
 
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,10 +74,10 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     workers: Annotated[int, Within(1, WORKERS_MAX)]
     """Their number; all know each other."""
     method: Annotated[str, OneOf((*COLLECTIVES, MAPREDUCE, SERVED, HOGWILD))] = "ring"
-    """How the mean comes to all; mapreduce: by a server, which takes the step; hogwild: nothing is sent, the workers
-    are processes of one participant, which step on one model in its memory and wait for nobody."""
+    """Distribution of the mean; mapreduce: by a server, which takes the step; hogwild: without messages, the workers
+    are processes of one participant, which step on one model in shared memory without waiting."""
     descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
-    """What takes the step, with train.lr; empty: train.optimizer."""
+    """Descent method of the step, with train.lr; empty: train.optimizer."""
     l1: Annotated[float, Within(0)] = 0.0
     """ftrl: the sum of gradients below which a weight stays 0; more makes more weights 0."""
     accumulate: Annotated[int, Within(1, MOST)] = 1
@@ -87,9 +87,8 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     bucket: Annotated[int | None, Within(0, MOST)] = None
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
     codec: Annotated[str, KnownNames({**FORMS, f"{LOW_RANK}:RANK": ""})] = ""
-    """Gradients in fewer bytes; what is left out is sent later.  Of collectives random-k and powersgd go by every one,
-    the others by ring and all-to-all; servers take all but powersgd; empty: gradients as they are
-    (docs/together/codecs.md)."""
+    """Codec of gradients; the remainder is sent later.  Every collective supports random-k and powersgd, ring and
+    all-to-all the others too; servers support all but powersgd; empty: uncoded (docs/together/codecs.md)."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0

@@ -47,15 +47,14 @@ LAST, BEST = "last", "best"
 
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[model]: what learns."""
+    """[model]: the model."""
 
     source: Annotated[str, architectures.CODE] = "softmax"
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
     channels, hidden), `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads), `module:function`;
-    `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, and
-    trees:100x6 (boosted trees, and how deep),
-    kaplan-meier?every=30&until=720&by=COLUMN (survival), cox?every=30&until=720 (proportional hazards),
-    for `fedgossip fit` (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md)."""
+    `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, and trees:100x6
+    (number and depth of boosted trees), kaplan-meier?every=30&until=720&by=COLUMN (survival), cox?every=30&until=720
+    (proportional hazards), for `fedgossip fit` (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md)."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,8 +63,8 @@ class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
     every: Annotated[int, Within(1, MOST)] = 5
     """Rounds between two evaluations; the last round is always evaluated."""
     on: Annotated[str, OneOf(("test", VALIDATION))] = "test"
-    """What models are measured on: the test set, or the examples of data.validation, with the test set left unread.
-    The records call it the test set in both cases; the summary says which it was."""
+    """Data for measuring models: the test set, or the examples of data.validation, with the test set left unread. The
+    records call it the test set in both cases; the summary says which it was."""
     keep: Annotated[str, OneOf((LAST, BEST))] = LAST
     """The models that a run leaves: the last one, model/; best: model-best/ beside it, the model of the evaluated round
     with the best score, by which the run is judged, on data.validation; or, without it, on the examples that clients
@@ -77,7 +76,7 @@ class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StopSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[stop]: what ends a run before its last round."""
+    """[stop]: conditions that end a run before its last round."""
 
     patience: Annotated[int, Within(0, MOST)] = 0
     """Number of evaluations in a row without a better score than before, after which the run ends; 0: it makes all its
@@ -90,7 +89,7 @@ TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
 
 
 class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[track]: where else the record of a whole run goes while it is written."""
+    """[track]: further destinations of a whole run's record."""
 
     to: list[str] = msgspec.field(default_factory=list)
     """`csv`, `tensorboard`, `mlflow:URI`, `wandb:PROJECT` (docs/use/trackers.md)."""
@@ -118,7 +117,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
     rounds: Annotated[int, Within(1, MOST)] = 60
-    """Rounds of training and averaging.  "endless", of loops of your own: as long as they go on."""
+    """Rounds of training and averaging.  "endless", of loops of your own: until they end."""
     name: str = ""
     """For the run directory and the report; the graph's name where empty."""
     data: DataSection = msgspec.field(default_factory=DataSection)
@@ -130,7 +129,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
     task: TaskSection = msgspec.field(default_factory=TaskSection)
     faults: list[Fault] = msgspec.field(default_factory=list)
-    """[[faults]]: what goes wrong, when, and to whom; in the simulator and in real processes of one machine."""
+    """[[faults]]: faults, their times and participants; in the simulator and in real processes of one machine."""
 
     @property
     def learns(self) -> bool:

@@ -14,7 +14,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
 
 
 class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[[simulation.classes]]: nodes whose links or processors are not as the rest; what is left out is as the rest."""
+    """[[simulation.classes]]: nodes with other links or processors; keys left out are as for all."""
 
     nodes: str
     """Node ids and ranges of them: "0-3, 7"; a coordinator is the last."""
@@ -38,14 +38,14 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     bandwidth: Rate = None
     """Bytes per second that a peer can send, over all its links; none: any number."""
     downlink: Rate = None
-    """Bytes per second that a peer can receive, over all its links: a server that hears many waits for all of them;
-    none: any number come in at once."""
+    """Bytes per second that a peer can receive, over all its links: a server with many senders waits for all of them;
+    none: unlimited."""
     detection: SecondsOr0 = 1.0
-    """Seconds of silence after which a peer is told that a link is lost; a shorter cut only delays what is sent."""
+    """Seconds of silence after which a link is reported lost; a shorter cut only delays messages."""
     training: SecondsOr0 = 0.05
     """Seconds of a round's training."""
     per_example: SecondsOr0Given = None
-    """Seconds of training per example that it goes over, in place of `training`: a smaller batch is sooner done."""
+    """Seconds of training per example, in place of `training`: a smaller batch takes less time."""
     summing: SecondsOr0 = 0.0
     """Seconds per element that a participant adds up: in collectives, servers, coordinators, synchronous gossip."""
     training_jitter: Annotated[float, Within(0, 1e6)] = 0.0
@@ -53,4 +53,4 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     speed_spread: Annotated[float, Within(0, 10)] = 0.0
     """Speeds of peers are exp(N(0, spread²))."""
     classes: list[DeviceSection] = msgspec.field(default_factory=list)
-    """Nodes whose links or processors are not as the rest: { nodes = "0-3, 7", bandwidth = 1e6, slower = 4.0 }."""
+    """Nodes with other links or processors: { nodes = "0-3, 7", bandwidth = 1e6, slower = 4.0 }."""

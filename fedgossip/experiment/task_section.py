@@ -1,4 +1,4 @@
-"""The section [task]: what is learned, and what it is judged by."""
+"""The section [task]: the problem and its metric."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *S
 
 
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
+    """[task]: the problem and its metric; or a problem with a known answer (pure numpy)."""
 
     kind: Annotated[str, OneOf(TASKS)] = AS_THE_DATA
-    """learning: what the source holds; convex: a linear model of it that can be certified, without torch
-    (docs/use/convex.md); averaging, quadratic: problems with a known answer, without torch;
-    sparse-logistic: drawn clicks, of which parameter servers hold the rows and all others whole tables;
-    loop: a training loop of your own (docs/use/own-loop.md);
-    statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
+    """learning: the data of the source; convex: a linear model of it that can be certified, without torch
+    (docs/use/convex.md); averaging, quadratic: problems with a known answer, without torch; sparse-logistic: drawn
+    clicks, with rows at parameter servers, else whole tables; loop: a training loop of your own (docs/use/own-loop.md);
+    statistics, evaluation: set by `fedgossip data agree` and `fedgossip evaluate`."""
     loss: Annotated[str, CODE] = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
     empty: the kind's own, cross-entropy, mse or bce (docs/use/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
@@ -31,7 +30,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """Lasso: beside lam |w|_1 stands lam smooth/2 |w|^2, without which nothing could be certified; smaller is nearer
     to the lasso, and takes more rounds."""
     positive: str = ""
-    """Convex, hinge and logistic: the class that is told from all others, where the source has more than two."""
+    """Convex, hinge and logistic: the class to separate from all others, where the source has more than two."""
     metrics: Annotated[list[str], CODE] = msgspec.field(default_factory=list)
     """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
     (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/use/tasks.md)."""
@@ -44,7 +43,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     sigma: float = 0.0
     """Quadratic: standard deviation of the gradient noise per coordinate."""
     placement: str = "smooth"
-    """Quadratic: how the targets b_i lie on the node ids: `smooth`, `alternating`, `random`."""
+    """Quadratic: order of the targets b_i along the node ids: `smooth`, `alternating`, `random`."""
     examples: Annotated[int, Within(1, 10**7)] = 1000
     """Sparse-logistic: examples of each worker."""
     nonzeros: Annotated[int, Within(1, 10**4)] = 20
