@@ -52,7 +52,7 @@ from fedgossip.core.machine import (
     Train,
     Trained,
 )
-from fedgossip.core.task import Job, chosen
+from fedgossip.core.task import Job, choose_rows
 
 EVENTS_MAX = 60_000
 """Events of one case; more is a storm, or a run without end."""
@@ -409,7 +409,7 @@ class Stage(World):
                 (update,) = self.cast.task.train([Job.of(node, effect)])
                 self.push(0.05, node, Trained(job, update.difference, update.examples, update.metrics))
             case ChooseRows():
-                self.push(0.0, node, chosen(self.cast.task, node, effect))
+                self.push(0.0, node, choose_rows(self.cast.task, node, effect))
             case Finish(result):
                 self.results[node] = result
 

@@ -226,7 +226,7 @@ class Course:
         if said.size != len(msgspec.msgpack.encode(due)):
             wrong(said.place, f"a {said.name} of {said.size} bytes, which its outline is not of")
 
-    # --- what it says to people, and to other files -------------------------------------------------------------------
+    # --- results for people, and for other files -------------------------------------------------------------------
 
     def facts(self) -> dict[str, object]:
         """Return the facts of a round for readers, as far as it was sound."""

@@ -332,14 +332,14 @@ def table_of(task: LocalTask) -> KeyedTable | None:
     return table
 
 
-def chosen(task: LocalTask, node: NodeId, asked: ChooseRows) -> RowsChosen:
+def choose_rows(task: LocalTask, node: NodeId, asked: ChooseRows) -> RowsChosen:
     """Return the answer to a `ChooseRows` of a machine."""
     assert isinstance(task, RowTask), "a plan without a table was given"
     keys = task.keys(node, asked.job, asked.accumulate) if asked.accumulate else np.empty(0, np.uint32)
     return RowsChosen(asked.job, keys, task.watched if asked.watched else None)
 
 
-def done(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
+def perform_jobs(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
     """Return one update per job, in order; gradients for gradient jobs.  Raises as `train` and `gradients` do."""
     found: dict[int, Update] = {}
     for asked in (False, True):
@@ -350,12 +350,11 @@ def done(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
     return [found[place] for place in range(len(jobs))]
 
 
-def told_in_stretches(task: LocalTask, job: Job, tell: Callable[[Produced], None]) -> Update:
-    """Return what `done` returns for one job; call `tell` with requested stretches before, where the task supports
-    it."""
+def update_in_stretches(task: LocalTask, job: Job, tell: Callable[[Produced], None]) -> Update:
+    """Return what `perform_jobs` returns for one job; before, call `tell` with requested stretches, if supported."""
     if job.stretches and isinstance(task, StretchTask):
         return task.gradient_in_stretches(job, tell)
-    (update,) = done(task, [job])
+    (update,) = perform_jobs(task, [job])
     return update
 
 

@@ -186,7 +186,7 @@ class Pauses:
         about = {name: getattr(self.about, name) for name in About.__slots__}
         rows, round = (self.folder / ROWS).stat().st_size, min(self.simulation.record.reached)
         try:
-            checkpoints.put(self.folder, {**about, "rows": rows, "round": round}, self.simulation.taken())
+            checkpoints.write_tensors(self.folder, {**about, "rows": rows, "round": round}, self.simulation.taken())
         except image_write.ImageError as error:
             self._possible = False
             self._failed(round, "kind", f"a {error} cannot be written down")

@@ -29,10 +29,10 @@ from fedgossip.core.task import (
     ReportingTask,
     RowTask,
     Update,
-    done,
     give_memory,
     memory_of,
     model_likeness,
+    perform_jobs,
     segments_of,
 )
 from fedgossip.faults import FaultScript, Flap, Partition, Slow
@@ -222,7 +222,7 @@ class SlowTask:
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         now_ns, began = self._faults.clock(), time.monotonic()
-        updates = done(self._task, jobs)
+        updates = perform_jobs(self._task, jobs)
         factor = 1.0 if now_ns is None else self._faults.script.factor(self._faults.node, now_ns)
         time.sleep((factor - 1) * (time.monotonic() - began))
         return updates

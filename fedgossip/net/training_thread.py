@@ -24,7 +24,7 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import PeerRow
-from fedgossip.core.task import Job, LocalTask, ReportingTask, chosen, told_in_stretches
+from fedgossip.core.task import Job, LocalTask, ReportingTask, choose_rows, update_in_stretches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ class TrainingThread:
             case Train():
                 return self._train(job)
             case ChooseRows():
-                return chosen(self._task, self.node, job)
+                return choose_rows(self._task, self.node, job)
             case Evaluate():
                 return self._evaluate(job)
             case MeasureModel(round, model):
@@ -130,7 +130,7 @@ class TrainingThread:
         began = self._ports.clock()
         self.began_ns = began if self.began_ns is None else self.began_ns
         self._meter.train_began(began)  # now: a round may be closed meanwhile, and this is no waiting
-        update = told_in_stretches(self._task, Job.of(self.node, asked), self._pass_stretch)
+        update = update_in_stretches(self._task, Job.of(self.node, asked), self._pass_stretch)
         if update.over:
             self._meter.broke_off(self._ports.clock())
             return Stopping(over=True)

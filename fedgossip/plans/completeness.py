@@ -105,11 +105,11 @@ class ExchangeCounts:
         self._exchanges = exchanges
         self._of: dict[NodeId, tuple[int, int]] = {}
         self._early: set[tuple[NodeId, int]] = set()  # rounds whose event was there before their row
-        self._here: dict[int, set[NodeId]] = {}  # participants with a row, of rounds whose network row is to come
+        self._here: dict[int, set[NodeId]] = {}  # participants with a row, of rounds without their network row yet
         self._absent: set[tuple[NodeId, int]] = set()
         self._closed = -1  # rounds of the network until here are closed; a participant's own rows have none
         self._told: set[NodeId] = set()
-        self._left: dict[NodeId, set[NodeId]] = {}  # by each participant, those that said goodbye to it
+        self._left: dict[NodeId, set[NodeId]] = {}  # by each participant, those that left it
 
     def take(self, row: Row) -> list[EventRow]:
         """Count a row; return the events that go before it where half are missing now, once for a participant."""

@@ -179,7 +179,7 @@ def conclude(
     known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
     status = "interrupted" if watched.interrupted else status_of(plan, known, collector.keeper.rows, vectors)
     silent = [node for node, one in enumerate(known) if one is None]
-    # one that was told to end while it started leaves no word either
+    # one stopped during its start leaves no status either
     died = [node for node in silent if node in watched.exits] if watched.interrupted else silent
     for node in died:
         collector.keeper(EventRow(collector.rounds[node], node, "died", {"exit_code": watched.exits.get(node)}))
@@ -293,7 +293,7 @@ def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
             behind = " and ".join(hello.likeness.changed(Likeness(ended.code)))
             text = f"{folder}: this peer ran other modules: their source differs"
             raise ConfigError(f"{text}, behind {behind}" if behind else text, advice)
-        # begins with: the release before told half as many digits of the same hash
+        # begins with: the release before writes half as many digits of the same hash
         same = ended and hello.experiment.startswith(ended.experiment) and ended.schema == hello.schema
         if ended and ended.experiment and not same:
             what = _OTHER_MODEL if ended.schema != hello.schema else "another experiment, or other data"

@@ -60,7 +60,7 @@ def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> BusiestFacts:
     return {"node": node if most else None, "bytes": most, "link": link and list(link), "link_bytes": largest}
 
 
-# What a summary tells of a run whose processes did not wait for each other (Hogwild!).
+# Summary facts of a run without waiting between its processes (Hogwild!).
 
 
 def race_facts(experiment: Experiment, rows: Sequence[Row]) -> RaceFacts:
@@ -118,7 +118,7 @@ def summarize(
     if evaluated is not last and there:  # the run ended before the round that would have been evaluated
         evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
         record.fill(evaluated, there)
-        if not evaluated.measured:  # of loops that were stopped nobody is left who could measure
+        if not evaluated.measured:  # stopped loops leave no process to measure
             evaluated = next((row for row in reversed(networks) if row.measured), evaluated)
     whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment

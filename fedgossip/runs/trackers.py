@@ -153,7 +153,7 @@ def _without_mask(name: str, place: str) -> str:
     raise ConfigError(text, f"Give the experiment file again, or set {' and '.join(MLFLOW_WORDS)} for MLflow.")
 
 
-def made(text: str, folder: Path) -> Tracker:
+def make_tracker(text: str, folder: Path) -> Tracker:
     """Return the tracker named "name" or "name:place", for a run in `folder`.
 
     Raises ConfigError where a library is missing.

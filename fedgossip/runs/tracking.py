@@ -16,7 +16,7 @@ from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.untrusted_text import line, masked
 from fedgossip.core.records import EventRow, NetworkRow
 from fedgossip.experiment import Experiment
-from fedgossip.runs.trackers import Tracker, made
+from fedgossip.runs.trackers import Tracker, make_tracker
 
 WAITING = 10_000
 """Maximum number of rounds that a slow tracker may be behind."""
@@ -31,8 +31,8 @@ class Tracking:
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         self._threads = [
-            TrackerThread(masked(text), made(text, folder)) for text in experiment.track.to
-        ]  # a missing library is said before anything is made
+            TrackerThread(masked(text), make_tracker(text, folder)) for text in experiment.track.to
+        ]  # a missing library raises before anything is created
         self._experiment = experiment
         self._score = experiment.score.name
 

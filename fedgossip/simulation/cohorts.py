@@ -24,7 +24,7 @@ from fedgossip.core.messages import Invite
 from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import FOLLOWED_MOST, PeerRow, Row
-from fedgossip.core.task import Job, LocalTask, Update, done
+from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
 from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
@@ -128,7 +128,7 @@ def _round(
     asked = zip(cohort, terms, strict=True)
     jobs = [Job(node, number, received[0], term, tested, rule.gradient, rounds.accumulate) for node, term in asked]
     sums = _Ring(rounds, number, received[0]) if rounds.fixed else _Exact(rounds, number, received[0])
-    for node, update in zip(cohort, done(task, jobs), strict=True):
+    for node, update in zip(cohort, perform_jobs(task, jobs), strict=True):
         work = _work(update, received[0], rounds, node, number)
         up, kept = rule.upload(received, memory.get(node, ()), work)
         if kept:

@@ -15,7 +15,7 @@ from fedgossip.core.messages import ChunkTaken
 from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row
-from fedgossip.core.task import Job, LocalTask, Update, done
+from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
 from fedgossip.protocols.allreduce.chunk_exchange import chunk_message, contribution_of
 from fedgossip.protocols.allreduce.coded_fragments import RoundCoding
@@ -95,7 +95,7 @@ def run_collective(
         between()
         model = seen(stack.state.x, number)
         starts = stack.ahead or [unsent.start(model) for unsent in stack.unsent]
-        updates = done(task, [asked(node, number, starts[node]) for node in workers])
+        updates = perform_jobs(task, [asked(node, number, starts[node]) for node in workers])
         opened = [stack.unsent[node].opened(updates[node].difference, number) for node in workers]
         brought = [_brought(stack, node, opened[node], updates[node], number) for node in workers]
         before, part = stack.state, stack.unsent[0].fragments.part(number)

@@ -49,7 +49,7 @@ from fedgossip.core.messages import Message
 from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row, event_row, give_all
-from fedgossip.core.task import Job, LocalTask, Update, chosen, done, memory_of
+from fedgossip.core.task import Job, LocalTask, Update, choose_rows, memory_of, perform_jobs
 from fedgossip.core.wire import wire_bytes
 from fedgossip.faults import UNHARMED, Fate, FaultScript, RunProgress
 from fedgossip.simulation.connections import Link
@@ -95,7 +95,7 @@ class LazyTraining:
         jobs = [self._jobs[one] for one in sorted(self._jobs)]
         self._jobs.clear()
         self._stretches.update((job.node, job.stretches) for job in jobs if job.stretches)
-        self._updates.update(zip((job.node for job in jobs), done(task, jobs), strict=True))
+        self._updates.update(zip((job.node for job in jobs), perform_jobs(task, jobs), strict=True))
 
 
 class PerformedEffects(VirtualTime):
@@ -242,7 +242,7 @@ class PerformedEffects(VirtualTime):
         self._push(self.now_ns + takes, node, Trained(asked.job, None))
 
     def _choose(self, node: NodeId, asked: ChooseRows) -> None:
-        self._push(self.now_ns, node, chosen(self.task, node, asked))
+        self._push(self.now_ns, node, choose_rows(self.task, node, asked))
 
     def _measure(self, node: NodeId, asked: MeasureModel) -> None:
         self._push(self.now_ns, node, ModelMeasured(asked.round, self.record.score_after(asked.round, asked.model)))

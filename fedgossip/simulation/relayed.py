@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.algorithms.gossip.base import Vectors
-from fedgossip.algorithms.gossip.relaysgd import RelaySGD, said
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD, relay_sums
 from fedgossip.base.vectors import RowGroups, frozen
 from fedgossip.core.messages import RelaySum
 from fedgossip.simulation.round_bytes import Edges, Numbered, RoundBytes, priced_both
@@ -35,7 +35,7 @@ class RelayExchange(ModelExchange):
         told, numbers, models = np.empty(shape, own.dtype), np.empty(len(graph.reverse)), np.empty_like(own)
         places = [slice(*graph.starts[node : node + 2]) for node in range(len(own))]
         for node, arcs in enumerate(places):
-            told[arcs], numbers[arcs] = said(own[node], heard[arcs], counts[arcs])
+            told[arcs], numbers[arcs] = relay_sums(own[node], heard[arcs], counts[arcs])
         heard, counts = frozen(told[graph.reverse]), frozen(numbers[graph.reverse])
         for node, arcs in enumerate(places):
             models[node] = self.algorithm.averaged(own[node], heard[arcs], counts[arcs])

@@ -25,7 +25,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector, add, digest, frozen
 from fedgossip.core.machine import Terms
-from fedgossip.core.task import Job, LocalTask, done
+from fedgossip.core.task import Job, LocalTask, perform_jobs
 from fedgossip.data.data import load, split
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.partitions import partition
@@ -59,7 +59,7 @@ class Run:
         received = self.of.server.broadcast(self.state)
         terms = {node: rule.terms(received, self.memory.get(node, ())) for node in cohort}
         asked = [Job(node, self.round, received[0], terms[node], gradient=rule.gradient) for node in cohort]
-        updates = done(self.task, asked)
+        updates = perform_jobs(self.task, asked)
         total = self.of.aggregation.accumulator(rule.vectors, self.task.length, self.task.dtype)
         for node, update in zip(cohort, updates, strict=True):
             assert update.difference is not None

@@ -11,7 +11,7 @@ from over_sockets import run_over_sockets
 
 from fedgossip import simulate
 from fedgossip.algorithms.gossip.base import Step, restored, saved
-from fedgossip.algorithms.gossip.relaysgd import RelaySGD, RelayState, said
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD, RelayState, relay_sums
 from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.machine import Checkpoint, PeerJoined, Received, Started, Trained
@@ -82,7 +82,7 @@ def sums_along(tree: Topology, vectors: np.ndarray, rounds: int) -> tuple[np.nda
     for _ in range(rounds):
         told = {}
         for i in range(tree.n):
-            sums, counts = said(
+            sums, counts = relay_sums(
                 frozen(vectors[i].copy()),
                 frozen(np.stack([heard[j, i][0] for j in near[i]])),
                 frozen(np.array([heard[j, i][1] for j in near[i]])),

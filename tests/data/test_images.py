@@ -196,7 +196,7 @@ def test_a_tampered_run_directory_runs_no_command(tmp_path: Path) -> None:
     about, arrays = checkpoints.take(run / CHECKPOINT)
     table = Table(arrays)
     as_a_command(table, f"touch {shlex.quote(str(ran))}")
-    checkpoints.put(run, {key: value for key, value in about.items() if key != "format"}, table.written())
+    checkpoints.write_tensors(run, {key: value for key, value in about.items() if key != "format"}, table.written())
     said = finish(start(["run", "--resume", "run", "--no-report"], tmp_path))
     assert not ran.exists(), "a command was run"
     assert said.code == 8 and len(said.err.splitlines()) == 2, said

@@ -13,7 +13,7 @@ from fedgossip.algorithms.gossip.names import METHODS, Told, make
 from fedgossip.data.data import KINDS
 from fedgossip.experiment.meanings import keys
 from fedgossip.plans.federated.federated_run import FEDBUFF
-from fedgossip.plans.gossip.gossip_machines import MODES, told
+from fedgossip.plans.gossip.gossip_machines import MODES, message_content
 
 ASKS = {"diloco": [{"fragments": 2}]}
 """Options by which a method's peers tell each other something else."""
@@ -23,8 +23,8 @@ def ways() -> set[tuple[str, str]]:
     """What the methods ask for: (what is told, mode)."""
     asked = [(name, one, options) for name, one in METHODS.items() for options in ({}, *ASKS.get(name, []))]
     made = [(make(name, one, Told(7), options), one) for name, one, options in asked]
-    found = {(told(algorithm, private=False), mode) for algorithm, one in made for mode in one.modes}
-    return found | {(told(algorithm, private=True), "sync") for algorithm, one in made if one.private}
+    found = {(message_content(algorithm, private=False), mode) for algorithm, one in made for mode in one.modes}
+    return found | {(message_content(algorithm, private=True), "sync") for algorithm, one in made if one.private}
 
 
 def test_every_method_and_mode_has_its_machine_and_no_machine_is_left_over() -> None:

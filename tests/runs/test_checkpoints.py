@@ -214,14 +214,14 @@ def test_the_file_system_itself_may_refuse(tmp_path: Path) -> None:
 
 def test_keeping_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    real = tensor_file.put
+    real = tensor_file.write_tensors
 
     def slow(*arguments: Any) -> None:
         begun.set()
         assert go_on.wait(20)
         real(*arguments)
 
-    monkeypatch.setattr("fedgossip.runs.checkpoints.stored.put", slow)
+    monkeypatch.setattr("fedgossip.runs.checkpoints.stored.write_tensors", slow)
     kept = Checkpoints(tmp_path, ABOUT, lambda *_: None, seconds=0)
     kept.keep(stored(1).machine, {})
     assert begun.wait(20)
@@ -377,9 +377,9 @@ def test_more_arrays_than_a_header_holds_are_refused_and_the_last_checkpoint_sta
 ) -> None:
     from fedgossip.runs.checkpoints import tensor_file
 
-    tensor_file.put(tmp_path, {"round": 1}, {"a": np.zeros(2)})
+    tensor_file.write_tensors(tmp_path, {"round": 1}, {"a": np.zeros(2)})
     monkeypatch.setattr(tensor_file, "HEADER_BYTES_MAX", 2000)
     with pytest.raises(OSError, match="40 arrays are too many for one checkpoint"):
-        tensor_file.put(tmp_path, {"round": 2}, {f"x.{at}": np.zeros(2) for at in range(40)})
+        tensor_file.write_tensors(tmp_path, {"round": 2}, {f"x.{at}": np.zeros(2) for at in range(40)})
     assert tensor_file.take(tmp_path / CHECKPOINT)[0]["round"] == 1
     assert not list(tmp_path.glob("*.part"))

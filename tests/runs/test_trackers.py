@@ -251,10 +251,10 @@ def test_a_run_that_goes_on_has_its_password_of_the_environment_or_is_refused(mo
     for word in trackers.MLFLOW_WORDS:
         monkeypatch.delenv(word, raising=False)
     with pytest.raises(ConfigError, match="the password is not kept"):
-        trackers.made(kept[0], Path("run"))
+        trackers.make_tracker(kept[0], Path("run"))
     places = []
     monkeypatch.setitem(trackers.KINDS, "mlflow", lambda place, folder: places.append(place))  # type: ignore[arg-type]
     for word in trackers.MLFLOW_WORDS:
         monkeypatch.setenv(word, "x")
-    trackers.made(kept[0], Path("run"))
+    trackers.make_tracker(kept[0], Path("run"))
     assert places == ["https://ml.example.org"]

@@ -118,7 +118,7 @@ class Choco:
         """
         if not isinstance(self._gamma, str):
             return float(self._gamma)
-        if not self._norm:  # one peer, or none that hears another
+        if not self._norm:  # one peer, or no edges
             return 1.0
         found = RULES[self._gamma](self._gap or 0.0, self._norm, self.contraction(length))
         if not found:

@@ -9,10 +9,10 @@ variant that averages models):
 
 So x_i is the mean of all n models, each as old as its way is long, where gossip weighs those at hand.  A model is never
 counted twice, for a tree has one way from each node to each.  In the first rounds, while models are still on their way,
-and where messages are lost, c says how many are lacking, and the own model stands for each of those.
+and where messages are lost, c gives the number of missing models, each replaced by the peer's own.
 
-Beside the whole sums that `said` and `averaged` make there is nothing to mix: what goes out differs from neighbour to
-neighbour (`protocols/gossip/relay_gossip`; all at once: `simulation/relayed`).
+Beside the sums of `relay_sums` and `averaged` there is no mix: each neighbour receives another sum
+(`protocols/gossip/relay_gossip`; all at once: `simulation/relayed`).
 
 Where we differ: u_i is the sum of a round's local steps, as everywhere here.
 """
@@ -53,7 +53,7 @@ class RelaySGD:
         return RelayState(x)
 
     def trained(self, state: RelayState, update: Vector | None, step: Step) -> tuple[RelayState, Vectors]:  # noqa: ARG002
-        """Messages are computed from s and from the received sums (`said`); of s alone in the first round."""
+        """Messages are computed from s and from the received sums (`relay_sums`); of s alone in the first round."""
         s = state.x if update is None else add(state.x, update)
         if state.heard is None or state.counts is None:
             return state, (s,)
@@ -89,7 +89,7 @@ class RelaySGD:
         return frozen(np.divide(total, s.dtype.type(max(known, self.n)), out=total))
 
 
-def said(s: Vector, heard: Vector, counts: Vector) -> tuple[Vector, Vector]:
+def relay_sums(s: Vector, heard: Vector, counts: Vector) -> tuple[Vector, Vector]:
     """Return one node's sums for each of its neighbours, [k, d] and [k], from those received in the round before.
 
     A sum without one term, for each of them: from the left up to it, from the right down to it, 3 k additions in all;

@@ -69,7 +69,7 @@ def check_adversary(
         raise ConfigError(text, 'Take algorithm.name = "dsgd" with mode = "sync".')
     if e.adversary.attack == "label-flip" and not e.learns:
         raise ConfigError(f"label-flip: {e.task.kind} has no labels", 'Take task.kind = "learning", or another attack.')
-    if rule.linear or isinstance(rule, Clipped):  # the one holds against nobody, the other bounds each of them
+    if rule.linear or isinstance(rule, Clipped):  # the one tolerates no attacker, the other bounds each of them
         return
     for round in range(min(schedule.period or LOOKED_AT, e.rounds)):
         _check_outnumbered(schedule.mixing(round), attackers, a.combine)

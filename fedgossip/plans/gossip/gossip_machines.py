@@ -214,7 +214,7 @@ MODES: Mapping[tuple[str, str], GossipMode] = {
 """Modes by content of messages and `algorithm.mode`."""
 
 
-def told(algorithm: Algorithm, *, private: bool) -> str:
+def message_content(algorithm: Algorithm, *, private: bool) -> str:
     """Return the content of an algorithm's messages: shares where only the columns of its weights sum to one."""
     if private:
         return SUMS
@@ -236,4 +236,4 @@ def apart_from_statistics(exchange: StackedExchange, parameters: int, length: in
 
 def mode_of(section: AlgorithmSection, algorithm: Algorithm) -> GossipMode:
     """Return how the peers of a run exchange, whose checks have passed."""
-    return MODES[told(algorithm, private=section.private), section.mode]
+    return MODES[message_content(algorithm, private=section.private), section.mode]

@@ -30,7 +30,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from fedgossip.algorithms.gossip.base import Step
-from fedgossip.algorithms.gossip.relaysgd import RelaySGD, RelayState, said
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD, RelayState, relay_sums
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
@@ -108,7 +108,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 
     def _sums(self) -> dict[NodeId, RelaySum]:
-        sums, counts = said(self.learner.outgoing[0], *self._before())
+        sums, counts = relay_sums(self.learner.outgoing[0], *self._before())
         self.summed += 3 * sums.size
         schema = self.layout.schema
         told = zip(self.neighbours, sums, counts, strict=True)

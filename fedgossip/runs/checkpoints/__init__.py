@@ -14,7 +14,7 @@ from fedgossip.runs.checkpoints.keeper import SECONDS, Checkpoints
 from fedgossip.runs.checkpoints.lives import begin_life, incarnation_of
 from fedgossip.runs.checkpoints.sameness import MAY_DIFFER, About, check_same, differences
 from fedgossip.runs.checkpoints.stored import Stored, drop, load, read, write
-from fedgossip.runs.checkpoints.tensor_file import DTYPES, RefusedError, put, take
+from fedgossip.runs.checkpoints.tensor_file import DTYPES, RefusedError, take, write_tensors
 
 __all__ = [
     "DTYPES",
@@ -33,8 +33,8 @@ __all__ = [
     "drop",
     "incarnation_of",
     "load",
-    "put",
     "read",
     "take",
     "write",
+    "write_tensors",
 ]

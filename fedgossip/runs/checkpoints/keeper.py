@@ -112,7 +112,7 @@ class Checkpoints:
                 return
             try:
                 self._write(self._writing)
-            except BaseException as error:  # whoever waits must not wait for ever
+            except BaseException as error:  # a waiting thread must not wait for ever
                 self._died = error
                 raise
             finally:

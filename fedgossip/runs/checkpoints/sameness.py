@@ -42,11 +42,11 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulate
     "train.lr: was 0.1, is 0.05".  Paths of files may differ; their contents are compared by hash, elsewhere.
     """
     free = MAY_DIFFER if simulated else MAY_DIFFER + OF_SIMULATIONS
-    was, now = (dict(_flat(json.loads(json.dumps(one)))) for one in (stored, given))  # a tuple came back as a list
+    was, now = (dict(_flat(json.loads(json.dumps(one)))) for one in (stored, given))  # tuples are lists in JSON
     found = []
     for key in sorted(was.keys() | now.keys()):
         before, after = _tail(key, was.get(key)), _tail(key, now.get(key))
-        if key not in was and not after:  # an option that came since, and is off
+        if key not in was and not after:  # an option of a later release, off
             continue
         if before == after or any(key == one or key.startswith(f"{one}.") for one in free):
             continue

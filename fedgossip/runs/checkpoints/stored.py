@@ -14,7 +14,7 @@ from fedgossip.base.vectors import frozen
 from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint
 from fedgossip.runs.checkpoints.sameness import About, check_same
-from fedgossip.runs.checkpoints.tensor_file import Array, RefusedError, put, take
+from fedgossip.runs.checkpoints.tensor_file import Array, RefusedError, take, write_tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ def write(folder: Path, stored: Stored) -> None:
     """Put `stored` into `folder`, keeping the one before.  Raises OSError (a full disk, say); nothing is lost then."""
     machine = {f"vector/{name}": vector for name, vector in stored.machine.vectors.items()}
     about = {name: getattr(stored.about, name) for name in About.__slots__}
-    put(
+    write_tensors(
         folder,
         {**about, "round": stored.machine.round, "facts": stored.machine.facts},
         {**machine, **{f"task/{name}": array for name, array in stored.task.items()}},

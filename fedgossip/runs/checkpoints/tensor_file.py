@@ -53,7 +53,7 @@ class RefusedError(FedgossipError):
         self.path, self.reason = path, reason
 
 
-def put(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+def write_tensors(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Write plain data and arrays as the newest checkpoint of `folder`, keeping the one before.
 
     Raises OSError (a full disk, say); nothing is lost then.
@@ -115,7 +115,7 @@ def _hash(about: str, arrays: Mapping[str, Array]) -> str:
 
 
 def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return what `put` wrote.  Raises RefusedError."""
+    """Return what `write_tensors` wrote.  Raises RefusedError."""
     try:
         metadata, arrays = _parsed(outside_files.read_bytes(path, outside_files.LARGE))
         text = metadata["about"]

@@ -27,7 +27,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 READY_FOLDERS = (_PACKAGE / "topologies", _PACKAGE.parent / "topologies")
 """In an installed wheel inside the package, in a checkout beside it."""
 
-NEAR = 1e-6  # how far a number may be from what [expect] says
+NEAR = 1e-6  # tolerance of [expect]
 
 
 class Expect(msgspec.Struct, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from fedgossip.topology.spectra.sequences import WORST_LIMIT
 from fedgossip.topology.spectra.spectra import spectrum
 from fedgossip.topology.weights.mixing import Mixing
 
-ALIKE = 1e-9  # eigenvalues this near are one, whose eigenvectors nothing tells apart
+ALIKE = 1e-9  # eigenvalues this near count as equal, with indistinguishable eigenvectors
 
 
 def left_of_modes(schedule: Schedule) -> FloatArray:

@@ -34,7 +34,7 @@ UNKNOWN = (
     *("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "n_w", "mean_contraction"),
     *("rounds_to_halve", "rounds_to_1_percent", "typical_to_halve", "typical_to_1_percent"),
     *("floor", "ceiling", "rate", "exact_after"),
-)  # None unless a schedule's own numbers say more
+)  # None unless the schedule provides them
 
 
 def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
@@ -47,7 +47,7 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
     check_gamma(gamma)
     if isinstance(schedule, Mixing):
         return forecast(schedule, gamma, found)
-    if schedule.n == 1:  # nobody to disagree with, in whatever round
+    if schedule.n == 1:  # no disagreement in any round
         return forecast(schedule.mixing(0), gamma)
     if isinstance(schedule, Random):
         return _forecast_random(schedule, gamma)
@@ -262,7 +262,7 @@ def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatA
     squares = np.array(lefts)
     rate2 = float(squares[-1] / squares[-2]) if len(lefts) > 1 and squares[-2] > 0 else float(squares[-1])
     ended = rate2 < 1.0 - 1e-9
-    tail = float(squares[-1]) * rate2 / (1.0 - rate2) if ended else math.inf  # of what comes after: a geometric series
+    tail = float(squares[-1]) * rate2 / (1.0 - rate2) if ended else math.inf  # the remainder: a geometric series
     weights = gamma ** np.arange(len(lefts))
     remembered = float(weights @ squares) + gamma ** len(lefts) * float(squares[-1]) * rate2 / (1.0 - gamma * rate2)
     reached = {factor: next((k for k, c in enumerate(lefts, 1) if c <= factor**2), None) for factor in (0.5, LEAST)}

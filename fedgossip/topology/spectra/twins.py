@@ -63,7 +63,7 @@ def _classes(W: Any) -> IntArray:
     weights = _few(W.data)
     if weights is None:
         pairs = [_joined(W, own, probes, heard)]
-    else:  # joined twins: u without v hears what v without u hears, so that a row and w times oneself are equal
+    else:  # joined twins: u and v have the same other senders, so that a row and w times oneself are equal
         pairs = [_equal_rows(np.column_stack([heard + weight * probes, own])) for weight in weights]
     pairs.append(_equal_rows(np.column_stack([heard, own])))
     one, other = np.concatenate(pairs).T
