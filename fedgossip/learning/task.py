@@ -177,7 +177,7 @@ class TorchTask:
             plans = [self._batches.plan(job.node, job.round) for job in jobs]
             lrs = [self.settings.rate(job.round, self._rounds) for job in jobs]
             states = [self._state_for(job) for job in jobs]
-            tested = [self._tested(job, state) for job, state in zip(jobs, states, strict=True)]
+            tested = [self._test_own(job, state) for job, state in zip(jobs, states, strict=True)]
             outcomes = self._sharing.run(lambda: self._attempt(jobs, plans, lrs, states))
         for job, outcome, lr in zip(jobs, outcomes, lrs, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
@@ -212,7 +212,7 @@ class TorchTask:
         return StackTraining(losses, lr, len(indices))
 
     def resident_models(self, n: int, note: Callable[[str, str], None]) -> ResidentModels | None:
-        """See `ResidentTask`: linear layers on a device of `resident.STACKS`, trained as `trains_stacks` says."""
+        """See `ResidentTask`: linear layers on a device of `resident.STACKS`, if `trains_stacks`."""
         engine, batches = self._engine, self._batches
         plain = self.settings.plain and self._privacy is None and all(node in self._shares for node in range(n))
         if not (plain and isinstance(engine, LayerStack) and isinstance(batches, Batches)):
@@ -238,7 +238,7 @@ class TorchTask:
         with self._lock:
             plans = [self._batches.plan(job.node, job.round, job.accumulate) for job in jobs]
             states = [self._states.get(job.node, {}) for job in jobs]
-            tested = [self._tested(job, state) for job, state in zip(jobs, states, strict=True)]
+            tested = [self._test_own(job, state) for job, state in zip(jobs, states, strict=True)]
             stretches = None if tell is None else partial(self._stretches, jobs[0], plans[0], tell)
             outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states, stretches))
         for job, outcome in zip(jobs, outcomes, strict=True):
@@ -248,7 +248,7 @@ class TorchTask:
                 )
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
-            steps, told = len(plan.counts), self._told(outcome.loss, plan)
+            steps, told = len(plan.counts), self._sum_facts(outcome.loss, plan)
             metrics = {"steps": steps, **({} if self._privacy else told), **more}
             found.append(Update(outcome.difference, len(self._shares[job.node]), metrics))
         return found
@@ -257,11 +257,11 @@ class TorchTask:
         examples = len(self._shares[job.node])
 
         def told(start: int, vector: Vector, loss: float) -> None:
-            tell(Produced(job.round, start, vector, examples, self._told(loss, plan)))
+            tell(Produced(job.round, start, vector, examples, self._sum_facts(loss, plan)))
 
         return GradientStretches(job.stretches, self.length, told)
 
-    def _told(self, loss: float, plan: BatchPlan) -> dict[str, float]:
+    def _sum_facts(self, loss: float, plan: BatchPlan) -> dict[str, float]:
         """Return the metrics that a gradient's sum needs."""
         return {"loss": loss, "rows": float(predictions_of(plan, self._predictions).sum())}
 
@@ -282,7 +282,7 @@ class TorchTask:
                 found.append(engine.gradient_one(_assigned(job, plan, 0.0, state), *how))
         return found
 
-    def _tested(self, job: Job, state: State) -> Mapping[str, float]:
+    def _test_own(self, job: Job, state: State) -> Mapping[str, float]:
         """Return the metrics of the vector on the node's own test examples, where requested."""
         return self._tests.measure(job.node, job.round, job.vector, state) if job.tested and self._tests else {}
 

@@ -35,9 +35,9 @@ from fedgossip.sites.fits.cox.cox_steps import (
     FittedHazards,
     fitted_alone,
     initial,
+    requested_sums,
     rounds_of,
     stepped,
-    told_by,
 )
 from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.survival.survival_times import places_of
@@ -99,7 +99,7 @@ def rounds(
         if FittedHazards(layout, x).stage == OVER:
             break
         if present:
-            told = [layout.integers(told_by(machines[k], x)) for k in present]
+            told = [layout.integers(requested_sums(machines[k], x)) for k in present]
             x = stepped(layout, x, layout.vector([sum(one) for one in zip(*told, strict=True)]), len(present))
     return x
 
@@ -264,7 +264,7 @@ def test_a_fit_that_lacks_its_last_sums_is_not_called_one() -> None:
     x = initial(layout)
     machines = [site_of(layout, one) for one in sites]
     while FittedHazards(layout, x).stage != LAST:
-        told = [layout.integers(told_by(one, x)) for one in machines]
+        told = [layout.integers(requested_sums(one, x)) for one in machines]
         x = stepped(layout, x, layout.vector([sum(one) for one in zip(*told, strict=True)]), 3)
     assert not fit_of(layout, x).converged
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from fedgossip.sites.fits.cox.cox_fit import cox_fit
-from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, stepped, told_by
+from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, requested_sums, stepped
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.survival.survival_fit import curve_of, limits_of
 from fedgossip.sites.fits.survival.survival_times import (
     TimeCounts,
     censored_runs,
+    choose_report_times,
     ends_of_risk_sets,
     places_of,
-    told_counts,
-    told_ends,
+    report_counts,
 )
 
 WALTONS = (
@@ -87,8 +87,8 @@ def test_the_estimate_of_lifelines_lies_between_the_bounds_of_each_told_time(
     table: tuple[int, list[int], list[int], list[float]], least: int
 ) -> None:
     counts, there = counts_of(table), np.array(table[3])
-    ends = told_ends([counts], least)
-    told = told_counts(counts, ends, least)
+    ends = choose_report_times([counts], least)
+    told = report_counts(counts, ends, least)
     low, high = limits_of(told)
     assert (low <= there[ends] + 1e-6).all() and (there[ends] <= high + 1e-6).all()
     if counts.records - counts.events.sum() >= least:  # else those who have no event are too few to be told
@@ -101,8 +101,8 @@ def test_where_no_count_is_hidden_the_estimate_is_that_of_lifelines(
     table: tuple[int, list[int], list[int], list[float]],
 ) -> None:
     counts = counts_of(table)
-    ends = told_ends([counts], 1)
-    assert curve_of(told_counts(counts, ends, 1)).survival == pytest.approx(np.array(table[3])[ends], abs=1e-6)
+    ends = choose_report_times([counts], 1)
+    assert curve_of(report_counts(counts, ends, 1)).survival == pytest.approx(np.array(table[3])[ends], abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -110,8 +110,8 @@ def test_bounds_hold_and_small_counts_do_not_stand_in_what_is_told(seed: int) ->
     """Of random tables: the product-limit estimate by its definition lies between, and who leaves are five or more."""
     stream = np.random.default_rng(seed)
     counts = TimeCounts(int(stream.integers(150, 200)), stream.poisson(4, 12), stream.poisson(1.5, 12))
-    ends = told_ends([counts], 5)
-    told = told_counts(counts, ends, 5)
+    ends = choose_report_times([counts], 5)
+    told = report_counts(counts, ends, 5)
     gone = np.concatenate([[0], np.cumsum(counts.events + counts.censored)[:-1]])
     exact = np.cumprod(1 - counts.events / (counts.records - gone))[ends]
     low, high = limits_of(told)
@@ -127,10 +127,10 @@ def test_censorings_leave_as_often_too_early_as_too_late() -> None:
     for seed in range(200):
         stream = np.random.default_rng(seed)
         counts = TimeCounts(160, stream.poisson(6, 12), stream.poisson(2, 12))
-        ends = told_ends([counts], 5)[:-1]  # at the last, fewer may be left than are told
+        ends = choose_report_times([counts], 5)[:-1]  # at the last, fewer may be left than are told
         gone = np.concatenate([[0], np.cumsum(counts.events + counts.censored)[:-1]])
         exact = np.cumprod(1 - counts.events / (counts.records - gone))[ends]
-        above += float(np.mean(curve_of(told_counts(counts, ends, 5)).survival - exact))
+        above += float(np.mean(curve_of(report_counts(counts, ends, 5)).survival - exact))
     assert abs(above / 200) < 0.001
 
 
@@ -168,7 +168,7 @@ def test_lung_by_five_sites_uses_all_of_its_165_deaths(ties: str) -> None:
         sites.append(SiteHazards(layout, records))
     state = initial(layout)
     while FittedHazards(layout, state).stage != OVER:
-        told = [layout.integers(told_by(site, state)) for site in sites]
+        told = [layout.integers(requested_sums(site, state)) for site in sites]
         state = stepped(layout, state, layout.vector([sum(one) for one in zip(*told, strict=True)]), len(sites))
     found = cox_fit(layout, state, 3)
     assert found is not None and found.events == 165 and found.unused == 0

@@ -96,7 +96,7 @@ class SumsTask(ABC):
         """Return the sums dominated by too few of a site's records at the requested point; "" without any."""
         return ""
 
-    def told_before(self, node: NodeId, before: AskedBefore) -> Vector | None:
+    def find_reply(self, node: NodeId, before: AskedBefore) -> Vector | None:
         """Return a site's reply to an earlier request; None without one in this process."""
         round, told = self._told.get(node, (-1, None))
         return told if round == before.round else None
@@ -138,7 +138,7 @@ class PooledSumsTask(SumsTask):
         words = words_in(model - before.model)
         assert words is not None, "`broken` has looked"
         numbers = integers_of(words)
-        if (told := self.told_before(node, before)) is not None and (own := words_in(told)) is not None:
+        if (told := self.find_reply(node, before)) is not None and (own := words_in(told)) is not None:
             mine, never_less = integers_of(own), self.counts().tolist()
             if any(all_ < one for all_, one, fixed in zip(numbers, mine, never_less, strict=True) if fixed):
                 return "a count over all sites is below that of this site alone"

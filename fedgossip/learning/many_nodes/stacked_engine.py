@@ -129,7 +129,7 @@ class LayerStack:
         finite = np.empty(n, np.bool_)
         picked = torch.zeros((len(indices), n, self.width))
         given, trained = _read_only(models), torch.from_numpy(into)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported
             whole = self.layout.of_full_batches(indices, lr, block)
             for start in range(0, n, block):
                 rows = slice(start, min(n, start + block))
@@ -191,7 +191,7 @@ class LayerStack:
             self._pass(ws, steps, step, picked[step], ws.stacks[1], adds=True, final=final if last else None)
         workspace.store(1, found)
         gradients = found.cpu().numpy()
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported
             losses = summed_losses(picked.cpu().numpy(), weight).tolist()
             finite = np.isfinite(gradients.sum(axis=1)).tolist()
         return map(Outcome, frozen(gradients), losses, finite)
@@ -224,7 +224,7 @@ class LayerStack:
         workspace.store(0, trained)
         self._store_slots(workspace, states, steps)
         difference = empty(given.size, np.float32).reshape(given.shape)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported
             np.subtract(trained.cpu().numpy(), given, out=difference)
             losses = mean_losses(picked.cpu().numpy(), steps.weight).tolist()
             # a row's sum is finite where all its elements are, short of a model that has exploded anyway

@@ -1,9 +1,8 @@
 """The processes that train one client together, as each of them sees it: its part of a batch, and sums over all.
 
-The gradient of a batch is the mean over its examples.  With P processes each takes about 1/P of the rows and weighs
-the mean of its part by (its rows / all rows), of lines by characters; the sum over the processes is the gradient of one
-process alone, to
-rounding.  A batch with fewer rows than processes is computed whole by each of them, with weight 1 / P.
+The gradient of a batch is the mean over its examples.  With P processes each takes about 1/P of the rows and weighs the
+mean of its part by (its rows / all rows), of lines by characters; the sum over the processes is the gradient of one
+process alone, to rounding.  A batch with fewer rows than processes is computed whole by each of them, with weight 1/P.
 
 BatchNorm would see only its part of a batch: `joined` puts a layer in its place that counts over all parts, as
 torch's SyncBatchNorm does on CUDA alone.  Dropout draws other masks in each process: there is no equality with one.

@@ -263,7 +263,7 @@ class PublishedFigures:
         positives = self._numbers[*where, "positives", outcome]
         return self._numbers[*where, "records"] - positives, positives
 
-    def tells(self, where: Name, outcome: str) -> bool:
+    def reports(self, where: Name, outcome: str) -> bool:
         """Return whether the number of records with an outcome is published, over all records or in a group."""
         if where:
             return where[1] in self.groups_of[outcome]
@@ -372,7 +372,7 @@ def _outcome(
     records, positives = numbers[*where, "records"], numbers[*where, "positives", name]
     brier = _mean(numbers[*where, "brier", name], records)
     said = _mean(numbers[*where, "said", name], records)
-    if not told.tells(where, name):
+    if not told.reports(where, name):
         return OutcomeFigures(name=name, brier=brier, said=said)
     bins = [str(k) for k in range(layout.bins)]
     having, lacking = ([numbers[*where, what, name, k] for k in bins] for what in ("with", "without"))

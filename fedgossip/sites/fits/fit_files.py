@@ -34,7 +34,7 @@ def fit_in(path: Path) -> Fit | None:
     return fit
 
 
-def told_in(path: Path) -> tuple[str, Told] | None:
+def read_fit(path: Path) -> tuple[str, Told] | None:
     """Return the file name and the contents of a fit of any kind; None without one.  Raises as `fit_in`."""
     if (path / CURVES).is_file():
         return CURVES, read_told(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)

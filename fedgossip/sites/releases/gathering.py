@@ -93,7 +93,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         raise ConfigError(f"{sources.run}: no federated run", "A release is of a run with a [coordinator].")
     if run.summary.status not in ("finished", "partial"):
         raise ConfigError(f"{sources.run}: this run is {run.summary.status}", "Release one that came to its end.")
-    fitted = fit_files.told_in(sources.run)
+    fitted = fit_files.read_fit(sources.run)
     plan = plan_statement.read(sources.run / PLAN)
     model = _told(sources.run, fitted, str(plan.experiment["model"]["source"]))
     statistics = _agreed(sources, plan)

@@ -126,7 +126,7 @@ class FittedHazards:
         told = len(self.ends)
         match self.stage:
             case 0:
-                self._tell(self.layout.counts(numbers), sites)
+                self._choose_times(self.layout.counts(numbers), sites)
             case 1:
                 self._take_risk(self.layout.risk(numbers, told), sites)
             case 2:
@@ -134,7 +134,7 @@ class FittedHazards:
             case 3:
                 self._take_last(*self.layout.last(numbers, told), sites)
 
-    def _tell(self, counts: Sequence[TimeCounts], sites: int) -> None:
+    def _choose_times(self, counts: Sequence[TimeCounts], sites: int) -> None:
         """Choose the reported times; without any the fit is over."""
         self._set(sites=sites, fewest=sites)
         events = sum(int(one.events.sum()) for one in counts)
@@ -322,7 +322,7 @@ def initial(layout: CoxLayout) -> Vector:
     return frozen(np.zeros(length_of(layout)))
 
 
-def told_by(site: SiteHazards, x: Vector) -> Vector:
+def requested_sums(site: SiteHazards, x: Vector) -> Vector:
     """Return a site's sums that the state requests; zeros when it is over."""
     fitted = FittedHazards(site.layout, x)
     ends, point = fitted.ends, np.array(fitted["point"])
@@ -344,5 +344,5 @@ def fitted_alone(layout: CoxLayout, site: SiteHazards) -> Vector:
     """Return the final state of a fit of one table: that of several sites is equal to the bit, except `sites`."""
     x = initial(layout)
     for _ in range(rounds_of(layout)):
-        x = stepped(layout, x, told_by(site, x), 1)
+        x = stepped(layout, x, requested_sums(site, x), 1)
     return x

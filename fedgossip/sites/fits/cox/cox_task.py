@@ -12,7 +12,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import SumsTask
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox import linear_predictor
-from fedgossip.sites.fits.cox.cox_steps import LAST, MOMENTS, RISK, FittedHazards, initial, length_of, told_by
+from fedgossip.sites.fits.cox.cox_steps import LAST, MOMENTS, RISK, FittedHazards, initial, length_of, requested_sums
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.effective_records import too_few
 
@@ -38,7 +38,7 @@ class CoxTask(SumsTask):
         return initial(self.layout)
 
     def sums(self, job: Job) -> Vector:
-        return told_by(self._sites[job.node], job.vector)
+        return requested_sums(self._sites[job.node], job.vector)
 
     def broken(self, model: Vector, before: AskedBefore) -> str:
         return FittedHazards(self.layout, before.model).broken(self._state(model), before.clients)

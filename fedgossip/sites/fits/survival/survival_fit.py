@@ -14,7 +14,13 @@ from fedgossip.base.errors import TrainingError
 from fedgossip.data.agreed.column_sums import SITES
 from fedgossip.sites.fits.glm.glm_fit import FORMAT, known
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, Numbers
-from fedgossip.sites.fits.survival.survival_times import Counts, ToldCounts, told_counts, told_ends, told_groups
+from fedgossip.sites.fits.survival.survival_times import (
+    Counts,
+    ReportedCounts,
+    choose_groups,
+    choose_report_times,
+    report_counts,
+)
 
 # Survival by the product-limit estimator, from counts at times alone: intervals, medians, and the test of groups.
 #
@@ -44,7 +50,7 @@ class SurvivalCurve:
     high: Values
 
 
-def curve_of(counts: ToldCounts) -> SurvivalCurve:
+def curve_of(counts: ReportedCounts) -> SurvivalCurve:
     """Return the estimate by counts at ascending times."""
     risk, events = counts.risk.astype(float), counts.events.astype(float)
     safe = np.maximum(risk, 1)
@@ -58,7 +64,7 @@ def curve_of(counts: ToldCounts) -> SurvivalCurve:
     return SurvivalCurve(survival, error, np.where(inside, low, math.nan), np.where(inside, high, math.nan))
 
 
-def limits_of(counts: ToldCounts) -> tuple[Values, Values]:
+def limits_of(counts: ReportedCounts) -> tuple[Values, Values]:
     """Return the bounds of the product-limit estimate of times rounded up to the grid, at each reported time.
 
     For d events among which at least `fewest` less those before, and at most `most`, are at risk, the product of
@@ -92,7 +98,7 @@ class LogRank:
     """Expected events of each group."""
 
 
-def log_rank(groups: Sequence[ToldCounts]) -> LogRank | None:
+def log_rank(groups: Sequence[ReportedCounts]) -> LogRank | None:
     """Return the test; None where the groups are not comparable: no two are at risk at an event."""
     from scipy import special
 
@@ -171,19 +177,19 @@ def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> 
     d, whole = layout.design, layout.counts(numbers)
     all_of = {group: layout.counts(numbers, group) for group in d.groups}
     never = {group for group in d.groups if 0 < numbers["at", group] < SITES}
-    told, rest = told_groups(all_of, whole, never, suppress)
+    told, rest = choose_groups(all_of, whole, never, suppress)
     there = {group for group in d.groups if all_of[group].records or group in never}
     cells = [*told.values(), *([rest] if rest is not None else [])]
-    ends = told_ends(cells, suppress)
+    ends = choose_report_times(cells, suppress)
     if not ends and told:
         told, cells = {}, [whole]
-        ends = told_ends(cells, suppress)
+        ends = choose_report_times(cells, suppress)
     if not ends:
         raise _too_few(d, int(whole.events.sum()), suppress)
     times = [d.grid[place] for place in ends]
-    counts = [told_counts(one, ends, suppress) for one in cells]
+    counts = [report_counts(one, ends, suppress) for one in cells]
     added = (np.sum([getattr(one, name) for one in counts], axis=0) for name in ("risk", "events", "fewest", "most"))
-    everybody = ToldCounts(whole.records, *added)
+    everybody = ReportedCounts(whole.records, *added)
     test = log_rank(counts[: len(told)]) if len(told) > 1 else None
     expected: Sequence[float | None] = test.expected if test else [None] * len(told)
     return CurveFit(
@@ -208,7 +214,7 @@ def _too_few(d: CurveDesign, events: int, suppress: int) -> TrainingError:
     return TrainingError(text, "So few are not told (data.suppress): take later times in model.source, or more sites.")
 
 
-def _curve(name: str, times: Sequence[float], counts: ToldCounts, expected: float | None) -> GroupCurve:
+def _curve(name: str, times: Sequence[float], counts: ReportedCounts, expected: float | None) -> GroupCurve:
     curve = curve_of(counts)
     rows = zip(times, counts.risk.tolist(), counts.events.tolist(), strict=True)
     figures = zip(*(one.tolist() for one in (curve.survival, curve.error, curve.low, curve.high)), strict=True)

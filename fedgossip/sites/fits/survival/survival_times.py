@@ -107,7 +107,7 @@ class TimeCounts:
 
 
 @dataclass(frozen=True, eq=False)
-class ToldCounts:
+class ReportedCounts:
     """Numbers at risk and of events of a group, at the reported times [e]."""
 
     records: int
@@ -123,7 +123,7 @@ def enough(count: int, least: int) -> bool:
     return count == 0 or count >= least
 
 
-def told_ends(groups: Sequence[TimeCounts], least: int) -> list[int]:
+def choose_report_times(groups: Sequence[TimeCounts], least: int) -> list[int]:
     """Return the places in the grid of the reported times: each covers the events since the one before.
 
     [] where some group with events has fewer than `least`.
@@ -186,7 +186,7 @@ def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) 
 
 
 def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
-    told = told_counts(group, ends, least)
+    told = report_counts(group, ends, least)
     return enough(int(told.risk[-1] - told.events[-1]), least)
 
 
@@ -224,7 +224,7 @@ def censored_runs(group: TimeCounts, least: int) -> list[CensoredRun]:
     return found
 
 
-def told_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ToldCounts:
+def report_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ReportedCounts:
     """Return the counts of a group at the reported times."""
     places = np.asarray(ends)
     cumulated = np.cumsum(group.events)[places]
@@ -235,12 +235,12 @@ def told_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ToldCount
     surely = [sum(one.count for one in runs if one.end <= begin) for begin in begins]
     few = 0 if runs else least - 1  # fewer than `least` are in no run: they may leave at any time
     perhaps = [sum(one.count for one in runs if one.begin < end) + few for end in ends]
-    return ToldCounts(
+    return ReportedCounts(
         group.records, before - np.array(gone), events, np.maximum(before - perhaps, 0), before - np.array(surely)
     )
 
 
-def told_groups(
+def choose_groups(
     groups: Mapping[str, TimeCounts], everybody: TimeCounts, never: set[str], least: int
 ) -> tuple[dict[str, TimeCounts], TimeCounts | None]:
     """Return the groups that may be reported, and all other records together, None where there are none.

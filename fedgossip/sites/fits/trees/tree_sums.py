@@ -404,7 +404,7 @@ class SiteMargins:
         growing = GrowingTrees(self.layout, x)
         return self.layout.vector(self._level(growing) if growing.begun else self._first())
 
-    def beyond(self, growing: GrowingTrees) -> str:
+    def find_excess(self, growing: GrowingTrees) -> str:
         """Return in words an open node with more of this site's records than of all sites; "" without one."""
         if growing.over or not growing.begun:
             return ""

@@ -37,4 +37,4 @@ class TreesTask(SumsTask):
         return growing.broken(after)
 
     def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
-        return self._sites[node].beyond(GrowingTrees(self.layout, model))
+        return self._sites[node].find_excess(GrowingTrees(self.layout, model))
