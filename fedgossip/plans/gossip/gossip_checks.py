@@ -79,7 +79,7 @@ def check_members(name: str, needs: Needs) -> None:
     for field, why in counted:
         if getattr(needs, field) not in (False, None):
             advice = 'Leave --members and --join out, or set algorithm.name = "dsgd" with another graph.'
-            raise ConfigError(f"{name} {why}: nobody can join or leave", advice)
+            raise ConfigError(f"{name} {why}: no peer can join or leave", advice)
 
 
 def check_combine(name: str, needs: Needs, schedule: Schedule, experiment: GossipExperiment) -> None:
