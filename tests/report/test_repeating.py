@@ -127,17 +127,17 @@ def test_a_run_of_real_peers_is_repeated_by_a_simulation(tmp_path: Path, monkeyp
 def test_the_noise_of_a_real_run_is_not_repeated_and_its_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes from the operating system: "the same digest, bit for bit" stood there."""
+    """It is from the operating system: "the same digest, bit for bit" stood there."""
     fedgossip.run_local(SIMULATED["a budget of clients"], tmp_path / "run", report=False)
     how = repeating(read_run(tmp_path / "run"))
-    assert not how.same and "the noise of a real run comes from the operating system" in how.text
+    assert not how.same and "the noise of a real run is from the operating system" in how.text
     first, second = as_the_report_says(tmp_path / "run", monkeypatch)
     assert first != second
 
 
 REAL: list[tuple[dict[str, Any], str, str]] = [
     ({}, "", "bit for bit"),
-    ({"privacy": {"epsilon": 3.0, "unit": "record"}}, "", "comes from the operating system"),
+    ({"privacy": {"epsilon": 3.0, "unit": "record"}}, "", "is from the operating system"),
     ({"algorithm": "fedbuff"}, "", "arrived in an order of their own"),
     ({"events": {"missed": 2}}, "", "at times of their own (missed)"),
     ({"events": {"unlike": 1}}, "", "processors of several kinds"),
