@@ -79,9 +79,9 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     `geometric-median`, `clipped-mean`."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
-    codec: Annotated[str, KnownNames(FORMS)] = ""
-    """Codec of uploaded updates (dgc: gradients alone); a client sends the remainder later.  With a secure sum
-    random-k alone; empty: uncoded (docs/together/codecs.md)."""
+    codec: Annotated[str, KnownNames({form: "" for form in FORMS if not form.startswith("dgc")})] = ""
+    """Codec of uploaded updates; a client sends the remainder later.  With a secure sum random-k alone; empty: uncoded
+    (docs/together/codecs.md)."""
     deadline: Seconds = 300.0
     """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
     least_deadline: Annotated[float, Within(0, LONGEST_SECONDS)] = 5.0
