@@ -193,7 +193,8 @@ def test_a_lost_sum_costs_no_count_and_a_dead_leaf_costs_one_everywhere() -> Non
     close = {"name": "relaysgd", "deadline": 3.0, "least_deadline": 0.5}
     lossy = relaysgd(rounds=40, algorithm=close, faults=[{"kind": "drop", "probability": 0.1}])
     run = simulate(lossy)
-    assert {"missed"} == {row.name for row in run.rows if isinstance(row, EventRow)}
+    events = {row.name for row in run.rows if isinstance(row, EventRow)}
+    assert "missed" in events <= {"missed", "left"}  # a peer may end before the last lost sum was sent again
     assert run.summary["status"] == "finished"
 
     dead = relaysgd(rounds=40, algorithm=close, faults=[{"kind": "crash", "peers": [6], "start": 0.5}])
@@ -233,15 +234,15 @@ def test_no_fault_makes_a_model_count_twice(node: int, monkeypatch: pytest.Monke
     from fedgossip.protocols.gossip.relay_gossip import RelayGossip
 
     seen: list[float] = []
-    heard = RelayGossip._heard
+    gather = RelayGossip._gather
 
     def watched(self: RelayGossip) -> Any:
-        sums, counts = heard(self)
+        sums, counts = gather(self)
         seen.extend(counts)
         assert 1 + counts.sum() <= 7
         return sums, counts
 
-    monkeypatch.setattr(RelayGossip, "_heard", watched)
+    monkeypatch.setattr(RelayGossip, "_gather", watched)
     faults = [{"kind": "drop", "probability": 0.2}, {"kind": "crash", "peers": [node], "start": 0.4, "after": 0.7}]
     close = {"name": "relaysgd", "deadline": 1.0, "least_deadline": 0.3}
     simulate(relaysgd("tree", rounds=25, algorithm=close, faults=faults))
