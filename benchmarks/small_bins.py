@@ -20,7 +20,7 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
 from fedgossip import load_experiment
-from fedgossip.sites.fits.trees.tree_fit import trees_fit
+from fedgossip.sites.fits.trees.tree_result import trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
 from fedgossip.sites.plans.trees import table_of, trees_plan
 

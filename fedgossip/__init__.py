@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fedgossip.core.task import Job, LocalTask, Segment, StatefulTask, Update
     from fedgossip.drivers.forecasting import forecast_run
     from fedgossip.drivers.local import run_local
-    from fedgossip.drivers.loops.joined import JoinedLoop
     from fedgossip.drivers.loops.joining import join
+    from fedgossip.drivers.loops.loop_handle import JoinedLoop
     from fedgossip.drivers.loops.simulating import simulate_loop
     from fedgossip.drivers.simulate import simulate
     from fedgossip.experiment import Experiment, load_experiment
@@ -59,7 +59,7 @@ HOMES = {
     "run_local": "fedgossip.drivers.local",
     "LoadedModel": "fedgossip.learning.models.loaded_model",
     "load_model": "fedgossip.learning.models.loaded_model",
-    "JoinedLoop": "fedgossip.drivers.loops.joined",
+    "JoinedLoop": "fedgossip.drivers.loops.loop_handle",
     "join": "fedgossip.drivers.loops.joining",
     "simulate_loop": "fedgossip.drivers.loops.simulating",
     "Run": "fedgossip.runs.run_directory",

@@ -12,7 +12,7 @@ from commands import free_ports
 from torch import nn
 
 import fedgossip
-from fedgossip.drivers.loops.joined import JoinedLoop
+from fedgossip.drivers.loops.loop_handle import JoinedLoop
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity
 

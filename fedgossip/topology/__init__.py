@@ -27,9 +27,15 @@ from fedgossip.topology.graphs.names import (
     weighted_names,
 )
 from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Schedule, for_rounds, union
+from fedgossip.topology.spectra.convergence import (
+    Forecast,
+    disagreement_band,
+    effective_neighbours,
+    forecast,
+    rounds_to,
+)
 from fedgossip.topology.spectra.sequences import forecast_of, product_norm
-from fedgossip.topology.spectra.spectra import Spectrum, spectrum
-from fedgossip.topology.spectra.spectral import Forecast, disagreement_band, effective_neighbours, forecast, rounds_to
+from fedgossip.topology.spectra.spectrum import Spectrum, spectrum
 from fedgossip.topology.weights.mixing import Mixing
 from fedgossip.topology.weights.weights import build, push_weights, rule_names
 

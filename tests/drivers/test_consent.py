@@ -27,7 +27,7 @@ from fedgossip.core.run_format import PROPOSED_FILES, TEST_SET
 from fedgossip.data import custom
 from fedgossip.data.named_code import NamesCode, code_by_key, code_in, keys_of_code
 from fedgossip.data.user_code import code_of
-from fedgossip.drivers import joining, proposals
+from fedgossip.drivers import invite_joining, proposals
 from fedgossip.drivers.proposals import proposal_of, shared
 from fedgossip.drivers.replay import machine_of
 from fedgossip.experiment import load_experiment
@@ -127,7 +127,7 @@ class Asked:
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "stdin", io.StringIO(""))
         self.invitation = Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_secret(), 0)
-        self.place = joining.folder_of(folder / "joined", self.invitation)
+        self.place = invite_joining.folder_of(folder / "joined", self.invitation)
 
     def shown(self, proposal: Proposal, capsys: pytest.CaptureFixture[str], *, yes: bool = False) -> tuple[str, Seen]:
         own = _Own("", "", None, None, self.place.path / "policy.toml", None, None)

@@ -111,7 +111,7 @@ def test_a_console_takes_brackets_as_brackets(monkeypatch: pytest.MonkeyPatch) -
 
 PRINTS = {"cli/text.py": "the one place", "drivers/fork_server.py": "one line, by plain.line"} | {
     "drivers/loops/coordinating.py": "one line, by plain.line",
-    "drivers/loops/joined.py": "one line, by plain.line",
+    "drivers/loops/loop_handle.py": "one line, by plain.line",
     "drivers/loops/joining.py": "a number of participants",
     "drivers/loops/scripts.py": "what the user's own script printed, by plain.printable",
 }

@@ -12,7 +12,7 @@ import pytest
 from commands import in_process, wait_until
 from test_invites import PROPOSAL, House
 
-from fedgossip.drivers import joining
+from fedgossip.drivers import invite_joining
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites import discovery
 from fedgossip.net.invites.discovery import Announcer, Search
@@ -60,7 +60,7 @@ def test_an_invite_whose_address_has_changed_is_tried_at_what_is_announced_under
         search = stack.enter_context(closing(Search(key, HERE)))
         gone = house.hosted.invitation(("tcp://127.0.0.1:1",))
         asking = stack.enter_context(closing(InviteClient(gone, Identity.new(), more=search.addresses)))
-        assert joining.proposal(asking, 30) == PROPOSAL and asking.reached == f"tcp://127.0.0.1:{port}"
+        assert invite_joining.proposal(asking, 30) == PROPOSAL and asking.reached == f"tcp://127.0.0.1:{port}"
 
 
 KEY = Identity.new().public.encode()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import COMMAND, Said, experiment, free_ports, in_process, wait_until
 
-from fedgossip.drivers import joining
+from fedgossip.drivers import invite_joining
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
 
@@ -180,7 +180,7 @@ def test_a_bad_invite_is_one_line_of_error_and_one_of_advice(
 def test_where_nobody_answers_it_says_who_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(joining.proposal, "__defaults__", (0.5,))
+    monkeypatch.setattr(invite_joining.proposal, "__defaults__", (0.5,))
     old = written(Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_secret(), 1))
     said = in_process(["join", old], tmp_path, monkeypatch, capsys)
     assert said.code == 3 and "127.0.0.1:1" in said.errors[0] and "has expired" in said.errors[0]

@@ -32,7 +32,7 @@ from fedgossip.base.version import __version__
 from fedgossip.cli.people.host import _wait
 from fedgossip.core.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
 from fedgossip.core.wire import frames
-from fedgossip.drivers import hosting, joining, proposals
+from fedgossip.drivers import invite_hosting, invite_joining, proposals
 from fedgossip.experiment import load_experiment
 from fedgossip.net import endpoints
 from fedgossip.net.auth import GUESTS
@@ -123,8 +123,8 @@ class House:
     """An organiser with a door, on disk in `folder`."""
 
     def __init__(self, folder: Path, seats: Seats = SEATS, expires: int = LATER) -> None:
-        self.hosted = hosting.hosted(folder, "lan", "what", seats, expires, (1, 2))
-        self.admission = hosting.invite_admission(self.hosted, "tcp://10.0.0.1:5700", PROPOSAL, b"x" * 40_000)
+        self.hosted = invite_hosting.hosted(folder, "lan", "what", seats, expires, (1, 2))
+        self.admission = invite_hosting.invite_admission(self.hosted, "tcp://10.0.0.1:5700", PROPOSAL, b"x" * 40_000)
 
     @property
     def invitation(self) -> Invitation:
@@ -217,7 +217,7 @@ def test_nobody_is_let_in_who_would_be_forgotten(house: House, monkeypatch: pyte
     def full(path: Path, content: bytes) -> None:
         raise NotWrittenError(path, OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(hosting, "write_whole", full)
+    monkeypatch.setattr(invite_hosting, "write_whole", full)
     with pytest.raises(NotWrittenError):
         house.enrol(Identity.new())
     assert not house.admission.party.guests
@@ -236,7 +236,7 @@ def test_the_organisers_restart_forgets_nobody(house: House, tmp_path: Path) -> 
 
 def test_a_folder_whose_run_has_not_ended_is_no_other_runs(house: House, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another experiment"):
-        hosting.hosted(tmp_path, "lan", "something else", SEATS, LATER, (1, 2))
+        invite_hosting.hosted(tmp_path, "lan", "something else", SEATS, LATER, (1, 2))
 
 
 def test_it_begins_with_those_that_are_here_and_later_ones_join(house: House) -> None:
@@ -248,7 +248,7 @@ def test_it_begins_with_those_that_are_here_and_later_ones_join(house: House) ->
     house.admission.party = replace(house.admission.party, expires=2 * LATER)
     told = house.enrol(late, LATER + 1)
     assert isinstance(told, Beginning) and [(one.node, one.since) for one in told.members] == [(0, 0), (1, 0), (2, -1)]
-    assert joining.checked(told, late, SEATS) is told
+    assert invite_joining.checked(told, late, SEATS) is told
 
 
 def test_a_place_that_its_holder_has_left_goes_to_the_next_one_until_the_run_begins(house: House) -> None:
@@ -355,11 +355,11 @@ def test_a_run_of_fixed_participants_begins_with_all_of_them_or_not_at_all(tmp_p
     assert house.admission.is_ready(NOW) and house.admission.begin(NOW) == (0, 1, 2)
     told = house.enrol(clients[1], address="")
     assert isinstance(told, Beginning) and [one.since for one in told.members] == [0, 0, 0]
-    assert joining.checked(told, clients[1], FIXED) is told
+    assert invite_joining.checked(told, clients[1], FIXED) is told
     first, own, coordinator = told.members
     for members in ((own, coordinator), (replace(first, since=-1), own, coordinator)):
         with pytest.raises(PeerError):
-            joining.checked(replace(told, members=members), clients[1], FIXED)
+            invite_joining.checked(replace(told, members=members), clients[1], FIXED)
 
 
 def test_a_host_that_waited_in_vain_says_how_many_were_here(tmp_path: Path) -> None:
@@ -397,9 +397,9 @@ def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(hou
     ]
     for members in forged:
         with pytest.raises(PeerError):
-            joining.checked(replace(told, members=members), me, SEATS)
+            invite_joining.checked(replace(told, members=members), me, SEATS)
     with pytest.raises(PeerError):
-        joining.checked(replace(told, organiser=me.verify), me, SEATS)
+        invite_joining.checked(replace(told, organiser=me.verify), me, SEATS)
 
 
 def test_a_beginning_that_cannot_be_written_is_told_to_nobody(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +411,7 @@ def test_a_beginning_that_cannot_be_written_is_told_to_nobody(house: House, monk
         raise NotWrittenError(path, OSError(28, "No space left on device"))
 
     with monkeypatch.context() as broken, pytest.raises(NotWrittenError):
-        broken.setattr(hosting, "write_whole", full)
+        broken.setattr(invite_hosting, "write_whole", full)
         house.admission.begin(NOW)
     assert isinstance(house.enrol(guest), Gathering)
     house.admission.begin(NOW)
@@ -455,10 +455,10 @@ def test_who_is_invited_reads_fetches_and_enrols(door: tuple[InviteServer, House
     way, house = door
     way.admission._test = bytes(range(256)) * 300
     with closing(knocking(way, house, others=("tcp://127.0.0.1:1",))) as asking:
-        proposed = joining.proposal(asking)
+        proposed = invite_joining.proposal(asking)
         assert proposed == PROPOSAL and asking.reached == way.address
         whole = replace(proposed, test="test.csv", test_bytes=256 * 300)
-        assert joining.test_set(asking, whole) == bytes(range(256)) * 300
+        assert invite_joining.test_set(asking, whole) == bytes(range(256)) * 300
         assert isinstance(asking.ask(enrolling(asking.who, asking.identity)), Gathering)
 
 
@@ -473,7 +473,7 @@ def test_who_is_turned_away_hears_why(door: tuple[InviteServer, House], secret: 
     if ended:
         house.admission.end()
     with closing(knocking(way, house, secret=secret)) as asking, pytest.raises(PeerError, match=words) as refused:
-        joining.proposal(asking)
+        invite_joining.proposal(asking)
     assert refused.value.advice
 
 
@@ -501,11 +501,11 @@ def test_one_that_guesses_is_not_answered_any_more(door: tuple[InviteServer, Hou
         with pytest.raises(NetworkError):
             for _ in range(invite_server.WRONG_MAX + 1):  # a slow answer is asked for again, and counts twice
                 with contextlib.suppress(PeerError):
-                    joining.proposal(asking, 3.0)
+                    invite_joining.proposal(asking, 3.0)
                 refused += 1
         assert 1 <= refused <= invite_server.WRONG_MAX
     with closing(knocking(way, house)) as honest:
-        assert joining.proposal(honest) == PROPOSAL
+        assert invite_joining.proposal(honest) == PROPOSAL
 
 
 @pytest.mark.sockets
@@ -530,7 +530,7 @@ def test_those_who_call_and_say_nothing_keep_nobody_waiting(door: tuple[InviteSe
             stack.enter_context(silent := socket.create_connection(where, 10))
             silent.sendall(said)
         honest = stack.enter_context(closing(knocking(way, house)))
-        assert joining.proposal(honest, 5.0) == PROPOSAL
+        assert invite_joining.proposal(honest, 5.0) == PROPOSAL
 
 
 @pytest.mark.sockets
@@ -571,7 +571,7 @@ def test_whatever_is_said_at_the_door_the_next_one_is_heard(door: tuple[InviteSe
     finally:
         caller.close()
     with closing(knocking(way, house)) as honest:
-        assert joining.proposal(honest) == PROPOSAL
+        assert invite_joining.proposal(honest) == PROPOSAL
     assert set(house.admission.party.guests) <= {1, 2}
 
 
@@ -652,7 +652,7 @@ def test_what_is_built_in_is_no_code_of_anybodys(tmp_path: Path, monkeypatch: py
 def test_an_organiser_is_a_party_of_two_at_least(tmp_path: Path) -> None:
     for seats in (1, 129):
         with pytest.raises(ConfigError):
-            hosting.hosted(tmp_path, "lan", "what", Seats(seats), LATER, (1, 2))
+            invite_hosting.hosted(tmp_path, "lan", "what", Seats(seats), LATER, (1, 2))
     assert Party(new_secret(), LATER, Seats(2)).node_of("nobody") is None
     party = Party(new_secret(), LATER, Seats(2))
     alone = InviteAdmission(Identity.new(), Guest("k", "v", "a"), party, PROPOSAL, lambda _: None)

@@ -438,7 +438,7 @@ def test_a_spread_of_some_rounds_is_held(tmp_path: Path, monkeypatch: pytest.Mon
         seen.append(spread.tolist())
         return np.zeros(len(spread)), np.ones(len(spread))
 
-    monkeypatch.setattr("fedgossip.topology.spectra.spectral.disagreement_band", spy)
+    monkeypatch.setattr("fedgossip.topology.spectra.convergence.disagreement_band", spy)
     spreads = {1: None, 2: 3.0, 3: None, 4: 5.0, 5: None}
     records = [
         {"kind": "network", "round": r, "consensus_distance": 0.5, "update_spread": spread}

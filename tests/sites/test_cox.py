@@ -26,7 +26,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.sites.fits.cox.cox import concordance, exact_totals, real
-from fedgossip.sites.fits.cox.cox_fit import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import (
     LAST,
     MOMENTS,

@@ -30,9 +30,9 @@ from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
 from fedgossip.sites.evaluation.evaluated import read as evaluation_file
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
-from fedgossip.sites.fits.glm.glm_fit import fit_of
+from fedgossip.sites.fits.glm.glm_result import fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
-from fedgossip.sites.fits.trees.tree_fit import trees_fit
+from fedgossip.sites.fits.trees.tree_result import trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
 
 SITE = 20

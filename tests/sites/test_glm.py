@@ -24,7 +24,7 @@ from fedgossip.core.task import Job
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
-from fedgossip.sites.fits.glm.glm_fit import GlmFit, fit_of
+from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.glm.glm_task import GlmTask
 from fedgossip.sites.plans.glm import fitted_from, glm_plan, glm_task

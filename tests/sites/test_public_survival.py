@@ -12,10 +12,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedgossip.sites.fits.cox.cox_fit import cox_fit
+from fedgossip.sites.fits.cox.cox_result import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, requested_sums, stepped
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.sites.fits.survival.survival_fit import curve_of, limits_of
+from fedgossip.sites.fits.survival.survival_result import curve_of, limits_of
 from fedgossip.sites.fits.survival.survival_times import (
     TimeCounts,
     censored_runs,

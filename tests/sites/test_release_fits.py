@@ -19,8 +19,8 @@ from test_release import USE, flip, refused
 
 from fedgossip.net.identity import Identity
 from fedgossip.report.page.numbers import number
-from fedgossip.sites.fits.cox.cox_fit import CoxFit
-from fedgossip.sites.fits.glm.glm_fit import GlmFit
+from fedgossip.sites.fits.cox.cox_result import CoxFit
+from fedgossip.sites.fits.glm.glm_result import GlmFit
 from fedgossip.sites.releases.checking import check, contains
 from fedgossip.sites.releases.signed_zip import write_signed
 

@@ -17,7 +17,7 @@ from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.base.errors import TooFewPeersError
-    from fedgossip.drivers.hosting import Hosted
+    from fedgossip.drivers.invite_hosting import Hosted
     from fedgossip.drivers.loops.description import Described
     from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.net.invites.invite_admission import InviteAdmission
@@ -114,7 +114,7 @@ def host(
 
     Only this machine needs the file.  The same command resumes after an interruption, with the same invite.
     """
-    from fedgossip.drivers import hosting
+    from fedgossip.drivers import invite_hosting
     from fedgossip.drivers.participant import check_open_files
     from fedgossip.drivers.proposals import learning_of, proposal_of
     from fedgossip.net.endpoints import TCP
@@ -124,7 +124,7 @@ def host(
     from fedgossip.plans.plan import hash_of
 
     whole, plan = _plan(experiment, peers, data, overrides, seed)
-    seats = hosting.seats_of(plan)
+    seats = invite_hosting.seats_of(plan)
     check_open_files(plan, [seats.own])  # before anyone is invited
     loop = script_of(plan.experiment, script)
     led = _first_model(plan, loop)
@@ -134,12 +134,12 @@ def host(
     what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
     with contextlib.ExitStack() as stack:
         ports = _hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT)
-        hosted = hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
-        hosted = hosting.renewed(hosted, time.time(), expires)
+        hosted = invite_hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
+        hosted = invite_hosting.renewed(hosted, time.time(), expires)
         through = [_relay(one) for one in relays]
         agent = _at_relays(stack, hosted, through)
         here = Whereabouts(hosted.ports[1], through, given=_given(addresses, hosted.ports[1]))
-        way = hosting.invite_admission(hosted, here.text, proposal, whole.test)
+        way = invite_hosting.invite_admission(hosted, here.text, proposal, whole.test)
         server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
         called = _given(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
         _show(written(hosted.invitation([*called, *through])), qr=qr)
@@ -147,7 +147,7 @@ def host(
             _announce(stack, experiment.stem, hosted, called)
         if not way.party.founders:
             _wait(server, way, plan)
-        ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
+        ways = invite_hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
         seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / run_format.PEER_KEY, ways, hosted.ports[1],
                            learning=own, data=whole.data, script=() if led else loop,
                            prepare=led.keep if led else None, whole=lambda run: _write_report(plan, run))  # fmt: skip
@@ -307,7 +307,7 @@ def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
 
 
 def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admission: InviteAdmission) -> int:
-    from fedgossip.drivers.hosting import write_endpoints
+    from fedgossip.drivers.invite_hosting import write_endpoints
 
     if not seat.again:
         admission.begin(time.time())

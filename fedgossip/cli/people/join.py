@@ -22,7 +22,7 @@ from fedgossip.core import run_format
 if TYPE_CHECKING:
     from fedgossip.core.messages import Beginning, Gathering, Proposal
     from fedgossip.drivers.before_consent import DeclaredRun
-    from fedgossip.drivers.joining import Joined
+    from fedgossip.drivers.invite_joining import Joined
     from fedgossip.experiment import Experiment
     from fedgossip.net.invites.invitation import Invitation
     from fedgossip.net.invites.invite_client import InviteClient
@@ -92,7 +92,7 @@ def join(
     The proposed run is shown first; nothing of it runs, or is written, before you agree.  The same command resumes
     after an interruption.
     """
-    from fedgossip.drivers import joining
+    from fedgossip.drivers import invite_joining
     from fedgossip.net.invites.invitation import read
     from fedgossip.net.invites.invite_client import InviteClient
     from fedgossip.plans.approvals.approvals import HowLong
@@ -100,14 +100,14 @@ def join(
     if not invite:
         return _list()
     invitation = read(invite_text(invite))
-    place = joining.folder_of(folder, invitation, key)
+    place = invite_joining.folder_of(folder, invitation, key)
     with contextlib.ExitStack() as stack:
         more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
         through = agent.way if agent else None
         client = InviteClient(invitation, place.identity, _way_to(invitation, through), more)
         stack.callback(client.close)
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
-        proposal = joining.proposal(client)
+        proposal = invite_joining.proposal(client)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
         own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent)
         plan = _agreed(proposal, invitation, place, own, yes=yes)
@@ -269,13 +269,13 @@ def _whose_code(code: list[str], script: str) -> str:
 def _take_part(
     client: InviteClient, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None
 ) -> int:
-    from fedgossip.drivers import hosting, joining, proposals
+    from fedgossip.drivers import invite_hosting, invite_joining, proposals
     from fedgossip.drivers.participant import check_open_files
     from fedgossip.plans.federated.policy import how_long
 
-    test = joining.test_set(client, proposal)
+    test = invite_joining.test_set(client, proposal)
     proposals.keep_test(proposal, test, place.path / run_format.PROPOSED_FILES)
-    experiment, seats = keep_experiment(plan, place.path), hosting.seats_of(plan)
+    experiment, seats = keep_experiment(plan, place.path), invite_hosting.seats_of(plan)
     check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
     with contextlib.ExitStack() as stack:
         port = _held(stack, place, own.port) if seats.called else None
@@ -285,8 +285,8 @@ def _take_part(
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
         gate = approved_to_join(plan, task, client.invitation, place, experiment, held, own.data)
         waiting = _Waiting(plan)
-        beginning = joining.enrolled(client, seats, address if seats.called else "", waiting, time.sleep)
-        joining.keep_members(place.path, beginning)
+        beginning = invite_joining.enrolled(client, seats, address if seats.called else "", waiting, time.sleep)
+        invite_joining.keep_members(place.path, beginning)
         node = beginning.node
         if learning and node != first:
             learning = proposals.learning_of(plan, node, own.data)
@@ -311,7 +311,7 @@ def _whereabouts(
     client: InviteClient, plan: Plan, own: _Own, port: int | None, agent: RelayClient | None
 ) -> tuple[str, Ways]:
     """Return the member's own address for others, and our routes to them.  Raises ConfigError."""
-    from fedgossip.drivers.hosting import ways_of
+    from fedgossip.drivers.invite_hosting import ways_of
     from fedgossip.net.endpoints import check_reachable
     from fedgossip.net.relays.addresses import Whereabouts
 

@@ -13,7 +13,7 @@ from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.core.task import LocalTask
-    from fedgossip.drivers.joining import Joined
+    from fedgossip.drivers.invite_joining import Joined
     from fedgossip.net.identity import Identity
     from fedgossip.net.invites.invitation import Invitation
     from fedgossip.plans.approvals.approvals import Approval, ApprovalRequest, HowLong

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedgossip.cli.text import columns, short
 
 if TYPE_CHECKING:
-    from fedgossip.sites.fits.glm.glm_fit import Coefficient
+    from fedgossip.sites.fits.glm.glm_result import Coefficient
 
 
 def table_of(coefficients: Sequence[Coefficient], statistic: str, ratio: str | None) -> list[str]:

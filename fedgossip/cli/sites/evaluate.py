@@ -55,7 +55,7 @@ def evaluate(
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.learning.models.model_files import whole_facts
-    from fedgossip.sites.fits.cox.cox_fit import CoxFit
+    from fedgossip.sites.fits.cox.cox_result import CoxFit
     from fedgossip.sites.fits.fit_files import fit_in
 
     together = source.endswith(".toml")
@@ -115,7 +115,7 @@ def _unusable(loaded: LoadedModel, what: str) -> Exception:
 def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
     from fedgossip.sites.fits import fitted_tables
     from fedgossip.sites.fits.cox import cox_tables
-    from fedgossip.sites.fits.cox.cox_fit import CoxFit
+    from fedgossip.sites.fits.cox.cox_result import CoxFit
 
     records, measured = cox_tables.judged(fit, path) if isinstance(fit, CoxFit) else fitted_tables.judged(fit, path)
     if as_json:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedgossip.data.agreed.agreed_table import AgreedTable
     from fedgossip.experiment import Experiment
     from fedgossip.plans.federated.federation import FederationPlan
-    from fedgossip.sites.fits.glm.glm_fit import GlmFit
+    from fedgossip.sites.fits.glm.glm_result import GlmFit
     from fedgossip.sites.fits.glm.glm_sums import GlmLayout
 
 
@@ -136,7 +136,7 @@ def _why(found: GlmFit) -> str:
 
 def describe(found: GlmFit, sites: int) -> list[str]:
     """Return a fit for a person."""
-    from fedgossip.sites.fits.glm.glm_fit import RATIO
+    from fedgossip.sites.fits.glm.glm_result import RATIO
 
     d = found.design
     of = f"{d.outcome} = {d.of}" if d.of else d.outcome

@@ -13,7 +13,7 @@ from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
-    from fedgossip.sites.fits.cox.cox_fit import CoxFit
+    from fedgossip.sites.fits.cox.cox_result import CoxFit
 
 
 def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | None, *, as_json: bool) -> int:

@@ -12,7 +12,7 @@ from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
-    from fedgossip.sites.fits.survival.survival_fit import CurveFit, GroupCurve
+    from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
 
 
 def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: int | None, *, as_json: bool) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedgossip.data.agreed.agreed_table import AgreedTable
     from fedgossip.experiment import Experiment
     from fedgossip.plans.federated.federation import FederationPlan
-    from fedgossip.sites.fits.trees.tree_fit import TreesFit
+    from fedgossip.sites.fits.trees.tree_result import TreesFit
     from fedgossip.sites.fits.trees.tree_sums import TreesLayout
 
 SHOWN = 15

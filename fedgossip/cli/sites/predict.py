@@ -68,6 +68,6 @@ def _of_a_model(model: Path, file: Path, node: int | None, *, run_code: bool) ->
 def _of_a_fit(fit: Fit, file: Path) -> tuple[str, Sequence[str]]:
     from fedgossip.sites.fits import fitted_tables
     from fedgossip.sites.fits.cox import cox_tables
-    from fedgossip.sites.fits.cox.cox_fit import CoxFit
+    from fedgossip.sites.fits.cox.cox_result import CoxFit
 
     return cox_tables.scored(fit, file) if isinstance(fit, CoxFit) else fitted_tables.scored(fit, file)

@@ -11,7 +11,7 @@ from fedgossip.base.errors import FedgossipError, NetworkError
 from fedgossip.core.machine import NodeId
 from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.handoff import Released
-from fedgossip.drivers.loops.joined import LEAVE_SECONDS
+from fedgossip.drivers.loops.loop_handle import LEAVE_SECONDS
 from fedgossip.drivers.loops.seats import is_there
 from fedgossip.drivers.loops.task import LoopTask
 from fedgossip.runs.collect import final_vector

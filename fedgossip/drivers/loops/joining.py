@@ -24,7 +24,7 @@ from fedgossip.drivers.loops.experiments import Wished, experiment_of
 from fedgossip.drivers.loops.handoff import Meeting
 from fedgossip.drivers.loops.hosting import HostThread
 from fedgossip.drivers.loops.invited import InvitedFile, invited, seating_of
-from fedgossip.drivers.loops.joined import JoinedLoop, LoopSeat
+from fedgossip.drivers.loops.loop_handle import JoinedLoop, LoopSeat
 from fedgossip.drivers.loops.seats import LoopSeating, SeatFile, hold, read_seat
 from fedgossip.drivers.loops.task import LoopTask, without_first
 from fedgossip.experiment import load_experiment

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.drivers.loops.joined import JoinedLoop
 from fedgossip.drivers.loops.joining import join
+from fedgossip.drivers.loops.loop_handle import JoinedLoop
 
 
 def joining(**how: Any) -> Any:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from fedgossip.base.errors import ConfigError, NetworkError
-from fedgossip.drivers.loops.joined import JoinedLoop
+from fedgossip.drivers.loops.loop_handle import JoinedLoop
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.learning.own_loop.ranks import RankedExchange, RankedTerms, RankLink, RankOrder, obey
 from fedgossip.learning.own_loop.terms import GradientTerms

@@ -30,8 +30,8 @@ from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import Row
 from fedgossip.drivers.loops.experiments import Wished, experiment_of
 from fedgossip.drivers.loops.handoff import Meeting, Released
-from fedgossip.drivers.loops.joined import JoinedLoop, ends_well
 from fedgossip.drivers.loops.joining import NODE, N, likeness_of, place, seat_of
+from fedgossip.drivers.loops.loop_handle import JoinedLoop, ends_well
 from fedgossip.drivers.loops.scripts import Command
 from fedgossip.drivers.loops.task import LoopTask
 from fedgossip.drivers.simulate import simulate_plan

@@ -70,7 +70,7 @@ from fedgossip.core.messages import (
     TenureTaken,
 )
 from fedgossip.protocols.allreduce.chunk_links import PushChunk
-from fedgossip.protocols.servers.served_shards import ServedShards
+from fedgossip.protocols.servers.server_state import ServedShards
 from fedgossip.protocols.servers.shard_clocks import ShardChange
 from fedgossip.protocols.servers.shard_records import saved_shards
 from fedgossip.protocols.servers.waiting_pulls import HeldPull

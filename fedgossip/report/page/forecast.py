@@ -183,7 +183,7 @@ def _spread(run: RecordedRun) -> NDArray[np.float64] | None:
 
 def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
     """Return the band of a learning run; a first distance that is not zero decays on top of it."""
-    from fedgossip.topology.spectra.spectral import disagreement_band
+    from fedgossip.topology.spectra.convergence import disagreement_band
 
     modes = [complex(*mode) for mode in run.summary.modes or []]
     lower, upper = disagreement_band(np.array(modes or (run.summary.eigenvalues or [])[1:]), spread)

@@ -8,11 +8,11 @@ from typing import Any
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES
 from fedgossip.data.agreed.sum_files import read_told
-from fedgossip.sites.fits.cox.cox_fit import CoxFit
-from fedgossip.sites.fits.glm.glm_fit import FORMAT, GlmFit
-from fedgossip.sites.fits.survival.survival_fit import CurveFit
-from fedgossip.sites.fits.trees import tree_fit
-from fedgossip.sites.fits.trees.tree_fit import TreesFit
+from fedgossip.sites.fits.cox.cox_result import CoxFit
+from fedgossip.sites.fits.glm.glm_result import FORMAT, GlmFit
+from fedgossip.sites.fits.survival.survival_result import CurveFit
+from fedgossip.sites.fits.trees import tree_result
+from fedgossip.sites.fits.trees.tree_result import TreesFit
 
 Fit = GlmFit | CoxFit
 Told = Fit | CurveFit | TreesFit
@@ -39,6 +39,6 @@ def read_fit(path: Path) -> tuple[str, Told] | None:
     if (path / CURVES).is_file():
         return CURVES, read_told(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)
     if (path / FIT_OF_TREES).is_file():
-        return FIT_OF_TREES, read_told(TreesFit, path / FIT_OF_TREES, tree_fit.FORMAT, "trees", ADVICE)
+        return FIT_OF_TREES, read_told(TreesFit, path / FIT_OF_TREES, tree_result.FORMAT, "trees", ADVICE)
     fit = fit_in(path)
     return None if fit is None else (FIT, fit)

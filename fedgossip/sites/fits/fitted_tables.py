@@ -13,8 +13,8 @@ from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import PREDICTED, class_places, with_columns
 from fedgossip.sites.fits.glm.glm import Values
-from fedgossip.sites.fits.glm.glm_fit import GlmFit
 from fedgossip.sites.fits.glm.glm_predictions import measured, predictions
+from fedgossip.sites.fits.glm.glm_result import GlmFit
 
 BETWEEN = "95 % from", "95 % to"
 

@@ -20,7 +20,7 @@ from fedgossip.data.objectives import COX, REGRESSION
 from fedgossip.experiment import Experiment
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import site_file
-from fedgossip.sites.fits.cox.cox_fit import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.sites.fits.cox.cox_task import CoxTask

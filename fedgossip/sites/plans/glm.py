@@ -20,7 +20,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.sites.fits.glm.glm import FAMILIES
-from fedgossip.sites.fits.glm.glm_fit import GlmFit, fit_of, tensors_of
+from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, tensors_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
 from fedgossip.sites.fits.glm.glm_task import GlmTask
 from fedgossip.sites.plans.design_columns import check_counted, design_columns

@@ -21,7 +21,7 @@ from fedgossip.data.objectives import REGRESSION, SURVIVAL
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import schema_of_experiment, site_file
-from fedgossip.sites.fits.survival.survival_fit import CurveFit, fit_of
+from fedgossip.sites.fits.survival.survival_result import CurveFit, fit_of
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes
 from fedgossip.sites.fits.survival.survival_task import ROUNDS, SurvivalTask
 from fedgossip.sites.fits.survival.survival_times import checked_times, grid_of, places_of

@@ -25,8 +25,8 @@ from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQU
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import schema_of_experiment, site_file
-from fedgossip.sites.fits.trees.tree_fit import TreesFit, trees_fit
 from fedgossip.sites.fits.trees.tree_options import TreeOptions, tree_options
+from fedgossip.sites.fits.trees.tree_result import TreesFit, trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer, trees_file
 from fedgossip.sites.fits.trees.tree_task import TreesTask
 from fedgossip.sites.plans.design_columns import check_counted

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fedgossip.report.page.markup import Markup, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, number, percent, plural
-from fedgossip.sites.fits.cox.cox_fit import CoxFit
+from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.fit_files import Told
-from fedgossip.sites.fits.glm.glm_fit import RATIO, Coefficient, GlmFit
-from fedgossip.sites.fits.survival.survival_fit import CurveFit, GroupCurve
+from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
+from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
 
 ESTIMATES = ("Column", "Estimate", "Standard error", "95 % from", "to", "p")
 CURVE = ("Time", "At risk", "Events", "Survival", "Standard error", "95 % from", "to")

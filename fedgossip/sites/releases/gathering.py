@@ -42,9 +42,9 @@ from fedgossip.report.page.participation import Took
 from fedgossip.report.page.reading import read_run
 from fedgossip.sites.evaluation import evaluated
 from fedgossip.sites.fits import fit_files
-from fedgossip.sites.fits.cox.cox_fit import CoxFit
+from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.fit_files import Told
-from fedgossip.sites.fits.survival.survival_fit import CurveFit
+from fedgossip.sites.fits.survival.survival_result import CurveFit
 from fedgossip.sites.releases import model_card, released
 from fedgossip.sites.releases.checking import logs_of
 from fedgossip.sites.releases.fitted import numbers_of

@@ -19,7 +19,7 @@ from fedgossip.topology.graphs import grammar, graph_formats
 from fedgossip.topology.graphs.edge_lists import listed, text_of
 from fedgossip.topology.graphs.given_graphs import GivenGraph, mixing_of, topology_of
 from fedgossip.topology.graphs.graph import IntArray, Topology, require_connected
-from fedgossip.topology.spectra.spectra import spectrum
+from fedgossip.topology.spectra.spectrum import spectrum
 from fedgossip.topology.weights.mixing import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.weights.weights import build, rule_names
 

@@ -17,7 +17,7 @@ from fedgossip.topology.graphs.graph import FloatArray
 from fedgossip.topology.schedules.schedules import Random, Schedule
 from fedgossip.topology.spectra import eigen
 from fedgossip.topology.spectra.sequences import WORST_LIMIT
-from fedgossip.topology.spectra.spectra import spectrum
+from fedgossip.topology.spectra.spectrum import spectrum
 from fedgossip.topology.weights.mixing import Mixing
 
 ALIKE = 1e-9  # eigenvalues this near count as equal, with indistinguishable eigenvectors

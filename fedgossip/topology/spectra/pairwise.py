@@ -24,7 +24,7 @@ import numpy as np
 
 from fedgossip.topology.graphs.graph import FloatArray, Topology
 from fedgossip.topology.spectra import eigen
-from fedgossip.topology.spectra.spectra import spectrum
+from fedgossip.topology.spectra.spectrum import spectrum
 from fedgossip.topology.weights.mixing import from_edge_weights
 
 NODES_LIMIT = 128

@@ -18,8 +18,8 @@ from fedgossip.base import seeds
 from fedgossip.topology.graphs.graph import FloatArray
 from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Schedule
 from fedgossip.topology.spectra import eigen, estimates, products
-from fedgossip.topology.spectra.spectra import Spectrum
-from fedgossip.topology.spectra.spectral import Forecast, check_gamma, forecast, rounds_to
+from fedgossip.topology.spectra.convergence import Forecast, check_gamma, forecast, rounds_to
+from fedgossip.topology.spectra.spectrum import Spectrum
 from fedgossip.topology.weights.mixing import Mixing
 
 WORST_LIMIT = 512  # nodes; beyond it dense products are not made, and n_w, floor and rounds are estimated

@@ -13,7 +13,7 @@ from fedgossip.data.columns.encodings import EncodedColumn
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import with_columns
 from fedgossip.sites.fits.cox.cox import Whole, concordance
-from fedgossip.sites.fits.cox.cox_fit import CoxFit
+from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.fitted_tables import BETWEEN, cells_of, unknown_of
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_predictions import reach_of, variance_of

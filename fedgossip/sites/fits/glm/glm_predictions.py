@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.sites.fits.glm.glm import FAMILIES, Values
-from fedgossip.sites.fits.glm.glm_fit import LEVEL, GlmFit
+from fedgossip.sites.fits.glm.glm_result import LEVEL, GlmFit
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ from fedgossip.core.messages import (
     InviteProof,
     Proposal,
 )
-from fedgossip.drivers.hosting import write_endpoints
+from fedgossip.drivers.invite_hosting import write_endpoints
 from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, signed
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invites.invitation import Invitation

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.data.agreed.column_sums import SITES
-from fedgossip.sites.fits.glm.glm_fit import FORMAT, known
+from fedgossip.sites.fits.glm.glm_result import FORMAT, known
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, Numbers
 from fedgossip.sites.fits.survival.survival_times import (
     Counts,

@@ -12,7 +12,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout
 from fedgossip.sites.fits.glm.glm import CONVERGED, covariance, rank_of
-from fedgossip.sites.fits.glm.glm_fit import FORMAT, Coefficient, coefficient, known
+from fedgossip.sites.fits.glm.glm_result import FORMAT, Coefficient, coefficient, known
 
 
 class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

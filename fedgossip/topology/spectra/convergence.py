@@ -21,7 +21,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import FloatArray
 from fedgossip.topology.spectra import eigen, products
 from fedgossip.topology.spectra.products import Reached
-from fedgossip.topology.spectra.spectra import Spectrum, spectrum
+from fedgossip.topology.spectra.spectrum import Spectrum, spectrum
 from fedgossip.topology.weights.mixing import Mixing
 
 _ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
