@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fedgossip.base.scores import Score
 from fedgossip.core import run_format
 from fedgossip.core.forecasts import encoded
-from fedgossip.core.records import EventRow, NetworkRow, Row
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.run_summary import ForecastFacts
 from fedgossip.plans.completeness import ExchangeCounts, Exchanges
 from fedgossip.runs.foretold import Foretold
@@ -87,7 +87,9 @@ class Keeper:
             self._track(row)
 
     def _track(self, row: Row) -> None:
-        if self._tracking and isinstance(row, NetworkRow):
+        if self._tracking and isinstance(row, PeerRow):
+            self._tracking.peer(row)
+        elif self._tracking and isinstance(row, NetworkRow):
             self._tracking.row(row)
             self._tell_failures(self._tracking)
 

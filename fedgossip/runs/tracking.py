@@ -14,7 +14,7 @@ from typing import Any
 
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.untrusted_text import line, masked
-from fedgossip.core.records import EventRow, NetworkRow
+from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow
 from fedgossip.experiment import Experiment
 from fedgossip.runs.trackers import Tracker, make_tracker
 
@@ -35,6 +35,8 @@ class Tracking:
         ]  # a missing library raises before anything is created
         self._experiment = experiment
         self._score = experiment.score.name
+        self._logged: dict[int, LoggedNumbers] = {}
+        """Numbers that peers logged in rounds whose network row has not been written yet."""
 
     def begin(self) -> None:
         """The run has a folder, and begins."""
@@ -44,9 +46,16 @@ class Tracking:
         for thread in self._threads:
             thread.begin(lambda tracker: tracker.begin(name, settings))
 
+    def peer(self, row: PeerRow) -> None:
+        """Keep what a peer logged in a round, until the row of the round passes it on; WAITING rounds at most."""
+        if row.logged and (row.round in self._logged or len(self._logged) < WAITING):
+            self._logged.setdefault(row.round, LoggedNumbers()).add(row.round, row.logged)
+
     def row(self, row: NetworkRow) -> None:
-        """Pass on the measurements of a round."""
+        """Pass on the measurements of a round, and the means of the numbers that its peers logged."""
         values = measured(row, self._score)
+        for name, points in self._logged.pop(row.round, LoggedNumbers()).lines().items():
+            values[f"logged/{name}"] = points[0][1]
         for thread in self._threads:
             thread.put(lambda tracker: tracker.measured(row.round, values))
 

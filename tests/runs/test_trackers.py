@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 import threading
 import types
@@ -14,7 +15,7 @@ import pytest
 
 import fedgossip
 from fedgossip.base.errors import ConfigError
-from fedgossip.core.records import EventRow, NetworkRow
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.sections import TRACKERS
 from fedgossip.plans import compose
@@ -81,6 +82,21 @@ def test_a_tracker_is_told_the_settings_and_every_round(tmp_path: Path, monkeypa
     assert [step for step, _ in rounds] == [0, 1, 2, 3, 4]
     assert rounds[2][1]["r2/averaged model"] == run.network()[2].score_averaged
     assert last["r2/worst peer"] == run.score["worst_peer"] and not failures(run)
+
+
+def test_a_tracker_receives_the_means_of_what_loops_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = listen(monkeypatch)
+    one = tracking.Tracking(load_experiment({**CONTENT, "track": {"to": ["wandb:mine"]}}), tmp_path)
+    one.begin()
+    for peer, loss in enumerate((1.0, 2.0, math.nan)):
+        row = PeerRow(1, peer, None, None, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        row.logged = {"my loss": loss}
+        one.peer(row)
+    one.row(NetworkRow(round=1, peers=3, seconds=0.0, bytes_sent=0))
+    one.row(NetworkRow(round=2, peers=3, seconds=0.0, bytes_sent=0))
+    one.end("finished", None)
+    (first, values), (second, later) = there[0].told[1:3]
+    assert (first, values["logged/my loss"], second) == (1, 1.5, 2) and "logged/my loss" not in later
 
 
 def test_a_run_is_the_same_with_trackers_and_without(tmp_path: Path) -> None:

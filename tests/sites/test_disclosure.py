@@ -93,10 +93,10 @@ def random_table(seed: int) -> tuple[TableSchema, list[SiteColumns], int]:
 
 
 def seeds(request: pytest.FixtureRequest) -> range:
-    return range(20_000 if request.config.getoption("--long") else 500)
+    return range(20_000 if request.config.getoption("--long") else 1000)
 
 
-def test_no_small_count_of_five_hundred_random_tables_can_be_solved(request: pytest.FixtureRequest) -> None:
+def test_no_small_count_of_a_thousand_random_tables_can_be_solved(request: pytest.FixtureRequest) -> None:
     for seed in seeds(request):
         schema, sites, suppress = random_table(seed)
         table = agreed(schema, sites, suppress)

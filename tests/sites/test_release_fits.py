@@ -82,6 +82,32 @@ def test_a_fit_is_released_with_its_plan_its_sites_and_what_was_opened(folder: P
     )
 
 
+COUNTS = {"format", "rounds", "counted", "least", "clients", "numbers"}
+"""Fields of release.json that hold whole numbers: of rounds, sites and elements of the model."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_release_holds_no_count_of_records_beside_the_files_that_the_solver_reads(folder: Path, kind: str) -> None:
+    """So what tests/sites/test_disclosure.py finds of agreed statistics and fits holds for releases of them."""
+    with zipfile.ZipFile(released(folder, kind)) as archive:
+        facts = json.loads(archive.read("release.json"))
+        assert archive.read("agreed.json") == (folder / f"{KINDS[kind][0]}.json").read_bytes()
+    found: list[str] = []
+
+    def walk(value: object, place: str) -> None:
+        if isinstance(value, dict):
+            for key, one in value.items():
+                walk(one, key)
+        elif isinstance(value, list):
+            for one in value:
+                walk(one, place)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and place not in COUNTS:
+            found.append(f"{place}: {value}")
+
+    walk(facts, "")
+    assert found == []
+
+
 def shown(folder: Path, kind: str) -> str:
     released(folder, kind)
     return (folder / kind / "card.html").read_text().partition("What was fitted")[2].partition("<h2")[0]

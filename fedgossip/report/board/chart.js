@@ -44,7 +44,8 @@ function plot(place, lines, { log, view, shownX, label, xLabel }) {
     svg.append(draw("text", { class: "x", x: PLOT.x + part * PLOT.width, y: PLOT.y + PLOT.height + 18 }, shownX(value)));
   svg.append(draw("text", { class: "x", x: PLOT.x + PLOT.width / 2, y: PLOT.y + PLOT.height + 34 }, xLabel), draw("text", { class: "y-name", x: PLOT.x, y: PLOT.y - 6 }, label));
   const inside = draw("g", { "clip-path": "url(#inside)" });
-  const path = (points) => "M" + points.map(([a, b]) => `${inX(a).toFixed(1)} ${inY(b).toFixed(1)}`).join("L");
+  const stretches = (points) => (xLabel === "rounds" ? unbroken(points) : [points]); // seconds and bytes are uneven by themselves
+  const path = (points) => stretches(points).map((part) => "M" + part.map(([a, b]) => `${inX(a).toFixed(1)} ${inY(b).toFixed(1)}`).join("L")).join("");
   for (const { id, colour, dash, points, raw } of drawn) {
     if (!points.length) continue;
     if (points.length === 1) inside.append(draw("circle", { "data-run": id, cx: inX(points[0][0]), cy: inY(points[0][1]), r: 4, fill: colour }));

@@ -119,4 +119,11 @@ function zoomable(svg, frame, show, view = WHOLE) {
   svg.append(band);
   return { whole: () => go(...Object.values(WHOLE)) };
 }
+// Stretches of points by round, cut where rounds are missing: nothing is known between them.
+function unbroken(points) {
+  const apart = points.slice(1).map((point, k) => point[0] - points[k][0]);
+  const usual = [...apart].sort((a, b) => a - b)[Math.floor(apart.length / 2)], parts = [];
+  points.forEach((point, k) => (k && apart[k - 1] <= 1.5 * usual ? parts.at(-1).push(point) : parts.push([point])));
+  return parts;
+}
 const isWhole = (view) => view.x[1] - view.x[0] >= 1 && view.y[1] - view.y[0] >= 1;

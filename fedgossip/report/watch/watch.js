@@ -136,12 +136,13 @@ function chart(place, title, why, lines, { log = false, zero = false, format = n
   }
   svg.append(draw("text", { x: LEFT, y: H - 6 }, "0"), draw("text", { class: "y", x: W - RIGHT, y: H - 6 }, `round ${end}`));
   for (const { colour, dash, points } of lines) {
-    const path = points.filter((p) => !log || p[1] > 0).map((p) => `${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`);
-    if (!path.length) continue;
-    const alone = path.length < 3; // between two measurements nothing is known
-    if (!alone) svg.append(draw("path", { class: "curve", d: "M" + path.join("L"), stroke: colour, "stroke-dasharray": dash }));
-    for (const [cx, cy] of (alone ? path : path.slice(-1)).map((point) => point.split(" ")))
-      svg.append(draw("circle", { class: "end", cx, cy, r: 4, fill: colour }));
+    const there = points.filter((p) => !log || p[1] > 0), at = (p) => [x(p[0]).toFixed(1), y(p[1]).toFixed(1)];
+    if (!there.length) continue;
+    const parts = there.length < 3 ? there.map((p) => [p]) : unbroken(there); // between two measurements nothing is known
+    const path = parts.filter((part) => part.length > 1).map((part) => "M" + part.map((p) => at(p).join(" ")).join("L")).join("");
+    if (path) svg.append(draw("path", { class: "curve", d: path, stroke: colour, "stroke-dasharray": dash }));
+    for (const p of new Set([...parts.filter((part) => part.length === 1).map((part) => part[0]), there.at(-1)]))
+      svg.append(draw("circle", { class: "end", cx: at(p)[0], cy: at(p)[1], r: 4, fill: colour }));
   }
   const keys = lines.map(({ name, colour, dash, points }) => make("li", {}, draw("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" },
     draw("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour, "stroke-width": 2.4, "stroke-dasharray": dash })), `${name} ${format(points.at(-1)[1])}`));
