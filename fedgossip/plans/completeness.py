@@ -124,7 +124,7 @@ class ExchangeCounts:
                 wanted = 0
         elif row.name == HALF_MISSING:
             self._told.add(node)
-        elif row.name == "left" and isinstance(row.value, dict):
+        elif row.name in ("left", "goodbye") and isinstance(row.value, dict):
             self._left.setdefault(node, set()).add(row.value.get("node", node))
         elif row.name == "joined":
             self._left.get(node, set()).discard(row.value)

@@ -23,7 +23,7 @@ from fedgossip.topology.weights.mixing import Stochastic
 
 LOST = ("missed", "held")
 COME_AND_GO = ("again", "there", "left")
-"""After an event with one of these names, the record does not determine the effective weights."""
+"""After an event of a member of one of these kinds, the record does not determine the effective weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def realised_rounds(planned: Schedule, rows: Iterable[Row]) -> RealisedRounds | 
         match row:
             case PeerRow():
                 there[row.round - 1].add(row.peer)
-            case EventRow(name=name) if kind_of(name).tells in COME_AND_GO:
+            case EventRow(name=name) if name != "goodbye" and kind_of(name).tells in COME_AND_GO:
                 return None
             case EventRow(name=name, value=list(others)) if name in LOST:
                 before = left_out[row.round].get(row.peer, frozenset())

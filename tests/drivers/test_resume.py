@@ -362,7 +362,7 @@ def test_a_full_disk_costs_the_image_and_not_the_run(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sim_checkpoint, "SECONDS", 0.0)
-    monkeypatch.setattr(checkpoints, "put", full)
+    monkeypatch.setattr(checkpoints, "write_tensors", full)
     run = simulate_plan(compose.plan(experiment()), out=tmp_path)
     assert run.summary["status"] == "finished"
     assert run.summary["events"]["checkpoint_failed"] > 0

@@ -200,7 +200,7 @@ def test_a_lost_block_is_printed_again(folder: Path, capsys: pytest.CaptureFixtu
     client = says(capsys, "new", "--id", "1", "--client", "--out", "1.key")
     assert says(capsys, "show", "1.key", "--block") == client
     Identity.new().save(Path("old.key"))  # of a release that did not keep it
-    with pytest.raises(ConfigError, match="which peer") as refused:
+    with pytest.raises(ConfigError, match="does not name its peer") as refused:
         cli(["keys", "show", "old.key", "--block"], standalone_mode=False)
     assert "--id" in refused.value.advice
 

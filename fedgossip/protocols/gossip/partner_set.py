@@ -50,10 +50,10 @@ class PartnerSet:
         self.known.update(partners)
 
     def missed(self, missing: Collection[NodeId], round: int) -> list[Effect]:
-        """Report whose models a round lacks, and once of each partner that said goodbye that it left."""
+        """Report whose models a round lacks, and once of each partner whose goodbye explains it."""
         left = sorted((self.left & set(missing)) - self.missed_after_goodbye)
         self.missed_after_goodbye.update(left)
-        told: list[Effect] = [Report("left", {"node": node, "until": round}, round) for node in left]
+        told: list[Effect] = [Report("goodbye", {"node": node, "until": round}, round) for node in left]
         return [*told, Report("missed", sorted(missing), round)] if missing else []
 
     def joined(self, node: NodeId, incarnation: int) -> bool:
