@@ -106,7 +106,7 @@ def run_local_plan(
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
         foretold = forecast_of(plan, task, forecast, out if resume else None)
         again = RunDirectory.again(out, plan, left.rows) if left else None
-        directory = opened.enter_context(again or RunDirectory(out, plan, foretold))
+        directory = opened.enter_context(again or RunDirectory(out, plan, foretold, peers=folders))
         keeper = Keeper(directory, watch, tracking, foretold, plan.exchanges)
         keeps = plan.experiment.eval.keep == BEST
         record = record_of(plan, task.evaluate, watch_all=False, kept=kept_in(out) if keeps else None)
@@ -118,7 +118,7 @@ def run_local_plan(
             keeper(EventRow(collector.rounds[peer], peer, name, value))
 
         with _finish_on_error(keeper):
-            for folder in folders:  # where they are a run can go on
+            for folder in folders:  # of a resumed run some may be missing
                 owner_files.made(folder)
             state_plan(out, plan, task)
             made()

@@ -14,7 +14,7 @@ import contextlib
 import datetime
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -105,15 +105,16 @@ class Run:
 class RunDirectory:
     """Made when a run starts; refuses a folder that holds something else, or another's run at work.
 
-    As a context it closes its record and unlocks its folder, whatever ends the run.
+    As a context it closes its record and unlocks its folder, whatever ends the run.  `peers`: the folders of the
+    participants' own processes, made before experiment.toml: a run that is stopped once that is there can be resumed.
     """
 
-    def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
+    def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None, *, peers: Sequence[Path] = ()) -> None:
         try:
             owner_files.made(path)
             if any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty", _advice_on(path))
-            self._open(path, plan, foretold)
+            self._open(path, plan, foretold, peers=peers)
         except OSError as error:
             raise _not_writable(path, error) from None
 
@@ -127,13 +128,22 @@ class RunDirectory:
             raise _not_writable(path, error) from None
         return directory
 
-    def _open(self, path: Path, plan: Plan, foretold: Foretold | None = None, rows: int | None = None) -> None:
+    def _open(
+        self,
+        path: Path,
+        plan: Plan,
+        foretold: Foretold | None = None,
+        rows: int | None = None,
+        peers: Sequence[Path] = (),
+    ) -> None:
         self.path, self._gives_model = path, plan.gives_model
         with contextlib.ExitStack() as opened:
             opened.callback(RunLock(path).release)
             owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
             if foretold:
                 write_whole(path / FORECAST, encoded(foretold.forecast))
+            for folder in peers:
+                owner_files.made(folder)
             describe(path, plan)
             self.writer = RowWriter(path / ROWS)
             opened.callback(self.writer.close)

@@ -216,9 +216,9 @@ def test_peers_that_cannot_write_their_model_name_it_and_the_disk(disk: Disk, tm
     file = experiment_file(tmp_path, rounds=400, n=3, more="").rename(tmp_path / "e.toml")
     words = ["run", str(file), "--on", "local", "--out", str(disk.path / "run"), "--no-report"]
     process = start([*words, "--set", "task.dim=100000"], tmp_path)
-    rows = disk.path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (rows.exists() and b'"round":2' in rows.read_bytes()):
-        pass
+    first = disk.path / "run" / "peers" / "00" / "metrics.jsonl"  # earlier than the record that is put together of it
+    while process.poll() is None and not (first.exists() and b'"round":2' in first.read_bytes()):
+        time.sleep(0.001)
     disk.fill()
     said = finish(process)
     assert said.code in (2, 3) and "Traceback" not in said.err, said
