@@ -31,8 +31,9 @@ SHAPE = (3, 32, 32)
 PIXELS = math.prod(SHAPE)
 TRAIN, TEST = tuple(f"data_batch_{k}" for k in range(1, 6)), "test_batch"
 LARGEST = 64 << 20
-UNPACKED_MOST = 512 << 20  # bytes of the whole archive, the real one has 178 MiB
-"""Bytes of one batch: the real ones have 31 million."""
+"""Maximum bytes of one batch: the real ones have 31 million."""
+UNPACKED_MOST = 512 << 20
+"""Maximum bytes of the unpacked archive: the real one has 178 MiB."""
 
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 AGAIN = "Fetch the archive again: cifar-10-python.tar.gz or cifar-10-binary.tar.gz."

@@ -1,4 +1,4 @@
-"""Sites judge one model together: a federated run of two rounds with exact sums.
+"""Sites judge one model together: a federated run of exact secure sums, with noise in them under a budget.
 
 Each site evaluates the model on its own records: those held out from its training (data.local_test), else all.
 """
