@@ -61,8 +61,8 @@ def class_name(cell: str) -> str:
 def no_label(cells: Collection[str]) -> frozenset[str]:
     """Return the distinct cells of a label column that are missing values, never a class.
 
-    Beside empty cells these are "-" in a column without "+", and a code like -9 or -999 that is the only negative number
-    of the column.
+    Beside empty cells these are "-" in a column without "+", and a code like -9 or -999, the only negative number of
+    the column.
     """
     found = {cell for cell in cells if is_missing(cell)}
     if "-" in cells and "+" not in cells:
