@@ -2,7 +2,8 @@
 
 task       a LocalTask of every kind of run but parameter servers, whose workers hold no table
 step       of one batch: w[keys] <- w[keys] - rate * gradient, keys the rows that the batch has: no other is touched
-processes  1: the steps are made here; P, parallel = "hogwild": by `ddp/sparse_worker`, on one line of shared memory
+processes  1: the steps are made here; P, parallel = "hogwild": by `processes/sparse_worker`, on one line of shared
+memory
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class SparseSteps:
 
 
 class HogwildSteps:
-    """Processes that step on one line of shared memory without waiting; see `ddp/hogwild`."""
+    """Processes that step on one line of shared memory without waiting; see `processes/hogwild`."""
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 task       a LocalTask of every kind of run but parameter servers, whose workers hold no table
 step       of one batch: rows[keys] <- rows[keys] - rate * gradient; keys are its words and the rows of the linear layer
-processes  1: the steps are made here; P, parallel = "hogwild": by `ddp/words_worker`, on one line of shared memory
+processes  1: the steps are made here; P, parallel = "hogwild": by `processes/words_worker`, on one line of shared
+memory
 """
 
 from __future__ import annotations

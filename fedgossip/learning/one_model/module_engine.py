@@ -1,6 +1,7 @@
 """One model after another: the engine of every model that `stacked_engine` does not support.
 
-It trains alone, or as one of several processes that train the same model together: see `ddp.group` and `ddp.engine`.
+It trains alone, or as one of several processes that train the same model together: see `learning.processes.group`
+and `engine`.
 """
 
 from __future__ import annotations
