@@ -22,7 +22,7 @@ from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout
 from fedgossip.sites.fits.glm.glm_sums import GlmLayout
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, TreesLayout
-from fedgossip.sites.plans.fits import FITS
+from fedgossip.sites.plans.fits import planned_fit
 
 KINDS = ("glm", "cox", "kaplan-meier", "trees")
 Made = tuple[Any, Any, Any]
@@ -31,11 +31,10 @@ Made = tuple[Any, Any, Any]
 def made(folder: Path, kind: str) -> Made:
     """Return the plan of a kind of fit with the task of all its sites; in `folder`, where their files are."""
     experiment = load_experiment(folder / f"{kind}.toml")
-    one = next(one for one in FITS if one.is_of(experiment.model.source))
-    plan, layout, agreed = one.plan(experiment)
-    plan, task, refused = one.task(plan, layout, agreed, range(SITES))
+    fit = planned_fit(experiment)
+    plan, task, refused = fit.of_sites(range(SITES))
     assert not refused
-    return plan, layout, task
+    return plan, fit.layout, task
 
 
 @dataclass

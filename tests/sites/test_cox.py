@@ -41,7 +41,7 @@ from fedgossip.sites.fits.cox.cox_steps import (
 )
 from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.survival.survival_times import places_of
-from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from
+from fedgossip.sites.plans.fits import planned_fit
 from fedgossip.sites.releases.checking import check
 
 GRID = tuple(float(time) for time in range(20, 401, 20))
@@ -411,13 +411,13 @@ def test_a_dry_run_says_what_would_be_seen(folder: Path, tmp_path: Path) -> None
 
 
 def test_simulator_and_stacked_arrays_write_the_same_bytes(folder: Path) -> None:
-    plan, layout, agreed = cox_plan(load_experiment(folder / "hazards.toml"))
-    plan, task, refused = cox_task(plan, layout, agreed, range(SITES))
+    fit = planned_fit(load_experiment(folder / "hazards.toml"))
+    plan, task, refused = fit.of_sites(range(SITES))
     vector = simulate_plan(plan, task=task, engine="stacked").vectors[plan.coordinator]
     fitted(folder)
     assert not refused
     written = (folder / "fits" / "hazards" / "fit.json").read_bytes()
-    assert encoded(hazards_from(plan, layout, vector)) == written
+    assert encoded(fit.result(vector)) == written
 
 
 def test_predictions_are_those_of_the_textbook(folder: Path, tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def test_what_cannot_be_fitted_is_refused(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=message) as refused:
-        cox_plan(load_experiment(folder / "hazards.toml", overrides))
+        planned_fit(load_experiment(folder / "hazards.toml", overrides))
     assert refused.value.advice
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import typed
@@ -17,26 +16,11 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
-from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from
-from fedgossip.sites.plans.glm import fitted_from, glm_plan, glm_task
-from fedgossip.sites.plans.survival import curves_from, survival_plan, survival_task
-from fedgossip.sites.plans.trees import grown_from, trees_plan, trees_task
+from fedgossip.sites.plans.fits import planned_fit
 
 pytestmark = pytest.mark.sockets
 
 FILE = {"kaplan-meier": "survival.json", "cox": "fit.json", "glm": "fit.json", "trees": "trees-fit.json"}
-PLAN: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "kaplan-meier": (survival_plan, survival_task),
-    "cox": (cox_plan, cox_task),
-    "glm": (glm_plan, glm_task),
-    "trees": (trees_plan, trees_task),
-}
-TOLD: Mapping[str, Callable[..., object]] = {
-    "kaplan-meier": curves_from,
-    "cox": lambda plan, layout, _, vector: hazards_from(plan, layout, vector),
-    "glm": lambda plan, layout, _, vector: fitted_from(plan, layout, vector),
-    "trees": lambda plan, layout, _, vector: grown_from(plan, layout, vector)[0],
-}
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +46,8 @@ def by_hand(folder: Path, kind: str, dies: Mapping[int, int]) -> bytes:
 
     `dies`: the round, from 0, from which a site tells nothing.
     """
-    of_experiment, of_sites = PLAN[kind]
-    plan, layout, agreed = of_experiment(load_experiment(folder / f"{kind}.toml"))
-    plan, task, refused = of_sites(plan, layout, agreed, range(SITES))
+    fit = planned_fit(load_experiment(folder / f"{kind}.toml"))
+    plan, task, refused = fit.of_sites(range(SITES))
     assert not refused
     server = plan.federated.server
     state = server.start(task.initial(0))
@@ -75,7 +58,7 @@ def by_hand(folder: Path, kind: str, dies: Mapping[int, int]) -> bytes:
         alive = [node for node in range(SITES) if number < dies.get(node, plan.experiment.rounds)]
         told = [update.difference for update in task.train([Job(node, number, x) for node in alive])]
         state = server.step(state, Aggregate((total(told, plan.exact.ring_bits),), len(alive), 1.0, number))
-    return encoded(TOLD[kind](plan, layout, agreed, server.broadcast(state)[0]))
+    return encoded(fit.result(server.broadcast(state)[0]))
 
 
 def total(vectors: list[Vector | None], bits: int) -> Vector:

@@ -27,7 +27,7 @@ from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.glm.glm_task import GlmTask
-from fedgossip.sites.plans.glm import fitted_from, glm_plan, glm_task
+from fedgossip.sites.plans.fits import planned_fit
 
 LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days"}
 
@@ -136,10 +136,10 @@ def test_the_fit_is_that_of_all_records_in_one_place(folder: Path, family: str) 
 
 
 def test_all_engines_fit_the_same_bits(folder: Path) -> None:
-    plan, layout, agreed = glm_plan(load_experiment(folder / "logistic.toml"))
-    plan, task, refused = glm_task(plan, layout, agreed, range(SITES))
+    fit = planned_fit(load_experiment(folder / "logistic.toml"))
+    plan, task, refused = fit.of_sites(range(SITES))
     vector = simulate_plan(plan, task=task, engine="stacked").vectors[plan.coordinator]
-    assert not refused and fitted(folder, "logistic") == fitted_from(plan, layout, vector)
+    assert not refused and fitted(folder, "logistic") == fit.result(vector)
 
 
 def test_the_printed_numbers_are_those_of_the_textbook(folder: Path) -> None:
@@ -434,7 +434,7 @@ def test_what_cannot_be_fitted_is_refused(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=message) as refused:
-        glm_plan(load_experiment(folder / "logistic.toml", overrides))
+        planned_fit(load_experiment(folder / "logistic.toml", overrides))
     assert refused.value.advice
 
 

@@ -15,7 +15,7 @@ from pages import blocks, page
 from fedgossip import load_experiment
 from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.sites.plans.survival import curves_from, survival_plan, survival_task
+from fedgossip.sites.plans.fits import planned_fit
 
 SITES = 5
 TIMES = (90, 180, 270, 360)
@@ -157,10 +157,10 @@ def test_stacked_arrays_and_json_say_the_same_bytes(folder: Path, tmp_path: Path
     said = typed(["fit", "survival.toml", "--json", "--to", str(tmp_path / "fit")], folder)
     written = (tmp_path / "fit" / "survival.json").read_bytes()
     assert said.code == 0 and said.out.encode() == written + b"\n"
-    plan, layout, agreed = survival_plan(load_experiment(folder / "survival.toml"))
-    plan, task, refused = survival_task(plan, layout, agreed, range(SITES))
+    fit = planned_fit(load_experiment(folder / "survival.toml"))
+    plan, task, refused = fit.of_sites(range(SITES))
     vector = simulate_plan(plan, task=task, engine="stacked").vectors[plan.coordinator]
-    assert not refused and encoded(curves_from(plan, layout, agreed, vector)) == written
+    assert not refused and encoded(fit.result(vector)) == written
 
 
 def test_a_curve_says_nothing_of_one_record(folder: Path, tmp_path: Path) -> None:

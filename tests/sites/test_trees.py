@@ -37,7 +37,8 @@ from fedgossip.sites.fits.trees.tree_sums import (
     stepped,
     trees_file,
 )
-from fedgossip.sites.plans.trees import grown_from, table_of, trees_plan, trees_task
+from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.plans.trees import read_table
 
 CLASSES = {LOGISTIC: ("no", "yes"), SOFTMAX: ("a", "b", "c"), SQUARES: ()}
 
@@ -78,14 +79,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["ill", "cost"])
 def test_the_trees_are_those_of_all_records_in_one_place_to_the_byte(folder: Path, name: str) -> None:
-    plan, layout, agreed = trees_plan(load_experiment(folder / f"{name}.toml"))
-    plan, task, refused = trees_task(plan, layout, agreed, range(SITES))
+    fit = planned_fit(load_experiment(folder / f"{name}.toml"))
+    layout, (plan, task, refused) = fit.layout, fit.of_sites(range(SITES))
     assert not refused
     found = []
     for engine in ("sim", "stacked"):
         vector = simulate_plan(plan, task=task, engine=engine).vectors[plan.coordinator]
-        found.append(encoded_trees(trees_file(grown_from(plan, layout, vector)[1])))
-    pooled = grown_alone(layout, table_of(layout, agreed, folder / "all.csv"))
+        found.append(encoded_trees(trees_file(GrowingTrees(layout, vector))))
+    pooled = grown_alone(layout, read_table(layout, fit.agreed, folder / "all.csv"))
     assert {*found} == {encoded_trees(trees_file(GrowingTrees(layout, pooled)))}
     assert b'"column": "age"' in found[0] and layout.design.constant == ("still",)
 
@@ -299,7 +300,7 @@ def test_a_dry_run_says_what_would_be_opened_and_a_site_asks_for_coarser_bins(fo
     assert said.code == 0 and "in each of at most 12 levels, the loss, and the records and gradients of" in said.out
     assert "no node of fewer than 20 records is asked about; bins of which many will have 1 to 4" in said.out
     up = int(re.findall(r"a site and round: ([\d,]+) bytes up", said.out)[0].replace(",", ""))
-    _, layout, _ = trees_plan(load_experiment(here / "ill.toml"))
+    layout = planned_fit(load_experiment(here / "ill.toml")).layout
     assert up >= 8 * layout.numbers and "in 24 rounds at most" in said.out
     refused = typed_in(here, "fit", "ill.toml", "--bin-records", "20", "--to", "new")
     assert refused.code == 2 and "bin_records = 0 in model.source, and this site asks for 20" in refused.err
@@ -351,7 +352,7 @@ def test_a_regression_predicts_in_the_labels_unit(folder: Path, tmp_path: Path) 
         (["model.source=trees:10x3?min_records=2"], "a leaf of so few would tell of each"),
         (["model.source=trees:10x3?min_records=150"], "200 records, and 150 on each side"),
         (["data.scale=source", "data.categories=refuse", "data.agreed=agreed.json"], "the columns that the sites have"),
-        (["coordinator.secure.on=false"], "trees are grown of secure sums"),
+        (["coordinator.secure.on=false"], "a fit is of secure sums"),
         (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, beside a budget"),
         (["data.agreed=none.json"], "none.json"),
         (["data.columns.age={low=0,high=150}"], "agreed on for other columns"),
@@ -363,14 +364,14 @@ def test_what_cannot_be_grown_is_refused(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=message) as refused:
-        trees_plan(load_experiment(folder / "ill.toml", overrides))
+        planned_fit(load_experiment(folder / "ill.toml", overrides))
     assert refused.value.advice
 
 
 def test_sums_that_would_be_too_large_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedgossip.sites.plans.trees.NUMBERS", 100)
     with pytest.raises(ConfigError, match="there are at most 100"):
-        trees_plan(load_experiment(folder / "ill.toml"))
+        planned_fit(load_experiment(folder / "ill.toml"))
 
 
 def test_one_class_only_is_refused_before_anything_is_summed(folder: Path, tmp_path: Path) -> None:
@@ -384,9 +385,9 @@ def test_one_class_only_is_refused_before_anything_is_summed(folder: Path, tmp_p
 
 
 def test_nothing_is_told_where_no_level_has_come_together(folder: Path) -> None:
-    plan, layout, _ = trees_plan(load_experiment(folder / "ill.toml"))
+    fit = planned_fit(load_experiment(folder / "ill.toml"))
     with pytest.raises(TooFewPeersError):
-        grown_from(plan, layout, layout.initial())
+        fit.result(fit.layout.initial())
     assert tree_options("trees:100x6").learning_rate == 0.1
 
 

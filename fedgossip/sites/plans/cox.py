@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from fedgossip.base.errors import ConfigError, TooFewPeersError
-from fedgossip.base.vectors import Vector
-from fedgossip.core.machine import NodeId
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.run_format import FIT
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.objectives import COX, REGRESSION
-from fedgossip.experiment import Experiment
-from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.tasks import site_file
-from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
+from fedgossip.experiment import FederatedExperiment
+from fedgossip.sites.fits.cox.cox_result import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.sites.fits.cox.cox_task import CoxTask
 from fedgossip.sites.fits.survival.survival_times import grid_of, places_of
 from fedgossip.sites.plans.design_columns import design_columns
-from fedgossip.sites.plans.sums import asking, plan_of_sums, sites_that_fit
-from fedgossip.sites.plans.survival import agreed_times, checked_site, column_of_words, time_and_event
+from fedgossip.sites.plans.sums import SumsRun
+from fedgossip.sites.plans.survival import checked_site, column_of_words, time_and_event
 
 STEPS = 16
 """Maximum number of Newton steps; four to seven are usual."""
@@ -38,22 +33,12 @@ NUMBERS = 1 << 16
 RIDGES = 1e9
 
 
-def is_cox(source: str) -> bool:
-    return source.partition("?")[0] == COX
-
-
-def cox_plan(experiment: Experiment) -> tuple[FederationPlan, CoxLayout, AgreedTable]:
-    """Return the plan of the run in which the sites of an experiment fit hazards, its numbers, and its columns.
-
-    Raises ConfigError as `survival_plan`, for invalid options, and for sums that would be too large.
-    """
-    whole, agreed = agreed_times(experiment, COX, "a fit is", "the sums of a fit are")
-    layout = CoxLayout(_design(whole.model.source, agreed))
+def _layout(experiment: FederatedExperiment, agreed: AgreedTable) -> CoxLayout:
+    layout = CoxLayout(_design(experiment.model.source, agreed))
     if layout.numbers > NUMBERS:
         text = f"{layout.numbers:,} numbers in a sum; there are at most {NUMBERS:,}"
         raise ConfigError(text, "Leave columns out, drop=A,B, or take fewer times or strata.")
-    plan = plan_of_sums(whole, COX, rounds_of(layout), layout.exact)
-    return replace(plan, federated=replace(plan.federated, server=CoxServer(layout))), layout, agreed
+    return layout
 
 
 def _design(source: str, agreed: AgreedTable) -> CoxDesign:
@@ -91,20 +76,8 @@ def _number(source: str, name: str, text: str, low: float, high: float) -> float
     return value
 
 
-def cox_task(
-    plan: FederationPlan, layout: CoxLayout, agreed: AgreedTable, held: Sequence[NodeId]
-) -> tuple[FederationPlan, CoxTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
-
-    def records(node: NodeId) -> TimedRecords:
-        return records_in(site_file(plan.experiment, node), layout.design, agreed)
-
-    plan, sites, refused = sites_that_fit(plan, held, records)
-    return asking(plan, CoxTask(layout, sites, agreed.suppress), refused)
-
-
-def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:
-    """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
+def _records(layout: CoxLayout, agreed: AgreedTable, path: Path) -> TimedRecords:
+    d = layout.design
     found = read_for_fit(path, agreed, REGRESSION, (d.time, d.event))
     times, events = checked_site(found, d.grid, (d.time, d.event))
     strata = np.zeros(len(found), np.int64)
@@ -118,10 +91,7 @@ def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:
     return TimedRecords(columns, times, places_of(d.grid, times), events, strata)
 
 
-def hazards_from(plan: FederationPlan, layout: CoxLayout, vector: Vector | None) -> CoxFit:
-    """Return the fit of the sums.  Raises TooFewPeersError after incomplete rounds."""
-    found = None if vector is None else cox_fit(layout, vector, plan.least)
-    if found is None:
-        text = "too few sites came together for the sums of a fit"
-        raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
-    return found
+COX_RUN = SumsRun(
+    COX, COX, FIT, lambda _: (REGRESSION,), _layout, rounds_of, _records, CoxTask,
+    lambda layout, _, vector, least: cox_fit(layout, vector, least), server=CoxServer,
+)  # fmt: skip

@@ -1,41 +1,39 @@
-"""Every kind of fit by sums, a line each: its plan, its task, and its result, by model name."""
+"""Every kind of fit by sums, a line each, by the first word of model.source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import re
+from collections.abc import Sequence
 
 from fedgossip.experiment import Experiment
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import is_unagreed
-from fedgossip.sites.fits.trees.tree_options import is_trees
-from fedgossip.sites.plans.cox import cox_plan, cox_task, is_cox
-from fedgossip.sites.plans.glm import glm_plan, glm_task, is_glm
+from fedgossip.sites.plans.cox import COX_RUN
+from fedgossip.sites.plans.glm import GLM_RUN
 from fedgossip.sites.plans.statistics import stated_statistics
-from fedgossip.sites.plans.survival import is_survival, survival_plan, survival_task
-from fedgossip.sites.plans.trees import trees_plan, trees_task
+from fedgossip.sites.plans.sums import PlannedFit, SumsRun, planned
+from fedgossip.sites.plans.survival import SURVIVAL_RUN
+from fedgossip.sites.plans.trees import TREES_RUN
+
+FITS: Sequence[SumsRun] = (GLM_RUN, TREES_RUN, SURVIVAL_RUN, COX_RUN)
 
 
-class FitKind(NamedTuple):
-    """One kind: whether a model.source is of it; its plan, layout and columns; that plan with a task of some sites."""
-
-    is_of: Callable[[str], bool]
-    plan: Callable[[Experiment], tuple[FederationPlan, Any, Any]]
-    task: Callable[..., tuple[FederationPlan, Any, Any]]
-
-
-FITS = (
-    FitKind(is_glm, glm_plan, glm_task),
-    FitKind(is_trees, trees_plan, trees_task),
-    FitKind(is_survival, survival_plan, survival_task),
-    FitKind(is_cox, cox_plan, cox_task),
-)
+def run_of(experiment: Experiment) -> SumsRun | None:
+    """Return the kind of fit that model.source names; None for a model that is trained."""
+    word = re.split("[:?]", experiment.model.source, maxsplit=1)[0]
+    return next((one for one in FITS if one.name == word), None)
 
 
 def is_fit(experiment: Experiment) -> bool:
     """Return whether a model is fitted by sums instead of trained."""
-    return any(one.is_of(experiment.model.source) for one in FITS)
+    return run_of(experiment) is not None
+
+
+def planned_fit(experiment: Experiment) -> PlannedFit:
+    """Return the fit of an experiment, planned.  Raises ConfigError as `planned`, and where model.source names none."""
+    run = run_of(experiment)
+    return planned(run if run is not None else FITS[0], experiment)
 
 
 def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] | None:
@@ -44,11 +42,10 @@ def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] |
     The fit depends on statistics that the sites agree on first, so until then its plan is that of the statistics alone.
     Raises ConfigError as the fit itself does, before it reads any site's own file.
     """
-    kind = next((one for one in FITS if one.is_of(experiment.model.source)), None)
-    if kind is None:
+    if not is_fit(experiment):
         return None
     if is_unagreed(experiment):
         return stated_statistics(experiment)
-    plan, layout, agreed = kind.plan(experiment)
-    plan, task, _ = kind.task(plan, layout, agreed, [])
-    return plan, statement_of(plan, task, layout.opened)
+    fit = planned_fit(experiment)
+    plan, task, _ = fit.of_sites([])
+    return plan, statement_of(plan, task, fit.layout.opened)

@@ -1,21 +1,29 @@
-"""Runs of sums over all sites of an experiment: the common part of statistics, evaluations and fits."""
+"""Runs of sums over all sites of an experiment: the common part of statistics, evaluations and fits.
+
+A kind of fit is a `SumsRun`: a file with its members, and a line in `fits.FITS`.  `planned` makes the run of one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from fedgossip.base.errors import BudgetError, ConfigError
+from fedgossip.base.errors import BudgetError, ConfigError, TooFewPeersError
 from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
+from fedgossip.core.whole_model import WholeModel
+from fedgossip.data.agreed.agreed_table import AgreedTable, read
 from fedgossip.data.agreed.column_sums import SITES
+from fedgossip.data.agreed.federated_tables import check_same
 from fedgossip.data.agreed.sums_task import Draw, SumsTask
+from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.record_digests import source_digest
 from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
@@ -26,6 +34,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.ledger import SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import purse_of
+from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.secure.exact_sums import ExactSums
 
 Site = TypeVar("Site")
@@ -101,6 +110,93 @@ def asking(
 ) -> tuple[FederationPlan, Task, Mapping[NodeId, ConfigError]]:
     """Return the arguments, with the plan of a run whose sites check requests as their task does."""
     return replace(plan, questions=task), task, refused
+
+
+# --- a kind of fit ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SumsRun:
+    """One kind of fit by sums.  A layout has `design` (with a `digest`), `exact`, and `opened`: the sums, in words."""
+
+    name: str
+    """First word of model.source."""
+    kind: str
+    """Kind of its run, of `data.objectives.SUMS`."""
+    file: str
+    """File of its result."""
+    kinds: Callable[[str], Sequence[str]]
+    """Returns the kinds of task that a model.source is for.  Raises ConfigError for an invalid one."""
+    layout: Callable[[FederatedExperiment, AgreedTable], Any]
+    """Returns the position of each number in a vector.  Raises ConfigError for what may not be summed."""
+    rounds: Callable[[Any], int]
+    """Returns the maximum number of rounds of a layout."""
+    read: Callable[[Any, AgreedTable, Path], Any]
+    """Returns a site's records for a layout.  Raises ConfigError for an unsuitable file, and for too few records."""
+    task: Callable[[Any, Mapping[NodeId, Any], int], SumsTask]
+    """Returns the task of a layout with the records of these sites, of which `suppress` or more count in each sum."""
+    result: Callable[[Any, AgreedTable, Vector, int], Any]
+    """Returns the contents of the file by the layout, of sums over so many sites or more; None after too few rounds."""
+    server: Callable[[Any], Any] | None = None
+    """Returns the rule by which the coordinator makes the next model; without it sums are added at their places."""
+    model: Callable[[Any, AgreedTable, Vector], WholeModel | None] | None = None
+    """Returns the model that `fedgossip predict` and `evaluate` can use; without it the result is none."""
+
+
+@dataclass(frozen=True)
+class PlannedFit:
+    """A fit of an experiment: its kind, the run that makes its sums, their layout, and what the sites agreed on."""
+
+    run: SumsRun
+    plan: FederationPlan
+    layout: Any
+    agreed: AgreedTable
+
+    def of_sites(self, held: Sequence[NodeId]) -> tuple[FederationPlan, SumsTask, Mapping[NodeId, ConfigError]]:
+        """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
+
+        def records(node: NodeId) -> Any:
+            return self.run.read(self.layout, self.agreed, site_file(self.plan.experiment, node))
+
+        plan, sites, refused = sites_that_fit(self.plan, held, records)
+        return asking(plan, self.run.task(self.layout, sites, self.agreed.suppress), refused)
+
+    def result(self, vector: Vector | None) -> Any:
+        """Return the contents of the file.  Raises TooFewPeersError after incomplete rounds."""
+        found = None if vector is None else self.run.result(self.layout, self.agreed, vector, self.plan.least)
+        if found is None:
+            text = "too few sites came together for the sums of a fit"
+            raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
+        return found
+
+
+def planned(run: SumsRun, experiment: Experiment) -> PlannedFit:
+    """Return the run in which the sites of an experiment make the sums of a fit.
+
+    Raises ConfigError without secure sums, beside a budget, before statistics are agreed, for labels of another kind,
+    and as the kind of fit does.
+    """
+    if not isinstance(experiment, FederatedExperiment):
+        advice = "Give at least:  [coordinator]  clients = 5"
+        raise ConfigError(f"no [coordinator]: {run.name} is of sums over clients", advice)
+    d, source = experiment.data, experiment.model.source
+    if experiment.objective.kind not in (kinds := run.kinds(source)):
+        text = f"{source.partition('?')[0]} beside task.kind = {experiment.objective.kind!r}"
+        raise ConfigError(text, "Set task.kind = " + " or ".join(f'"{kind}"' for kind in kinds) + ".")
+    if d.scale != FEDERATED:
+        text = f"data.scale is {d.scale!r}: {run.name} is of the columns that the sites have agreed on"
+        raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
+    check_exact(experiment, "a fit is", "the sums of a fit are")
+    agreed = read(Path(d.agreed))
+    check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
+    layout = run.layout(experiment, agreed)
+    plan = plan_of_sums(experiment, run.kind, run.rounds(layout), layout.exact)
+    if run.server is not None:
+        plan = replace(plan, federated=replace(plan.federated, server=run.server(layout)))
+    return PlannedFit(run, plan, layout, agreed)
+
+
+# --- ledgers ----------------------------------------------------------------------------------------------------------
 
 
 def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:

@@ -2,71 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, TooFewPeersError, nearest
+from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector
-from fedgossip.core.machine import NodeId
-from fedgossip.data.agreed.agreed_table import AgreedTable, read
-from fedgossip.data.agreed.federated_tables import check_same, read_for_fit
+from fedgossip.core.run_format import CURVES
+from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.columns.encoded_tables import categories_in
-from fedgossip.data.columns.table_schema import FEDERATED, SchemaColumn
+from fedgossip.data.columns.table_schema import SchemaColumn
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import REGRESSION, SURVIVAL
-from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.sites.fits.survival.survival_result import CurveFit, fit_of
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes
 from fedgossip.sites.fits.survival.survival_task import ROUNDS, SurvivalTask
 from fedgossip.sites.fits.survival.survival_times import checked_times, grid_of, places_of
-from fedgossip.sites.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit
+from fedgossip.sites.plans.sums import SumsRun
 
 KAPLAN_MEIER = "kaplan-meier"
 GROUPS = 20
 """Maximum number of groups."""
-
-
-def is_survival(source: str) -> bool:
-    return source.partition("?")[0] == KAPLAN_MEIER
-
-
-def survival_plan(experiment: Experiment) -> tuple[FederationPlan, CurveLayout, AgreedTable]:
-    """Return the plan of the run in which the sites of an experiment count, its numbers, and its columns.
-
-    Raises ConfigError as `glm_plan`, for labels other than a time and an event, and for an invalid grid.
-    """
-    whole, agreed = agreed_times(experiment, KAPLAN_MEIER, "survival is", "the counts of survival are")
-    layout = CurveLayout(_design(whole.model.source, agreed))
-    plan = plan_of_sums(whole, SURVIVAL, ROUNDS, layout.exact)
-    return plan, layout, agreed
-
-
-def agreed_times(experiment: Experiment, name: str, are: str, told: str) -> tuple[FederatedExperiment, AgreedTable]:
-    """Return the experiment and its agreed statistics, where sums may report times.
-
-    `name` of the model, `are` and `told` as in `check_exact`.  Raises ConfigError without secure sums, beside a budget,
-    before statistics are agreed, and for labels other than numbers.
-    """
-    if not isinstance(experiment, FederatedExperiment):
-        advice = "Give at least:  [coordinator]  clients = 5"
-        raise ConfigError(f"no [coordinator]: {name} is of sums over clients", advice)
-    d = experiment.data
-    if d.scale != FEDERATED:
-        text = f"data.scale is {d.scale!r}: {name} is of the columns that the sites have agreed on"
-        raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
-    if experiment.objective.kind != REGRESSION:
-        text = f"{name} beside task.kind = {experiment.objective.kind!r}"
-        raise ConfigError(text, f'Set task.kind = "{REGRESSION}": times and events are numbers.')
-    check_exact(experiment, are, told)
-    agreed = read(Path(d.agreed))
-    check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
-    return experiment, agreed
 
 
 def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, SchemaColumn]:
@@ -104,20 +64,8 @@ def _design(source: str, agreed: AgreedTable) -> CurveDesign:
     )  # fmt: skip
 
 
-def survival_task(
-    plan: FederationPlan, layout: CurveLayout, agreed: AgreedTable, held: Sequence[NodeId]
-) -> tuple[FederationPlan, SurvivalTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
-
-    def times(node: NodeId) -> SiteTimes:
-        return times_in(site_file(plan.experiment, node), layout.design, agreed)
-
-    plan, sites, refused = sites_that_fit(plan, held, times)
-    return asking(plan, SurvivalTask(layout, sites), refused)
-
-
-def times_in(path: Path, d: CurveDesign, agreed: AgreedTable) -> SiteTimes:
-    """Return a site's times.  Raises ConfigError for an unsuitable file, and for too few records."""
+def _times(layout: CurveLayout, agreed: AgreedTable, path: Path) -> SiteTimes:
+    d = layout.design
     found = read_for_fit(path, agreed, REGRESSION, [one.name for one in agreed.columns])  # no column is summed
     times, events = checked_site(found, d.grid, (d.time, d.event))
     groups = categories_in(found.x, d.group_column, agreed.schema.features) if d.group_column else None
@@ -133,10 +81,14 @@ def checked_site(
     return np.ascontiguousarray(y[:, 0]), y[:, 1] == 1
 
 
-def curves_from(plan: FederationPlan, layout: CurveLayout, agreed: AgreedTable, vector: Vector | None) -> CurveFit:
-    """Return the curves of the sums.  Raises TooFewPeersError after incomplete rounds."""
-    numbers = None if vector is None else layout.numbers(vector)
-    if numbers is None or numbers["sites",] < plan.least or not numbers["of", ALL]:
-        text = "too few sites came together for the counts of survival"
-        raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
-    return fit_of(layout, numbers, agreed.suppress, plan.least)
+def _curves(layout: CurveLayout, agreed: AgreedTable, vector: Vector, least: int) -> CurveFit | None:
+    numbers = layout.numbers(vector)
+    there = numbers["sites",] >= least and numbers["of", ALL]
+    return fit_of(layout, numbers, agreed.suppress, least) if there else None
+
+
+SURVIVAL_RUN = SumsRun(
+    KAPLAN_MEIER, SURVIVAL, CURVES, lambda _: (REGRESSION,),
+    lambda experiment, agreed: CurveLayout(_design(experiment.model.source, agreed)), lambda _: ROUNDS, _times,
+    lambda layout, sites, _: SurvivalTask(layout, sites), _curves,
+)  # fmt: skip

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgossip.base.errors import ConfigError, TooFewPeersError
+from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
-from fedgossip.core.machine import NodeId
+from fedgossip.core.run_format import FIT_OF_TREES
 from fedgossip.core.whole_model import WholeModel
-from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, read, told_bins
-from fedgossip.data.agreed.federated_tables import check_same, read_for_fit, scaled
-from fedgossip.data.columns.table_schema import FEDERATED
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, told_bins
+from fedgossip.data.agreed.federated_tables import read_for_fit, scaled
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, TREES
-from fedgossip.experiment import Experiment, FederatedExperiment
+from fedgossip.experiment import FederatedExperiment
 from fedgossip.learning.models.tree_file import encoded_trees
 from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign
 from fedgossip.plans import compose
-from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.sites.fits.trees.tree_options import TreeOptions, tree_options
 from fedgossip.sites.fits.trees.tree_result import TreesFit, trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer, trees_file
 from fedgossip.sites.fits.trees.tree_task import TreesTask
 from fedgossip.sites.plans.design_columns import check_counted
-from fedgossip.sites.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit
+from fedgossip.sites.plans.sums import SumsRun
 
 NUMBERS = 1 << 22
 """Maximum number of whole numbers in a sum, and of elements of an ensemble: 32 MiB."""
@@ -38,33 +34,20 @@ CLIENTS = 1000
 LEAST_RECORDS = 10
 
 
-def trees_plan(experiment: Experiment) -> tuple[FederationPlan, TreesLayout, AgreedTable]:
-    """Return the plan of the run in which the sites of an experiment grow trees, its numbers, and its columns.
+def _kinds(source: str) -> Sequence[str]:
+    tree_options(source)
+    return CLASSIFICATION, REGRESSION
 
-    Raises ConfigError without secure sums, beside a budget, before statistics are agreed, for labels that trees do not
-    support, and for sums that would be too large.
-    """
-    if not isinstance(experiment, FederatedExperiment):
-        advice = "Give at least:  [coordinator]  clients = 5"
-        raise ConfigError("no [coordinator]: trees are grown from sums over clients", advice)
-    d, options = experiment.data, tree_options(experiment.model.source)
-    if experiment.objective.kind not in (CLASSIFICATION, REGRESSION):
-        text = f"trees beside task.kind = {experiment.objective.kind!r}"
-        raise ConfigError(text, f'Set task.kind = "{CLASSIFICATION}" or "{REGRESSION}".')
-    if d.scale != FEDERATED:
-        text = f"data.scale is {d.scale!r}: trees split the columns that the sites have agreed on"
-        raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
-    check_exact(experiment, "trees are grown", "the sums that trees are grown of are")
-    if experiment.coordinator.clients > CLIENTS:
-        raise ConfigError(f"{experiment.coordinator.clients} clients", f"Trees are grown by at most {CLIENTS}.")
-    agreed = read(Path(d.agreed))
-    check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
-    layout = TreesLayout(_design(options, agreed, experiment.objective.kind, experiment.coordinator.clients))
+
+def _layout(experiment: FederatedExperiment, agreed: AgreedTable) -> TreesLayout:
+    options, clients = tree_options(experiment.model.source), experiment.coordinator.clients
+    if clients > CLIENTS:
+        raise ConfigError(f"{clients} clients", f"Trees are grown by at most {CLIENTS}.")
+    layout = TreesLayout(_design(options, agreed, experiment.objective.kind, clients))
     if max(layout.numbers, layout.length) > NUMBERS:
         text = f"{layout.numbers:,} numbers in a sum, {layout.length:,} in the trees; there are at most {NUMBERS:,}"
         raise ConfigError(text, "Take fewer or flatter trees, less max_bins, or leave columns out: drop=A,B.")
-    plan = plan_of_sums(experiment, TREES, layout.rounds, layout.exact)
-    return replace(plan, federated=replace(plan.federated, server=TreesServer(layout))), layout, agreed
+    return layout
 
 
 def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) -> TreesDesign:
@@ -164,38 +147,6 @@ def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
     return tuple(inside.tolist()) or (column.mean or 0.0,)
 
 
-def trees_task(
-    plan: FederationPlan, layout: TreesLayout, agreed: AgreedTable, held: Sequence[NodeId]
-) -> tuple[FederationPlan, TreesTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
-
-    def table(node: NodeId) -> SiteTable:
-        return table_of(layout, agreed, site_file(plan.experiment, node))
-
-    plan, sites, refused = sites_that_fit(plan, held, table)
-    return asking(plan, TreesTask(layout, sites), refused)
-
-
-def table_of(layout: TreesLayout, agreed: AgreedTable, path: Path) -> SiteTable:
-    """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
-    kind = REGRESSION if layout.design.loss == SQUARES else CLASSIFICATION
-    found = read_for_fit(path, agreed, kind)
-    y = found.y.reshape(len(found)).astype("f8")
-    if kind == REGRESSION:
-        y = (y - found.label_mean[0]) / found.label_deviation[0]
-    return SiteTable(layout.bins.of(scaled(found).x), y)
-
-
-def grown_from(plan: FederationPlan, layout: TreesLayout, vector: Vector | None) -> tuple[TreesFit, GrowingTrees]:
-    """Return the trees of the sums.  Raises TooFewPeersError after incomplete rounds."""
-    growing = None if vector is None else GrowingTrees(layout, vector)
-    found = None if growing is None else trees_fit(growing, plan.least)
-    if found is None or growing is None or not found.trees:
-        text = "too few sites came together for the sums of a tree"
-        raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
-    return found, growing
-
-
 def model_of_trees(growing: GrowingTrees, agreed: AgreedTable) -> WholeModel:
     """Return the trees as a model that `fedgossip predict` can use."""
     d, encoding, (mean, deviation) = growing.layout.design, agreed.encoding, agreed.scale
@@ -219,3 +170,25 @@ def model_of_trees(growing: GrowingTrees, agreed: AgreedTable) -> WholeModel:
         label_mean, label_deviation = agreed.label_scale
         facts["label_scale"] = {"mean": label_mean, "deviation": label_deviation}
     return WholeModel({}, facts, document=(run_format.TREES, encoded_trees(trees_file(growing))))
+
+
+def read_table(layout: TreesLayout, agreed: AgreedTable, path: Path) -> SiteTable:
+    """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
+    kind = REGRESSION if layout.design.loss == SQUARES else CLASSIFICATION
+    found = read_for_fit(path, agreed, kind)
+    y = found.y.reshape(len(found)).astype("f8")
+    if kind == REGRESSION:
+        y = (y - found.label_mean[0]) / found.label_deviation[0]
+    return SiteTable(layout.bins.of(scaled(found).x), y)
+
+
+def _grown(layout: TreesLayout, _: AgreedTable, vector: Vector, least: int) -> TreesFit | None:
+    found = trees_fit(GrowingTrees(layout, vector), least)
+    return found if found is not None and found.trees else None
+
+
+TREES_RUN = SumsRun(
+    TREES, TREES, FIT_OF_TREES, _kinds, _layout, lambda layout: layout.rounds, read_table,
+    lambda layout, sites, _: TreesTask(layout, sites), _grown, server=TreesServer,
+    model=lambda layout, agreed, vector: model_of_trees(GrowingTrees(layout, vector), agreed),
+)  # fmt: skip

@@ -43,10 +43,6 @@ class TreeOptions:
     """Least number of a node's records for each of a column's bins: smaller nodes report neighbouring bins as one."""
 
 
-def is_trees(source: str) -> bool:
-    return source.partition(":")[0] == TREES
-
-
 def tree_options(source: str) -> TreeOptions:
     """Return the options in `source`.  Raises ConfigError for an unknown one, and for one outside its limits."""
     size, _, query = source.partition(":")[2].partition("?")

@@ -1,0 +1,201 @@
+"""Results of fits as statisticians print them: of each kind its tables, and why one is not at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedgossip.cli.sites.estimates import chi_squared, remarks, table_of
+from fedgossip.cli.text import columns, short
+
+if TYPE_CHECKING:
+    from fedgossip.sites.fits.cox.cox_result import CoxFit
+    from fedgossip.sites.fits.glm.glm_result import GlmFit
+    from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
+    from fedgossip.sites.fits.trees.tree_result import TreesFit
+
+SHOWN = 15
+"""Columns of trees that are printed; all are in the file."""
+LOSSES = {"squares": "squared error, halved, in deviations of the label", "logistic": "log loss", "softmax": "log loss"}
+
+
+def describe(found: Any, sites: int) -> list[str]:
+    """Return a fit of any kind for a person; `sites` of the experiment."""
+    return WORDS[type(found).__name__][0](found, sites)
+
+
+def why_not(found: Any) -> str:
+    """Return why a fit is not at its end, with what to do; "" for one that is."""
+    return WORDS[type(found).__name__][1](found)
+
+
+# --- generalised linear models ----------------------------------------------------------------------------------------
+
+
+def _glm(found: GlmFit, sites: int) -> list[str]:
+    from fedgossip.sites.fits.glm.glm_result import RATIO
+
+    d = found.design
+    of = f"{d.outcome} = {d.of}" if d.of else d.outcome
+    steps = "one step" if found.steps == 1 else f"{found.steps} steps"
+    at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
+    lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
+    statistic = "t" if d.family == "linear" else "z"
+    lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
+    lines += remarks(d.against, d.constant, found.silent)
+    null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
+    if d.family == "linear":
+        share = None if not found.null_deviance else 1 - found.deviance / found.null_deviance
+        explained = "" if share is None else f", R² {share:.4f}"
+        squares = f"squares {found.deviance:.6g}{null}{explained}"
+        return [*lines, f"residual standard error {found.dispersion**0.5:.6g}, {squares}"]
+    return [*lines, f"deviance {found.deviance:.6g}{null}, AIC {found.aic:.6g}"]
+
+
+def _glm_not(found: GlmFit) -> str:
+    if found.converged:
+        return ""
+    d = found.design
+    if d.family == "logistic" and found.null_deviance and found.deviance < 0.01 * found.null_deviance:
+        text = f"the columns separate nearly every {d.outcome} from the others, so the coefficients diverge"
+        advice = "Leave out the separating column (the largest estimates), or use softmax with weight_decay."
+        return f"error: {text}\n{advice}"
+    if found.steps < d.steps:
+        text = "the last rounds failed, or sites refused a point at which few of their records count"
+        advice = "Read the events of the rounds (metrics.jsonl); where coefficients diverge, leave the column out."
+        return f"error: not at the end after {found.steps} steps: {text}\n{advice}"
+    return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
+
+
+# --- proportional hazards ---------------------------------------------------------------------------------------------
+
+
+def _cox(found: CoxFit, sites: int) -> list[str]:
+    d = found.design
+    unit = f" [{d.unit}]" if d.unit else ""
+    steps = "one step" if found.steps == 1 else f"{found.steps} steps"
+    at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
+    records = f"{found.records} records of {found.sites} of {sites} sites"
+    times = len(found.strata[0].points)
+    told = f"{found.events} of {found.events + found.unused} events until {d.grid[-1]:g} at {times} told times"
+    lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {told}, {at}"]
+    lines += table_of(found.coefficients, "z", "hazard ratio")
+    lines += remarks(d.against, d.constant, found.silent)
+    if d.strata_column:
+        lines.append(f"each {d.strata_column} has a hazard of its own: {', '.join(d.strata)}")
+    if d.ties != "breslow":
+        lines.append("events at one told time are taken one after another: ties are Efron's")
+    if d.ridge:
+        lines.append(f"estimates and errors are those with a ridge of {d.ridge:g}, on columns of deviation 1")
+    if found.log_likelihood is not None:
+        null = "" if found.null_log_likelihood is None else f" ({found.null_log_likelihood:.6g} without any column)"
+        ratio = ""
+        if found.ratio is not None and found.p is not None:
+            ratio = f"; likelihood ratio {chi_squared(found.ratio, found.freedom, found.p)}"
+        lines.append(f"log likelihood {found.log_likelihood:.6g}{null}{ratio}")
+    if found.concordance is not None:
+        lines.append(f"concordance {found.concordance:.4f}, of {found.pairs:,} pairs of records of one site")
+    return [*lines, _seen(found)]
+
+
+def _seen(found: CoxFit) -> str:
+    """Print what the coordinator could see, which is more than the fit."""
+    from fedgossip.sites.fits.cox.cox_sums import EFRON
+
+    each = f"{len(found.coefficients) + 1} sums over those at risk"
+    each += " and as many over those with their event" if found.design.ties == EFRON else ""
+    each += f" at each told time, at {found.points} points"
+    return f"seen by the coordinator: {each}; no two of them differ by fewer than {found.smallest} records"
+
+
+def _cox_not(found: CoxFit) -> str:
+    """Report the diverging columns; where one predicts the order of events, no finite estimate is the best."""
+    if found.converged:
+        return ""
+    d = found.design
+    scaled = [abs(one.estimate) * by for one, by in zip(found.coefficients, d.deviation, strict=True)]
+    name = found.coefficients[max(range(len(scaled)), key=scaled.__getitem__)].name
+    text = f"the likelihood grows without end with the estimate of {name}: it orders the records by {d.event} = 1"
+    if max(scaled) < 5:
+        text = f"not at the end after {found.steps} steps; the largest estimate is that of {name}"
+    return f'error: {text}\nLeave it out, drop=COLUMN; or keep estimates small:  model.source = "cox?ridge=1".'
+
+
+# --- survival ---------------------------------------------------------------------------------------------------------
+
+
+def _survival(found: CurveFit, sites: int) -> list[str]:
+    d, whole = found.design, found.everybody
+    unit = f" [{d.unit}]" if d.unit else ""
+    records = f"{whole.records} records of {found.sites} of {sites} sites, {whole.events} events"
+    lines = [f"Kaplan-Meier survival, {d.time}{unit} until {d.event} = 1: {records}"]
+    head = [d.time, "at risk", "events", "survival", "std. error", "95 % from", "to", "on the grid", "to"]
+    for one in (whole, *found.groups):
+        lines += [f"{d.group_column} = {one.name}"] if one.name else []
+        rows = [
+            [f"{point.time:g}", str(point.risk), str(point.events)]
+            + [short(value) for value in (point.survival, point.error, point.low, point.high)]
+            + [short(value) for value in (point.grid_low, point.grid_high)]
+            for point in one.points
+        ]
+        lines.append(columns([head, *rows]))
+    rows = [_median(one) for one in (whole, *found.groups)]
+    lines.append(columns([["", "records", "events", "expected", "median", "95 % from", "to"], *rows]))
+    if found.statistic is not None and found.p is not None:
+        lines.append(f"log-rank: {chi_squared(found.statistic, found.freedom or 0, found.p)}")
+    if found.hidden:
+        lines.append(f"withheld, as they are too small or at too few sites: {', '.join(found.hidden)}")
+    return lines
+
+
+def _median(one: GroupCurve) -> list[str]:
+    figures = (one.expected, one.median, one.median_low, one.median_high)
+    return [one.name or "all", str(one.records), str(one.events), *map(short, figures)]
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def _trees(found: TreesFit, sites: int) -> list[str]:
+    d = found.design
+    of = f"{d.outcome} = {d.classes[1]}" if len(d.classes) == 2 else d.outcome
+    asked = f"of {d.trees} " if found.trees < d.trees else ""
+    each = f" for each of {d.outputs} classes" if d.outputs > 1 else ""
+    grown = f"{found.trees} {asked}trees{each}, {found.leaves} leaves"
+    lines = [f"boosted trees of {of}: {found.records} records of {found.sites} of {sites} sites, {grown}"]
+    if found.fewest < found.sites:
+        lines.append(f"some sums were over {found.fewest} sites alone")
+    if found.trees < d.trees and found.whole:
+        lines.append("ended before: no split gains anything any more")
+    first, last = found.losses[0], found.losses[-1]
+    lines.append(f"{LOSSES[d.loss]}: {first:.4g} before the first tree, {last:.4g} before the last")
+    rows = [[one.name, f"{one.gain:.4g}", f"{100 * one.share:.1f} %", str(one.splits)] for one in found.gains[:SHOWN]]
+    lines.append(columns([["column", "gain", "of all", "splits"], *rows]))
+    more = len(found.gains) - SHOWN
+    unused = len(d.columns) - len(found.gains)
+    lines += [f"and {more} columns more"] if more > 0 else []
+    lines += [f"in no split: {unused} columns"] if unused else []
+    if d.constant:
+        lines.append(f"left out, for they have one value at every site: {', '.join(d.constant)}")
+    share = 100 * found.small / max(1, found.opened)
+    lines.append(
+        f"opened: {found.opened:,} sums over a bin of a column in a node, {share:.0f} % of them over 1 to "
+        f"{d.suppress - 1} records; a leaf has at least {d.min_records}"
+    )
+    return lines
+
+
+def _trees_not(found: TreesFit) -> str:
+    if found.whole:
+        return ""
+    text = f"error: {found.trees} of {found.design.trees} trees; failed rounds have cost the rest"
+    return f"{text}\nThe model is of those that are there; fit again when all sites are."
+
+
+WORDS: Mapping[str, tuple[Callable[[Any, int], list[str]], Callable[[Any], str]]] = {
+    "GlmFit": (_glm, _glm_not),
+    "CoxFit": (_cox, _cox_not),
+    "CurveFit": (_survival, lambda _: ""),
+    "TreesFit": (_trees, _trees_not),
+}
+"""By the class of a result, which is not imported before there is one: its tables, and why it is not at its end."""
