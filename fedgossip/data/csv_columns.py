@@ -1,62 +1,114 @@
-"""CSV files: their text, the mark between their cells, and which of their columns have a name.
+"""The cells of a table, whatever file they stand in: its columns by name, in the form that is declared for them.
 
-    , ; tab |       divide cells, whichever gives every line as many; `sep=;` of a spreadsheet names it
-    1,5             is 1.5 in a file without commas between its cells, where no number has a point
     a column without a name, before all others: the row numbers of pandas and R, omitted with a note
+    TABLE.csv.toml, beside the file: what is declared of it alone (`columns.declarations`)
 
 One reader for all: training, sites' tables, predictions, judgements and fits.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base import outside_files
-from fedgossip.base.cells import is_missing, is_number, number_in, shown, with_point
+from fedgossip.base.cells import is_number, number_in, shown, with_point
 from fedgossip.base.errors import ConfigError
+from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, own_declaration
+from fedgossip.data.columns.encodings import parted
+from fedgossip.data.table_files import TableFile, read_rows
 
-MARKS = (",", ";", "\t", "|")
-"""Marks between cells; of two suitable ones the one with more columns wins, on a tie the first."""
-LOOKED_AT = 100
-"""Number of lines examined to find the mark."""
-
-UTF8 = "Save it as comma-separated text in UTF-8."
-_BEGINNINGS: Mapping[bytes, tuple[str, str]] = {
-    b"\xff\xfe": ("is text in UTF-16", UTF8),
-    b"\xfe\xff": ("is text in UTF-16", UTF8),
-    b"\x1f\x8b": ("is compressed by gzip", "Unpack it: gunzip FILE."),
-    b"PK": ("is a zip archive, or a spreadsheet", UTF8),
-}
-"""First bytes of files that are no plain text."""
-_SEPARATOR = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
-_COMMA = re.compile(r"[+-]?\d+,(\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
 """The head of a column without a name, and the name that pandas writes in its place."""
 
 
 class CsvColumns:
-    """The rows and columns of one CSV file."""
+    """The rows and columns of one table, all cells as texts."""
 
     kind = "csv"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.whole_header, self._rows, self._lines = _rows(path)
-        self._read, self.notes = named_columns(path, self.whole_header, self._column)
+    def __init__(self, source: Path | TableFile) -> None:
+        file = source if isinstance(source, TableFile) else TableFile(source)
+        self.path = file.path
+        own, columns = own_declaration(file.path)
+        rows = read_rows(file.declared_also(own))
+        self.whole_header, self._rows, self._lines, self._unit = rows.header, rows.rows, rows.lines, rows.unit
+        self._read, notes = named_columns(self.path, self.whole_header, self._column)
         self.header: list[str] = [self.whole_header[place] for place in self._read]
+        self.notes: tuple[str, ...] = (*rows.notes, *notes)
+        self.unread: dict[tuple[int, int], str] = {}
+        """By row and column: why a cell does not fit what is declared."""
+        self.rest: dict[int, list[str]] = {}
+        """By column: the cells that count as the rest, which no declaration names."""
+        self._declared: frozenset[str] = frozenset()
+        if columns:
+            names = {parted(head)[0] for head in self.header}
+            for name, one in columns.items():
+                if not names & {name, *one.aliases}:
+                    text = f"{self.path}{OWN}: columns: the table has no column {name!r}"
+                    raise ConfigError(text, "Name columns as the first line of the table does, or give aliases.")
+            self._apply(columns)
+            self._declared = frozenset()  # those of the plan follow
+            self.notes = (*self.notes, f"{self.path.name}: read as {self.path.name}{OWN} declares")
+
+    def declared(self, columns: Mapping[str, DeclaredColumn | None]) -> CsvColumns:
+        """Return the table with the cells of these columns in their declared form; once for each column.
+
+        Cells that do not fit are in `unread`.  Raises ConfigError for two columns with one declared name.
+        """
+        waiting = {name: one for name, one in columns.items() if one is not None and name not in self._declared}
+        if not waiting:
+            return self
+        found = copy.copy(self)
+        found._rows = [list(row) for row in self._rows]
+        found.header, found.whole_header = list(self.header), list(self.whole_header)
+        found.unread, found.rest = dict(self.unread), dict(self.rest)
+        found._apply(waiting)
+        return found
+
+    def _apply(self, columns: Mapping[str, DeclaredColumn]) -> None:
+        for name, one in columns.items():
+            names = {name, *one.aliases}
+            places = [place for place, head in enumerate(self.header) if head in names or parted(head)[0] in names]
+            if len(places) > 1:
+                heads = " and ".join(repr(self.header[place]) for place in places[:2])
+                text = f"{self.path}: columns {heads} are both {name!r}, as is declared"
+                raise ConfigError(text, "Leave one of the aliases out, or the column.")
+            if not places:
+                continue  # who needs the column names it
+            (place,) = places
+            unit = parted(self.header[place])[1] if self.header[place] != name else ""
+            rules = CellRules(one, unit)
+            for row in range(len(self._rows)):
+                self._read_cell(rules, row, place)
+            known = one.unit if unit in (*one.units, "") or one.factor is not None else unit
+            self.header[place] = f"{name} [{known}]" if known else name
+            self.whole_header[self._read[place]] = self.header[place]
+        self._declared |= columns.keys()
+
+    def _read_cell(self, rules: CellRules, row: int, place: int) -> None:
+        cell = self._rows[row][self._read[place]]
+        try:
+            read = rules.read(cell)
+        except ValueError as error:
+            self.unread[row, place] = str(error)
+            return
+        if rules.is_rest(cell, read):
+            self.rest.setdefault(place, []).append(cell)
+        self._rows[row][self._read[place]] = read
 
     @property
     def left_out(self) -> Sequence[str]:
         """Return the heads of omitted columns, those without a name."""
         return [head for place, head in enumerate(self.whole_header) if place not in self._read]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
 
     def _column(self, place: int) -> list[str]:
         return [row[place] for row in self._rows]
@@ -71,7 +123,7 @@ class CsvColumns:
                 name = self.header[column]
                 what = "nothing there" if not cell else f"{shown(cell)!r} is not a number that float32 can hold"
                 raise ConfigError(
-                    f"{self.path}, line {self._lines[k]}, column {name!r}: {what}",
+                    f"{self.path}, {self.where(k)}, column {name!r}: {what}",
                     with_point(cell) or advice or _instead(name, cells),
                 )
             found[k] = value
@@ -89,14 +141,15 @@ class CsvColumns:
 
     def where(self, row: int) -> str:
         """Return the name of a row in messages: its line in the file, from 1."""
-        return f"line {self._lines[row]}"
-
-    def line(self, row: int) -> int:
-        """Return the line of a row in the file, from 1."""
-        return self._lines[row]
+        return f"{self._unit} {self._lines[row]}"
 
     def class_names(self, column: int) -> Sequence[str]:  # noqa: ARG002
         return ()
+
+    def repeated(self) -> Sequence[int]:
+        """Return the rows that are, cell by cell, like an earlier one."""
+        seen: set[tuple[str, ...]] = set()
+        return [row for row, cells in enumerate(map(tuple, self._rows)) if cells in seen or seen.add(cells)]  # type: ignore[func-returns-value]
 
 
 def named_columns(
@@ -129,104 +182,3 @@ def _instead(name: str, cells: Sequence[str]) -> str:
     if any(map(is_number, cells)):
         return f"Fill it, or leave the column out with drop={name}."
     return f"A column of words is named as one, categories={name}, or left out, drop={name}."
-
-
-def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    text, mark = _text(path), ""
-    if told := _SEPARATOR.match(text):
-        mark = told[1]
-    mark = mark or _mark(text)
-    rows, lines = [], []
-    try:
-        # an unclosed quote would take the rest of the file into one cell
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=text.count('"') % 2 == 1)
-        if told:
-            next(reader, [])
-        header = [name.strip() for name in next(reader, [])]
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            if not any(cells):
-                continue
-            if len(row) != len(header):
-                raise ConfigError(
-                    f"{path}, line {reader.line_num}: {len(row)} cells; expected {len(header)}",
-                    "Every line has one cell per column of the first line, which names them.",
-                )
-            rows.append(cells)
-            lines.append(reader.line_num)
-    except csv.Error as error:
-        where = f"{path}, line {reader.line_num}"
-        raise ConfigError(f"{where}: cannot be read: {error}", "It is comma-separated text in UTF-8.") from error
-    if not rows:
-        raise ConfigError(f"{path}: no rows", "The first line names the columns, examples follow.")
-    if mark != ",":
-        _write_points(path, mark, rows, lines)
-    return header, rows, lines
-
-
-def _text(path: Path) -> str:
-    try:
-        content = outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)
-    except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(f"{path}: cannot be read: {why}", "It is comma-separated text in UTF-8.") from error
-    for beginning, (what, advice) in _BEGINNINGS.items():
-        if content.startswith(beginning):
-            raise ConfigError(f"{path}: {what}", advice)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is of no text in UTF-8", UTF8) from error
-    text = text.rstrip("\x1a")  # end-of-file mark of DOS files
-    if (place := text.find("\0")) >= 0:
-        line = text.count("\n", 0, place) + 1
-        raise ConfigError(f"{path}, line {line}: a byte 0, which is of no text", "Was the file cut, or is it another?")
-    return text
-
-
-def _mark(text: str) -> str:
-    """Return the mark that gives all first lines as many cells, and more than one."""
-    widths = {}
-    for mark in MARKS:
-        try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
-            several = {len(row) for row in islice(reader, LOOKED_AT) if any(cell.strip() for cell in row)}
-        except csv.Error:
-            continue
-        widths[mark] = several.pop() if len(several) == 1 else 1
-    if widths and max(widths.values()) > 1:
-        return max(widths, key=lambda mark: widths[mark])
-    first = text.partition("\n")[0]
-    return max(MARKS, key=first.count)  # the error for an uneven line names it
-
-
-def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[int]) -> None:
-    """Write the numbers of a file with a point where it has commas, in place.
-
-    Raises ConfigError for a file with both, and where every comma could stand between thousands and tabs or bars
-    divide the cells: with semicolons, commas are decimal.
-    """
-    commas: tuple[int, int] | None = None
-    points: tuple[int, int] | None = None
-    sure = mark == ";"
-    for at, row in enumerate(rows):
-        for place, cell in enumerate(row):
-            if "," in cell and (found := _COMMA.fullmatch(cell)):
-                commas = commas or (at, place)
-                sure = sure or len(found[1]) != 3
-            elif "." in cell and is_number(cell) and not is_missing(cell):
-                points = points or (at, place)
-    if commas is None:
-        return
-    one = rows[commas[0]][commas[1]]
-    if points is not None:
-        other = f"{rows[points[0]][points[1]]!r} in line {lines[points[0]]}"
-        text = f"{path}, line {lines[commas[0]]}: {one!r} has a comma, and {other} a point"
-        raise ConfigError(text, "Write all numbers with a point, and without marks between thousands.")
-    if not sure:
-        raise ConfigError(f"{path}, line {lines[commas[0]]}: {one!r} could be {one.replace(',', '.')} or a thousand",
-                          with_point(one))  # fmt: skip
-    for row in rows:
-        for place, cell in enumerate(row):
-            if "," in cell and _COMMA.fullmatch(cell):
-                row[place] = cell.replace(",", ".")

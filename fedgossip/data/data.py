@@ -31,10 +31,12 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.seeds import stream
 from fedgossip.base.signatures import CalledWith
 from fedgossip.data import custom
+from fedgossip.data.columns.declarations import file_declaration
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.data.named_code import NamesCode
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.data.ragged import Ragged
+from fedgossip.data.table_files import OF_FILE, TableFile
 
 DATA = CalledWith((), "Write def data(): return x, y")
 """Signature of a user's own data source."""
@@ -274,7 +276,7 @@ def _read_lines(path: Path | None, buckets: Sequence[int], like: Dataset | None)
 
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "csv": ("label", "group", "drop", "categories", "scale"),
+    "csv": ("label", "group", "drop", "categories", "scale", *OF_FILE),
     "text": ("context", "min_chars"),
     "parquet": ("label", "group", "drop", "categories", "scale"),
     "images": ("size", "mode"),
@@ -297,7 +299,8 @@ def _read_file(
 
     match kind:
         case "csv":
-            return tables.read_csv(_there(path), options, class_names, task)
+            declared = file_declaration({name: options[name] for name in OF_FILE if name in options}, f"{kind}:{path}")
+            return tables.read_csv(TableFile(_there(path), declared), options, class_names, task)
         case "npz":
             return tables.read_npz(_there(path), task)
         case "text":

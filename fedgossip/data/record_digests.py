@@ -8,6 +8,7 @@ from pathlib import Path
 from fedgossip.base import outside_files
 from fedgossip.base.cells import number_in
 from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.data.table_files import OF_TABLES, table_file
 
 BLOCK = 1 << 20
 """Bytes read per block."""
@@ -33,15 +34,15 @@ def _same(cell: str) -> str:
 
 
 def source_digest(source: str) -> str:
-    """Return the digest of the records behind a source of a site's own: of a CSV file as a table, of another by its
+    """Return the digest of the records behind a source of a site's own: of a table by its records, of another by its
     bytes; "" where it names no file.  Raises ConfigError for an unreadable file.
     """
     kind, _, rest = source.partition(":")
     path = Path(rest.partition("?")[0]).expanduser()
     if not rest or not path.is_file():
         return ""
-    if kind == "csv":
-        return table_digest(CsvColumns(path))
+    if kind in OF_TABLES:
+        return table_digest(CsvColumns(table_file(source)[0]))
     total = hashlib.sha256()
     with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
         while block := file.read(BLOCK):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,11 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import class_name, is_missing, shown
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.columns.encoded_tables import found_columns, refused
+from fedgossip.data.columns.declarations import DeclaredColumn, declared_columns
+from fedgossip.data.columns.encoded_tables import check_read, found_columns, refused
 from fedgossip.data.columns.encodings import EncodedColumn, parted
-from fedgossip.data.columns.table_schema import DeclaredColumn, declared_columns
 from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 
 GROUPS = 12
 """Maximum number of groups: with more each is small, and the column is a measurement."""
@@ -22,25 +22,28 @@ NOT_SAID = "not said"
 """The group of records with an empty cell."""
 
 
-def path_of(source: str) -> Path:
+def file_of(source: str) -> TableFile:
     """Return the file of "csv:PATH?...".  Raises ConfigError for another source."""
-    kind, _, rest = source.partition(":")
-    if kind != "csv":
-        raise ConfigError(f"{source!r}: data.groups is a column of CSV files", "Leave data.groups out.")
-    return Path(rest.partition("?")[0]).expanduser()
+    if source.partition(":")[0] not in OF_TABLES:
+        raise ConfigError(f"{source!r}: data.groups is a column of tables", "Leave data.groups out.")
+    return table_file(source)[0]
 
 
-def groups_of(test: Path, column: str, declared: Mapping[str, Any]) -> tuple[str, ...]:
+def groups_of(test: TableFile, column: str, declared: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the groups of a column: those that [data.columns] declares, else those of the common file.
 
     Raises ConfigError for a missing column, and for one with more than GROUPS distinct cells.
     """
-    if categories := declared_columns(declared).get(column, DeclaredColumn()).categories:
+    if categories := declared_columns(declared).get(column, DeclaredColumn()).levels:
         return _checked(categories, column, "data.columns")
-    table = CsvColumns(test)
+    table = _declared(test, column, declared)
     place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
     cells = {class_name(cell) for cell in table.words(place) if not is_missing(cell)}
-    return _checked(tuple(sorted(cells)), column, str(test))
+    return _checked(tuple(sorted(cells)), column, str(test.path))
+
+
+def _declared(file: TableFile, column: str, declared: Mapping[str, Any]) -> CsvColumns:
+    return CsvColumns(file).declared({column: declared_columns(declared).get(column)})
 
 
 def _unit_of(table: CsvColumns, column: str) -> str:
@@ -54,12 +57,15 @@ def _checked(groups: tuple[str, ...], column: str, where: str) -> tuple[str, ...
     return (*groups, NOT_SAID)
 
 
-def group_rows(path: Path, column: str, groups: tuple[str, ...]) -> npt.NDArray[np.int64]:
+def group_rows(
+    file: TableFile, column: str, groups: tuple[str, ...], declared: Mapping[str, Any]
+) -> npt.NDArray[np.int64]:
     """Return the place of each row's group, [m].  Raises ConfigError, with line and value, for an unknown group."""
-    table = CsvColumns(path)
+    table = _declared(file, column, declared)
     place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
     found = []
     for row, cell in enumerate(table.words(place)):
+        check_read(table, row, place)
         name = NOT_SAID if is_missing(cell) else class_name(cell)
         if name not in groups:
             known = f"The groups are {', '.join(groups[:-1])}."

@@ -17,6 +17,7 @@ from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
 from fedgossip.data.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from fedgossip.data.table_files import TableFile
 
 Numbers = npt.NDArray[Any]
 
@@ -66,10 +67,10 @@ class Columns(Protocol):
 
 
 def read_csv(
-    path: Path, options: Mapping[str, str], class_names: Sequence[str] = (), task: str = CLASSIFICATION
+    file: Path | TableFile, options: Mapping[str, str], class_names: Sequence[str] = (), task: str = CLASSIFICATION
 ) -> Dataset:
     """Return a table whose first line names the columns; all but the label, the group and `drop` are features."""
-    return of_columns(CsvColumns(path), options, class_names, task)
+    return of_columns(CsvColumns(file), options, class_names, task)
 
 
 def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:

@@ -25,7 +25,7 @@ OF_JUDGING = ("groups", "site_scores")
 """Keys of the joint evaluation of a model by sites."""
 
 
-LATER_KEYS = ("validation", "buckets", "levels")
+LATER_KEYS = ("validation", "buckets", "levels", "file")
 """Keys that runs from before them do not have."""
 
 
@@ -70,7 +70,12 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     file or of data.columns."""
     columns: dict[str, Any] = msgspec.field(default_factory=dict)
     """With scale = "federated", declarations of columns: "heart rate" = { unit = "1/min", low = 0, high = 300 }, sex =
-    { categories = ["f", "m"] }.  A site's file has the unit in its first line: heart rate [1/min]."""
+    { categories = ["f", "m"] }.  A site's file has the unit in its first line: heart rate [1/min].  Further rules bring
+    cells into the common form: aliases, missing, synonyms, recode, date, since, factor, units, order, cuts, merge, rest
+    (docs/sites/tables.md)."""
+    file: dict[str, str] = msgspec.field(default_factory=dict)
+    """The format of tables, where it is not to be detected: delimiter, decimal, encoding, sheet; short for options of
+    that name in data.source and data.test.  A site's own format is declared beside its table (docs/sites/tables.md)."""
     suppress: Annotated[int, Within(1, MOST)] = 5
     """With scale = "federated": no count of fewer records is published, nor what one could be computed from, and a
     site with fewer takes no part."""

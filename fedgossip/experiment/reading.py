@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 
@@ -20,8 +21,10 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.core import run_format
+from fedgossip.data.columns.declarations import file_declaration
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import OF_FILES
+from fedgossip.data.table_files import OF_TABLES
 from fedgossip.experiment.checks import check
 from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.data_section import DataSection
@@ -55,6 +58,7 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
         where, content = str(source), _read(Path(source))
     for override in overrides:
         _override(content, override)
+    _declare_files(content, where)
     if not isinstance(source, Mapping):
         anchor_paths(content, Path(source).resolve().parent)
     return where, content
@@ -259,6 +263,23 @@ def anchor_paths(content: dict[str, Any], base: Path) -> None:
         if colon and kind in OF_FILES:
             name, mark, query = rest.partition("?")
             data[key] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{query}"
+
+
+def _declare_files(content: dict[str, Any], where: str) -> None:
+    """Add the format in [data.file] to the options of the tables that the data name, where these do not have it."""
+    data = content.get("data")
+    declared = data.get("file") if isinstance(data, dict) else None
+    if not (isinstance(data, dict) and isinstance(declared, dict) and declared):
+        return
+    file_declaration(declared, f"{where}: data.file")
+    tables = [key for key in ("source", "test") if str(data.get(key, "")).partition(":")[0] in OF_TABLES]
+    if not tables:
+        raise ConfigError(f"{where}: data.file without a table", f"Tables are {', '.join(OF_TABLES)}: csv:PATH.")
+    for key in tables:
+        path, mark, query = str(data[key]).partition("?")
+        given = {name for name, _ in parse_qsl(query, keep_blank_values=True)}
+        more = [f"{name}={quote(value)}" for name, value in declared.items() if name not in given]
+        data[key] = path + "?" * bool(mark or more) + "&".join([*([query] if query else []), *more])
 
 
 def _is_path(graph: str, base: Path) -> bool:

@@ -30,6 +30,7 @@ from fedgossip.data.objectives import (
     TREES,
 )
 from fedgossip.data.per_peer import PLACE
+from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.parallel_sections import SERVED
 from fedgossip.experiment.sections import VALIDATION
@@ -236,7 +237,7 @@ def schema_of_experiment(e: Experiment) -> TableSchema:
     return schema_of(str(d.test), d.columns, e.objective.data_kind, missing=d.missing, categories=d.categories)
 
 
-def site_file(e: Experiment, node: NodeId) -> Path:
+def site_file(e: Experiment, node: NodeId) -> TableFile:
     """Return the file of a site's own."""
     return options_of(e.data.source.replace(PLACE, str(node)))[0]
 

@@ -349,8 +349,8 @@ def first_cell(cell: str) -> Callable[[str], str]:
 
 
 FOREIGN: Mapping[str, tuple[Callable[[str], str | bytes], str, str]] = {
-    "UTF-16": (lambda text: text.encode("utf-16"), "is text in UTF-16", "Save it as comma-separated text"),
-    "Latin-1": (lambda text: text.replace("dose", "größe").encode("latin-1"), "is of no text in UTF-8", "Save it as"),
+    "UTF-16 without its mark": (lambda text: text.encode("utf-16-le"), "a byte 0, which is of no text", "Was the file"),
+    "Mac": (lambda text: text.replace("dose", "größe").encode("mac_roman"), "is of no text in UTF-8", "Save it as"),
     "gzip": (lambda text: gzip.compress(text.encode()), "is compressed by gzip", "Unpack it"),
     "no names": (
         lambda text: text.partition("\n")[2],
@@ -424,12 +424,12 @@ def test_a_site_alone_looks_at_its_own_table(
     [
         (["data.scale=source", "data.columns={}"], "data.missing without statistics"),
         (["data.partition.kind=iid", "data.source=csv:test.csv?label=outcome"], "is for sites with files of their own"),
-        (["data.source=npz:site-{peer}.npz"], "is for CSV files"),
+        (["data.source=npz:site-{peer}.npz"], "is for tables"),
         (["data.source=csv:site-{peer}.csv?label=outcome&scale=standard"], 'scale beside data.scale = "federated"'),
         (["data.categories=refuse"], "column 'ward' holds words"),
         (["data.columns.height={ low = 1 }"], "low and high bound it from both sides"),
         (["data.columns.weight={ unit = 'kg' }"], "no column 'weight'"),
-        (["data.columns.dose={ units = 'mg' }"], "'dose': Object contains unknown field `units`"),
+        (["data.columns.dose={ unita = 'mg' }"], "'dose': Object contains unknown field `unita`"),
         (["coordinator.secure.on=false"], "statistics are secure sums"),
         (["coordinator.privacy.unit=record"], "column 'marker' has no bounds, so no noise can hide a record"),
         (["coordinator.privacy.unit=client"], "whole tables are hidden, and statistics tell of them"),

@@ -46,22 +46,33 @@ def data() -> None:
 @SET
 def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     """Show the contents of site K's table, and whether it fits the others' columns.  Nothing leaves this machine."""
+    from fedgossip.base.errors import ConfigError
     from fedgossip.data.agreed.statistics_task import StatisticsTask
-    from fedgossip.data.columns.table_schema import SiteColumns
+    from fedgossip.data.columns.suspicions import counted_as_rest, likely_codes, repeated_rows, told_bad, units_unlike
+    from fedgossip.data.columns.table_schema import BadCell, SiteColumns
     from fedgossip.experiment import load_experiment
     from fedgossip.plans.tasks import site_file
     from fedgossip.sites.plans.statistics import statistics_plan
 
     plan, schema = statistics_plan(load_experiment(experiment, [*overrides, "coordinator.privacy.unit=none"]))
     check_site(plan, node)
-    path = site_file(plan.experiment, node)
-    site = SiteColumns(path, schema, plan.experiment.data.suppress)
+    file, test = site_file(plan.experiment, node), str(plan.experiment.data.test)
+    bad: list[BadCell] = []
+    site = SiteColumns(file, schema, plan.experiment.data.suppress, bad)
     StatisticsTask(schema, {node: site})  # numbers that no sum can hold are refused here as `agree` would
-    echo(f"{path}: {site.records} records; it fits the columns of {plan.experiment.data.test}")
+    fits = f"{len(bad)} cells do not fit" if bad else "it fits"
+    echo(f"{file.path}: {site.records} records; {fits} the columns of {test}")
     for note in site.table.notes:
         echo(note)
     head = ["column", "unit", "there", "missing", "mean", "deviation", "least", "most"]
     echo(columns([head, *(_described(site, one) for one in schema.columns)]))
+    for line in (*counted_as_rest(site), *repeated_rows(site), *likely_codes(site), *units_unlike(site, test)):
+        echo(line)
+    for line in told_bad(bad):
+        echo(line)
+    if bad:
+        more = f"; {len(bad) - 1} more cells do not fit" if len(bad) > 1 else ""
+        raise ConfigError(f"{bad[0].error}{more}", bad[0].error.advice)
 
 
 def _described(site: SiteColumns, column: SchemaColumn) -> list[str]:
@@ -190,6 +201,8 @@ def _write(
         gate.agreed(encoded(table))
     write_whole(path, encoded(table))
     _show(table, plan.learners)
+    for line in task.units_unlike(table):
+        echo(line, err=True)
     echo(f"Wrote {path}: sha256 {table.digest[:16]}; it is the same at all, compare it", err=True)
 
 

@@ -108,12 +108,17 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def encoding(self) -> TableEncoding:
         """The encoding of a table as numbers, before scaling."""
         known = {one.name: one for one in self.columns}
-        return TableEncoding(tuple(self._encoded(one, known[one.name]) for one in self.schema.features))
+        labels = tuple(
+            EncodedColumn(one.name, one.unit, one.categories, declared=one.declared)
+            for one in self.schema.labels if one.declared
+        )  # fmt: skip
+        columns = tuple(self._encoded(one, known[one.name]) for one in self.schema.features)
+        return TableEncoding(columns, labels or msgspec.UNSET)
 
     def _encoded(self, column: SchemaColumn, agreed: AgreedColumn) -> EncodedColumn:
         fill = agreed.shares if column.categories else (agreed.mean or 0.0,)
         filled = fill if self.schema.missing == MEAN else ()
-        return EncodedColumn(column.name, column.unit, column.categories, filled)
+        return EncodedColumn(column.name, column.unit, column.categories, filled, column.declared)
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -227,7 +232,7 @@ def _of_numbers(
 
 def common_moments(test: str, column: SchemaColumn) -> ColumnMoments:
     """Return the moments of a column of the common test file, which all sites have."""
-    table = CsvColumns(options_of(test)[0])
+    table = CsvColumns(options_of(test)[0]).declared({column.name: column.declared})
     place = found_columns(table, [EncodedColumn(column.name, column.unit)])[column.name]
     there = [row for row, cell in enumerate(table.words(place)) if not is_missing(cell)]
     values = np.array([number_of(table, row, place) for row in there])

@@ -14,9 +14,10 @@ from fedgossip.data.columns.table_schema import SiteColumns
 from fedgossip.data.data import standardised
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.data.table_files import TableFile
 
 
-def read_examples(path: Path, agreed: AgreedTable, kind: str) -> Dataset:
+def read_examples(path: Path | TableFile, agreed: AgreedTable, kind: str) -> Dataset:
     """Return the unscaled examples of a table, with their agreed scale; `kind` of the task.
 
     Raises ConfigError for a table that does not fit the schema.
@@ -24,7 +25,7 @@ def read_examples(path: Path, agreed: AgreedTable, kind: str) -> Dataset:
     return _examples(SiteColumns(path, agreed.schema), agreed, kind)
 
 
-def read_for_fit(path: Path, agreed: AgreedTable, kind: str, without: Sequence[str] = ()) -> Dataset:
+def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without: Sequence[str] = ()) -> Dataset:
     """Return the examples of a site that takes part in exact sums over columns, `without` some.
 
     Raises ConfigError as `read_examples`, for too few records, and for rare values that the sums would disclose.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,10 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
-from fedgossip.data.agreed.agreed_table import Common
+from fedgossip.data.agreed.agreed_table import AgreedTable, Common
 from fedgossip.data.agreed.column_sums import Numbers, SumLayout, first_sums, second_sums
 from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, from_system, named_places
+from fedgossip.data.columns.suspicions import unlike
 from fedgossip.data.columns.table_schema import LEVELS, SiteColumns, TableSchema
 
 ROUNDS = 2
@@ -35,7 +37,7 @@ class StatisticsTask(PooledSumsTask):
     ) -> None:
         """`common`: moments of the common test file, used where those of the sites may not be published."""
         self.common, self.levels = common, levels
-        self.layout, self._sites, self._draw = SumLayout(schema, noise), sites, draw
+        self.layout, self.sites, self._draw = SumLayout(schema, noise), sites, draw
         self._said: dict[tuple[NodeId, int], Vector] = {}
         """Noisy sums are drawn once per site and round; a repeated request returns the same numbers."""
         super().__init__(self.layout.exact, schema.digest)
@@ -48,7 +50,25 @@ class StatisticsTask(PooledSumsTask):
     @property
     def notes(self) -> list[str]:
         """Return notes on the tables of the local sites."""
-        return [note for site in self._sites.values() for note in site.table.notes]
+        return [note for site in self.sites.values() for note in site.table.notes]
+
+    def units_unlike(self, table: AgreedTable) -> Iterator[str]:
+        """Yield columns of the local sites that are a factor of units away from those of all sites.
+
+        Each site compares its mean, at home, with that of the others, which follows from the agreed one and its own.
+        """
+        for one in () if table.noise else table.columns:
+            if one.categories or one.common or one.mean is None or one.deviation is None:
+                continue
+            for node, site in sorted(self.sites.items()):
+                own = site.numbers(one.name)
+                others = one.count - len(own)
+                if others < 1 or not len(own):
+                    continue
+                mean = (one.mean * one.count - float(own.sum())) / others
+                squares = (one.deviation**2 + one.mean**2) * one.count - float((own**2).sum())
+                deviation = math.sqrt(max(0.0, squares / others - mean**2))
+                yield from (f"site {node}: {line}" for line in unlike(one.name, own, mean, deviation, "all others"))
 
     def sums(self, job: Job) -> Vector:
         named = job.node, job.round
@@ -58,7 +78,7 @@ class StatisticsTask(PooledSumsTask):
         return self._said[named]
 
     def _numbers(self, job: Job) -> Numbers:
-        site = self._sites[job.node]
+        site = self.sites[job.node]
         if job.round == 0:
             return first_sums(site)
         pooled = self.layout.numbers(job.vector)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,7 +13,6 @@ from fedgossip.base.cells import is_missing, is_number, number_in, shown, with_p
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, parted
 from fedgossip.data.csv_columns import CsvColumns
-from fedgossip.data.tables import Columns
 
 
 def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()) -> npt.NDArray[np.float64]:
@@ -20,13 +20,21 @@ def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[
 
     Raises ConfigError, naming the column, for a missing one, for another unit, and for an invalid cell.
     """
+    table = declared(table, encoding)
     places = found_columns(table, encoding.columns, besides)
     return np.concatenate([_column(table, places[one.name], one) for one in encoding.columns], axis=1)
+
+
+def declared(table: CsvColumns, encoding: TableEncoding) -> CsvColumns:
+    """Return a table with the columns of an encoding, and its labels, in their declared form."""
+    labels = () if encoding.labels is msgspec.UNSET else encoding.labels
+    return table.declared({one.name: one.declared for one in (*encoding.columns, *labels)})
 
 
 def _column(table: CsvColumns, place: int, column: EncodedColumn) -> npt.NDArray[np.float64]:
     rows: list[Sequence[float]] = []
     for row, cell in enumerate(table.words(place)):
+        check_read(table, row, place)
         if is_missing(cell):
             if not column.fill:
                 raise refused(table, row, place, "nothing there", "Fill the cell.")
@@ -60,11 +68,14 @@ def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedCol
     raise ConfigError(f"there is no column {name!r}", nearest(name, [one.name for one in columns]))
 
 
-def found_columns(table: Columns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()) -> Mapping[str, int]:
+def found_columns(
+    table: CsvColumns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()
+) -> Mapping[str, int]:
     """Return the place of each column in the table.
 
     Raises ConfigError naming all missing columns at once, for a duplicate one, and for another unit.
     """
+    table = table.declared({one.name: one.declared for one in columns})
     exact = {name: place for place, name in enumerate(table.header)}
     by_name = {parted(head)[0]: place for place, head in enumerate(table.header)}
     if twice := [head for place, head in enumerate(table.header) if exact[head] != place]:
@@ -86,7 +97,7 @@ def _several(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:3])) + more
 
 
-def _others(table: Columns, missing: str, places: Mapping[str, int], besides: Sequence[str]) -> str:
+def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides: Sequence[str]) -> str:
     """Return the advice for a missing column: which of the others it could be."""
     known = {place for place in places.values() if place >= 0}
     left = [head for place, head in enumerate(table.header) if place not in known and head not in besides]
@@ -97,6 +108,7 @@ def _others(table: Columns, missing: str, places: Mapping[str, int], besides: Se
 
 def number_of(table: CsvColumns, row: int, place: int) -> float:
     """Return the number in a cell.  Raises ConfigError for another content."""
+    check_read(table, row, place)
     cell = table.cell(row, place)
     value = number_in(cell)
     if value is None:
@@ -114,6 +126,12 @@ def category_of(table: CsvColumns, row: int, place: int, column: EncodedColumn) 
     return [float(cell == one) for one in column.categories]
 
 
+def check_read(table: CsvColumns, row: int, place: int) -> None:
+    """Raise ConfigError for a cell that does not fit what is declared of its column."""
+    if text := table.unread.get((row, place)):
+        raise refused(table, row, place, text, "Correct it, or what is declared of the column.")
+
+
 def refused(table: CsvColumns, row: int, place: int, what: str, advice: str) -> ConfigError:
     """Return the error of a cell of a table."""
-    return ConfigError(f"{table.path}, line {table.line(row)}, column {table.header[place]!r}: {what}", advice)
+    return ConfigError(f"{table.path}, {table.where(row)}, column {table.header[place]!r}: {what}", advice)

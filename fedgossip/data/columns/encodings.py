@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fedgossip.data.columns.declarations import DeclaredColumn
+
 _WITH_UNIT = re.compile(r"(.*\S)\s*\[([^\[\]]*)\]")
 
 
@@ -23,6 +25,8 @@ class EncodedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """Categories of a column of words."""
     fill: tuple[float, ...] = ()
     """The features of an empty cell; () where such a cell is refused."""
+    declared: DeclaredColumn | None = None
+    """How its cells are brought into this form; None where they have it."""
 
     @property
     def features(self) -> Sequence[str]:
@@ -33,6 +37,8 @@ class TableEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The used columns, in the order of their features."""
 
     columns: tuple[EncodedColumn, ...]
+    labels: tuple[EncodedColumn, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The label columns whose cells are declared."""
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -8,34 +8,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 import numpy as np
 
 from fedgossip.base.cells import class_name, is_missing, is_number, shown
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.data.columns.encoded_tables import found_columns, number_of, refused
+from fedgossip.data.columns.declarations import DeclaredColumn, declared_columns
+from fedgossip.data.columns.encoded_tables import check_read, found_columns, number_of, refused
 from fedgossip.data.columns.encodings import EncodedColumn, parted
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.objectives import CLASSIFICATION
+from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 from fedgossip.data.tables import labels_of
 
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 FEDERATED, TEST = "federated", "test"
 LEVELS = 10
 """Maximum number of distinct values of a column that counts as categories by default."""
-
-
-class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The declaration of a column in [data.columns]."""
-
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    categories: tuple[str, ...] = ()
 
 
 class SchemaColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -47,6 +40,8 @@ class SchemaColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     low: float | None = None
     high: float | None = None
     label: bool = False
+    declared: DeclaredColumn | None = None
+    """How a site's cells are brought into this form; None where they have it."""
 
     @property
     def bounded(self) -> bool:
@@ -73,23 +68,21 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
 
-def options_of(source: str) -> tuple[Path, Mapping[str, str]]:
+def options_of(source: str) -> tuple[TableFile, Mapping[str, str]]:
     """Return the file that "csv:PATH?label=COLUMN" names, and its options.
 
     Raises ConfigError for another source, and for options that statistics of all sites do not support.
     """
-    kind, _, rest = source.partition(":")
-    path, _, query = rest.partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    if kind != "csv":
-        raise ConfigError(f'{source!r}: data.scale = "{FEDERATED}" is for CSV files', "Write csv:PATH?label=COLUMN.")
+    if source.partition(":")[0] not in OF_TABLES:
+        raise ConfigError(f'{source!r}: data.scale = "{FEDERATED}" is for tables', "Write csv:PATH?label=COLUMN.")
+    file, options = table_file(source)
     for name in options:
         if name not in ("label", "drop"):
             text = f'{source!r}: {name} beside data.scale = "{FEDERATED}"'
             raise ConfigError(text, "Give label and drop alone: columns are scaled by what the sites have agreed on.")
     if "label" not in options:
         raise ConfigError(f"{source!r}: which column is the label?", f"Write {source}?label=COLUMN.")
-    return Path(path).expanduser(), options
+    return file, options
 
 
 def schema_of(
@@ -99,8 +92,9 @@ def schema_of(
 
     Raises ConfigError for columns of words without `categories` = "agreed", and for invalid declarations.
     """
-    path, options = options_of(test)
-    table, known = CsvColumns(_there(path)), declared_columns(declared)
+    file, options = options_of(test)
+    path, known = file.path, declared_columns(declared)
+    table = CsvColumns(there(file)).declared({name: one for name, one in known.items() if one.rewrites})
     labels = [name.strip() for name in options["label"].split(",")]
     dropped = {name for name in options.get("drop", "").split(",") if name} - {*table.left_out}
     heads = {parted(head)[0]: parted(head)[1] for head in table.header}
@@ -117,29 +111,12 @@ def schema_of(
     return TableSchema(tuple(columns), missing)
 
 
-def _there(path: Path) -> Path:
+def there(file: TableFile | Path) -> TableFile | Path:
+    """Return the file.  Raises ConfigError where there is none."""
+    path = file if isinstance(file, Path) else file.path
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", "A relative path starts at the folder of the experiment file.")
-    return path
-
-
-def declared_columns(columns: Mapping[str, Any]) -> Mapping[str, DeclaredColumn]:
-    """Return the declaration of each column in [data.columns].  Raises ConfigError for an invalid one."""
-    found = {}
-    for name, keys in columns.items():
-        try:
-            one = found[name] = msgspec.convert(keys, DeclaredColumn)
-        except msgspec.ValidationError as error:
-            advice = 'Write { unit = "mm", low = 0, high = 50 } or { categories = ["f", "m"] }.'
-            raise ConfigError(f"data.columns: {name!r}: {error}", advice) from None
-        if one.categories and (one.low, one.high) != (None, None):
-            raise ConfigError(f"data.columns: {name!r} has categories and bounds", "Give one of them.")
-        if (one.low is None) != (one.high is None) or (one.low is not None and not one.low < one.high):  # type: ignore[operator]
-            raise ConfigError(f"data.columns: {name!r}: low and high bound it from both sides", "Give low below high.")
-        if len(set(one.categories)) != len(one.categories) or any(map(is_missing, one.categories)):
-            text = f"data.columns: {name!r}: a category that is there twice, or that stands for nothing"
-            raise ConfigError(text, "Name each category once; an empty cell is none.")
-    return found
+    return file
 
 
 def _column(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn) -> SchemaColumn:
@@ -148,23 +125,45 @@ def _column(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn) -
     if unit and declared.unit and unit != declared.unit:
         text = f"{table.path}: column {name!r} is in {unit}, and data.columns declares {declared.unit}"
         raise ConfigError(text, "Give it one unit.")
-    words = () if declared.low is not None or all(map(is_number, cells)) else tuple(sorted(set(cells)))
-    return SchemaColumn(name, declared.unit or unit, declared.categories or words, declared.low, declared.high)
+    for row in range(len(table)):
+        check_read(table, row, place)
+        if declared.is_number and not is_missing(table.cell(row, place)):
+            number_of(table, row, place)
+    numbers = declared.is_number or declared.low is not None or all(map(is_number, cells))
+    words = () if numbers else tuple(sorted({*cells, *filter(None, [declared.rest])}))
+    return _with_declared(SchemaColumn(name, declared.unit or unit, declared.levels or words), declared)
+
+
+def _with_declared(column: SchemaColumn, declared: DeclaredColumn) -> SchemaColumn:
+    """Return the column with its bounds, and with the rules for its cells where there are some."""
+    low, high = (0.0, len(declared.order) - 1.0) if declared.order else (declared.low, declared.high)
+    whole = msgspec.structs.replace(declared, categories=column.categories) if declared.rewrites else None
+    return msgspec.structs.replace(column, low=low, high=high, declared=whole)
 
 
 def _label(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn, kind: str) -> SchemaColumn:
     found = _column(table, name, unit, declared)
     if kind != CLASSIFICATION:
-        return SchemaColumn(found.name, found.unit, (), found.low, found.high, label=True)
+        return msgspec.structs.replace(found, categories=(), label=True)
     place = found_columns(table, [EncodedColumn(name, unit)])[name]
-    classes = declared.categories or tuple(sorted_labels(table, place))
-    return SchemaColumn(found.name, found.unit, classes, label=True)
+    classes = declared.levels or tuple(dict.fromkeys([*sorted_labels(table, place), *filter(None, [declared.rest])]))
+    only = _with_declared(SchemaColumn(found.name, found.unit, classes, label=True), declared)
+    return msgspec.structs.replace(only, low=None, high=None)
 
 
 def sorted_labels(table: CsvColumns, place: int) -> Sequence[str]:
     """Return the classes of a label column, in numeric order where all are numbers: 10 after 2.  Raises ConfigError."""
     cells = set(labels_of(table, place))
     return sorted(cells, key=float) if all(map(is_number, cells)) else sorted(cells)
+
+
+@dataclass(frozen=True)
+class BadCell:
+    """A cell that does not fit the common form."""
+
+    column: str
+    cell: str
+    error: ConfigError
 
 
 class SiteColumns:
@@ -174,19 +173,33 @@ class SiteColumns:
     agreed category or out of bounds, an empty one where they are refused, and for too few records.
     """
 
-    def __init__(self, path: Path, schema: TableSchema, least: int = 1) -> None:
-        self.table, self.schema = CsvColumns(_there(path)), schema
-        rows = self.records = len(self.table.words(0))
+    def __init__(
+        self, source: Path | TableFile, schema: TableSchema, least: int = 1, bad: list[BadCell] | None = None
+    ) -> None:
+        """`bad`: collects the cells that do not fit, which then count as empty; without it the first is an error."""
+        self.schema, self._bad = schema, bad
+        self.table = CsvColumns(there(source)).declared({one.name: one.declared for one in schema.columns})
+        rows = self.records = len(self.table)
         if rows < least:
-            text = f"{path}: fewer than {least} records"
+            text = f"{self.table.path}: fewer than {least} records"
             raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
         encoded = [EncodedColumn(one.name, one.unit) for one in schema.columns]
-        self._places = found_columns(self.table, encoded)
-        self.cells = {one.name: [self._cell(one, row) for row in range(rows)] for one in schema.columns}
+        self.places = found_columns(self.table, encoded)
+        self.cells = {one.name: [self._checked(one, row) for row in range(rows)] for one in schema.columns}
         """A number, a category, or None for an empty cell, of each row, by column."""
 
+    def _checked(self, column: SchemaColumn, row: int) -> float | str | None:
+        try:
+            return self._cell(column, row)
+        except ConfigError as error:
+            if self._bad is None:
+                raise
+            self._bad.append(BadCell(column.name, self.table.cell(row, self.places[column.name]), error))
+            return None
+
     def _cell(self, column: SchemaColumn, row: int) -> float | str | None:
-        place = self._places[column.name]
+        place = self.places[column.name]
+        check_read(self.table, row, place)
         cell = self.table.cell(row, place)
         if is_missing(cell):
             if column.label or self.schema.missing == REFUSE:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedgossip.base.cells import class_name, shown
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import no_formula
-from fedgossip.data.columns.encoded_tables import found_columns, number_of, read_features
+from fedgossip.data.columns.encoded_tables import declared, found_columns, number_of, read_features
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, plain
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.data import load
@@ -91,7 +91,7 @@ def examples_of(model: DescribedModel, source: str, base: Path | None = None) ->
         if like.columns and source.startswith("csv:"):
             raise ConfigError(f"{source}: a source, where a file is meant", "Write the path of the CSV file alone.")
         return load(source, base=base, like=like, kind=model.facts.kind)
-    table = CsvColumns(path)
+    table = declared(CsvColumns(path), _encoding_of(model))
     x = read_features(table, _encoding_of(model), model.facts.labels)
     labels = found_columns(table, [EncodedColumn(name) for name in model.facts.labels])
     if not labels:
@@ -124,5 +124,5 @@ def _class_of(table: CsvColumns, row: int, place: int, classes: Sequence[str]) -
     for name in (cell, class_name(cell)):
         if name in classes:
             return classes.index(name)
-    text = f"{table.path}, line {table.line(row)}: unknown label {shown(cell)!r}"
+    text = f"{table.path}, {table.where(row)}: unknown label {shown(cell)!r}"
     raise ConfigError(text, f"The model knows {', '.join(classes[:20])}.")

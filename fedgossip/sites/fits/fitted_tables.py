@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.columns.encoded_tables import found_columns, number_of, read_features
+from fedgossip.data.columns.encoded_tables import declared, found_columns, number_of, read_features
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import PREDICTED, class_places, with_columns
@@ -56,7 +56,8 @@ def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
 
     Raises ConfigError for other columns, and for invalid outcomes.
     """
-    table, d = CsvColumns(path), fit.design
+    d = fit.design
+    table = declared(CsvColumns(path), d.encoding)
     features = read_features(table, d.encoding, [d.outcome])
     place = found_columns(table, [EncodedColumn(d.outcome, d.unit)])[d.outcome]
     if d.family == "logistic":
@@ -64,7 +65,7 @@ def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
     else:
         y = np.array([number_of(table, row, place) for row in range(len(features))])
     if d.family == "poisson" and (wrong := [row for row, one in enumerate(y) if one < 0 or one != np.floor(one)]):
-        text = f"{path}, line {table.line(wrong[0])}, column {d.outcome!r}: no count"
+        text = f"{path}, {table.where(wrong[0])}, column {d.outcome!r}: no count"
         raise ConfigError(text, "A poisson model is of whole numbers from 0.")
     if not len(y):
         raise ConfigError(f"{path}: no records", "Name a table with the columns of the fit, and its outcome.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.objectives import COX, REGRESSION
+from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.sites.fits.cox.cox_result import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, rounds_of
@@ -76,9 +76,9 @@ def _number(source: str, name: str, text: str, low: float, high: float) -> float
     return value
 
 
-def _records(layout: CoxLayout, agreed: AgreedTable, path: Path) -> TimedRecords:
+def _records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> TimedRecords:
     d = layout.design
-    found = read_for_fit(path, agreed, REGRESSION, (d.time, d.event))
+    found = read_for_fit(file, agreed, REGRESSION, (d.time, d.event))
     times, events = checked_site(found, d.grid, (d.time, d.event))
     strata = np.zeros(len(found), np.int64)
     if d.strata_column:

@@ -16,7 +16,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.data.agreed.sums_task import Draw, from_system
 from fedgossip.data.objectives import EVALUATION
 from fedgossip.data.per_peer import PLACE
-from fedgossip.data.record_groups import group_rows, groups_of, path_of
+from fedgossip.data.record_groups import file_of, group_rows, groups_of
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.experiment.data_section import NAMED, RANK
 from fedgossip.learning.one_model.record_losses import losses_of, right_of
@@ -94,7 +94,7 @@ def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:
     if PLACE not in d.source:
         text = f"data.groups = {d.groups!r}: groups are a column of the sites' own CSV files"
         raise ConfigError(text, f"Name a file of each site, data.source = csv:site-{PLACE}.csv?label=COLUMN.")
-    return groups_of(path_of(str(d.test)), d.groups, d.columns)
+    return groups_of(file_of(str(d.test)), d.groups, d.columns)
 
 
 def evaluation_task(
@@ -133,8 +133,8 @@ def _answers(
     answers, y = asked(model, examples.train.subset(judged))
     groups = None
     if layout.groups:
-        path = path_of(experiment.data.source.replace(PLACE, str(node)))
-        groups = group_rows(path, layout.group_column, layout.groups)[judged]
+        file = file_of(experiment.data.source.replace(PLACE, str(node)))
+        groups = group_rows(file, layout.group_column, layout.groups, experiment.data.columns)[judged]
     if not len(trained):
         return SiteAnswers(answers, y, groups)
     known, known_y = asked(model, examples.train.subset(trained))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ConfigError, nearest
@@ -12,6 +11,7 @@ from fedgossip.core.whole_model import WholeModel
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.objectives import CLASSIFICATION, GLM, REGRESSION
+from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.learning.models.model_files import RATES
 from fedgossip.plans import compose
@@ -75,8 +75,8 @@ def _layout(experiment: FederatedExperiment, agreed: AgreedTable) -> GlmLayout:
     return GlmLayout(_design(family_of(experiment.model.source), agreed))
 
 
-def _records(layout: GlmLayout, agreed: AgreedTable, path: Path) -> SiteRecords:
-    found = read_for_fit(path, agreed, KIND_OF[layout.design.family])
+def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRecords:
+    found = read_for_fit(file, agreed, KIND_OF[layout.design.family])
     y = known_outcomes(layout.design, found.y.reshape(len(found)).astype("f8"))
     return SiteRecords(scaled(layout.design, found.x), y)
 

@@ -26,6 +26,7 @@ from fedgossip.data.agreed.sums_task import Draw, SumsTask
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.record_digests import source_digest
+from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
 from fedgossip.experiment.sections import EvalSection, StopSection, TrackSection
 from fedgossip.experiment.task_section import TaskSection
@@ -131,7 +132,7 @@ class SumsRun:
     """Returns the position of each number in a vector.  Raises ConfigError for what may not be summed."""
     rounds: Callable[[Any], int]
     """Returns the maximum number of rounds of a layout."""
-    read: Callable[[Any, AgreedTable, Path], Any]
+    read: Callable[[Any, AgreedTable, TableFile], Any]
     """Returns a site's records for a layout.  Raises ConfigError for an unsuitable file, and for too few records."""
     task: Callable[[Any, Mapping[NodeId, Any], int], SumsTask]
     """Returns the task of a layout with the records of these sites, of which `suppress` or more count in each sum."""

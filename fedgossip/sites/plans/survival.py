@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
@@ -18,6 +17,7 @@ from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.columns.table_schema import SchemaColumn
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import REGRESSION, SURVIVAL
+from fedgossip.data.table_files import TableFile
 from fedgossip.sites.fits.survival.survival_result import CurveFit, fit_of
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes
 from fedgossip.sites.fits.survival.survival_task import ROUNDS, SurvivalTask
@@ -64,9 +64,9 @@ def _design(source: str, agreed: AgreedTable) -> CurveDesign:
     )  # fmt: skip
 
 
-def _times(layout: CurveLayout, agreed: AgreedTable, path: Path) -> SiteTimes:
+def _times(layout: CurveLayout, agreed: AgreedTable, file: TableFile) -> SiteTimes:
     d = layout.design
-    found = read_for_fit(path, agreed, REGRESSION, [one.name for one in agreed.columns])  # no column is summed
+    found = read_for_fit(file, agreed, REGRESSION, [one.name for one in agreed.columns])  # no column is summed
     times, events = checked_site(found, d.grid, (d.time, d.event))
     groups = categories_in(found.x, d.group_column, agreed.schema.features) if d.group_column else None
     return SiteTimes(places_of(d.grid, times), events, groups)

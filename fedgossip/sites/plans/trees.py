@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedgossip.core.whole_model import WholeModel
 from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, told_bins
 from fedgossip.data.agreed.federated_tables import read_for_fit, scaled
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, TREES
+from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.learning.models.tree_file import encoded_trees
 from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign
@@ -172,10 +172,10 @@ def model_of_trees(growing: GrowingTrees, agreed: AgreedTable) -> WholeModel:
     return WholeModel({}, facts, document=(run_format.TREES, encoded_trees(trees_file(growing))))
 
 
-def read_table(layout: TreesLayout, agreed: AgreedTable, path: Path) -> SiteTable:
+def read_table(layout: TreesLayout, agreed: AgreedTable, file: TableFile) -> SiteTable:
     """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
     kind = REGRESSION if layout.design.loss == SQUARES else CLASSIFICATION
-    found = read_for_fit(path, agreed, kind)
+    found = read_for_fit(file, agreed, kind)
     y = found.y.reshape(len(found)).astype("f8")
     if kind == REGRESSION:
         y = (y - found.label_mean[0]) / found.label_deviation[0]

@@ -1,0 +1,258 @@
+"""Declarations of tables: how a site's cells become the common form, which all sites can keep to.
+
+    [data.columns.bmi]          in the plan, for all files; before it, of one file: [columns.bmi] in TABLE.csv.toml
+    aliases = ["BMI"]           other names of the column
+    missing = ["-999", "99"]    cells that stand for nothing
+    synonyms = { f = ["w", "female"] }      spellings, whatever their capitals and spaces
+    recode = { "1" = "yes" }    cells, exactly; numbers by their value
+    date = "%d.%m.%Y"           a date, as days since `since`
+    factor = 0.1                times the number; or by the unit in the first line: units = { mm = 0.1 }
+    order = ["none", "mild"]    levels as numbers, from 0
+    cuts = [18, 65]             a number as one of the categories <18, 18-65, >=65
+    merge = { other = ["C", "D"] }, rest = "other"      levels put together; all levels that are not named
+
+They apply in this order.  The declarations of the plan are in its hash, and in that of the agreed statistics.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files
+from fedgossip.base.cells import class_name, is_missing, number_in, shown
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError
+
+DAY, SINCE = "%Y-%m-%d", "1970-01-01"
+"""The day 0 of dates."""
+OWN = ".toml"
+"""Ending, behind a table's name, of the declaration that is for that file alone."""
+
+
+class FileDeclaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The format of a file; what is empty is detected."""
+
+    delimiter: str = ""
+    decimal: str = ""
+    encoding: str = ""
+    sheet: str = ""
+
+
+class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The declaration of a column in [data.columns]."""
+
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    categories: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    synonyms: dict[str, tuple[str, ...]] = {}
+    recode: dict[str, str] = {}
+    date: str = ""
+    since: str = SINCE
+    factor: float | None = None
+    units: dict[str, float] = {}
+    order: tuple[str, ...] = ()
+    cuts: tuple[float, ...] = ()
+    merge: dict[str, tuple[str, ...]] = {}
+    rest: str = ""
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether it changes cells, or the names in the first line."""
+        plain = DeclaredColumn(unit=self.unit, low=self.low, high=self.high, categories=self.categories)
+        return self != plain
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its rules make numbers of its cells."""
+        return not self.cuts and (bool(self.order or self.date or self.units) or self.factor is not None)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The categories that it names, those of cuts included."""
+        if not self.cuts or self.categories:
+            return self.categories
+        ends = [f"{one:g}" for one in self.cuts]
+        between = (f"{low}-{high}" for low, high in pairwise(ends))
+        return (f"<{ends[0]}", *between, f">={ends[-1]}")
+
+
+class CellRules:
+    """The rules of a declared column, ready to apply to its cells."""
+
+    def __init__(self, declared: DeclaredColumn, unit: str = "") -> None:
+        """`unit`: of the column in the first line."""
+        self._d = declared
+        self._missing = {_plain(one) for one in declared.missing}
+        self._synonyms = {_plain(word): name for name, words in declared.synonyms.items() for word in (*words, name)}
+        self._recode = {class_name(cell): to for cell, to in declared.recode.items()}
+        self._merged = {word: name for name, words in declared.merge.items() for word in words}
+        factor = declared.units.get(unit, declared.factor) if unit != declared.unit else declared.factor
+        self._factor = None if factor is None else Decimal(repr(factor))
+        self._since = datetime.fromisoformat(declared.since).date()
+
+    def read(self, cell: str) -> str:
+        """Return the cell in the common form, "" for a missing one.  Raises ValueError for one that does not fit."""
+        d = self._d
+        if is_missing(cell) or _plain(cell) in self._missing:
+            return ""
+        cell = self._synonyms.get(_plain(cell), cell)
+        cell = self._recode.get(class_name(cell), cell)
+        if is_missing(cell):
+            return ""
+        if d.date:
+            cell = str(self._days(cell))
+        if self._factor is not None and number_in(cell) is not None:
+            cell = repr(float(Decimal(cell) * self._factor))
+        if d.order:
+            cell = str(self._rank(cell))
+        if d.cuts:
+            cell = self._interval(cell)
+        cell = self._merged.get(cell, cell)
+        named = not d.categories or cell in d.categories or class_name(cell) in d.categories
+        return cell if named or not d.rest else d.rest
+
+    def is_rest(self, cell: str, read: str) -> bool:
+        """Whether a cell was none of the named levels."""
+        return bool(self._d.rest) and read == self._d.rest and cell != read and cell not in self._merged
+
+    def _days(self, cell: str) -> int:
+        try:
+            return (datetime.strptime(cell, self._d.date).date() - self._since).days
+        except ValueError:
+            raise ValueError(f"{shown(cell)!r} is no date of the form {self._d.date}") from None
+
+    def _rank(self, cell: str) -> int:
+        if cell not in self._d.order:
+            raise ValueError(f"{shown(cell)!r} is none of the {len(self._d.order)} ordered levels")
+        return self._d.order.index(cell)
+
+    def _interval(self, cell: str) -> str:
+        value = number_in(cell)
+        if value is None:
+            raise ValueError(f"{shown(cell)!r} is no number to cut")
+        return self._d.levels[sum(value >= one for one in self._d.cuts)]
+
+
+def _plain(cell: str) -> str:
+    """Return what spellings of one word have in common; of a number its shortest form."""
+    name = class_name(cell)
+    return name if name != cell else " ".join(cell.casefold().split())
+
+
+def declared_columns(columns: Mapping[str, Any], where: str = "data.columns") -> Mapping[str, DeclaredColumn]:
+    """Return the declaration of each column in [data.columns].  Raises ConfigError for an invalid one."""
+    found = {}
+    for name, keys in columns.items():
+        try:
+            one = found[name] = msgspec.convert(keys, DeclaredColumn)
+        except msgspec.ValidationError as error:
+            advice = 'Write { unit = "mm", low = 0, high = 50 } or { categories = ["f", "m"] }.'
+            raise ConfigError(f"{where}: {name!r}: {error}", advice) from None
+        if (one.categories or one.cuts) and (one.low, one.high) != (None, None):
+            raise ConfigError(f"{where}: {name!r} has categories and bounds", "Give one of them.")
+        if (one.low is None) != (one.high is None) or (one.low is not None and not one.low < one.high):  # type: ignore[operator]
+            raise ConfigError(f"{where}: {name!r}: low and high bound it from both sides", "Give low below high.")
+        if len(set(one.categories)) != len(one.categories) or any(map(is_missing, one.categories)):
+            text = f"{where}: {name!r}: a category that is there twice, or that stands for nothing"
+            raise ConfigError(text, "Name each category once; an empty cell is none.")
+        _check_rules(f"{where}: {name!r}", one)
+    return found
+
+
+def _check_rules(where: str, d: DeclaredColumn) -> None:
+    for what, factor in (("factor", d.factor), *((f"units: {unit}", factor) for unit, factor in d.units.items())):
+        if factor is not None and not (math.isfinite(factor) and factor != 0):
+            raise ConfigError(f"{where}: {what} = {factor:g}", "A factor is a number other than 0: 0.1 for tenths.")
+    if d.units and not d.unit:
+        raise ConfigError(f"{where}: units without unit", 'Name the common one:  unit = "cm", units = { mm = 0.1 }.')
+    if list(d.cuts) != sorted(set(d.cuts)) or not all(map(math.isfinite, d.cuts)):
+        raise ConfigError(f"{where}: cuts = {list(d.cuts)}", "Give cut points in ascending order, each once.")
+    if d.cuts and d.categories and len(d.categories) != len(d.cuts) + 1:
+        text = f"{where}: {len(d.cuts)} cuts and {len(d.categories)} categories"
+        raise ConfigError(text, f"Name {len(d.cuts) + 1}, or leave categories out: they are named by the cuts.")
+    if len(set(d.order)) != len(d.order) or len(d.order) == 1 or any(map(is_missing, d.order)):
+        raise ConfigError(
+            f"{where}: order = {list(d.order)}",
+            "Name two or more levels, each once, the lowest first; none of them empty or like NA.",
+        )
+    if d.order and (d.cuts or d.categories or d.low is not None):
+        raise ConfigError(f"{where}: order beside cuts, categories or bounds", "Its levels are numbers from 0.")
+    if d.rest and d.categories and d.rest not in d.categories:
+        raise ConfigError(f"{where}: rest = {d.rest!r} is none of its categories", "Name it among them.")
+    if d.rest and (d.order or d.cuts):
+        raise ConfigError(f"{where}: rest beside order or cuts, which name all levels", "Leave it out.")
+    _check_once(where, "synonyms", d.synonyms, d.missing)
+    _check_once(where, "merge", d.merge, ())
+    try:
+        datetime.strptime(d.since, DAY)
+    except ValueError:
+        raise ConfigError(f"{where}: since = {d.since!r} is no day", 'Write since = "2020-01-31".') from None
+    if d.date and "%" not in d.date:
+        raise ConfigError(f"{where}: date = {d.date!r} is no form of a date", 'Write date = "%d.%m.%Y" for 31.01.2020.')
+
+
+def _check_once(where: str, key: str, words: Mapping[str, Sequence[str]], missing: Sequence[str]) -> None:
+    """Raise ConfigError for a word that maps two ways."""
+    known = {_plain(one): "nothing" for one in missing}
+    for name, several in words.items():
+        for word in dict.fromkeys([*several, *([name] if key == "synonyms" else [])]):
+            if known.setdefault(_plain(word), name) != name:
+                text = f"{where}: {key}: {word!r} stands for {known[_plain(word)]!r} and for {name!r}"
+                raise ConfigError(text, "Give each word one meaning.")
+
+
+def file_declaration(keys: Mapping[str, Any], where: str = "data.file") -> FileDeclaration:
+    """Return the declared format of a file.  Raises ConfigError for an invalid one."""
+    try:
+        found = msgspec.convert(keys, FileDeclaration)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}", 'Write { decimal = ",", encoding = "cp1252" }.') from None
+    if found.decimal not in ("", ",", "."):
+        raise ConfigError(f"{where}: decimal = {found.decimal!r}", 'It is "," or ".".')
+    if len(found.delimiter) > 1 or (found.delimiter and found.delimiter in '\r\n"0123456789'):
+        raise ConfigError(f"{where}: delimiter = {found.delimiter!r}", 'It is one mark: ",", ";", "\\t" or "|".')
+    if found.encoding:
+        try:
+            text = codecs.lookup(found.encoding)._is_text_encoding
+        except (LookupError, ValueError):
+            text = False
+        if not text:
+            raise ConfigError(f"{where}: unknown encoding {found.encoding!r}", "Such as utf-8, cp1252, latin-1, cp850.")
+    return found
+
+
+def own_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredColumn]]:
+    """Return what the file beside a table declares of it alone: [file] and [columns.NAME]; nothing without that file.
+
+    Raises ConfigError for an unreadable one, and for what all sites declare together.
+    """
+    own = path.with_name(path.name + OWN)
+    if not own.is_file():
+        return FileDeclaration(), {}
+    try:
+        keys = from_toml(outside_files.read_text(outside_files.named(own)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{own}: cannot be read: {error}", "It has [file] and [columns.NAME], as TOML.") from None
+    if strangers := sorted(keys.keys() - {"file", "columns"}):
+        raise ConfigError(f"{own}: unknown key {strangers[0]!r}", "It has [file] and [columns.NAME].")
+    for name in ("file", "columns"):
+        if not isinstance(keys.get(name, {}), dict):
+            raise ConfigError(f"{own}: {name} is no table", "It has [file] and [columns.NAME].")
+    columns = declared_columns(keys.get("columns", {}), f"{own}: columns")
+    for name, one in columns.items():
+        if one.low is not None or (one.categories and not (one.cuts or one.rest)):
+            text = f"{own}: columns: {name!r} declares bounds or categories"
+            raise ConfigError(text, "All sites have the same: declare them in [data.columns] of the plan.")
+    return file_declaration(keys.get("file", {}), f"{own}: file"), columns
