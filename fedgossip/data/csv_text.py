@@ -50,7 +50,9 @@ _GROUPS = {
 """Numbers that have marks between thousands for certain, by the decimal mark that follows from it."""
 
 
-def read_text(path: Path, declared: FileDeclaration) -> tuple[list[str], list[list[str]], list[int], tuple[str, ...]]:
+def read_csv_rows(
+    path: Path, declared: FileDeclaration
+) -> tuple[list[str], list[list[str]], list[int], tuple[str, ...]]:
     """Return the header of a CSV file, its rows, their lines from 1, and notes on how it was read.
 
     Numbers have a point.  Raises ConfigError, with the line, for a file that cannot be read, or in two ways.

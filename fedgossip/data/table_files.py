@@ -67,4 +67,4 @@ def read_rows(file: TableFile) -> TableRows:
     """Return the cells of a table.  Raises ConfigError, naming file and row, for one that cannot be read."""
     from fedgossip.data import csv_text
 
-    return TableRows(*csv_text.read_text(file.path, file.declared))
+    return TableRows(*csv_text.read_csv_rows(file.path, file.declared))

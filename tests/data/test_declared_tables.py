@@ -5,6 +5,7 @@ Every dirty table below is read as the clean one beside it, or refused in one li
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import in_process
+from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment
 from fedgossip.data.agreed.federated_tables import read_examples
@@ -376,6 +378,45 @@ def test_the_format_of_all_files_is_declared_in_the_plan(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"data\.file: decimal = 'x'"):
         load_experiment(tmp_path / "t.toml", ["data.file.decimal=x"])
     assert file_declaration({}) == TableFile(Path("x")).declared
+
+
+def test_the_page_on_tables_runs_and_fits_dirty_tables_as_clean_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five offices: codes, other names, German words and marks, a lone level; the fit is that of the clean tables."""
+    commands, toml = blocks(page("tables"))[:2]
+    head = ["age", "bmi", "ward", "cost", "days", "ill"]
+    fits = []
+    for kind in ("clean", "dirty"):
+        (folder := tmp_path / kind).mkdir()
+        (folder / "ward.toml").write_text(toml.text)
+        for site in range(SITES + 1):
+            rng = np.random.default_rng(site)
+            rows = [
+                [str(rng.integers(20, 90)) if rng.random() < 0.9 else "", f"{rng.uniform(18, 40):.1f}",
+                 str(rng.choice(["north", "south"] if rng.random() < 0.8 else ["other"])), "7", "9",
+                 str(rng.choice(["no", "yes"]))] for _ in range(60)
+            ]  # fmt: skip
+            name, names, mark = f"site-{site}.csv" if site < SITES else "test.csv", head, ","
+            if kind == "dirty":
+                if site == 0:
+                    rows = [
+                        [row[0] or "-999", *row[1:2], row[2].replace("other", "Isolierstation"), *row[3:]]
+                        for row in rows
+                    ]
+                if site == 1:
+                    names, mark = ["age", "BMI [kg/m2]", *head[2:]], ";"
+                    german = {"north": "NORD", "south": "Süd"}
+                    rows = [[german.get(cell, cell).replace(".", ",") for cell in row] for row in rows]
+            written(folder / name, names, rows, mark, "cp1252")
+        monkeypatch.chdir(folder)
+        for line in commands.text.splitlines():
+            said = in_process(line.split()[1:], folder, monkeypatch, capsys)
+            assert said.code == 0, said.err
+            if kind == "dirty" and "describe" in line:
+                assert "cells are none of its levels and count as the rest: 'Isolierstation'" in said.out
+        fits.append(json.loads((folder / "fits/ward/fit.json").read_text()))
+    assert fits[0] == fits[1] and fits[0]["records"] == 300
 
 
 # --- describe ---------------------------------------------------------------------------------------------------------

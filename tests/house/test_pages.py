@@ -26,6 +26,7 @@ ELSEWHERE = {
     "paradigms": "tests/lab/test_compare.py",
     "repro": "tests/lab/test_repro.py",
     "survival": "tests/sites/test_cox.py",
+    "tables": "tests/data/test_declared_tables.py",
     "tasks": "tests/data/test_objectives.py",
     "trees": "tests/sites/test_trees.py",
     "trackers": "tests/runs/test_trackers.py",

@@ -101,5 +101,6 @@ def unlike(name: str, own: npt.NDArray[np.float64], mean: float, deviation: floa
             more = abs(own_mean) > abs(mean)
             way = f"{factor:g} times" if more else f"1/{factor:g} of"
             text = f"column {name!r}: its mean {own_mean:.6g} (median {median:.6g}) is about {way} that of {whose}"
-            yield f"{text}, {mean:.6g}: another unit?  Declare it beside the table: factor = {1 / factor if more else factor:.6g}"
+            back = 1 / factor if more else factor
+            yield f"{text}, {mean:.6g}: another unit?  Declare it beside the table: factor = {back:.6g}"
             return
