@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import EndingRule
+from fedgossip.algorithms.federated.base import EndingRule, Federated
 from fedgossip.base import kernels
+from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.core.run_summary import MethodFacts, PrivacyFacts, SpentFacts
-from fedgossip.core.task import LocalTask, segments_of
-from fedgossip.plans.federated.federated_run import FederatedRun
-from fedgossip.plans.federated.privacy_outlook import outlook
+from fedgossip.core.task import LocalTask, Segment, segments_of
+from fedgossip.experiment import CoordinatorSection
+from fedgossip.plans.federated.privacy_outlook import PrivateRun, outlook
 from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
 from fedgossip.privacy.guarantee import guarantee
 from fedgossip.privacy.wording import rounds
 from fedgossip.secure.exact_sums import ExactSums
 
 
-def banner_of(run: FederatedRun) -> Sequence[str]:
+class DescribedRun(PrivateRun, Protocol):
+    """The properties of a federated run that its texts name; see `federation`."""
+
+    @property
+    def section(self) -> CoordinatorSection: ...
+    @property
+    def federated(self) -> Federated[Any]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def vectors(self) -> int: ...
+    @property
+    def buffered(self) -> bool: ...
+    @property
+    def goal(self) -> int: ...
+    @property
+    def invited(self) -> int: ...
+    @property
+    def threshold(self) -> int | None: ...
+    @property
+    def exact(self) -> ExactSums | None: ...
+    @property
+    def sizes(self) -> tuple[int, ...] | None: ...
+    @property
+    def trained_on(self) -> Mapping[NodeId, int]: ...
+    def with_segments(self, segments: tuple[Segment, ...]) -> Self: ...
+    def sent_up(self, length: int, kind: np.dtype[np.floating]) -> int: ...
+
+
+def banner_of(run: DescribedRun) -> Sequence[str]:
     """Return the lines shown before the run begins: visibility of data, and spent privacy."""
     if run.exact is not None:
         return [_how_line(run), _seen_line(run), _exact_line(run, run.exact), *_budget_line(run), *kernels.remarks()]
@@ -27,14 +58,14 @@ def banner_of(run: FederatedRun) -> Sequence[str]:
     return [_how_line(run), _seen_line(run), *told, *kernels.remarks()]
 
 
-def _how_line(run: FederatedRun) -> str:
+def _how_line(run: DescribedRun) -> str:
     s = run.section
     how = f"steps of {run.goal} answers" if run.buffered else f"{run.cohort} in a round"
     coded = f", updates by {s.codec}" if s.codec else ""
     return f"{run.name}, {s.clients} clients, {how}{coded}"
 
 
-def _seen_line(run: FederatedRun) -> str:
+def _seen_line(run: DescribedRun) -> str:
     if not run.secure:
         return "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
     seen = f"the coordinator sees sums alone, each over at least {run.least} of {run.invited} clients"
@@ -42,7 +73,7 @@ def _seen_line(run: FederatedRun) -> str:
     return f"secure aggregation: {seen}{masks}"
 
 
-def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
+def _exact_line(run: DescribedRun, exact: ExactSums) -> str:
     rounds = run.experiment.rounds
     sums = {1: "one sum", 2: "two sums"}.get(rounds, f"{rounds} sums")
     sums = f"at most {sums}" if isinstance(run.federated.server, EndingRule) else sums
@@ -52,7 +83,7 @@ def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
     return f"{numbers}, exact and without noise; made twice they tell of who differed"
 
 
-def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:
+def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     """Return a client's terms, for a model of `parameters` numbers of `itemsize` bytes."""
     up = run.sent_up(parameters, np.dtype(f"f{itemsize}"))
     told = [*run.telling.words(run.telling.exact), *run.telling.words(run.telling.covered)]
@@ -62,7 +93,7 @@ def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:
     return JoiningTerms(_how_line(run), sent, _seen_line(run), next(iter(_budget_line(run)), without))
 
 
-def _no_budget_line(run: FederatedRun) -> str:
+def _no_budget_line(run: DescribedRun) -> str:
     """Return what a malicious coordinator learns without a budget; full batches are deterministic."""
     tells = "with a client and without it, tell what it learned"
     if _whole(run):
@@ -70,14 +101,14 @@ def _no_budget_line(run: FederatedRun) -> str:
     return f"no budget of privacy: many sums, {tells}"
 
 
-def _whole(run: FederatedRun) -> bool:
+def _whole(run: DescribedRun) -> bool:
     """Whether every round goes over all examples of a client, as far as this is known here."""
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
     steps = t.local_steps or 0
     return t.local_epochs is not None or any(steps * t.examples_per_step >= size for size in sizes)
 
 
-def _budget_line(run: FederatedRun) -> Sequence[str]:
+def _budget_line(run: DescribedRun) -> Sequence[str]:
     p = run.experiment.budget
     if p is None:
         return []
@@ -85,7 +116,7 @@ def _budget_line(run: FederatedRun) -> Sequence[str]:
     return [f"privacy of each {p.unit}: noise {p.noise:g}, clip {p.clip:g}; {worth}"]
 
 
-def outlook_of(run: FederatedRun, task: LocalTask) -> RunOutlook:
+def outlook_of(run: DescribedRun, task: LocalTask) -> RunOutlook:
     """Return the computed traffic of a round, and the forecast of the budget."""
     vector = task.length * task.dtype.itemsize * run.vectors
     up = run.with_segments(segments_of(task)).sent_up(task.length, task.dtype)
@@ -98,7 +129,7 @@ def outlook_of(run: FederatedRun, task: LocalTask) -> RunOutlook:
     )
 
 
-def facts_of(run: FederatedRun, rows: Sequence[Row]) -> MethodFacts:
+def facts_of(run: DescribedRun, rows: Sequence[Row]) -> MethodFacts:
     """The part of a summary that only federated runs have."""
     s = run.section
     codec: MethodFacts = {"codec": s.codec} if s.codec else {}
@@ -115,7 +146,7 @@ def facts_of(run: FederatedRun, rows: Sequence[Row]) -> MethodFacts:
     }
 
 
-def _spent(run: FederatedRun, rows: Sequence[Row]) -> SpentFacts:
+def _spent(run: DescribedRun, rows: Sequence[Row]) -> SpentFacts:
     """Return the largest spending of any participant; None where their rows are not available."""
     p = run.experiment.budget
     if p is None:

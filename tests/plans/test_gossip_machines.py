@@ -12,7 +12,7 @@ from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.names import METHODS, Told, make
 from fedgossip.data.data import KINDS
 from fedgossip.experiment.meanings import keys
-from fedgossip.plans.federated.federated_run import FEDBUFF
+from fedgossip.plans.federated.federation import FEDBUFF
 from fedgossip.plans.gossip.gossip_machines import MODES, message_content
 
 ASKS = {"diloco": [{"fragments": 2}]}

@@ -1,7 +1,8 @@
 """Plans of federated runs: encoding, budget, ledger, policy.
 
 It imports `protocols.federated`, `secure`, `privacy` and `plans`.  `federation_checks` makes the plan of an experiment
-with [coordinator], or raises what cannot be; `federation` gives drivers the machines of coordinator and clients.
+with [coordinator], or raises what cannot be; `federation` is the plan: who takes part, what a sum contains, and the
+machines of coordinator and clients.
 
 A budget (`privacy_budget`, `ledger`).  A spend is a line of the ledger beside the key (by unit and source of data, or
 by the digest of the records, `data.record_digests`) and of the run's log, on disk before its release; both are read

@@ -21,8 +21,7 @@ from fedgossip.data.objectives import CONVEX, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.learning.linear.dual_losses import LASSO
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.plans.federated.federated_run import FEDBUFF, FederatedRun
-from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
@@ -175,7 +174,7 @@ def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
         raise ConfigError(text, 'Leave it out, or set coordinator.privacy.unit = "client".')
 
 
-def _check_privacy(plan: FederatedRun) -> None:
+def _check_privacy(plan: FederationPlan) -> None:
     s = plan.section
     if s.privacy.test_noise and not (plan.unit == "record" and plan.experiment.data.local_test):
         text = "coordinator.privacy.test_noise is of the examples that clients keep for tests, where records are hidden"
@@ -200,7 +199,7 @@ def _check_privacy(plan: FederatedRun) -> None:
         raise ConfigError("data.local_test with coordinator.privacy.unit = client", advice)
 
 
-def _check_sum(plan: FederatedRun) -> None:
+def _check_sum(plan: FederationPlan) -> None:
     s, n = plan.section.secure, plan.invited
     off = "Take more clients, or set coordinator.secure.on = false: the coordinator then sees every client's update."
     if plan.least < N_MIN:

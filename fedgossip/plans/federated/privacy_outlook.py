@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
-from fedgossip.plans.federated.federated_run import FederatedRun
+from fedgossip.experiment import FederatedExperiment
 from fedgossip.plans.federated.privacy_budget import cost_of_training, statistics_cost
 from fedgossip.plans.tasks import task_of_dry_run
 from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.forecast import PrivacyForecast
+from fedgossip.protocols.federated.client_metrics import Telling
+
+
+class PrivateRun(Protocol):
+    """The properties of a federated run that determine what its budget is worth; see `federation`."""
+
+    @property
+    def experiment(self) -> FederatedExperiment: ...
+    @property
+    def learners(self) -> int: ...
+    @property
+    def cohort(self) -> int: ...
+    @property
+    def least(self) -> int: ...
+    @property
+    def secure(self) -> bool: ...
+    @property
+    def telling(self) -> Telling: ...
 
 
 def outlook(
-    run: FederatedRun, seen_by: NodeId | None = None, before: Iterable[Mechanism] = (), *, agreed: bool = False
+    run: PrivateRun, seen_by: NodeId | None = None, before: Iterable[Mechanism] = (), *, agreed: bool = False
 ) -> PrivacyForecast:
     """Return the forecast of a run's budget.  Reads the data.  Raises ConfigError for a run without one.
 
