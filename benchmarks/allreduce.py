@@ -35,9 +35,8 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.plans.parallel.parallel import ADAPTED
-from fedgossip.protocols.allreduce.allreduce import AllReduce
+from fedgossip.protocols.allreduce.allreduce import AllReduce, AllReduceSettings
 from fedgossip.protocols.allreduce.round_sums import DenseSums
-from fedgossip.protocols.allreduce.view_member import AllReduceSettings
 
 LOOPBACK = "127.0.0.1"
 WARM = 3

@@ -42,8 +42,7 @@ from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
 from fedgossip.protocols.push_sum.push_peer import PushSettings
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
-from fedgossip.simulation.simulator import Simulator
-from fedgossip.simulation.virtual_time import Table
+from fedgossip.simulation.simulator import Simulator, Table
 from fedgossip.topology import Topology, build, resolve
 
 GRAPHS = ("ring", "regular:4", "complete")
@@ -92,7 +91,7 @@ class Watched(Simulator):
             self.curve.losses.append(found["loss"])
         super()._close_round(node, done)
 
-    _performed: ClassVar[Table] = {**Simulator._performed, RoundDone: _close_round}
+    _by_effect: ClassVar[Table] = {**Simulator._by_effect, RoundDone: _close_round}
 
 
 def learn(make: Make, graph: Topology, task: LocalTask, rounds: int, slower: float) -> Curve:

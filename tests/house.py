@@ -65,6 +65,28 @@ def folder_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def sliced() -> list[str]:
+    """Return the objects that are cut over files: a class with one subclass, in another file, and no other use."""
+    defined: dict[str, Path] = {}
+    bases: dict[str, set[str]] = {}
+    used: dict[str, set[Path]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                defined[node.name] = path
+                bases[node.name] = {
+                    name.id for base in node.bases for name in ast.walk(base) if isinstance(name, ast.Name)
+                }
+            elif isinstance(node, ast.Name):
+                used.setdefault(node.id, set()).add(path)
+    return [
+        f"{name} ({', '.join(module(defined[one]) for one in (base, name))})"
+        for name in defined
+        for base in bases[name] & defined.keys()
+        if sum(base in those for those in bases.values()) == 1 and used[base] == {defined[name]} != {defined[base]}
+    ]
+
+
 def docstring_words(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -91,6 +113,8 @@ def main() -> None:
     print(f"largest folder                            {most} ({largest.relative_to(PACKAGE)})")
     print(f"import arrows between rooms               {len(arrows)}")
     print(f"modules with one reader, in their folder  {len(single)}")
+    cut = sliced()
+    print(f"objects sliced by inheritance             {len(cut)} {'; '.join(cut)}")
     print(f"words of docstrings                       {len(words)}")
     dialect = 1000 * sum(DIALECT.fullmatch(word) is not None for word in words) / len(words)
     print(f"tell, say, hear, come per 1 000 words     {dialect:.1f}")

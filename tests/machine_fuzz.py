@@ -76,7 +76,7 @@ class Broken(AssertionError):
 
 # --- what a machine is made of ----------------------------------------------------------------------------------------
 
-CACHES = {"_looked", "_views", "_ids", "_made", "_hashed", "_watching", "_mixings", "_parts"}
+CACHES = {"_looked", "_views", "_ids", "_made", "_watching", "_mixings", "_parts"}
 """Attributes that follow from others, or only remember what was looked at; each bounded by itself."""
 
 _LEAVES = ("fedgossip.topology", "fedgossip.experiment", "fedgossip.secure.session", "fedgossip.learning")

@@ -49,7 +49,11 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     ),
 }
 """Attributes, by class, that images of earlier releases lack: they begin as in a new simulation."""
-ATTRIBUTES_UNTIL: Mapping[str, frozenset[str]] = {"Meter": frozenset({"_logged"}), "Network": frozenset({"_wrong"})}
+ATTRIBUTES_UNTIL: Mapping[str, frozenset[str]] = {
+    "Membership": frozenset({"_hashed"}),
+    "Meter": frozenset({"_logged"}),
+    "Network": frozenset({"_wrong"}),
+}
 """Attributes, by class, of images of earlier releases alone: dropped."""
 
 

@@ -1,31 +1,94 @@
 """Runs machines in virtual time: a simulated network between them, and the faults of a script.
 
-Virtual time itself is `virtual_time`, effects of machines are performed in `performed_effects`; here links break and
-heal, peers die, sleep and restart.  A restarted peer is a new machine, of a higher incarnation, made from the newest
-checkpoint of the old one.
+The events of an instant are delivered in the order of their scheduling; a fault script acts on peers and links between
+events, before those of the same time.  Messages on the way to a peer that has died are lost, also for its successor.
+Events of a sleeping peer wait, in order, until it wakes; so do those of a peer that is adding up received vectors.
+
+A Train effect is scheduled to finish at its virtual time but not computed; at the first such event, every outstanding
+job is computed in one call (their inputs are fixed already).  The history is the same as if each had been computed
+alone, as a task's update depends on its own job only.
+
+A restarted peer is a new machine, of a higher incarnation, made from the newest checkpoint of the old one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import islice
+from typing import Any, ClassVar
 
-from fedgossip.core.machine import Checkpoint, Machine, Meet, NodeId, PeerGone, PeerJoined, Started
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import (
+    AddingMachine,
+    Aggregated,
+    Checkpoint,
+    ChooseRows,
+    Effect,
+    Event,
+    Failure,
+    Finish,
+    Fired,
+    LocalWork,
+    Log,
+    Machine,
+    MeasureModel,
+    Meet,
+    ModelMeasured,
+    Moved,
+    NodeId,
+    Outgoing,
+    Part,
+    PeerGone,
+    PeerJoined,
+    Produced,
+    Received,
+    Refused,
+    Report,
+    Rostered,
+    RoundDone,
+    RowsChosen,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+    Witness,
+)
+from fedgossip.core.messages import Message
+from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
-from fedgossip.core.records import Row
-from fedgossip.core.task import Job, LocalTask, give_memory
-from fedgossip.faults import MOST_IN_VAIN, NOTHING, FaultScript, Happening, Strike, Turn
-from fedgossip.simulation.connections import Link, Look
-from fedgossip.simulation.event_queue import Begin, Coming, Lives, Restart, Wake
+from fedgossip.core.records import EventRow, Row, event_row, give_all
+from fedgossip.core.task import Job, LocalTask, choose_rows, give_memory, memory_of
+from fedgossip.core.wire import wire_bytes
+from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, Fate, FaultScript, Happening, RunProgress, Strike, Turn
+from fedgossip.simulation.connections import Link, Look, SimulatedLinks
+from fedgossip.simulation.event_queue import (
+    NO_COST,
+    OF_PEERS,
+    AddedUp,
+    Begin,
+    Coming,
+    Cost,
+    Instants,
+    Lives,
+    Queued,
+    Restart,
+    Wake,
+)
+from fedgossip.simulation.lazy_training import LazyTraining, awaited_stretches
 from fedgossip.simulation.network import NS, SimulatedNetwork
-from fedgossip.simulation.performed_effects import PerformedEffects
-from fedgossip.simulation.virtual_time import Table
+
+Table = Mapping[type[object], Callable[..., None]]
+"""The method for each type of event or effect."""
 
 Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
 """(node, incarnation, its newest checkpoint): the machine that replaces the dead one."""
 
 
-class Simulator(PerformedEffects):
+class Simulator:
     """One run.  `links[i]` are the known peers of i; `write` receives the rows of the record as they are logged.
 
     `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
@@ -50,10 +113,304 @@ class Simulator(PerformedEffects):
         examples: Callable[[Job], int] | None = None,
     ) -> None:
         assert rebirth or not script.restarts, "the script restarts peers: give rebirth"
-        made = machines, links, task, network, record, write
-        super().__init__(*made, script, starts or {}, checkpoint_every, examples)
-        self.rebirth, self.on_crash = rebirth, on_crash
+        self.machines, self.network, self.task = list(machines), network, task
+        self.record, self.write, self.script = record, write, script
+        self.starts = dict(starts or {})
+        self.rebirth, self.on_crash, self.examples = rebirth, on_crash, examples
+        self.checkpoint_every = checkpoint_every
+        self.connections = SimulatedLinks(links)
+        self.now_ns = 0
+        self.results: dict[NodeId, Vector] = {}
+        self.failures: dict[NodeId, Failure] = {}
+        """The reasons why peers ended before their time."""
+        self.checkpoints: dict[NodeId, Checkpoint] = {}
+        self.logs: dict[NodeId, list[tuple[str, Mapping[str, object]]]] = {}
+        """The lines that each participant has written into its own log."""
+        self.payload: dict[Link, int] = {}
+        """Bytes of vectors sent on each link."""
+        self.counts: dict[str, int] = {}
+        self.dead: set[NodeId] = set(self.starts)
+        """The peers that are absent: not yet, not now, or never again there."""
+        self.lives = [0] * len(machines)
         self._detection_ns = int(network.settings.detection * NS)
+        self._instants = Instants()
+        self._asleep: dict[NodeId, int] = {}  # since when
+        self._held: dict[NodeId, list[tuple[int, Coming, Cost, Lives]]] = {}
+        self._adding: dict[NodeId, int] = {}  # until when
+        self._counts_sums = network.settings.summing > 0
+        self._happened = 0  # number of applied faults of the script
+        self._meters = [Meter(node) for node in range(len(machines))]
+        self._timers: dict[tuple[NodeId, Hashable], int] = {}
+        self._training = LazyTraining()
+        self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
+        self._sent: dict[Link, int] = {}
+        self._touched, self._restarts = script.touches_messages, bool(script.restarts)
+        self._progress = RunProgress(len(machines))
+
+    def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
+        """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
+
+        `between` is called between two instants: the attributes of this object and of the record, and the task's
+        memory, are then the whole state.  A simulator with that state restored goes on from there.
+        """
+        if not self._instants.number:
+            self._start()
+        happenings = islice(self.script.happenings(), self._happened, None)
+        upcoming = next(happenings, None)
+        times, limit_ns = self._instants.times, limit_seconds * NS
+        while times and times[0] <= limit_ns:
+            if self.record.over:
+                break
+            between()
+            if upcoming is not None and times[0] >= upcoming.at_ns:
+                self.now_ns = upcoming.at_ns
+                self._happened += 1
+                self._apply_fault(upcoming)
+                upcoming = next(happenings, None)
+                continue
+            self.now_ns = times[0]
+            self._deliver(self._instants.pop())
+        if (ended := self.record.ended_with) is not None:
+            self.results = dict(ended)  # without the later changes of some of them
+        for row in self.record.flush():
+            self.write(row)
+        return self.results
+
+    def _start(self) -> None:
+        for node, known in enumerate(self.connections.known):
+            if node in self.starts:
+                self._push(int(self.starts[node] * NS), node, Begin())
+                self.connections.forget(node)
+                continue
+            self._push(0, node, Started())
+            for other in known:
+                if other in self.starts:
+                    self.connections.give_up((node, other))
+                else:
+                    self._push(0, node, PeerJoined(other))
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _push(self, at_ns: int, node: NodeId, event: Coming) -> int:
+        return self._instants.add(at_ns, node, event, NO_COST, (0, self.lives[node]))
+
+    def _deliver(self, coming: Sequence[Queued]) -> None:
+        """Deliver the events of this instant to the peers."""
+        by_event = self._by_event
+        for queued in coming:
+            sequence, node, event, cost, lives = queued
+            if type(event) in OF_PEERS:
+                self._change_peer(node, event, lives)
+            elif lives[1] != self.lives[node] or node in self.dead:
+                continue  # messages for the dead peer are not for its successor
+            elif self._adding and self._adding.get(node, 0) > self.now_ns:
+                # keeps its number: the first message is delivered first
+                self._instants.insert(self._adding[node], queued)
+            elif node in self._asleep:
+                self._held[node].append((sequence, event, cost, lives))
+            else:
+                by_event[type(event)](self, node, event, sequence, cost, lives)
+
+    def _handle(self, node: NodeId, event: Event) -> None:
+        before = self._summed(node) if self._counts_sums else 0
+        try:
+            effects = self.machines[node].handle(event, self.now_ns)
+        except ProtocolError as error:
+            self._note("refused", node, str(error))
+            return
+        takes = self.network.summing_ns(self._summed(node) - before) if self._counts_sums else 0
+        if not takes:
+            if effects:
+                self._perform_all(node, effects)
+            return
+        self._adding[node] = until = self.now_ns + takes
+        self._instants.insert(until, (-1, node, AddedUp(effects), NO_COST, (0, self.lives[node])))
+
+    def _summed(self, node: NodeId) -> int:
+        """How many elements it has added so far."""
+        machine = self.machines[node]
+        return machine.summed if isinstance(machine, AddingMachine) else 0
+
+    # --- events of the record -----------------------------------------------------------------------------------------
+
+    def _note(self, name: str, peer: NodeId, value: object = None, round: int = -1) -> None:
+        self._count(name)
+        self.write(EventRow(round=round, peer=peer, name=name, value=value))
+
+    def _count(self, name: str, times: int = 1) -> None:
+        if times:
+            self.counts[name] = self.counts.get(name, 0) + times
+
+    # --- results of effects ---------------------------------------------------------------------------------------
+
+    def _pass_on(self, node: NodeId, event: Event, *_: object) -> None:
+        self._handle(node, event)
+
+    def _receive(self, node: NodeId, event: Received, _sequence: int, cost: Cost, lives: Lives) -> None:
+        known = self.connections.lives
+        if known and lives[0] < known.get((node, event.sender), 0):
+            return  # the message was held back since before the sender died, and its connection is gone
+        self._meters[node].received(*cost)
+        self._handle(node, event)
+
+    def _fire(self, node: NodeId, event: Fired, sequence: int, *_: object) -> None:
+        timer = node, event.key
+        if self._timers.get(timer) == sequence:
+            del self._timers[timer]
+            if node not in self.results:
+                self._handle(node, event)
+
+    def _end_training(self, node: NodeId, event: Trained, *_: object) -> None:
+        update, meter = self._training.update(self.task, node), self._meters[node]
+        if update.over:
+            self._handle(node, Stopping(over=True))
+            return
+        meter.train_ended(self.now_ns, event.job, update.metrics, update.logged)
+        self._handle(node, Trained(event.job, update.difference, update.examples, update.metrics, update.extra))
+
+    def _deliver_stretch(self, node: NodeId, event: Produced, *_: object) -> None:
+        if stretch := self._training.stretch(self.task, node, event):
+            self._handle(node, stretch)
+
+    def _end_summing(self, node: NodeId, event: AddedUp, *_: object) -> None:
+        self._perform_all(node, event.effects)
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:
+        performed, sends = self._by_effect, list[Send]()
+        for effect in effects:
+            if type(effect) is Send:  # mostly to many, of one message
+                sends.append(effect)
+                continue
+            if sends:
+                self._send(node, sends)
+                sends = []
+            performed[type(effect)](self, node, effect)
+        if sends:
+            self._send(node, sends)
+
+    def _send(self, node: NodeId, sends: Sequence[Send]) -> None:
+        """Send messages one after the other; one to several neighbours is one object, and priced once."""
+        dead, down, cuts = self.dead, self.connections.down, self.connections.cuts
+        paid, received, cost = self.payload, Received(node, sends[0].message), self._priced(sends[0].message)
+        times = 0
+        for send in sends:
+            to, message = send.to, send.message
+            link = node, to
+            if to in dead or (down and link in down):
+                continue
+            if message is not received.message:
+                self._meters[node].sent(*cost, times)
+                received, cost, times = Received(node, message), self._priced(message), 0
+            times += 1
+            if cost[1]:
+                paid[link] = paid.get(link, 0) + cost[1]
+            if cuts and link in cuts:
+                self.connections.wait(link, received, cost)
+            else:
+                self._carry(link, received, cost)
+        self._meters[node].sent(*cost, times)
+
+    def _carry(self, link: Link, received: Received, cost: Cost) -> None:
+        (sender, to), (size, payload), now_ns = link, cost, self.now_ns
+        fate = self._fate(link) if self._touched else UNHARMED
+        begins_ns, sent_ns, first_ns = self.network.times(sender, to, size, now_ns, fate.delay_ns)
+        known = self.connections.lives
+        lives = self.lives[sender], known.get(link, 0) if known else 0
+        if payload and sent_ns > now_ns:
+            self._meters[sender].carries(now_ns, sent_ns)
+        for held_ns in fate.held_ns:
+            arrival_ns = first_ns + held_ns
+            if payload:
+                self._meters[to].carries(begins_ns, arrival_ns)
+            self._instants.add(arrival_ns, to, received, cost, lives)
+        if fate is not UNHARMED:
+            if fate.lost:
+                self._count("lost")
+            elif len(fate.held_ns) > 1:
+                self._count("duplicated")
+
+    def _fate(self, link: Link) -> Fate:
+        self._sent[link] = number = self._sent.get(link, -1) + 1
+        return self.script.fate(*link, number, self.now_ns)
+
+    def _priced(self, message: Message) -> Cost:
+        return wire_bytes(message), message.payload_bytes
+
+    # --- training, timers, kept data ------------------------------------------------------------------------------
+
+    def _train(self, node: NodeId, asked: Train) -> None:
+        self._meters[node].train_began(self.now_ns)
+        job = Job.of(node, asked)
+        self._training.submit(job)
+        training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
+        takes = int(training_ns * self.script.factor(node, self.now_ns))
+        for share, stretch in awaited_stretches(asked) if asked.stretches else ():
+            self._push(self.now_ns + int(takes * share), node, stretch)
+        self._push(self.now_ns + takes, node, Trained(asked.job, None))
+
+    def _choose(self, node: NodeId, asked: ChooseRows) -> None:
+        self._push(self.now_ns, node, choose_rows(self.task, node, asked))
+
+    def _measure(self, node: NodeId, asked: MeasureModel) -> None:
+        self._push(self.now_ns, node, ModelMeasured(asked.round, self.record.score_after(asked.round, asked.model)))
+
+    def _set_timer(self, node: NodeId, timer: SetTimer) -> None:
+        self._timers[node, timer.key] = self._push(self.now_ns + timer.after_ns, node, Fired(timer.key))
+
+    def _log(self, node: NodeId, line: Log) -> None:
+        self.logs.setdefault(node, []).append((line.kind, line.facts))  # without hashes
+
+    def _keep(self, node: NodeId, checkpoint: Checkpoint) -> None:
+        if checkpoint.round % self.checkpoint_every and not checkpoint.durable:
+            return
+        self.checkpoints[node] = checkpoint
+        if self._restarts:
+            self._states[node] = memory_of(self.task, node)
+
+    def _ignore(self, _node: NodeId, _effect: Witness | Part) -> None:
+        pass
+
+    # --- the record -----------------------------------------------------------------------------------------------
+
+    def _record_outgoing(self, node: NodeId, outgoing: Outgoing) -> None:
+        self.record.outgoing(node, outgoing.round, outgoing.vector)
+
+    def _record_aggregated(self, node: NodeId, done: Aggregated) -> None:
+        self._meters[node].aggregated(done)
+
+    def _close_round(self, node: NodeId, done: RoundDone) -> None:
+        self._progress.reached(node, done.round)
+        row = self._meters[node].done(done, self.now_ns, 0)
+        if lines := self.record.mixed(row, done.model):
+            give_all(lines, self.write)
+
+    def _record_work(self, node: NodeId, work: LocalWork) -> None:
+        self._progress.reached(node, work.round)
+        for line in self.record.aside(self._meters[node].done(work, self.now_ns, 0)):
+            self.write(line)
+
+    def _report(self, node: NodeId, report: Report) -> None:
+        self._count(report.name)
+        if event := event_row(node, report):
+            self.write(event)
+
+    def _record_refused(self, node: NodeId, refused: Refused) -> None:
+        value = {"from": refused.sender, "reason": refused.reason, "text": refused.text, "advice": refused.advice}
+        self._note("refused", node, value, refused.round)
+
+    def _finish(self, node: NodeId, finish: Finish) -> None:
+        self.results[node] = finish.result
+        if finish.failure:
+            self._record_failure(node, finish.failure)
+
+    def _record_failure(self, node: NodeId, failure: Failure) -> None:
+        """Log why a peer ended before its time; for a spent budget its own report suffices."""
+        self.failures[node] = failure
+        if failure.kind != "budget":
+            value = {"text": failure.text, "advice": failure.advice}
+            self.write(EventRow(self.record.reached[node], node, "failed", value))
 
     # --- links ----------------------------------------------------------------------------------------------------
 
@@ -185,9 +542,39 @@ class Simulator(PerformedEffects):
         del self._asleep[node]
         self._note("awake", node)
         for sequence, event, cost, lives in self._held.pop(node):
-            self._taken[type(event)](self, node, event, sequence, cost, lives)
+            self._by_event[type(event)](self, node, event, sequence, cost, lives)
         for other in self.connections.known[node]:
             self._push(self.now_ns + self.network.latency_ns(node, other), other, Look(node))
 
-    _taken: ClassVar[Table] = {**PerformedEffects._taken, Look: _look_at}
-    _performed: ClassVar[Table] = {**PerformedEffects._performed, Meet: _meet}
+    _by_event: ClassVar[Table] = {
+        **dict.fromkeys(
+            (Started, Stopping, PeerJoined, PeerGone, Rostered, Moved, RowsChosen, ModelMeasured), _pass_on
+        ),
+        Look: _look_at,
+        Received: _receive,
+        Fired: _fire,
+        Trained: _end_training,
+        Produced: _deliver_stretch,
+        AddedUp: _end_summing,
+    }
+    """The method for each event."""
+
+    _by_effect: ClassVar[Table] = {
+        Train: _train,
+        ChooseRows: _choose,
+        MeasureModel: _measure,
+        SetTimer: _set_timer,
+        Checkpoint: _keep,
+        Log: _log,
+        Finish: _finish,
+        Witness: _ignore,
+        Part: _ignore,
+        Meet: _meet,
+        Report: _report,
+        Refused: _record_refused,
+        Outgoing: _record_outgoing,
+        Aggregated: _record_aggregated,
+        RoundDone: _close_round,
+        LocalWork: _record_work,
+    }
+    """The method for each effect."""

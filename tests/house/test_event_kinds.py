@@ -24,7 +24,7 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 SAYERS = {"Report": 0, "_report": 0, "note": 0, "_note": 0, "_give_up": 0, "Turn": 1, "EventRow": 2}
 """What is called to tell an event, and which argument is its name."""
 
-COUNTING = ("host", "simulator", "virtual_time", "performed_effects")
+COUNTING = ("host", "simulator")
 """Drivers, which count some things that are no rows."""
 
 

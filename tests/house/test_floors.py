@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import house
 import pytest
 import rooms
 from rooms import FILES, LAZY, PACKAGE, import_statements, imports, room
@@ -135,6 +136,11 @@ def test_no_two_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_no_object_is_cut_over_files_by_inheritance() -> None:
+    """A class that only its one subclass uses is a slice of that one: it belongs into its file, or is a part of it."""
+    assert house.sliced() == []
 
 
 def test_no_import_is_renamed() -> None:

@@ -23,7 +23,7 @@ from fedgossip.lab.costs.base import Cost, EqualLinks
 from fedgossip.lab.costs.timeline import TRAIN, Act, StepsOfRounds, TimedStep, seconds_of_rounds
 from fedgossip.lab.costs.times import Estimate, Times, TrainingTimes
 from fedgossip.protocols.gossip.pairing import SPREAD
-from fedgossip.simulation.stretches import share_until
+from fedgossip.simulation.lazy_training import share_until
 from fedgossip.topology.schedules.schedules import Schedule
 
 ROUNDS = 40

@@ -25,10 +25,9 @@ from fedgossip.plans.parallel.mapreduce import MapReducePlan
 from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.plans.parallel.shared_steps import SharedSteps
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
-from fedgossip.protocols.allreduce.allreduce import AllReduce
+from fedgossip.protocols.allreduce.allreduce import AllReduce, AllReduceSettings
 from fedgossip.protocols.allreduce.round_sums import RoundSums
 from fedgossip.protocols.allreduce.unsent_updates import UnsentUpdates
-from fedgossip.protocols.allreduce.view_member import AllReduceSettings
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
 
 ADAPTED = 1 << 20

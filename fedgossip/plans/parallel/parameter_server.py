@@ -28,9 +28,8 @@ from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat
 from fedgossip.protocols.servers.coded_parts import CodedParts
 from fedgossip.protocols.servers.model_parts import ModelParts, WholeParts
 from fedgossip.protocols.servers.row_parts import RowParts
-from fedgossip.protocols.servers.server import ParameterServer
+from fedgossip.protocols.servers.server import ParameterServer, ServerSettings
 from fedgossip.protocols.servers.server_manager import ManagerSettings, ServerManager
-from fedgossip.protocols.servers.server_state import ServerSettings
 from fedgossip.protocols.servers.server_worker import PushPullWorker, WorkerSettings
 from fedgossip.protocols.servers.shard_clocks import ShardClocks, StepPerClock, StepPerPush
 from fedgossip.protocols.servers.shard_coding import CodedPushes, ShardCoding

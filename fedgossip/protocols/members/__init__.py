@@ -7,7 +7,7 @@ others' verdicts.  Who takes part in round r, and so the graph of r, is a functi
 changes take effect at boundaries of 4 rounds, at least 5 rounds ahead.  A peer that learns of a change too late has
 another `view` of the round: its edges do not count until it has the change.
 
-Failures (`membership`, `silence_watch`, `failure_detector`).  A member pings one other per second, asks helpers about
+Failures (`membership`, `failure_detector`).  A member pings one other per second, asks helpers about
 a silent one, suspects it, and gives a verdict after 4 s (times log10 n) without a message of the suspect itself.  The
 digest of the roster in every ping finds updates that were lost (`dissemination`).
 

@@ -51,10 +51,9 @@ from fedgossip.core.messages import (
 )
 from fedgossip.protocols.gossip.failures import nobody_came
 from fedgossip.protocols.gossip.refusals import far_ahead, refused_by
-from fedgossip.protocols.members.membership import Membership
+from fedgossip.protocols.members.membership import Membership, Outcome
 from fedgossip.protocols.members.roster import boundary_after
 from fedgossip.protocols.members.roster_schedule import RosterSchedule
-from fedgossip.protocols.members.self_entry import Outcome
 from fedgossip.protocols.transfer.state_transfer import ModelFetch, ModelSource
 
 OURS = (

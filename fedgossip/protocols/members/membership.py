@@ -11,7 +11,7 @@ receiver forwards it to a few, and the digests find lost ones.  The first silenc
 that a partition is seen as a whole.  A member that slept (its own timers are late) drops its suspicions and pings
 again first, as it was more likely away itself (as in Lifeguard).  A broken link is a silence without a ping.
 
-The state of another member, and its changes (`Membership.state`; a dot: unchanged):
+The state of another member, and its changes (a dot: unchanged):
 
               | suspicion | silence   | answered  | time up   | verdicts  | new life  | leaves    | revoked
     here      | suspected | suspected | .         | .         | gone      | .         | left      | away
@@ -25,8 +25,9 @@ Suspicion: a member suspects it.  Silence: pinged by us and by helpers, it sends
 suspect's time is over, with or without a message of it; in the second case we give one verdict, and those of others
 may make it gone.  New life: its own entry with a higher incarnation, which refutes everything before.
 
-`handle` returns effects for the driver and events for the gossip machine.  The state of members is in `known_members`,
-our own entry in `self_entry`, pings and suspects in `silence_watch`; each uses only those before it.
+A member with an earlier life learns at its first contact what it announced then, and announces nothing until then.
+
+`handle` returns effects for the driver and events for the gossip machine.
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
 """
@@ -36,8 +37,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from fedgossip.base import seeds
 from fedgossip.core.machine import (
+    Effect,
     Event,
+    Failure,
     Fired,
     Meet,
     Moved,
@@ -46,11 +50,14 @@ from fedgossip.core.machine import (
     PeerGone,
     PeerJoined,
     Received,
+    Report,
     Rostered,
     Send,
+    SetTimer,
     Started,
 )
 from fedgossip.core.messages import (
+    NEWS_MAX,
     Compare,
     ConfirmDead,
     Entry,
@@ -65,18 +72,72 @@ from fedgossip.core.messages import (
     Revocation,
     Suspicion,
 )
+from fedgossip.protocols.gossip.failures import sent_away, superseded
 from fedgossip.protocols.gossip.refusals import far_ahead
-from fedgossip.protocols.members.membership_updates import NewsRefusal, check_suspicion, merge, signed
+from fedgossip.protocols.members.dissemination import Dissemination
+from fedgossip.protocols.members.failure_detector import Blames, FailureDetector, MemberSettings
+from fedgossip.protocols.members.membership_updates import NewsRefusal, Sign, Trust, check_suspicion, merge, signed
+from fedgossip.protocols.members.partition_watch import PartitionWatch
 from fedgossip.protocols.members.roster import LAST_ROUND, NOBODY, Roster, boundary_after
-from fedgossip.protocols.members.self_entry import Outcome
-from fedgossip.protocols.members.silence_watch import SilenceWatch
+from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSchedule, contacts_of
+
+Outcome = Effect | Event
+"""An effect for the driver, or an event for the gossip machine."""
 
 
-class Membership(SilenceWatch):
+class Membership:
     """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives.
 
-    `rounds`: of the run; a message with a higher round is refused.
+    `rounds`: of the run; a message with a higher round is refused.  `seed`: of the run, for the draws.
     """
+
+    def __init__(
+        self,
+        me: Entry,
+        roster: Roster,
+        trust: Trust,
+        sign: Sign,
+        make: Make,
+        settings: MemberSettings,
+        seed: int,
+        rounds: int,
+    ) -> None:
+        self.node, self.me, self.roster, self.trust = me.node, me, roster, trust
+        self.settings, self.rounds = settings, rounds
+        self.round = -1
+        """Number of completed rounds; -1: we do not take part yet.  Set by the owner."""
+        self.contacts: list[NodeId] = []
+        self.linked: set[NodeId] = set()
+        self.lives: dict[NodeId, int] = {}
+        self.reached: dict[NodeId, int] = {}
+        """Number of completed rounds of each."""
+        self.suspects: dict[NodeId, tuple[Suspicion | ConfirmDead, int]] = {}  # with the time in nanoseconds
+        self.contact = False
+        """Whether a member has sent us its numbers about us."""
+        self.returning = False
+        """Whether we had an earlier life in this run."""
+        self.announced = False
+        """Whether this life is announced; before, updates about us are about an earlier one."""
+        self.superseded = False
+        """Whether another process runs with our id and key, and began later."""
+        self.suspected_at = -1
+        """The highest incarnation in which a member suspected us."""
+        self._sign, self._make = sign, make
+        self._rng = seeds.stream(seed, "membership", me.node)
+        self._came: dict[NodeId, int] = {}  # time of each last link
+        self._met: dict[NodeId, tuple[str, str]] = {}  # (address, key) of each link
+        self._made: dict[tuple[NodeId, ...], Places] = {}
+        self._partners: tuple[NodeId, ...] = ()
+        self._watching: tuple[Roster | None, set[NodeId]] = None, set()
+        self._claimed_ns = -1  # time of the first report of an earlier life
+        self._ticks = 0
+        self._seen_ns = self._swept_ns = -1
+        self._spread = Dissemination(me.node, settings, self._rng)
+        if me.node not in roster.entries:
+            self._announce(me)  # there are no links yet: it is the first message on each
+        self._detector = FailureDetector(self, settings, self._rng)
+        self._blames = Blames()
+        self._partition = PartitionWatch(settings.period_ns)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -129,7 +190,7 @@ class Membership(SilenceWatch):
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Outcome]:
         match message:
             case Ping(number, round, digest):
-                pong = Send(sender, Pong(number, max(self.round, -1), self._digest()))
+                pong = Send(sender, Pong(number, max(self.round, -1), self.roster.digest()))
                 return [pong, *self._warn(sender), *self._noted(sender, round, digest, now_ns)]
             case Pong(number, round, digest):
                 return [*self._detector.answered(number, sender), *self._noted(sender, round, digest, now_ns)]
@@ -167,7 +228,7 @@ class Membership(SilenceWatch):
         """Return a `Meet` for each contact without a link at its present address."""
         shown = [news.node for news in new if isinstance(news, Entry)]
         if changed:
-            shown = self.contacts = self._contacts()
+            shown = self.contacts = contacts_of(self.roster, self.node, self.settings.links, self.schedule)
         found: list[Outcome] = []
         for node in shown:
             entry = self.roster.entries[node]
@@ -215,7 +276,7 @@ class Membership(SilenceWatch):
         effects += self._gone_and_back(before, now_ns) if merged.new else []
         fresh += filter(self._passed_on, merged.new)
         effects += self._spread.pass_on(self.linked, sender, fresh)
-        changed = self._changed(before, merged.new)
+        changed = self.roster.changes_graph(before, merged.new)
         rostered: list[Outcome] = [Rostered(self.schedule())] if changed else []
         return [*self._meet(merged.new, changed=changed), *effects, *rostered]
 
@@ -261,7 +322,11 @@ class Membership(SilenceWatch):
         counts = verdict in self.roster.standing(node) and not self.roster.gone(node)
         if verdict.by == self.node or not counts or node in self.suspects or node not in self.others():
             return []
-        return [] if self._judged(node) else [*self._suspected(verdict, now_ns), *self._detector.ask(node, now_ns)]
+        return (
+            []
+            if self.roster.has_verdict(self.node, node)
+            else [*self._suspected(verdict, now_ns), *self._detector.ask(node, now_ns)]
+        )
 
     def _gone_and_back(self, before: Roster, now_ns: int) -> list[Outcome]:
         """Report members that the updates made gone, or present again."""
@@ -312,11 +377,9 @@ class Membership(SilenceWatch):
         fresh.append(suspicion)
         return [*self._suspected(suspicion, now_ns), *self._detector.ask(node, now_ns)]
 
-    # --- comparing ------------------------------------------------------------------------------------------------
-
     def _noted(self, sender: NodeId, round: int, digest: str, now_ns: int) -> list[Outcome]:
         self.reached[sender] = round
-        return [] if digest == self._digest() else [*self._spread.differs(sender, self.roster, now_ns)]
+        return [] if digest == self.roster.digest() else [*self._spread.differs(sender, self.roster, now_ns)]
 
     def _compare(self, sender: NodeId, known: Sequence[tuple[NodeId, int, int]], now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
@@ -328,9 +391,209 @@ class Membership(SilenceWatch):
                 effects += self._begin_contact()
         return [*effects, *self._spread.answer(sender, self.roster, known, now_ns)]
 
-    # --- partitions ---------------------------------------------------------------------------------------------------
-
     def _name_partition(self, now_ns: int) -> list[Outcome]:
         lost = self._partition.parted(now_ns, self._window_ns())
         here = sorted([self.node, *self.others()])
         return [self._report("partition", {"unreachable": lost, "here": here})] if lost else []
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> RosterSchedule:
+        """Return the graphs of all rounds under the present roster."""
+        schedule = RosterSchedule(self.roster, self._make, self._made)
+        schedule.earlier[self.node] = self._partners
+        self._partners = schedule.partners(self.node)
+        return schedule
+
+    def others(self) -> list[NodeId]:
+        """Return all other members that are neither gone nor leaving, ascending."""
+        return [node for node in self.roster.present() if node != self.node]
+
+    def claims(self) -> list[int]:
+        """Return the completed rounds that the others report, descending."""
+        return sorted((self.reached[node] for node in self.others() if node in self.reached), reverse=True)
+
+    def network_round(self) -> int:
+        """Return the second highest reported number of rounds, as one report may be false; -1: none has begun."""
+        claims = self.claims()
+        return claims[min(1, len(claims) - 1)] if claims else -1
+
+    def watched(self) -> set[NodeId]:
+        """Return the members to ping: all contacts; where the link is broken, through others."""
+        if self._watching[0] is not self.roster:
+            self._watching = self.roster, set(self.contacts) & set(self.others())
+        return self._watching[1]
+
+    def word(self) -> tuple[int, str]:
+        """Return the content of every ping: our round, and the digest of our roster."""
+        return self.round, self.roster.digest()
+
+    def helpers(self, silent: NodeId) -> list[NodeId]:
+        """Return the members that can ping a silent one in our place, ascending."""
+        return [node for node in self.others() if node in self.linked and node not in (silent, *self.suspects)]
+
+    def _not_begun(self, node: NodeId) -> bool:
+        """Return whether `node` has never been seen, in a run that has not begun: people start peers minutes apart."""
+        begun = self.round > 0 or self.network_round() > 0
+        return self.roster.entries[node].incarnation == 0 and node not in self.linked and not begun
+
+    def _window_ns(self) -> int:
+        return self.settings.suspicion_of(len(self.roster.present()))
+
+    def _report(self, name: str, value: object) -> Report:
+        return Report(name, value, max(self.round, 0))
+
+    # --- pings and suspects -------------------------------------------------------------------------------------------
+
+    def informed(self, now_ns: int) -> bool:
+        """Return whether the network's round is known, and the fate of all suspects checked.
+
+        While a member has just connected, two reports of the round are needed; a suspect that never sent a message
+        gets its full time.
+        """
+        just_now = now_ns - 2 * self.settings.period_ns
+        to_say = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
+        return (len(self.claims()) >= 2 or not to_say) and self.suspects.keys() <= self._detector.heard.keys()
+
+    def _tick(self, now_ns: int) -> list[Outcome]:
+        self._ticks += 1
+        effects: list[Outcome] = [SetTimer(("member", "tick"), self.settings.period_ns)]
+        effects += [*self._contacted(now_ns), *self._refute()]
+        there = {node for node in self.watched() if not self._not_begun(node)}
+        if (node := self._detector.next(there)) is not None:
+            effects += self._detector.ask(node, now_ns)
+        gone = [node for node in self.linked if self.roster.gone(node)]
+        if gone and self._ticks % 2 == 0:  # it may only have been cut off
+            effects.append(self._detector.ping(gone[int(self._rng.integers(len(gone)))]))
+        return effects
+
+    def _wake(self, now_ns: int) -> list[Outcome]:
+        """Handle our own absence, longer than others wait: drop the suspicions it caused, and ping all."""
+        self._detector.forget()
+        effects: list[Outcome] = [self._report("slept", (now_ns - self._seen_ns) / 1e9)]
+        for node, (suspicion, _) in self.suspects.items():
+            self.suspects[node] = suspicion, now_ns
+            effects.append(self._verdict_timer(node))
+        self._swept_ns = -1
+        return effects + self._sweep(now_ns)
+
+    def _sweep(self, now_ns: int) -> list[Outcome]:
+        """Ping all linked members, once in the time that a suspect has."""
+        if self._swept_ns >= 0 and now_ns - self._swept_ns < self._window_ns():
+            return []
+        self._swept_ns = now_ns
+        return [effect for node in self.others() if node in self.linked for effect in self._detector.ask(node, now_ns)]
+
+    def _suspect(self, node: NodeId, now_ns: int) -> list[Outcome]:
+        if node in self.suspects or node not in self.others() or self.roster.has_verdict(self.node, node):
+            return []
+        suspicion = signed(Suspicion(node, self.roster.entries[node].incarnation, self.node), self._sign)
+        assert isinstance(suspicion, Suspicion)
+        return [*self._suspected(suspicion, now_ns), *self._spread.send(self.linked, [suspicion]), *self._sweep(now_ns)]
+
+    def _suspected(self, suspicion: Suspicion | ConfirmDead, now_ns: int) -> list[Outcome]:
+        self.suspects[suspicion.node] = suspicion, now_ns
+        report = self._report("suspected", {"node": suspicion.node, "by": suspicion.by})
+        return [report, self._verdict_timer(suspicion.node)]
+
+    def _verdict_timer(self, node: NodeId) -> SetTimer:
+        return SetTimer(("member", "verdict", node), self._window_ns())
+
+    def _listens(self, suspicion: Suspicion, now_ns: int) -> bool:
+        """Return whether the author's suspicions count, and this is its first on the member within a window."""
+        if not self.roster.voice(suspicion.by, max(self.round, self.network_round(), 0)):
+            return False
+        return self._blames.counts(suspicion.by, suspicion.node, now_ns, self._window_ns())
+
+    def _warn(self, node: NodeId) -> list[Outcome]:
+        """Send `node` the suspicion and verdicts on it, so that it can refute them."""
+        said: list[News] = [*self.roster.standing(node)]
+        if node in self.suspects and self.suspects[node][0] not in said:
+            said.append(self.suspects[node][0])
+        return [*self._spread.send([node], said[:NEWS_MAX])]
+
+    # --- our own entry ------------------------------------------------------------------------------------------------
+
+    @property
+    def sent_away(self) -> bool:
+        """Whether the organiser has revoked our own membership."""
+        return self.node in self.roster.revoked
+
+    @property
+    def ended(self) -> Failure | None:
+        """The reason why we can no longer take part; None while we can."""
+        if self.superseded:
+            return superseded(self.node)
+        return sent_away(self.node) if self.sent_away else None
+
+    def introduction(self) -> Join | None:
+        """Return the first message to members without our entry; None for a founder."""
+        return None if self.node in self.trust.founders else Join(self.me)
+
+    def announce(self, since: int, until: int = -1) -> list[Outcome]:
+        """Announce to all that we take part from round `since` on, and before `until`."""
+        return self._announce(replace(self.me, since=since, until=until))
+
+    def _announce(self, entry: Entry) -> list[Outcome]:
+        known = self.roster.entries.get(self.node)
+        least = (known.incarnation if known else 0) + 1
+        said = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
+        assert isinstance(said, Entry)
+        before = self.roster
+        self.roster = replace(before, entries={**before.entries, self.node: said})
+        self.me, self.announced = said, True
+        rostered: list[Outcome] = [Rostered(self.schedule())] if self.roster.changes_graph(before, [said]) else []
+        return [*self._spread.send(self.linked, [said]), *rostered]
+
+    def _moved(self, address: str) -> list[Outcome]:
+        """Announce a new address; an old one again to all, as members cut off with us have missed it."""
+        if address == self.me.address:
+            return [*self._spread.send(self.linked, [self.me])]
+        moved = self._report("moved", {"node": self.node, "address": address})
+        return [moved, *self._announce(replace(self.me, address=address))]
+
+    def _refute(self) -> list[Outcome]:
+        """Refute with a higher incarnation; from a later round on if our announced end is too near."""
+        if not self.announced or not self._blamed():
+            return []
+        since, round = self.me.since, max(self.round, self.network_round())
+        if since >= 0 and replace(self.roster, own=NOBODY).end(self.node) <= round + 1:  # from the others' view
+            since = max(since, boundary_after(round))
+        return self._announce(replace(self.me, since=since))
+
+    def _blamed(self) -> bool:
+        """Return whether a suspicion or verdict on us is newer than our entry; one for a far round has time."""
+        near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
+        return self.suspected_at >= self.me.incarnation or any(
+            said.until <= near for said in self.roster.standing(self.node)
+        )
+
+    def _handle_own_entry(self, entry: Entry, sender: NodeId) -> list[Outcome]:
+        """Handle an entry of ours: of this life, of an earlier one, or of another process with our key."""
+        if entry == self.me or entry.incarnation < self.me.incarnation:
+            return []
+        if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
+            if self.me.since < 0:  # an earlier life with a clock ahead of ours
+                self.me = replace(self.me, incarnation=entry.incarnation + 1)
+                self.returning = self.contact = True
+                return []
+            if entry.incarnation == self.me.incarnation:
+                self.suspected_at = entry.incarnation
+                return [*self._refuse(NewsRefusal("twin", entry), sender), *self._refute()]
+            if self.superseded:
+                return []
+            self.superseded = True
+            return [self._report("superseded", {"node": self.node, "address": entry.address})]
+        return self._refuse(NewsRefusal("identity", entry), sender)
+
+    def _begin_contact(self) -> list[Outcome]:
+        self.contact = True
+        return self._announce(self.me) if not self.returning and self.me.since >= 0 else []
+
+    def _contacted(self, now_ns: int) -> list[Outcome]:
+        """Begin without the proof of an earlier life, if its reporter has not sent it in time."""
+        waited = self._claimed_ns >= 0 and now_ns - self._claimed_ns >= self.settings.answer_ns
+        return self._begin_contact() if waited and not self.contact else []
+
+    def _refuse(self, refusal: NewsRefusal, sender: NodeId) -> list[Outcome]:
+        return [*self._spread.refuse(refusal, sender, max(self.round, 0))]

@@ -18,7 +18,7 @@ Source: Das, Gupta and Motivala, SWIM: scalable weakly-consistent infection-styl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -101,6 +101,16 @@ class Roster:
         """Return the rounds in which a member joins or leaves, ascending."""
         return tuple(sorted((self._bounds | set(self._turns)) - {-1, 0, LAST_ROUND}))
 
+    def changes_graph(self, before: Roster, news: Sequence[News]) -> bool:
+        """Return whether the graph of any round differs from that of `before`, which `news` were merged into."""
+        spans = any(before._span(one.node) != self._span(one.node) for one in news)
+        return spans or bool(news and before.lost() != self.lost())
+
+    def _span(self, node: NodeId) -> tuple[int, int] | None:
+        """Return the first round and the end of `node` by its own entry and the organiser's revocation."""
+        entry = self.entries.get(node)
+        return (entry.since, entry.until) if entry and node not in self.revoked else None
+
     def _there(self, node: NodeId, round: int) -> bool:
         entry = self.entries.get(node)
         if entry is None or node in self.revoked:
@@ -136,6 +146,11 @@ class Roster:
     def standing(self, node: NodeId) -> Said:
         """Return the verdicts on the present life of `node` that count."""
         return self._standing.get(node, ())
+
+    def has_verdict(self, judge: NodeId, node: NodeId) -> bool:
+        """Return whether `judge` has given a verdict on the present life of `node`."""
+        life = self.entries[node].incarnation
+        return any((one.by, one.incarnation) == (judge, life) for one in self.verdicts.get(node, ()))
 
     @cached_property
     def _living(self) -> dict[NodeId, Said]:
@@ -194,6 +209,10 @@ class Roster:
 
     def digest(self) -> str:
         """Return a short hash of the roster; equal rosters have equal ones."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         return f"{seeds.integer(0, 'roster', *(number for known in self.known() for number in known)):016x}"
 
     def newer_than(self, known: Iterable[tuple[NodeId, int, int]]) -> list[News]:

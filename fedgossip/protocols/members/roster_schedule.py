@@ -107,4 +107,18 @@ class RosterSchedule:
         return self._made[ids]
 
 
+def contacts_of(roster: Roster, node: NodeId, most: int, schedule: Callable[[], RosterSchedule]) -> list[NodeId]:
+    """Return the members to link to, also gone ones, which may return, ascending.  Symmetric: they link to `node`.
+
+    All, up to `most` members; above, those at distances of powers of two, and the partners in the `schedule`.
+    """
+    ids = sorted(roster.entries.keys() - roster.revoked.keys())
+    if len(ids) <= most or node not in ids:
+        return [other for other in ids if other != node]
+    own = ids.index(node)
+    steps = [1 << k for k in range((len(ids) - 1).bit_length())]
+    found = {ids[(own + sign * step) % len(ids)] for step in steps for sign in (1, -1)}
+    return sorted((found | set(schedule().partners(node))) - {node})
+
+
 KEPT_GRAPHS = 16
