@@ -15,21 +15,44 @@ from fedgossip.algorithms.federated.base import Aggregate
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
-from fedgossip.experiment import load_experiment
+from fedgossip.data.objectives import EVALUATION
+from fedgossip.experiment import FederatedExperiment, load_experiment
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.secure.ring import Words
+from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers
+from fedgossip.sites.evaluation.evaluation_task import ROUNDS, EvaluationTask
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout
 from fedgossip.sites.fits.glm.glm_sums import GlmLayout
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, TreesLayout
 from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.plans.statistics import statistics_plan, statistics_task
+from fedgossip.sites.plans.sums import asking, plan_of_sums
 
 KINDS = ("glm", "cox", "kaplan-meier", "trees")
+JUDGED = ("agree", "evaluate", "evaluate with noise")
+"""Other sums over sites: of statistics, and of a model's answers."""
 Made = tuple[Any, Any, Any]
 
 
 def made(folder: Path, kind: str) -> Made:
-    """Return the plan of a kind of fit with the task of all its sites; in `folder`, where their files are."""
+    """Return the plan of a kind of sums with the task of all its sites; in `folder`, where their files are."""
+    if kind in JUDGED:
+        experiment = load_experiment(folder / "glm.toml")
+        assert isinstance(experiment, FederatedExperiment)
+        if kind == "agree":
+            agreeing, schema = statistics_plan(experiment)
+            plan, statistics, refused = statistics_task(agreeing, schema, range(SITES))
+            assert not refused
+            return plan, statistics.layout, statistics
+        layout = EvaluationLayout(
+            model="", kind="classification", classes=("no", "yes"), noise=0.0 if kind == "evaluate" else 2.0,
+            group_column="arm", groups=("new", "old"),
+        )  # fmt: skip
+        rounds = 1 if layout.noise else ROUNDS
+        judging = EvaluationTask(layout, {node: _answers(node) for node in range(SITES)}, 5)
+        plan, judging, _ = asking(plan_of_sums(experiment, EVALUATION, rounds, layout.exact), judging, {})
+        return plan, layout, judging
     experiment = load_experiment(folder / f"{kind}.toml")
     fit = planned_fit(experiment)
     plan, task, refused = fit.of_sites(range(SITES))
@@ -37,9 +60,17 @@ def made(folder: Path, kind: str) -> Made:
     return plan, fit.layout, task
 
 
+def _answers(node: NodeId) -> SiteAnswers:
+    """Answers of a model to the 40 records of a site; a group of them is at two sites alone."""
+    rng = np.random.default_rng(node)
+    said, groups = rng.uniform(0.01, 0.99, 40), np.zeros(40, np.int64)
+    groups[:10] = node < 2
+    return SiteAnswers(np.column_stack([1 - said, said]), (rng.random(40) < said).astype(np.int64), groups)
+
+
 @dataclass
 class FitHall(Hall):
-    """Honest sites of one fit; `x` is what an honest coordinator would send next, in `round`."""
+    """Honest sites of one run of sums; `x` is what an honest coordinator would send next, in `round`."""
 
     made: Made = field(kw_only=True)
     got: list[tuple[frozenset[NodeId], Vector]] = field(default_factory=list)
@@ -174,7 +205,7 @@ def attacked(made: Made, seed: int) -> tuple[FitHall, list[str]]:
     """Return the sites of one fit, some honest rounds of it attacked, and the attacks that have brought a sum."""
     random, hall, brought = np.random.default_rng(seed), FitHall({}, made=made), []
     rounds = hall.plan.experiment.rounds
-    for _ in range(int(random.integers(1, min(4, rounds)))):
+    for _ in range(int(random.integers(1, max(2, min(4, rounds))))):
         assert hall.follows(), hall.refused
     for _ in range(2):
         move = MOVES[int(random.integers(len(MOVES)))]

@@ -1,11 +1,16 @@
-"""Tuning of the process: memory reuse, and imports of large packages."""
+"""Tuning of the process: memory reuse, imports of large packages, and where processes that it starts import from."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import sys
 from collections.abc import Iterator
+
+PYTHON = (sys.executable, "-P")
+"""Start of the command line of another process of ours.  Without -P `python -m` imports what lies in the folder where it
+is started, numpy.py for example, before installed packages: that folder may be a stranger's."""
 
 # The amount of freed memory that the C library keeps for reuse.
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fedgossip.base import signals, untrusted_text
-from fedgossip.base.imports import uncollected
+from fedgossip.base.imports import PYTHON, uncollected
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ForkServer:
 
     def _afresh(self, spec: dict[str, Any]) -> int:
         """Start a peer as a new interpreter; its signals, ignored or not, are as with a fork."""
-        words = [sys.executable, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
+        words = [*PYTHON, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
         actions = [
             (os.POSIX_SPAWN_CLOSE, self.control.fileno()),
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -3,6 +3,7 @@
     FOLDER/MARK/peer.key         this member's keys, made here
     FOLDER/MARK/experiment.toml  the proposal, once accepted
     FOLDER/MARK/endpoints.toml   the members at the start of the run
+    FOLDER/MARK/proposal.hash    the hash of the proposal, once accepted: the invite is for no other
     FOLDER/MARK/proposed-files   the graph and the common test set of the proposal, once accepted
     FOLDER/MARK/run              the run directory
 

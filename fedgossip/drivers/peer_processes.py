@@ -23,6 +23,7 @@ import msgspec
 
 from fedgossip.base import kernels, outside_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
+from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class PeerProcesses:
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         path = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedgossip.drivers.fork_server", str(theirs.fileno()), *modules],
+            [*PYTHON, "-m", "fedgossip.drivers.fork_server", str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C reaches us alone, and we pass it on

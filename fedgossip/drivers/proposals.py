@@ -29,7 +29,7 @@ import tomli_w
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_toml
-from fedgossip.base.errors import ConfigError, NotWrittenError
+from fedgossip.base.errors import ConfigError, NotWrittenError, PeerError
 from fedgossip.base.untrusted_text import line
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
@@ -41,9 +41,10 @@ from fedgossip.data.per_peer import PLACE
 from fedgossip.data.user_code import code_of, modules_of
 from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.experiment.data_section import is_standard
+from fedgossip.net.invites.invite_client import ORGANISER
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
-from fedgossip.plans.plan import Plan
+from fedgossip.plans.plan import Plan, hash_of
 from fedgossip.topology.graphs.names import SUFFIXES
 
 OWN = f"own:{PLACE}"
@@ -256,6 +257,32 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     elif isinstance(data.get("test"), str):
         _check_source(str(data["test"]))
     return checked(content, "the organiser's experiment")
+
+
+def hash_of_proposal(proposal: Proposal) -> str:
+    """Return the hash of what is proposed: the experiment, its graph and the common test set."""
+    return hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
+
+
+def check_agreed(proposal: Proposal, folder: Path) -> None:
+    """Raise PeerError for another proposal than the one that was agreed to with the invite of this folder.
+
+    An organiser keeps to one experiment for an invite; so one that comes later, or an old one that is sent again, is
+    refused before anybody is asked, and `--yes` in a script that starts again agrees to nothing new.
+    """
+    path, now = folder / run_format.PROPOSAL, hash_of_proposal(proposal)
+    try:
+        before = outside_files.read_text(path) if path.exists() else now
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Put it back, or ask for a new invite.") from None
+    if before != now:
+        text = f"the organiser proposes another run ({now[:16]}) than was agreed to with this invite ({before[:16]})"
+        raise PeerError(text, "Ask why: another run is another invite.", peer=ORGANISER)
+
+
+def keep_agreed(proposal: Proposal, folder: Path) -> None:
+    """Write which proposal a person has agreed to.  Raises NotWrittenError."""
+    _keep(folder / run_format.PROPOSAL, hash_of_proposal(proposal).encode())
 
 
 def keep_graph(proposal: Proposal, folder: Path) -> None:

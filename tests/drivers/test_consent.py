@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,12 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 import tomli_w
-from commands import in_process
+from commands import finish, in_process, start
 from spying import Seen, spying
 
 from fedgossip import ConfigError, load_model, simulate
-from fedgossip.base.errors import NetworkError
+from fedgossip.base.errors import NetworkError, PeerError
+from fedgossip.base.imports import PYTHON
 from fedgossip.cli.people import join as joining_command
 from fedgossip.cli.people.join import _Own
 from fedgossip.core.messages import Proposal
@@ -196,9 +198,27 @@ def test_a_graph_that_comes_with_an_invite_gets_a_name_of_ours_and_not_before_a_
     asked.shown(one, capsys, yes=True)
     kept = {path.relative_to(asked.place.path).as_posix() for path in asked.place.path.rglob("*") if path.is_file()}
     suffix = {"toml": "toml", "GML": "gml"}.get(name.rpartition(".")[2], "txt")
-    assert kept == {"peer.key", f"proposed-files/graph.{suffix}"}
+    assert kept == {"peer.key", "proposal.hash", f"proposed-files/graph.{suffix}"}
     assert (asked.place.path / "peer.key").read_bytes() == key
     assert not custom.is_function(f"joined.{asked.invitation.mark}.proposed-files.graph:f")
+
+
+def test_one_invite_is_for_one_proposal_also_where_a_script_says_yes(
+    asked: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later proposal, and an old one after it, to a participant that has agreed; by its graph or test set alone too."""
+    first = proposed({"topology": {"graph": "g.txt", "n": 3}}, graph="0 1\n1 2\n2 0\n")
+    asked.shown(first, capsys, yes=True)
+    graph = (asked.place.path / "proposed-files" / "graph.txt").read_text()
+    asked.shown(first, capsys, yes=True)  # as after an interruption
+    for other in (
+        proposed({"topology": {"graph": "ring", "n": 3}, "rounds": 100_000}),
+        replace(first, graph="0 1\n1 2\n"),
+        replace(first, test_digest="0" * 64),
+    ):
+        with pytest.raises(PeerError, match="proposes another run"):
+            asked.shown(other, capsys, yes=True)
+        assert (asked.place.path / "proposed-files" / "graph.txt").read_text() == graph
 
 
 def test_code_cannot_come_from_where_files_of_invites_are_kept(asked: Asked) -> None:
@@ -473,3 +493,32 @@ def test_a_trace_is_replayed_without_the_code_that_it_names() -> None:
     object.__setattr__(opening, "experiment", content)
     with pytest.raises(ConfigError, match="the trace of peer 0: it names code that would run: evil:Alg"):
         machine_of(opening)
+
+
+# --- other processes and programs -------------------------------------------------------------------------------------
+
+RUN = 'rounds = 1\n[task]\nkind = "quadratic"\n[topology]\ngraph = "ring"\nn = 3\n'
+
+
+@pytest.mark.sockets
+def test_processes_that_a_command_starts_import_nothing_from_the_folder_it_is_typed_in(tmp_path: Path) -> None:
+    """A folder of somebody else's, with modules in the names of libraries; programs of its own come first in PATH."""
+    (tmp_path / "e.toml").write_text(RUN)
+    planted = "from pathlib import Path\nPath(__file__).parent.joinpath('RAN').write_text(__name__)\n"
+    for name in ("fedgossip", "numpy", "msgspec", "zmq", "sitecustomize", "signal"):
+        (tmp_path / f"{name}.py").write_text(planted)
+    for name in ("xdg-open", "www-browser", "git", "sinfo", "c++", "g++", "uname", "python", "python3"):
+        (tmp_path / name).write_text("#!/bin/sh\ntouch RAN\n")
+        (tmp_path / name).chmod(0o700)
+    hostile = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BROWSER": str(tmp_path / "www-browser")}
+    command = (*PYTHON, "-m", "fedgossip")
+    for words in (["run", "e.toml", "--on", "local", "--out", "out"], ["run", "--resume", "out", "--set", "rounds=2"]):
+        said = finish(start([*words, "--no-report"], tmp_path, command, env={**os.environ, **hostile}))
+        assert said.code == 0 and not (tmp_path / "RAN").exists(), (words, said.err)
+
+
+def test_every_process_of_ours_is_started_without_the_folder_of_its_start() -> None:
+    """`sys.executable` stands beside a person's own script alone, which finds the modules beside itself."""
+    package = Path(custom.__file__).parents[1]
+    found = {path.name for path in package.rglob("*.py") if "[sys.executable" in path.read_text()}
+    assert found == {"invited.py"}

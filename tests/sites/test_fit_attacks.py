@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import typed
-from fit_attacks import KINDS, FitHall, Made, attacked, far_out, made
+from fit_attacks import JUDGED, KINDS, FitHall, Made, attacked, far_out, made
 from fit_sites import SITES, every_kind
 
 from fedgossip.base.vectors import frozen
@@ -47,14 +47,14 @@ def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def kinds(folder: Path) -> dict[str, Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return {kind: made(folder, kind) for kind in KINDS}
+        return {kind: made(folder, kind) for kind in (*KINDS, *JUDGED)}
 
 
 # --- any attack -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fits", [3, pytest.param(125, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *JUDGED])
 def test_a_lying_coordinator_gets_no_sum_beside_those_of_honest_rounds(
     kind: str, fits: int, kinds: dict[str, Made]
 ) -> None:
@@ -64,13 +64,14 @@ def test_a_lying_coordinator_gets_no_sum_beside_those_of_honest_rounds(
         hall, brought = attacked(kinds[kind], seed)
         assert not brought and {sites for sites, _ in hall.got} == {ALL}, seed
         refused |= {reason for _, reason in hall.refused}
-    assert refused & {Reason.COMPANY, Reason.POINT}
+    if kind != "evaluate with noise":  # which is of one round: nothing more is answered
+        assert refused & {Reason.COMPANY, Reason.POINT}
 
 
 # --- the same sites ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "agree", "evaluate"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_all_sums_of_a_fit_are_of_the_same_sites(kind: str, restarted: bool, kinds: dict[str, Made]) -> None:
     hall = FitHall({}, made=kinds[kind])
@@ -260,7 +261,25 @@ def test_a_split_of_trees_keeps_the_records_that_there_were(kinds: dict[str, Mad
         assert "a split whose sides" in asked(hall, frozen(growing.x))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_said_of_groups_is_held_against_a_sites_own_and_the_signature(kinds: dict[str, Made]) -> None:
+    """A group of two sites that is said to be at three is answered: the lie is signed, and docs/privacy/attacks.md has
+    it among what is left."""
+    hall = FitHall({}, made=kinds["evaluate"])
+    assert hall.follows()
+    numbers = dict(hall.layout.numbers(hall.x))
+    assert numbers["at", "old"] == 2
+    for name, count, refused in (
+        (("at", "new"), 0, "a count over all sites is below that of this site alone"),
+        (("records",), 1, "sums of an earlier round are not what they were"),
+        (("at", "old"), 3, ""),
+    ):
+        lie = hall.layout.vector({**numbers, name: count})
+        why = asked(hall, lie)
+        assert refused in why and bool(refused) == bool(why), (name, why)
+    assert hall.asks(lie) is None and {why for _, why in hall.refused} == {Reason.POINT}, "it has signed another sum"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "agree", "evaluate"])
 def test_a_site_that_has_seen_nothing_answers_the_start_alone(kind: str, kinds: dict[str, Made]) -> None:
     hall = FitHall({}, made=kinds[kind])
     hall.task.check(0, 0, hall.x, None)

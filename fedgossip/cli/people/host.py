@@ -116,12 +116,11 @@ def host(
     """
     from fedgossip.drivers import invite_hosting
     from fedgossip.drivers.participant import check_open_files
-    from fedgossip.drivers.proposals import learning_of, proposal_of
+    from fedgossip.drivers.proposals import hash_of_proposal, learning_of, proposal_of
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invites.invitation import written
     from fedgossip.net.invites.invite_server import InviteServer
     from fedgossip.net.relays.addresses import Whereabouts, own_addresses
-    from fedgossip.plans.plan import hash_of
 
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = invite_hosting.seats_of(plan)
@@ -131,7 +130,7 @@ def host(
     own = led.learning if led else learning_of(plan, seats.own, whole.data)
     proposal = proposal_of(whole, None if loop and not led else (own or _task(plan, seats.own))[0])
     expires = int(time.time() + 60 * minutes)
-    what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
+    what = hash_of_proposal(proposal)
     with contextlib.ExitStack() as stack:
         ports = _hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT)
         hosted = invite_hosting.hosted(folder, experiment.stem, what, seats, expires, ports)

@@ -191,6 +191,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
     from fedgossip.plans import compose
 
     files = place.path / run_format.PROPOSED_FILES
+    proposals.check_agreed(proposal, place.path)
     experiment = proposals.experiment_of(proposal, files)
     code = proposals.check_code(proposal, experiment, place.path.parent)
     proposals.check_data(experiment, own.data)
@@ -201,6 +202,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
             raise ConfigError("there is no terminal to confirm at", "Read the above, and add --yes if you agree.")
         if not click.confirm("Take part?", default=False, err=True):
             raise click.Abort
+    proposals.keep_agreed(proposal, place.path)
     proposals.keep_graph(proposal, files)
     return compose.plan(experiment)
 

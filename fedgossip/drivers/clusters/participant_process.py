@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 
 from fedgossip.base import kernels
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.imports import PYTHON
 from fedgossip.net.relays.addresses import LOOPBACK, address_of_interface, address_towards, own_addresses
 
 
@@ -20,7 +20,7 @@ def start_participant(
 ) -> subprocess.Popen[bytes]:
     """Start a participant; it says goodbye on SIGTERM, and when this process exits."""
     threads = {f"{library}_NUM_THREADS": str(cpus) for library in ("OMP", "OPENBLAS", "MKL")}
-    words = [sys.executable, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
+    words = [*PYTHON, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
     environment = {**kernels.environment(portable=portable), **threads, "PYTHONPATH": os.pathsep.join(path)}
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, cwd=here, env=environment)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from fedgossip.base import owner_files
+from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.mirror import FolderNews, Piece, apply
 from fedgossip.drivers.clusters.participant_process import own_host, start_participant
@@ -119,7 +119,7 @@ class RayCommand:
         """Start `python -m WORDS` in the folder `here`, on one thread, and return its process.  Its standard input
         ends with this process."""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
-        command = [sys.executable, "-m", *words]
+        command = [*PYTHON, "-m", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._said, cwd=here, env=environment)
         self._process, self._child = process, _Ended(process)

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedgossip.base import outside_files, signals
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import JobLife, PlacedJob, write_job
 from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources, imported
@@ -67,7 +68,7 @@ class SlurmProcesses:
         path = [str(Path(p).resolve()) for p in sys.path if p]
         job = PlacedJob(specs, str(Path.cwd()), path, wanted.cpus, self._portable, wanted.interface)
         write_job(self._folder, job)
-        command = [sys.executable, "-m", "fedgossip.drivers.clusters.node", str(self._folder), probe_in(self._folder)]
+        command = [*PYTHON, "-m", "fedgossip.drivers.clusters.node", str(self._folder), probe_in(self._folder)]
         function = self._submitit.helpers.CommandFunction(command, verbose=False)
         executor = self._submitit.AutoExecutor(folder=self._folder, cluster=LOCAL if self._here else SLURM)
         executor.update_parameters(**_parameters(self._count, wanted))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
+from fedgossip.base.imports import PYTHON
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT, LOG, OVER, PEERS, SEAT
@@ -206,7 +206,7 @@ class _Launch:
             write_whole(folder / SEAT, msgspec.json.encode(seat))
             specs[node] = {"node": node, "folder": str(place)}
             if node >= self.plan.learners:
-                specs[node]["words"] = [sys.executable, "-m", "fedgossip.drivers.loops.coordinating", str(place / SEAT)]
+                specs[node]["words"] = [*PYTHON, "-m", "fedgossip.drivers.loops.coordinating", str(place / SEAT)]
         return specs
 
     def _await(self, nodes: Sequence[NodeId], ready: Callable[[Path], bool]) -> None:

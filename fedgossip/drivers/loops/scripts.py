@@ -19,6 +19,7 @@ import msgspec
 from fedgossip.base import kernels, outside_files, owner_files, signals
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, ResumeError
+from fedgossip.base.imports import PYTHON
 from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
 from fedgossip.core.run_format import ENDED, LAUNCHED, LOG, SEAT
@@ -49,7 +50,8 @@ class Command:
     def words(self) -> list[str]:
         """The command line of one loop."""
         together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        return [sys.executable, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
+        python = PYTHON if self.ranks > 1 else PYTHON[:1]  # a script finds modules beside itself
+        return [*python, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
 
     def checked(self) -> Command:
         """Return this.  Raises ConfigError for a script that does not exist."""

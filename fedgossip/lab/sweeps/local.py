@@ -6,10 +6,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+from fedgossip.base.imports import PYTHON
 from fedgossip.lab.sweeps.claims import holder
 from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.worker import words_of
@@ -31,7 +31,7 @@ class LocalWorkers:
         self._deaths: Counter[str] = Counter()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", *self._words]
+        command = [*PYTHON, "-m", *self._words]
         # each trains on one thread: several that all use every core are slower than one after the other
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **threads})

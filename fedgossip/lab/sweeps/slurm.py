@@ -6,12 +6,12 @@ submitit pickles its own `CommandFunction` with the words of a command; nothing 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.imports import PYTHON
 from fedgossip.drivers.clusters.resources import LOCAL, SLURM, imported
 from fedgossip.drivers.clusters.slurm import path_of_ours
 
@@ -40,7 +40,7 @@ class SlurmWorkers:
             executor.update_parameters(slurm_partition=partition)
         if memory:
             executor.update_parameters(mem_gb=memory / 1e9)
-        function = submitit.helpers.CommandFunction([sys.executable, "-m", *words], verbose=False, cwd=Path.cwd())
+        function = submitit.helpers.CommandFunction([*PYTHON, "-m", *words], verbose=False, cwd=Path.cwd())
         with path_of_ours():
             self._jobs = [executor.submit(function) for _ in range(jobs)]
 

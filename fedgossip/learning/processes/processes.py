@@ -25,6 +25,7 @@ import msgspec
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.imports import PYTHON
 from fedgossip.learning.processes.ipc import Alive, Channel, Failed, Message, Setup
 from fedgossip.learning.processes.shared_memory import ArrayPlace, SharedArrays
 
@@ -104,7 +105,7 @@ class Group:
         self._channels.append(Channel(ours))
         self._processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", self._program, *map(str, descriptors)],
+                [*PYTHON, "-m", self._program, *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C reaches us alone
