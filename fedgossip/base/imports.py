@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator
 
 PYTHON = (sys.executable, "-P")
-"""Start of the command line of another process of ours.  Without -P `python -m` imports what lies in the folder where it
-is started, numpy.py for example, before installed packages: that folder may be a stranger's."""
+"""Start of the command line of another process of ours.
+
+Without -P `python -m` imports what lies in the folder where it is started, numpy.py for example, before installed
+packages: that folder may be a stranger's.
+"""
 
 # The amount of freed memory that the C library keeps for reuse.
 

@@ -206,7 +206,7 @@ def test_a_graph_that_comes_with_an_invite_gets_a_name_of_ours_and_not_before_a_
 def test_one_invite_is_for_one_proposal_also_where_a_script_says_yes(
     asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A later proposal, and an old one after it, to a participant that has agreed; by its graph or test set alone too."""
+    """A later proposal, or an old one again, to one that has agreed; by its graph or its test set alone too."""
     first = proposed({"topology": {"graph": "g.txt", "n": 3}}, graph="0 1\n1 2\n2 0\n")
     asked.shown(first, capsys, yes=True)
     graph = (asked.place.path / "proposed-files" / "graph.txt").read_text()
