@@ -58,17 +58,18 @@ def class_name(cell: str) -> str:
     return cell if value is None else f"{value:.17g}"
 
 
-def no_label(cells: Collection[str]) -> frozenset[str]:
-    """Return the distinct cells of a label column that are missing values, never a class.
+def missing_labels(cells: Collection[str], classes: Collection[str] = ()) -> frozenset[str]:
+    """Return the distinct cells of a label column that stand for a missing label; no class has such a name.
 
-    Beside empty cells these are "-" in a column without "+", and a code like -9 or -999, the only negative number of
-    the column.
+    These are the cells of `is_missing`; "-" in a column without "+"; and a code like -9 or -999, where it is the only
+    negative number of the column.  `classes`: names of classes fixed elsewhere, as by a model or the common test file:
+    in the last two cases such a cell is that class, whatever else this column holds.
     """
     found = {cell for cell in cells if is_missing(cell)}
-    if "-" in cells and "+" not in cells:
+    if "-" in cells and "+" not in cells and "-" not in classes:
         found.add("-")
     negative = [cell for cell in cells if (number_in(cell) or 0) < 0]
-    if len(negative) == 1 and _CODES.fullmatch(negative[0]):
+    if len(negative) == 1 and _CODES.fullmatch(negative[0]) and negative[0] not in classes:
         found.add(negative[0])
     return frozenset(found)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.cells import class_name, is_missing, is_number, like_names, no_label, shown
+from fedgossip.base.cells import class_name, is_missing, is_number, like_names, missing_labels, shown
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
@@ -141,10 +141,10 @@ def _dropped(table: Columns, options: Mapping[str, str]) -> list[str]:
 def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[str]:
     """Return the labels of a column, each by the name of its class, those in `known` unchanged; equal numbers are one.
 
-    Raises ConfigError for an empty cell, which is no class, and for classes that differ in capitals alone.
+    Raises ConfigError for a missing label (`missing_labels`), and for classes that differ in capitals alone.
     """
     words = table.words(column)
-    if nothing := no_label(set(words)):
+    if nothing := missing_labels(set(words), known):
         row = next(row for row, word in enumerate(words) if word in nothing)
         advice = f"Fill it, or leave that row out; if {shown(words[row])!r} is a class, write it as another word."
         raise ConfigError(f"{_cell(table, row, column)} holds no label{_quoted(words[row])}", advice)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgossip.base.cells import MISSING, is_missing, no_label, number_in
+from fedgossip.base.cells import MISSING, is_missing, missing_labels, number_in
 from fedgossip.base.errors import ConfigError
 from fedgossip.data import data
 from fedgossip.data.agreed.federated_tables import read_examples
@@ -20,6 +20,7 @@ from fedgossip.data.columns.encodings import plain
 from fedgossip.data.columns.table_schema import SiteColumns, schema_of
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.record_digests import table_digest
+from fedgossip.data.tables import labels_of
 
 PANDAS = [
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -79,7 +80,23 @@ def test_a_site_learns_of_no_missing_label_either(cell: str, tmp_path: Path) -> 
     ],
 )
 def test_a_code_for_nothing_is_told_from_a_class_by_the_labels_beside_it(cells: set[str], none: set[str]) -> None:
-    assert no_label(cells) == none
+    assert missing_labels(cells) == none
+
+
+@pytest.mark.parametrize("classes", [("+", "-"), ("-9", "-8", "3")])
+def test_a_class_that_is_known_is_one_in_a_table_that_has_no_other(classes: tuple[str, ...]) -> None:
+    """As all records of one site may be: of the class "-", or of -9."""
+    for cell in classes:
+        assert missing_labels({cell}, classes) == set()
+    assert missing_labels({"NA", "", *classes}, classes) == {"NA", ""}
+    assert missing_labels({"-99"}, ("-9",)) == {"-99"}
+
+
+def test_all_records_of_a_table_may_be_of_one_known_class(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("a,y\n1,-\n2,-\n")
+    with pytest.raises(ConfigError, match="holds no label: '-'"):
+        labels_of(CsvColumns(tmp_path / "one.csv"), 1)
+    assert labels_of(CsvColumns(tmp_path / "one.csv"), 1, ("+", "-")) == ["-", "-"]
 
 
 def test_classes_that_differ_in_capitals_alone_are_refused(tmp_path: Path) -> None:

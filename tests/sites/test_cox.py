@@ -494,6 +494,17 @@ def test_strata_have_no_coefficient_and_a_hazard_each(folder: Path, tmp_path: Pa
     assert -math.log(survival) / last.hazard == pytest.approx(float(row["relative hazard"]), rel=1e-6)
 
 
+@pytest.mark.parametrize(("suppress", "events"), [(3, 10), (10, 10), (11, 11), (20, 20)])
+def test_a_told_time_has_as_many_events_as_any_count_must(
+    suppress: int, events: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    agreed = json.loads((folder / "hazards-agreed.json").read_text())
+    (tmp_path / "agreed.json").write_text(json.dumps({**agreed, "suppress": suppress}))
+    at = [f"data.agreed={tmp_path / 'agreed.json'}", f"data.suppress={suppress}"]
+    assert planned_fit(load_experiment(folder / "hazards.toml", at)).layout.design.least == events
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

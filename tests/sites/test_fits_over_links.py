@@ -38,6 +38,32 @@ def test_a_coordinator_whose_fit_has_stopped_advises_what_fit_has(folder: Path, 
         assert "--resume" not in said.err and not (hub / "fit").exists()
 
 
+@pytest.mark.long  # 6 processes
+@pytest.mark.parametrize("kind", ["kaplan-meier", "cox"])
+def test_a_site_with_records_that_are_none_takes_no_part_and_says_so_with_its_code(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    where = machines(folder, tmp_path, files(kind))
+    with (where[1] / "site-1.csv").open("a") as file:
+        file.write("50,new,-3,1,no\n")
+    said = fit_on(where, kind)
+    assert [one.code for one in said] == [0, 4, 0, 0, 0, 9], said
+    assert "site 1 took no part: " in said[1].err and "times below 0" in said[1].err and "error: " not in said[1].err
+    assert not (where[1] / "fit").exists() and (where[0] / "fit").exists()
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 4), (7, 4), (9, 4), (130, 130)])
+def test_the_code_of_a_site_that_takes_no_part_is_that_of_its_records_whatever_its_empty_rounds_gave(
+    ended: int, code: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = machines(folder, tmp_path, files("kaplan-meier"))[1]
+    with (site / "site-1.csv").open("a") as file:
+        file.write("50,new,-3,1,no\n")
+    monkeypatch.setattr("fedgossip.cli.run.participant.Participant.take_part", lambda *_: ended)
+    said = typed(["fit", "kaplan-meier.toml", "--endpoints", "endpoints.toml", "--id", "1"], site)
+    assert said.code == code and "site 1 took no part: " in said.err, said
+
+
 # --- what all processes write -----------------------------------------------------------------------------------------
 
 

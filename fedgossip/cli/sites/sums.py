@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli import STOPPED
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
@@ -28,6 +29,8 @@ Write = Callable[[Any, Record], None]
 """Called with the sums."""
 BEGIN_AGAIN = "Begin again, all together and in new folders (--out), when coordinator.min_clients are there."
 """Advice after a stopped run of sums: its rounds are few, and `--resume` is for runs that train."""
+TOOK_NO_PART = 4
+"""The exit code where a site's records do not fit: of the site itself, and where all sites are on one machine."""
 SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 
 
@@ -91,8 +94,8 @@ def with_others(
     """Take part in a run of sums with others on their own machines; `digest`: of all that must be equal everywhere.
 
     `write` is called with the sums.  `opened`: their content, in words, for the plan of this run; `gate`: the site's
-    approval of another plan, of which this is a step.  Raises ConfigError where this site does not fit, or has not
-    approved the plan.
+    approval of another plan, of which this is a step.  A site whose records do not fit reports that to the others and
+    here, and takes no part.  Raises ConfigError where this site has not approved the plan.
     """
     from fedgossip.base.errors import FedgossipError, TooFewPeersError
     from fedgossip.base.owner_files import made
@@ -152,9 +155,8 @@ def with_others(
         if "--resume" in stopped.advice:
             stopped.advice = BEGIN_AGAIN
         raise
-    for error in refused.values():
-        raise error
-    return code
+    say_refused(refused)
+    return TOOK_NO_PART if refused and code != STOPPED else code  # its own rounds held nothing, whatever they gave
 
 
 def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Sequence[int]:
@@ -228,7 +230,7 @@ def summed(
         _state(to, plan, task, opened)
 
     write(run.vectors[plan.coordinator], record)
-    return 4 if refused else 0
+    return TOOK_NO_PART if refused else 0
 
 
 def _state(folder: Path, plan: FederationPlan, task: LocalTask, opened: Sequence[str]) -> None:
@@ -258,7 +260,7 @@ def said_dry(
     echo(f"{each}; in {rounds} rounds at most {rounds * (up + down):,}")
     say_refused(refused)
     echo("Nothing was sent, and nothing written down: this was a dry run.", err=True)
-    return 4 if refused else 0
+    return TOOK_NO_PART if refused else 0
 
 
 def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[str]:

@@ -27,7 +27,7 @@ from fedgossip.sites.plans.survival import checked_site, column_of_words, time_a
 STEPS = 16
 """Maximum number of Newton steps; four to seven are usual."""
 LEAST = 10
-"""Minimum number of events of a reported time."""
+"""Minimum number of events of a reported time where no other is set; data.suppress where that is more."""
 NUMBERS = 1 << 16
 """Maximum number of whole numbers in a sum: 2 MiB."""
 RIDGES = 1e9
@@ -48,7 +48,7 @@ def _design(source: str, agreed: AgreedTable) -> CoxDesign:
     ties = options.pop("ties", BRESLOW)
     if ties not in (BRESLOW, EFRON):
         raise ConfigError(f"model.source = {source!r}: ties={ties}", f"It is {BRESLOW} or {EFRON}.")
-    least = _number(source, "events", options.pop("events", str(LEAST)), 1, 1 << 30)
+    least = _number(source, "events", options.pop("events", str(max(LEAST, agreed.suppress))), 1, 1 << 30)
     ridge = _number(source, "ridge", options.pop("ridge", "0"), 0, RIDGES)
     if least != math.floor(least) or least < agreed.suppress:
         text = f"model.source = {source!r}: events={least:g}; data.suppress is {agreed.suppress}"
