@@ -154,7 +154,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         return identity, lambda data: secure_kit.hashlib.sha512(identity + data).digest()
 
     primitives_signer = primitives.signer
-    patch.setattr("fedgossip.plans.federated.federation.signer", stand_in)
+    patch.setattr("fedgossip.plans.federated.credentials.signer", stand_in)
 
 
 # --- by seed ----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ Over-selection (Bonawitz et al., Towards federated learning at scale, MLSys 2019
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -47,13 +48,13 @@ class Uniform:
     """`count` of the clients, or all that are there; `over` times as many are invited, 1 or more."""
 
     seed: int
-    clients: tuple[NodeId, ...]
+    clients: Sequence[NodeId]
     count: int
     over: float = 1.0
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
         order = stream(self.seed, "cohort", round).permutation(len(self.clients))
-        return _first([self.clients[place] for place in order], here, self.count, self.over)
+        return _first((self.clients[int(place)] for place in order), here, self.count, self.over)
 
 
 @dataclass(frozen=True)
@@ -77,20 +78,21 @@ class Poisson:
     """Each of the clients with probability `rate`; all that are invited are wanted."""
 
     seed: int
-    clients: tuple[NodeId, ...]
+    clients: Sequence[NodeId]
     rate: float
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
         coins = stream(self.seed, "cohort", round).random(len(self.clients))
-        there = np.flatnonzero(coins < self.rate)
-        invited = tuple(sorted(node for node in (self.clients[place] for place in there) if node in here))
+        there, present = np.flatnonzero(coins < self.rate), here if isinstance(here, Set | range) else frozenset(here)
+        invited = tuple(sorted(node for node in (self.clients[int(place)] for place in there) if node in present))
         return Draw(invited, len(invited))
 
 
-def _first(order: Sequence[NodeId], here: Collection[NodeId], count: int, over: float) -> Draw:
-    """The first that are here; ceil(count * over) of them."""
+def _first(order: Iterable[NodeId], here: Collection[NodeId], count: int, over: float) -> Draw:
+    """The first that are here; ceil(count * over) of them.  The cost follows the cohort, where nearly all are here."""
     several = math.ceil(count * over - 1e-9)  # 10 * 1.1 is a little more than 11
-    invited = [node for node in order if node in here][:several]
+    present = here if isinstance(here, Set | range) else frozenset(here)
+    invited = list(islice((node for node in order if node in present), several))
     return Draw(tuple(sorted(invited)), min(count, len(invited)))
 
 

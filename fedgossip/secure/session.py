@@ -60,7 +60,7 @@ class RosterMember:
 class ParticipantRoster:
     """All possible participants; a member's id is its place.  Each client pins it; construction checks signatures."""
 
-    members: tuple[RosterMember, ...]
+    members: Sequence[RosterMember]
     _parts: dict[int, ParticipantRoster] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +70,15 @@ class ParticipantRoster:
             if not verify(member.identity, member.signature, member.content()):
                 raise RoundAbandoned(Reason.ROSTER, f"member {place} has not signed its entry", peer=place)
 
+    @classmethod
+    def drawn(cls, members: Sequence[RosterMember], hash: bytes) -> ParticipantRoster:
+        """Return the roster of a simulation: `members` may be made when they are read, so nothing is checked."""
+        roster = object.__new__(cls)
+        object.__setattr__(roster, "members", members)
+        object.__setattr__(roster, "_parts", {})
+        roster.__dict__["hash"] = hash
+        return roster
+
     @cached_property
     def hash(self) -> bytes:
         return digest("roster", *(part for member in self.members for part in (member.content(), member.signature)))
@@ -77,9 +86,10 @@ class ParticipantRoster:
     def first(self, count: int) -> ParticipantRoster:
         """Return the roster of the first members, without a new check; always the same object."""
         if count not in self._parts:
-            part = self._parts[count] = object.__new__(ParticipantRoster)
-            object.__setattr__(part, "members", self.members[:count])
-            object.__setattr__(part, "_parts", {})
+            members = self.members[:count]
+            content = (part for member in members for part in (member.content(), member.signature))
+            hash = digest("roster", *content) if isinstance(members, tuple) else digest("drawn", self.hash, count)
+            self._parts[count] = ParticipantRoster.drawn(members, hash)
         return self._parts[count]
 
     def identity(self, member: int) -> bytes:

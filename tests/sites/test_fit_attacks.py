@@ -22,7 +22,6 @@ from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity
-from fedgossip.plans.federated.credentials import real
 from fedgossip.plans.federated.ledger import SpentLedger, data_of
 from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.secure.aborts import Reason, RoundAbandoned
@@ -131,7 +130,6 @@ class RealSites(FitHall):
         self.endpoints = {node: signed(one, at[node]) for node, one in enumerate(who)}
         plan, layout, task = made
         plan = replace(plan)
-        plan.__dict__["_simulated"] = [real(one, self.endpoints) for one in who]
         super().__init__({}, made=(plan, layout, task))
 
     def start(self, node: int, life: int = 0) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
+from fedgossip.base.seeds import stream
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.net.identity import Identity
 from fedgossip.privacy.budget import TotalBudget
 from fedgossip.secure.pairs import Pairs
-from fedgossip.secure.primitives import Entropy, Sign
-from fedgossip.secure.session import ParticipantRoster, Policy
+from fedgossip.secure.primitives import Entropy, Sign, digest, signer
+from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember
 
 Logged = tuple[str, Mapping[str, object]]
 """The kind and the facts of a line of a participant's own log."""
@@ -54,3 +56,40 @@ def real(
 ) -> Credentials:
     """Return the credentials of a participant of a real run.  Raises ConfigError for entries that are not signed."""
     return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent, total, company)
+
+
+class DrawnMembers(Sequence[RosterMember]):
+    """The members of a simulation, their keys drawn from the seed when they are read: a simulation has no secrets.
+
+    A population of 10^6 clients costs no key but those of the invited ones, and no signature, since nobody checks one.
+    """
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.seed, self.size = seed, size
+        self._keys: dict[int, tuple[bytes, Sign]] = {}
+
+    def keys(self, node: int) -> tuple[bytes, Sign]:
+        """Return a participant's identity and its signing function."""
+        if node not in self._keys:
+            self._keys[node] = signer(stream(self.seed, "identity", node).bytes(32))
+        return self._keys[node]
+
+    def roster(self) -> ParticipantRoster:
+        """Return the roster of all members."""
+        return ParticipantRoster.drawn(self, digest("simulated", self.seed, self.size))
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, place: int) -> RosterMember: ...
+    @overload
+    def __getitem__(self, place: slice) -> DrawnMembers: ...
+    def __getitem__(self, place: int | slice) -> RosterMember | DrawnMembers:
+        if isinstance(place, slice):
+            first = DrawnMembers(self.seed, len(range(*place.indices(self.size))))
+            first._keys = self._keys  # members keep their places: rosters are cut at the end alone
+            return first
+        if not 0 <= place < self.size:
+            raise IndexError(place)
+        return RosterMember(self.keys(place)[0], "", f"sim:{place}")

@@ -33,7 +33,7 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
-from fedgossip.plans.federated.credentials import Credentials, Logged, Own
+from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
 from fedgossip.plans.federated.secure_encoding import BITS_MANY, Numbers
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
@@ -64,8 +64,7 @@ from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.exact_sums import ExactSums
-from fedgossip.secure.primitives import signer
-from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember
+from fedgossip.secure.session import ParticipantRoster, Policy
 from fedgossip.secure.session_history import AskedBefore, Questions
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 
@@ -174,7 +173,7 @@ class FederationPlan(PlanDefaults):
             return coding.size(0)
         return length * kind.itemsize * self.vectors
 
-    @property
+    @cached_property
     def fingerprint(self) -> Mapping[str, object]:
         content = self.experiment.to_dict()
         for key in ("start_timeout", "return_timeout", "silence"):
@@ -201,7 +200,7 @@ class FederationPlan(PlanDefaults):
     @cached_property
     def sampling(self) -> Sampling:
         """The sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
-        s, seed, clients = self.section, self.experiment.seed, tuple(range(self.learners))
+        s, seed, clients = self.section, self.experiment.seed, range(self.learners)
         if s.sampling == "poisson":
             return Poisson(seed, clients, self.cohort / self.learners)
         if s.sampling == "size":
@@ -243,26 +242,19 @@ class FederationPlan(PlanDefaults):
         return tuple(range(self.learners)) if node == self.coordinator else (self.coordinator,)
 
     @cached_property
-    def _simulated(self) -> Sequence[Credentials]:
-        """Draw all keys from the seed, for simulations, which keep no secrets."""
-        signers = [signer(stream(self.experiment.seed, "identity", node).bytes(32)) for node in range(self.n)]
-        members = [
-            RosterMember(identity, "", f"sim:{node}").signed(sign) for node, (identity, sign) in enumerate(signers)
-        ]
-        roster = ParticipantRoster(tuple(members))
-        return [
-            Credentials(sign, stream(self.experiment.seed, "entropy", node).bytes, roster)
-            for node, (_, sign) in enumerate(signers)
-        ]
+    def _drawn(self) -> tuple[DrawnMembers, ParticipantRoster]:
+        """The members of a simulation, and their roster."""
+        members = DrawnMembers(self.experiment.seed, self.n)
+        return members, members.roster()
 
     def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:
         if not self.secure and self.unit == "none":
             return None
-        seed = self.experiment.seed
-        entropy = stream(seed, "entropy", node, incarnation).bytes
-        return replace(
-            self._simulated[node],
-            entropy=entropy,
+        seed, (members, roster) = self.experiment.seed, self._drawn
+        return Credentials(
+            members.keys(node)[1],
+            stream(seed, "entropy", node, incarnation).bytes,
+            roster,
             log=tuple(log),
             noise=lambda round: stream(seed, "noise", node, round).bytes,
             spent=self.agreed_before(node),
@@ -379,7 +371,7 @@ class FederationPlan(PlanDefaults):
     def masked(self, length: int) -> int:
         return self.numbers.fixed_point(length, "").words if self.secure else 0
 
-    @property
+    @cached_property
     def task_id(self) -> str:
         return f"fedgossip/{hash_of(without_folders(dict(self.fingerprint)))}"
 

@@ -10,7 +10,7 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -112,12 +112,12 @@ class Summation(Protocol):
         """The fixed members of every further sum; None where they may change."""
         ...
 
-    def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
+    def cohort(self, sampling: Sampling, round: int, here: Collection[NodeId], left: Collection[NodeId]) -> Draw:
         """Return the clients to invite; some may be away.  `left`: those that will not return."""
         ...
 
     def exchange(
-        self, round: int, draw: Draw, here: Sequence[NodeId], invite: Invite, counted: Mapping[NodeId, int]
+        self, round: int, draw: Draw, here: Collection[NodeId], invite: Invite, counted: Mapping[NodeId, int]
     ) -> Exchange: ...
     def saved(self) -> Mapping[str, object]:
         """Return the facts for a checkpoint that the next life needs."""

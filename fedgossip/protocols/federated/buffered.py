@@ -115,6 +115,7 @@ class Buffered(Generic[State]):
         self.unanswered = 0  # number of invitations in a row
         self.vain: set[NodeId] = set()  # clients that missed a deadline
         self.done: set[NodeId] = set()  # clients with the final model
+        self.uninformed: set[NodeId] = set()  # at the end: present clients without it
         self.failure: Failure | None = None  # reason of an early end
         self._empty()
 
@@ -137,18 +138,20 @@ class Buffered(Generic[State]):
                 return self._contributed(sender, contribution)
             case Received(sender, Leaving(done=done)):
                 return self._left(sender, done=done)
-            case PeerJoined(node, incarnation) if node in self.company.partners:
+            case PeerJoined(node, incarnation) if node in self.company.known:
                 self.company.joined(node, incarnation)
                 return self._with(node)
             case PeerGone(node) if node in self.company.linked:
                 self.company.linked.discard(node)
+                self.uninformed.discard(node)
                 return self._without(node)
             case Fired(key):
                 return self._fired(key)
             case Started():
                 return self._gather()
             case Stopping():
-                return [*self._send_final(), *self._finish()]
+                left = [node for node in self.company.here() if node not in self.done]
+                return [*self._send_final(left), *self._finish()]
             case Received(sender, message):
                 kind = type(message).__name__.lower()
                 raise ProtocolError(f"coordinator: a message of kind {kind!r} from node {sender}", peer=sender)
@@ -173,7 +176,7 @@ class Buffered(Generic[State]):
             case ("roll",) if self.phase == "gathering":
                 return self.company.roll(self.round)
             case ("again",) if self.phase == "leaving":
-                return [*self._send_final(), SetTimer(("again",), self.settings.again_ns)]
+                return [*self._send_final(sorted(self.uninformed)), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
             case _:  # a stale timer
@@ -187,6 +190,7 @@ class Buffered(Generic[State]):
 
     def _left(self, sender: NodeId, *, done: bool) -> list[Effect]:
         self.company.check(sender, "a goodbye")
+        self.uninformed.discard(sender)
         if not done:  # it may be started again
             self.company.linked.discard(sender)
             return self._without(sender)
@@ -209,6 +213,7 @@ class Buffered(Generic[State]):
     def _with(self, node: NodeId) -> list[Effect]:
         company = self.company
         if self.phase == "leaving":
+            self.uninformed.update({node} - self.done)
             return self._send_final([node])
         if self.phase == "going":
             self._give_up(node)  # it may have lost its invitation, or its answer
@@ -223,7 +228,7 @@ class Buffered(Generic[State]):
     def _without(self, node: NodeId) -> list[Effect]:
         self._give_up(node)
         if self.phase == "leaving":
-            return self._finish() if not self._uninformed() else []
+            return [] if self.uninformed else self._finish()
         at_its_end = self.settings.endless and node in self.company.left
         effects: list[Effect] = [] if at_its_end else [Report("gone", node, self.round)]
         if self.phase == "going" and len(self.company.here()) < self._need:
@@ -298,17 +303,15 @@ class Buffered(Generic[State]):
     def _conclude(self, failure: Failure | None = None) -> list[Effect]:
         self.phase, self.failure = "leaving", failure
         self.flying.clear()
-        if not self._uninformed():
+        self.uninformed = set(self.company.here()) - self.done
+        if not self.uninformed:
             return self._finish()
         again, drain = self.settings.again_ns, self.settings.drain_ns
-        return [*self._send_final(), SetTimer(("again",), again), SetTimer(("drain",), drain)]
+        return [*self._send_final(sorted(self.uninformed)), SetTimer(("again",), again), SetTimer(("drain",), drain)]
 
-    def _uninformed(self) -> list[NodeId]:
-        return [node for node in self.company.here() if node not in self.done]
-
-    def _send_final(self, to: Sequence[NodeId] | None = None) -> list[Effect]:
+    def _send_final(self, to: Sequence[NodeId]) -> list[Effect]:
         final = Final(self.round, self.schema, self.invite.vectors)
-        return [Send(node, final) for node in (self._uninformed() if to is None else to)]
+        return [Send(node, final) for node in to]
 
     def _finish(self) -> list[Effect]:
         over = self.phase == "leaving"

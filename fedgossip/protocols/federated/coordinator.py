@@ -21,7 +21,7 @@ may have been open at a stop is dropped: no client masks one input twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -205,6 +205,7 @@ class Coordinator(Generic[State]):
         self.exchange: Exchange | None = None
         self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted
         self.done: set[NodeId] = set()  # clients with the final model
+        self.uninformed: set[NodeId] = set()  # at the end: present clients without it
         self.exhausted: set[NodeId] = set()  # clients without budget, which leave
         self.failure: Failure | None = None  # reason of an early end
         self.short = False
@@ -222,10 +223,11 @@ class Coordinator(Generic[State]):
         """Minimum number of clients of a round."""
         return max(self._need, self.summing.least if self.summing else 1)
 
-    def _here(self) -> Sequence[NodeId]:
-        """Return the present clients that can be in a sum."""
-        here, members = self.company.here(), self.summing.members if self.summing else None
-        return here if members is None else [node for node in here if node in members]
+    def _here(self) -> Set[NodeId]:
+        """Return the present clients that can be in a sum; of many clients without a list of all."""
+        company, members = self.company, self.summing.members if self.summing else None
+        here = company.linked - company.left if company.left else company.linked
+        return here if members is None else here & members
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         if self.phase == "finished":
@@ -249,7 +251,8 @@ class Coordinator(Generic[State]):
             case Started():
                 return self._gather()
             case Stopping():
-                return [*self._send_final(self._uninformed()), *self._finish()]
+                left = [node for node in self.company.here() if node not in self.done]
+                return [*self._send_final(left), *self._finish()]
             case Received(sender, message):
                 kind = type(message).__name__.lower()
                 advice = "Were coordinator and clients started from the same experiment file?"
@@ -268,7 +271,7 @@ class Coordinator(Generic[State]):
             case ("roll",) if self.phase == "gathering":
                 return self.company.roll(self.round)
             case ("again",) if self.phase == "leaving":
-                return [*self._send_final(self._uninformed()), SetTimer(("again",), self.settings.again_ns)]
+                return [*self._send_final(sorted(self.uninformed)), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
             case _:  # a stale timer
@@ -277,12 +280,13 @@ class Coordinator(Generic[State]):
     # --- present clients ----------------------------------------------------------------------------------------------
 
     def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
-        if node not in self.company.partners:
+        if node not in self.company.known:
             return []
         another = self.company.joined(node, incarnation)
         if another and self.summing:
             self.summing.forget(node)
         if self.phase == "leaving":
+            self.uninformed.update({node} - self.done)
             return self._send_final([node])
         if self.exchange:
             phase = self.exchange.phase
@@ -293,10 +297,12 @@ class Coordinator(Generic[State]):
         if node not in self.company.linked:
             return []
         self.company.linked.discard(node)
+        self.uninformed.discard(node)
         return self._without(node, now_ns)
 
     def _left(self, sender: NodeId, now_ns: int, *, done: bool) -> list[Effect]:
         self.company.check(sender, "a goodbye")
+        self.uninformed.discard(sender)
         if not done:  # it may be started again
             self.company.linked.discard(sender)
         elif self.phase == "leaving":
@@ -320,7 +326,7 @@ class Coordinator(Generic[State]):
     def _without(self, node: NodeId, now_ns: int) -> list[Effect]:
         """Go on without a client, where it was waited for."""
         if self.phase == "leaving":
-            return self._finish() if not self._uninformed() else []
+            return [] if self.uninformed else self._finish()
         at_its_end = self.settings.endless and node in self.company.left
         report: list[Effect] = [] if at_its_end else [Report("gone", node, self.round)]
         if self.exchange:
@@ -409,12 +415,12 @@ class Coordinator(Generic[State]):
             return [*effects, Report("good_enough", self.round, self.round), *self._conclude()]
         return [*effects, *(self._end_with_budgets() if self.short else self._conclude())]
 
-    def _cohort(self, here: Sequence[NodeId]) -> Draw:
+    def _cohort(self, here: Collection[NodeId]) -> Draw:
         if self.summing:
             return self.summing.cohort(self.sampling, self.round, here, self.company.left)
         return self.sampling.draw(self.round, here)
 
-    def _exchange_of(self, draw: Draw, here: Sequence[NodeId]) -> Exchange:
+    def _exchange_of(self, draw: Draw, here: Collection[NodeId]) -> Exchange:
         invite = Invite(self.round, self.schema, self.federated.server.broadcast(self.state))
         if self.summing:
             return self.summing.exchange(self.round, draw, here, invite, self.counted)
@@ -495,14 +501,12 @@ class Coordinator(Generic[State]):
 
     def _conclude(self, failure: Failure | None = None) -> list[Effect]:
         self.phase, self.exchange, self.failure = "leaving", None, failure
-        if not self._uninformed():
+        self.uninformed = set(self.company.here()) - self.done
+        if not self.uninformed:
             return self._finish()
         again, drain = self.settings.again_ns, self.settings.drain_ns
         waits = [SetTimer(("again",), again), SetTimer(("drain",), drain)]
-        return [*self._send_final(self._uninformed()), *waits]
-
-    def _uninformed(self) -> list[NodeId]:
-        return [node for node in self.company.here() if node not in self.done]
+        return [*self._send_final(sorted(self.uninformed)), *waits]
 
     def _send_final(self, to: Sequence[NodeId]) -> list[Effect]:
         final = Final(self.round, self.schema, self.federated.server.broadcast(self.state))

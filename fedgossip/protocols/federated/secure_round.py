@@ -19,7 +19,7 @@ with too few answers, is over for good.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,13 +96,13 @@ class SecureSumming:
     def least(self) -> int:
         return max(self.terms.n_min, self.terms.threshold or 0, len(self.members or ()))
 
-    def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
+    def cohort(self, sampling: Sampling, round: int, here: Collection[NodeId], left: Collection[NodeId]) -> Draw:
         """Return a cohort of the size invited when all are present: the present clients, and others in the free places.
 
         Departed clients are not counted, except where that would change the size by an odd number: two sets of an even
         and of an odd size may differ by one member, two even or two odd ones never do.
         """
-        full = sampling.draw(round, [node for node in range(self.clients) if node not in left])
+        full = sampling.draw(round, set(range(self.clients)).difference(left) if left else range(self.clients))
         there = sampling.draw(round, here)
         size = len(full.invited)
         if left:
@@ -112,7 +112,7 @@ class SecureSumming:
         return Draw(tuple(sorted({*there.invited, *away})), full.wanted)
 
     def exchange(
-        self, round: int, draw: Draw, here: Sequence[NodeId], invite: Invite, counted: Mapping[NodeId, int]
+        self, round: int, draw: Draw, here: Collection[NodeId], invite: Invite, counted: Mapping[NodeId, int]
     ) -> SecureRound:
         session = session_of(self.life, round)
         before = self._last
@@ -144,7 +144,7 @@ class SecureRound:
         round: int,
         session: int,
         draw: Draw,
-        here: Sequence[NodeId],
+        here: Collection[NodeId],
         invite: Invite,
         counted_before: Mapping[NodeId, int],
         previous: bytes,
@@ -152,7 +152,7 @@ class SecureRound:
     ) -> None:
         self.summing, self.round, self.session, self.draw, self.invite = summing, round, session, draw, invite
         self.counted_before, self._previous, self._keys = counted_before, previous, dict(ahead)
-        self.here = set(here) & set(draw.invited)
+        self.here = {node for node in draw.invited if node in here}
         if summing.members is not None:
             self.here &= summing.members
         self.cut = False

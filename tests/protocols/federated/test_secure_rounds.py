@@ -21,6 +21,7 @@ from fedgossip.core.messages import Contribution, Invite, MaskedInput, Refusal, 
 from fedgossip.core.records import EventRow
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
+from fedgossip.plans.federated.credentials import DrawnMembers
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.client import Client
@@ -28,7 +29,7 @@ from fedgossip.protocols.federated.client_round import past_of
 from fedgossip.protocols.federated.coordinator import Coordinator
 from fedgossip.secure import session as sessions
 from fedgossip.secure.aborts import Stage
-from fedgossip.secure.primitives import verify
+from fedgossip.secure.primitives import Sign, signer
 from fedgossip.secure.session import ids_in, ranges, session_of
 
 PHASES = [stage.name.lower() for stage in Stage if stage is not Stage.RESULT]
@@ -479,15 +480,20 @@ def test_clients_that_are_struck_again_and_again_do_not_keep_a_run_from_ending()
     assert run.summary["status"] == "partial" and run.summary["events"]["crashed"] > 0
 
 
-def test_the_roster_is_checked_once_for_all_simulated_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of a thousand clients that checked it for itself would take minutes before the first round."""
-    checked: list[bytes] = []
+def test_a_simulated_population_costs_the_keys_of_its_cohorts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a million clients would take a minute before the first round, their signatures three."""
+    drawn: list[bytes] = []
 
-    def counting(key: bytes, signature: bytes, content: bytes) -> bool:
-        checked.append(key)
-        return verify(key, signature, content)
+    def counting(seed: bytes) -> tuple[bytes, Sign]:
+        drawn.append(seed)
+        return signer(seed)
 
-    monkeypatch.setattr(sessions, "verify", counting)
-    crowd = {**SMALL, "rounds": 1, "coordinator": {**SMALL["coordinator"], "clients": 60, "cohort": 5}}
-    assert fedgossip.simulate(crowd).summary["status"] == "finished"
-    assert len(checked) == 61
+    monkeypatch.setattr("fedgossip.plans.federated.credentials.signer", counting)
+    monkeypatch.setattr(sessions, "verify", lambda *_: pytest.fail("a simulated roster holds no signature"))
+    members = DrawnMembers(7, 10**6)
+    roster = members.roster()
+    assert len(roster.members) == 10**6 and not drawn
+    assert roster.identity(734_221) == members.keys(734_221)[0] and len(drawn) == 1
+    part = roster.first(10**6 - 1)
+    assert part.identity(734_221) == roster.identity(734_221) and len(drawn) == 1
+    assert len({roster.hash, part.hash, DrawnMembers(8, 10**6).roster().hash}) == 3
