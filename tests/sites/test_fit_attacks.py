@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedgossip.core.machine import Log, Report, Started
 from fedgossip.core.messages import Hello
 from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
-from fedgossip.net.endpoints import signed
+from fedgossip.net.endpoints import roster_of, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans.federated.ledger import SpentLedger, data_of
 from fedgossip.runs.audit_recorder import Recorder
@@ -130,6 +131,9 @@ class RealSites(FitHall):
         self.endpoints = {node: signed(one, at[node]) for node, one in enumerate(who)}
         plan, layout, task = made
         plan = replace(plan)
+        roster = roster_of(self.endpoints)
+        keys = SimpleNamespace(keys=lambda node: (roster.identity(node), who[node].sign_bytes))
+        plan.__dict__["_drawn"] = keys, roster
         super().__init__({}, made=(plan, layout, task))
 
     def start(self, node: int, life: int = 0) -> None:
