@@ -71,7 +71,7 @@ _UNTRUSTED = "Somebody does not follow the protocol: do not repeat this before y
 
 
 class RoundAbandoned(FedgossipError):  # noqa: N818  (what happened, as the others of the family that may be retried)
-    """The session is over and its secrets are erased.  A vector that was masked in it must never be masked again."""
+    """The session is over and its secrets are erased; a later one has fresh keys."""
 
     def __init__(
         self,

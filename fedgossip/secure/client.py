@@ -263,6 +263,8 @@ class VectorMasked(_Step[Holding]):
             s.enough(Stage.CONSIST, len(s.group & set(message.ids)), "of the share group survive")
             if s.policy.fixed.together:
                 s.past.consent(s.descriptor.round, s.roster.company(message.ids), ranges(message.ids))
+            else:
+                s.past.agree(s.descriptor.round, ranges(message.ids))
             signature = s.sign(frames.consent_content(s.sid, frames.hash_of_ids(message.ids)))
             held.survivors = message.ids
             return Consented(s, held, s.pack(frames.Consent(s.sid, signature)))

@@ -40,7 +40,7 @@ _BESIDE = 3
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """One client's input to a sum, masked in one session and never again.  `fingerprint`: of its source."""
+    """One client's input to a sum.  `fingerprint`: of its source, the same however it is rounded."""
 
     values: Words = field(repr=False)
     fingerprint: bytes = field(repr=False)

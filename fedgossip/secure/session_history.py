@@ -4,6 +4,11 @@ Two sums that differ by one client disclose that client's input.  Batches and ro
 all others' inputs of two sessions of one round are equal to the last bit; therefore a client masks once in a round of
 the run, and rounds only increase.  A masked round without a sum is lost: the next one takes its place.
 
+Training that takes in all examples repeats its update where the next round begins at the same model.  Such an input is
+masked again, but the client consents to one set of survivors for it, until a session has a result: in this session and
+in every other one, over lives.  A sum needs consents of more than two thirds of its cohort, so two sums of survivors
+that differ by one client have an honest client in common that would have to consent to both.
+
 Exact sums contain no randomness, and the sums of two rounds differ by little.  Their rule is another: the clients of
 the first sum are those of every other one, in this run and in later ones of the same numbers (`Encoding.together`).  A
 client knows them before it consents, and more than two thirds of them have to; so two sums of different clients would
@@ -22,7 +27,10 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.session import Descriptor, round_of
 
 UNFINISHED = 64
-"""Maximum number of stored inputs of sessions without a result, to prevent masking them again."""
+"""Maximum number of stored inputs of sessions without a result."""
+
+UNRECORDED = "?"
+"""The survivors of a consent in the log of the release before, which had their number alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +68,8 @@ class Past:
         self.members = ""
         """Their ids, as text; "" for another run."""
         self._cohorts: set[int] = set()
-        self._unfinished: dict[int, bytes] = {}  # the input masked in each session, the oldest first
+        self._unfinished: dict[int, bytes] = {}  # the input masked in each session without a result, the oldest first
+        self._agreed: dict[bytes, str] = {}  # the survivors consented to with it; "" before a consent, the oldest first
 
     def check(self, descriptor: Descriptor) -> None:
         """Raise RoundAbandoned for a session that must not be joined."""
@@ -84,11 +93,11 @@ class Past:
     def mask(self, descriptor: Descriptor, fingerprint: bytes, *, together: bool = False) -> None:
         """Record a masked input of this session.  Raises RoundAbandoned where masking is not allowed.
 
-        `together`: all sums are over the same clients, so an input may be masked again.
+        `together`: all sums are over the same clients.
         """
         self._check_sum(descriptor, Stage.MASKED)
-        if not together and fingerprint in self._unfinished.values():
-            what = "this input was masked in a session that had no result; train again"
+        if not together and self._agreed.get(fingerprint) == UNRECORDED:
+            what = "this input may be in a sum already, of clients that the log of an earlier release does not name"
             raise RoundAbandoned(Reason.TWICE, what, stage=Stage.MASKED)
         self.masked(descriptor.round, descriptor.cohort, fingerprint)
 
@@ -96,8 +105,25 @@ class Past:
         self.round = max(self.round, round_of(session))
         self._cohorts.add(_bits(tuple(cohort)))
         self._unfinished[session] = fingerprint
-        if len(self._unfinished) > UNFINISHED:
-            del self._unfinished[next(iter(self._unfinished))]
+        self._agreed.setdefault(fingerprint, "")
+        if len(self._agreed) > UNFINISHED:
+            self._forget(next(iter(self._agreed)))
+
+    def _forget(self, fingerprint: bytes) -> None:
+        self._agreed.pop(fingerprint, None)
+        self._unfinished = {session: other for session, other in self._unfinished.items() if other != fingerprint}
+
+    def agree(self, session: int, survivors: str) -> None:
+        """Record the survivors of a sum, as text.  Raises RoundAbandoned (TWICE) for others than before of this input."""
+        if (fingerprint := self._unfinished.get(session)) is None:
+            return
+        if (before := self._agreed.get(fingerprint, "")) and survivors != before:
+            what = (
+                f"this update was put into a sum of clients {before}, whose result never arrived here, and is to be put"
+            )
+            difference = "their difference would disclose who differs; bring the same clients back, or begin a new run"
+            raise RoundAbandoned(Reason.TWICE, f"{what} into one of {survivors}: {difference}", stage=Stage.CONSIST)
+        self._agreed[fingerprint] = survivors
 
     def consent(self, session: int, company: str, members: str) -> None:
         """Record the clients of an exact sum.  Raises RoundAbandoned where earlier ones were others."""
@@ -112,7 +138,8 @@ class Past:
 
     def summed(self, session: int) -> None:
         """Record the session's result: its input is in a sum, once."""
-        self._unfinished.pop(session, None)
+        if (fingerprint := self._unfinished.get(session)) is not None:
+            self._forget(fingerprint)
 
     @property
     def unfinished(self) -> Mapping[int, bytes]:

@@ -649,20 +649,43 @@ def test_a_finished_session_leaves_no_secret_but_the_next_keys() -> None:
             assert v == 5 or not list(live_secrets(step._held))
 
 
-def test_an_input_of_a_session_without_a_result_is_never_masked_again() -> None:
+def test_an_input_without_a_result_is_summed_for_the_same_survivors_alone() -> None:
+    """All have consented, two have not revealed: the coordinator claims to have no sum, and may have one."""
     room = Room(N)
     inputs = room.inputs()
-    course = Course()
     with pytest.raises(RoundAbandoned):
-        run(room, drops={0: 4, 2: 4}, inputs=inputs, course=course)
-    course = Course()
+        run(room, drops={0: 4, 2: 4}, inputs=inputs)
+    for round, gone in ((1, VICTIM), (2, 0)):
+        course = Course()
+        with pytest.raises(RoundAbandoned):
+            run(room, room.proposal(round), drops={gone: 2}, inputs=inputs, course=course)
+        assert {error.reason for error in course.client_aborts.values()} == {Reason.TWICE}
+        assert len(course.client_aborts) == N - 1
+    assert run(room, room.proposal(3), inputs=inputs).summed is not None, "the same clients: the same sum"
+    assert run(room, room.proposal(4), drops={0: 2}, inputs=inputs).summed is not None  # that session had a result
+
+
+def test_an_input_that_nobody_consented_to_sum_may_be_masked_again_with_any_survivors() -> None:
+    room = Room(N)
+    inputs = room.inputs()
     with pytest.raises(RoundAbandoned):
-        run(room, room.proposal(1), inputs=inputs, course=course)
-    assert {error.reason for error in course.client_aborts.values()} == {Reason.TWICE}
-    assert len(course.client_aborts) == N
-    fresh = {v: drawn(room.fixed.words, "trained again", v) for v in range(N)}
-    assert run(room, room.proposal(2), inputs=fresh).summed is not None
-    assert run(room, room.proposal(3), inputs=fresh).summed is not None  # that session had a result
+        run(room, drops=dict.fromkeys(range(N), 3), inputs=inputs)
+    assert run(room, room.proposal(1), drops={0: 2}, inputs=inputs).summed is not None
+
+
+def test_one_client_that_has_consented_is_in_every_two_sums_that_differ_by_one() -> None:
+    """As few as a sum takes consent to the first one, and the second one, without the victim, lacks them."""
+    room = Room(N)
+    inputs, t = room.inputs(), room.proposal().t
+    victim = N - 1
+    first, second = Course(), Course()
+    with pytest.raises(RoundAbandoned):
+        run(room, drops={v: 3 for v in range(t, N)} | {0: 4}, inputs=inputs, course=first)
+    assert len(first.consented) == t
+    with pytest.raises(RoundAbandoned):
+        run(room, room.proposal(1), drops={victim: 2}, inputs=inputs, course=second)
+    assert {error.reason for error in second.client_aborts.values()} == {Reason.TWICE}
+    assert set(second.client_aborts) == set(range(t)) and len(second.consented) == N - 1 - t < t
 
 
 def test_rounding_again_does_not_make_another_input() -> None:

@@ -37,7 +37,7 @@ from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import words
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.session import ids_in, ranges
-from fedgossip.secure.session_history import Past
+from fedgossip.secure.session_history import UNRECORDED, Past
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,7 +224,7 @@ class SecurePart:
             case VectorMasked() as step:
                 consented = step.consent(frame)
                 self._step = self._next(consented, frame)
-                about = _Facts(survivors=len(consented.survivors))
+                about = _Facts(survivors=len(consented.survivors), of=ranges(consented.survivors))
                 if (fixed := self.party.policy.fixed).together:
                     past = self.party.past
                     about |= {"sites": past.members, "company": past.company, "layout": fixed.schema.hex()}
@@ -370,6 +370,8 @@ def past_of(log: Sequence[tuple[str, Mapping[str, object]]]) -> Past:
                 past.masked(session, cohort, bytes.fromhex(str(facts["input"])))
             case "consent" if "company" in facts:
                 past.company, past.members = str(facts["company"]), str(facts["sites"])
+            case "consent":
+                past.agree(session, str(facts.get("of", UNRECORDED)))
             case "result":
                 past.summed(session)
     return past
