@@ -57,6 +57,9 @@ HALF_MISSING = "half_missing"
 SKIPPED = "skipped"
 """Rounds that a peer of a synchronous run left out: its value is their number, its round the next that it does."""
 
+SKIPPED_MIX = "skipped_mix"
+"""A round of private gossip whose sum did not open: no model of a neighbour counts in it."""
+
 UNKNOWN = EventKind()
 """Kind of a name outside the vocabulary: of another program or version."""
 

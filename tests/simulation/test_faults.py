@@ -500,6 +500,21 @@ HALF = {
         {"kind": "crash", "peers": [2], "start": 0.5, "after": 0.5},
         "",
     ),
+    "sums of private gossip that do not open": (
+        {"topology": {"graph": "complete", "n": 4}, "algorithm": {"private": True}, "rounds": 20},
+        {"kind": "drop", "probability": 0.3},
+        "missed",
+    ),
+    "a private peer that is cut off": (
+        {"topology": {"graph": "complete", "n": 4}, "algorithm": {"private": True, "deadline": 0.2}, "rounds": 20},
+        {"kind": "crash", "peers": [2], "start": 0.2},
+        "missed",
+    ),
+    "a few losses of private gossip": (
+        {"topology": {"graph": "complete", "n": 4}, "algorithm": {"private": True}, "rounds": 20},
+        {"kind": "drop", "probability": 0.02},
+        "",
+    ),
     "a few losses": ({"topology": {"graph": "ring", "n": 4}}, {"kind": "drop", "probability": 0.1}, ""),
 }
 

@@ -17,7 +17,7 @@ from fedgossip.algorithms.gossip.names import METHODS, Method, Told, given, make
 from fedgossip.algorithms.gossip.running_statistics import with_statistics
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
-from fedgossip.core.event_kinds import SKIPPED
+from fedgossip.core.event_kinds import SKIPPED, SKIPPED_MIX
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import NetworkRow, PeerRow, Row
@@ -244,6 +244,9 @@ class GossipPlan(PlanDefaults):
         if row.name == SKIPPED and isinstance(row.value, int):
             out = range(max(0, row.round - row.value), min(row.round, self.experiment.rounds))
             wanted = sum(self._sources(row.peer, round) for round in out)
+            return wanted, wanted
+        if row.name == SKIPPED_MIX:  # no model of the sum counts
+            wanted = self._sources(row.peer, row.round)
             return wanted, wanted
         if row.name != "missed" or not isinstance(row.value, list):
             return 0, 0
