@@ -114,7 +114,7 @@ class Past:
         self._unfinished = {session: other for session, other in self._unfinished.items() if other != fingerprint}
 
     def agree(self, session: int, survivors: str) -> None:
-        """Record the survivors of a sum, as text.  Raises RoundAbandoned (TWICE) for others than before of this input."""
+        """Record the survivors of a sum, as text.  Raises RoundAbandoned (TWICE) where this input had others."""
         if (fingerprint := self._unfinished.get(session)) is None:
             return
         if (before := self._agreed.get(fingerprint, "")) and survivors != before:

@@ -101,7 +101,7 @@ def run_rounds(
         between()
         received = server.broadcast(standing.state)
         cohort = rounds.sampling.draw(number, range(rounds.clients)).invited
-        if len(cohort) >= rounds.least:
+        if len(cohort) >= max(rounds.least, rounds.federated.aggregation.least):
             for worked in _round(rounds, standing, task, number, received, cohort, tested=tests(number)):
                 for row in record.aside(worked):
                     write(row)

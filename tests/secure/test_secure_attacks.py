@@ -680,7 +680,7 @@ def test_one_client_that_has_consented_is_in_every_two_sums_that_differ_by_one()
     victim = N - 1
     first, second = Course(), Course()
     with pytest.raises(RoundAbandoned):
-        run(room, drops={v: 3 for v in range(t, N)} | {0: 4}, inputs=inputs, course=first)
+        run(room, drops=dict.fromkeys(range(t, N), 3) | {0: 4}, inputs=inputs, course=first)
     assert len(first.consented) == t
     with pytest.raises(RoundAbandoned):
         run(room, room.proposal(1), drops={victim: 2}, inputs=inputs, course=second)

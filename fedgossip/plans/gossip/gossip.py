@@ -210,6 +210,8 @@ class GossipPlan(PlanDefaults):
         e, length = self.experiment, task.length
         if self.how.stacked is None:
             raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
+        if isinstance(self.algorithm, FragmentedDiLoCo):
+            self.algorithm.fragments(length)  # refuses a model with too few rows
         # where nothing is late, plain gossip of whole models averages statistics as they are
         algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._of(length)
         about = self._parameters(length), length

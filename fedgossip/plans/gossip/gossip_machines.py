@@ -12,6 +12,8 @@ from typing import Any
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.algorithms.gossip.choco import Choco
+from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
+from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
 from fedgossip.algorithms.gossip.running_statistics import combined_apart
@@ -114,7 +116,8 @@ def _private(run: GossipRun, seat: Seat) -> PrivateGossip:
         text = f"peer {seat.node} is private, and has no keys for its masks"
         raise ConfigError(text, "Give its own pairs of keys.")
     what = run.schedule, seat.initial, seat.schema, _sync_settings(run.experiment)
-    return PrivateGossip(seat.node, *what, Grid(run.experiment.algorithm.bound), seat.own, seat.resumed)
+    assert isinstance(run.algorithm, DSGD | CombineThenAdapt)
+    return PrivateGossip(seat.node, *what, Grid(run.experiment.algorithm.bound), seat.own, seat.resumed, run.algorithm)
 
 
 def _sync_settings(experiment: GossipExperiment) -> SyncSettings:

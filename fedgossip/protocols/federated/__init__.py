@@ -29,9 +29,10 @@ vectors, and the plan's text is made from it.
 A secure round (`secure_round`, `client_round`).  Invite -> keys (once; the next ones travel with the masked vector)
 and training -> Shares -> Masked -> Survivors (signed) -> Reveal -> unmask -> `server.step`.  Each phase has one
 deadline. Below the threshold the round is abandoned, its keys are discarded, and the next takes its place.  Where that
-one has the same update, the client consents to the same survivors as before, or refuses (`secure.session_history`).  A client masks while it
-trains, since its keys went ahead with the round before.  A sum that clients within the agreed bounds cannot make is
-refused after unmasking (`BOUND`).  Clients receive the hash of the sum; the model arrives with the next invitation.
+one has the same update, the client consents to the same survivors as before, or refuses (`secure.session_history`).
+A client masks while it trains, since its keys went ahead with the round before.  A sum that clients within the agreed
+bounds cannot make is refused after unmasking (`BOUND`).  Clients receive the hash of the sum; the model arrives with
+the next invitation.
 Losses and `local_test` scores are elements of the sum too, except where a budget hides records or clients.
 
 A budget (`spending`).  A spend is a line of the participant's log before its release is sent.  Records are each

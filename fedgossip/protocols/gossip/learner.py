@@ -56,6 +56,11 @@ class Learner(Generic[State]):
         """[d], the model before the mixing of the outgoing vectors: for the records."""
         return self.algorithm.seen(self.begun, self.outgoing)
 
+    @property
+    def unmixed(self) -> Vector:
+        """[d], the model after an open round of which nothing arrives: with the own outgoing vectors."""
+        return self.algorithm.model(self.algorithm.mixed(self.begun, self.outgoing))
+
     def trained(self, update: Vector | None, step: Step) -> Vectors:
         """Open a round: return the outgoing vectors, one per slot, frozen."""
         assert not self.outgoing, "the last round is not mixed"

@@ -35,12 +35,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from fedgossip.algorithms.gossip.base import Step
-from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
+from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
+from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.base.errors import ProtocolError, TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
@@ -167,8 +168,10 @@ def times(terms: Sequence[tuple[Words, int]]) -> Words:
 MODEL = "state/x"
 """The model's name in a checkpoint, the same as in sync_gossip with DSGD."""
 
+SENT_AS_TRAINED = DSGD()
 
-class PrivateGossip(AwaitedRound[Iterate]):
+
+class PrivateGossip(AwaitedRound[Any]):
     """One peer of a private run.  `schema` is the layout that its neighbours must share.
 
     `resumed`: continue from this checkpoint, in a new life.
@@ -184,8 +187,9 @@ class PrivateGossip(AwaitedRound[Iterate]):
         grid: Grid,
         pairs: Pairs,
         resumed: Checkpoint | None = None,
+        algorithm: DSGD | CombineThenAdapt = SENT_AS_TRAINED,
     ) -> None:
-        super().__init__(node, schedule, Learner(DSGD(), initial, resumed), settings, resumed)
+        super().__init__(node, schedule, Learner[Any](algorithm, initial, resumed), settings, resumed)
         partners = schedule.partners(node)
         self.schedule, self.schema, self.grid = schedule, schema, grid
         self.book = KeyBook(node, pairs, partners, (one for to in partners for one in schedule.partners(to)))
@@ -231,7 +235,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
         effects.append(Outgoing(self.round + 1, x))
         self.carried.expect(row)
         # first: a sent vector is never masked again
-        effects.append(Checkpoint(self.round + 1, {MODEL: x}, self.carried.saved()))
+        effects.append(Checkpoint(self.round + 1, {MODEL: self.learner.unmixed}, self.carried.saved()))
         effects += self._parts(x, mixing, row)
         return [*effects, self.until_the_deadline(), *self.end_if_complete(now_ns)]
 

@@ -29,8 +29,8 @@ from fedgossip.protocols.federated.client import Client
 from fedgossip.protocols.federated.client_round import past_of
 from fedgossip.protocols.federated.coordinator import Coordinator
 from fedgossip.secure import session as sessions
-from fedgossip.secure.primitives import Sign, signer
 from fedgossip.secure.aborts import RoundAbandoned, Stage
+from fedgossip.secure.primitives import Sign, signer
 from fedgossip.secure.session import ids_in, ranges, session_of
 
 PHASES = [stage.name.lower() for stage in Stage if stage is not Stage.RESULT]

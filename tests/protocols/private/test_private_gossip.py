@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
+from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError, ProtocolError, TrainingError
 from fedgossip.base.vectors import Vector, digest, frozen
@@ -128,6 +129,20 @@ def test_every_neighbour_gets_a_part_of_its_own_and_none_sees_the_model() -> Non
     assert len(contents) == 3 and {words_of(part).size for part in parts.values()} == {3 + CHECK_WORDS}
     bare = GRID.whole(vector(2, 1.1, 1 - 1 / 3), 0.25)
     assert not any(np.any(words_of(part)[:3] == bare) for part in parts.values())
+
+
+def test_in_the_other_order_the_model_before_the_training_goes_out_and_the_update_is_added_to_what_is_mixed() -> None:
+    """Also where nothing opens: the checkpoint before the parts leave has the update, which would be lost otherwise."""
+    update = vector(1, 1, 1)
+    m = training(1, algorithm=CombineThenAdapt())
+    effects = m.handle(Trained(0, update), 0)
+    start = vector(1, 0.1, -1 / 3)
+    assert np.array_equal(m.given, GRID.whole(start, 0.25) * np.uint32(3))
+    kept = next(effect for effect in effects if isinstance(effect, Checkpoint))
+    assert np.array_equal(kept.vectors[MODEL], start + update)
+    deliver(m, parts_for(1))
+    mixed = np.mean([(v, 0.1 * v, -v / 3) for v in range(4)], axis=0)
+    assert m.round == 1 and np.allclose(m.learner.model, mixed + update, atol=4 * GRID.unit)
 
 
 def test_before_a_part_leaves_it_is_said_that_its_round_is_used() -> None:
