@@ -29,7 +29,7 @@ from fedgossip.sites.plans.fits import planned_fit
 from fedgossip.sites.plans.statistics import statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import asking, plan_of_sums
 
-KINDS = ("glm", "cox", "kaplan-meier", "trees")
+KINDS = ("glm", "cox", "kaplan-meier", "trees", "firth")
 JUDGED = ("agree", "evaluate", "evaluate with noise")
 """Other sums over sites: of statistics, and of a model's answers."""
 Made = tuple[Any, Any, Any]

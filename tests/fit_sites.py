@@ -15,12 +15,14 @@ from commands import COMMAND, Said, finish, free_ports, start, typed
 SITES = 5
 
 TIMES, YES_NO = "label=days,died&drop=ill", "label=ill&drop=days,died"
-QUERY = {"kaplan-meier": TIMES, "cox": TIMES, "glm": YES_NO, "trees": YES_NO}
+QUERY = {"kaplan-meier": TIMES, "cox": TIMES, "glm": YES_NO, "trees": YES_NO, "table1": YES_NO, "firth": YES_NO}
 SOURCE = {
     "kaplan-meier": "kaplan-meier?every=90&until=360",
     "cox": "cox?every=60&until=600",
     "glm": "glm:logistic",
     "trees": "trees:3x2",
+    "table1": "table1?by=arm",
+    "firth": "firth?errors=robust",
 }
 
 

@@ -84,6 +84,8 @@ CURVES: InRun = "survival.json"
 """Survival curves that sites have estimated by sums."""
 FIT_OF_TREES: InRun = "trees-fit.json"
 """How boosted trees were grown by sums, beside their model."""
+TABLES: InRun = "tables.json"
+"""Tables of a statistic that sites have computed by sums: of groups, of tests, of models without predictions."""
 INCOMPLETE: InRun = "INCOMPLETE"
 """There until all of the above is; still there when a run was interrupted, failed or killed."""
 

@@ -50,6 +50,9 @@ SURVIVAL = "survival"
 COX = "cox"
 """The kind of a run in which sites fit proportional hazards from sums over the records at risk."""
 
+TABLES = "tables"
+"""The kind of a run in which sites compute tables of statistics from named sums."""
+
 SUMS: Mapping[str, str] = {
     STATISTICS: "statistics are sums",
     EVALUATION: "an evaluation is made of sums",
@@ -57,6 +60,7 @@ SUMS: Mapping[str, str] = {
     TREES: "trees are grown from sums",
     SURVIVAL: "survival is counted in sums",
     COX: "hazards are fitted to sums",
+    TABLES: "tables are computed from sums",
 }
 """Kinds with vectors of summed whole numbers, and their results."""
 

@@ -27,6 +27,7 @@ from fedgossip.data.objectives import (
     SPARSE,
     STATISTICS,
     SURVIVAL,
+    TABLES,
     TREES,
 )
 from fedgossip.data.per_peer import PLACE
@@ -50,6 +51,7 @@ MADE_BY = {
     TREES: "fedgossip fit EXPERIMENT",
     SURVIVAL: "fedgossip fit EXPERIMENT",
     COX: "fedgossip fit EXPERIMENT",
+    TABLES: "fedgossip fit EXPERIMENT",
 }
 """The commands that make a run of sums of an experiment."""
 

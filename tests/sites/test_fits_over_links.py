@@ -21,6 +21,7 @@ from fedgossip.sites.plans.fits import planned_fit
 pytestmark = pytest.mark.sockets
 
 FILE = {"kaplan-meier": "survival.json", "cox": "fit.json", "glm": "fit.json", "trees": "trees-fit.json"}
+FILE |= dict.fromkeys(("table1", "firth"), "tables.json")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,11 @@ def written(where: list[Path], kind: str, dead: Mapping[int, int]) -> set[bytes]
 
 
 @pytest.mark.parametrize(
-    "kind", ["kaplan-meier", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cox", "glm", "trees"))]
+    "kind",
+    [
+        "kaplan-meier",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cox", "glm", "trees", "table1", "firth")),
+    ],
 )
 @pytest.mark.timeout(300)  # 6 processes
 def test_processes_write_the_file_of_the_simulation(

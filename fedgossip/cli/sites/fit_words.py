@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.cli.sites.estimates import chi_squared, remarks, table_of
+from fedgossip.cli.sites.estimates import chance, chi_squared, remarks, table_of
 from fedgossip.cli.text import columns, short
 
 if TYPE_CHECKING:
     from fedgossip.sites.fits.cox.cox_result import CoxFit
+    from fedgossip.sites.fits.families.family import FamilyFit
     from fedgossip.sites.fits.glm.glm_result import GlmFit
     from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
     from fedgossip.sites.fits.trees.tree_result import TreesFit
@@ -192,10 +193,32 @@ def _trees_not(found: TreesFit) -> str:
     return f"{text}\nThe model is of those that are there; fit again when all sites are."
 
 
+# --- families ---------------------------------------------------------------------------------------------------------
+
+
+def _tables(found: FamilyFit, sites: int) -> list[str]:
+    lines = [f"{found.title}: {found.records} records of {found.sites} of {sites} sites"]
+    for one in found.tables:
+        rows = [[_figure(*both) for both in zip(row, one.head, strict=True)] for row in one.rows]
+        lines += [one.name, columns([one.head, *rows])]
+    return [*lines, *found.remarks]
+
+
+def _figure(value: str | float | None, head: str) -> str:
+    if isinstance(value, str):
+        return value
+    return chance(value) if head == "p" else str(value) if isinstance(value, int) else short(value)
+
+
+def _tables_not(found: FamilyFit) -> str:
+    return f"error: {found.problem}" if found.problem else ""
+
+
 WORDS: Mapping[str, tuple[Callable[[Any, int], list[str]], Callable[[Any], str]]] = {
     "GlmFit": (_glm, _glm_not),
     "CoxFit": (_cox, _cox_not),
     "CurveFit": (_survival, lambda _: ""),
     "TreesFit": (_trees, _trees_not),
+    "FamilyFit": (_tables, _tables_not),
 }
 """By the class of a result, which is not imported before there is one: its tables, and why it is not at its end."""

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES
+from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES, TABLES
 from fedgossip.data.agreed.sum_files import read_told
 from fedgossip.sites.fits.cox.cox_result import CoxFit
+from fedgossip.sites.fits.families import family
+from fedgossip.sites.fits.families.family import FamilyFit
 from fedgossip.sites.fits.glm.glm_result import FORMAT, GlmFit
 from fedgossip.sites.fits.survival.survival_result import CurveFit
 from fedgossip.sites.fits.trees import tree_result
 from fedgossip.sites.fits.trees.tree_result import TreesFit
 
 Fit = GlmFit | CoxFit
-Told = Fit | CurveFit | TreesFit
+Told = Fit | CurveFit | TreesFit | FamilyFit
 ADVICE = "The sites make it together: fedgossip fit EXPERIMENT."
 
 
@@ -24,6 +26,9 @@ def fit_in(path: Path) -> Fit | None:
     if not (path / FIT).is_file() and (path / CURVES).is_file():
         text = f"{path}: survival curves, which are of groups and say nothing of one record"
         raise ConfigError(text, f'Read {CURVES}; model.source = "cox?..." fits hazards, which do.')
+    if not (path / FIT).is_file() and (path / TABLES).is_file():
+        text = f"{path}: tables of a statistic, which say nothing of one record"
+        raise ConfigError(text, f"Read {TABLES}; glm, cox and trees predict.")
     if not (path / FIT).is_file():
         return None
     kinds: Any = Fit  # a type to msgspec, unknown to type checkers
@@ -40,5 +45,7 @@ def read_fit(path: Path) -> tuple[str, Told] | None:
         return CURVES, read_told(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)
     if (path / FIT_OF_TREES).is_file():
         return FIT_OF_TREES, read_told(TreesFit, path / FIT_OF_TREES, tree_result.FORMAT, "trees", ADVICE)
+    if (path / TABLES).is_file():
+        return TABLES, read_told(FamilyFit, path / TABLES, family.FORMAT, "tables", ADVICE)
     fit = fit_in(path)
     return None if fit is None else (FIT, fit)

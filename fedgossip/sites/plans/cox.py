@@ -19,8 +19,8 @@ from fedgossip.sites.fits.cox.cox_result import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.sites.fits.cox.cox_task import CoxTask
+from fedgossip.sites.fits.design_columns import design_columns
 from fedgossip.sites.fits.survival.survival_times import grid_of, places_of
-from fedgossip.sites.plans.design_columns import design_columns
 from fedgossip.sites.plans.sums import SumsRun
 from fedgossip.sites.plans.survival import checked_site, column_of_words, time_and_event
 

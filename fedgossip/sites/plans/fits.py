@@ -10,13 +10,14 @@ from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import is_unagreed
 from fedgossip.sites.plans.cox import COX_RUN
+from fedgossip.sites.plans.families import FAMILY_RUNS
 from fedgossip.sites.plans.glm import GLM_RUN
 from fedgossip.sites.plans.statistics import stated_statistics
 from fedgossip.sites.plans.sums import PlannedFit, SumsRun, planned
 from fedgossip.sites.plans.survival import SURVIVAL_RUN
 from fedgossip.sites.plans.trees import TREES_RUN
 
-FITS: Sequence[SumsRun] = (GLM_RUN, TREES_RUN, SURVIVAL_RUN, COX_RUN)
+FITS: Sequence[SumsRun] = (GLM_RUN, TREES_RUN, SURVIVAL_RUN, COX_RUN, *FAMILY_RUNS)
 
 
 def run_of(experiment: Experiment) -> SumsRun | None:

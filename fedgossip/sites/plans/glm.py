@@ -15,11 +15,11 @@ from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.learning.models.model_files import RATES
 from fedgossip.plans import compose
+from fedgossip.sites.fits.design_columns import check_counted, design_columns
 from fedgossip.sites.fits.glm.glm import FAMILIES
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, tensors_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
 from fedgossip.sites.fits.glm.glm_task import GlmTask
-from fedgossip.sites.plans.design_columns import check_counted, design_columns
 from fedgossip.sites.plans.sums import SumsRun
 
 KIND_OF = {"logistic": CLASSIFICATION, "linear": REGRESSION, "poisson": REGRESSION}

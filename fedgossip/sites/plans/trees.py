@@ -21,11 +21,11 @@ from fedgossip.experiment import FederatedExperiment
 from fedgossip.learning.models.tree_file import encoded_trees
 from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign
 from fedgossip.plans import compose
+from fedgossip.sites.fits.design_columns import check_counted
 from fedgossip.sites.fits.trees.tree_options import TreeOptions, tree_options
 from fedgossip.sites.fits.trees.tree_result import TreesFit, trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer, trees_file
 from fedgossip.sites.fits.trees.tree_task import TreesTask
-from fedgossip.sites.plans.design_columns import check_counted
 from fedgossip.sites.plans.sums import SumsRun
 
 NUMBERS = 1 << 22

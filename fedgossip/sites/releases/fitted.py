@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from fedgossip.report.page.markup import Markup, paragraph, section, table
+from typing import TYPE_CHECKING
+
+from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, draw
+from fedgossip.report.page.markup import Markup, figure, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, number, percent, plural
 from fedgossip.sites.fits.cox.cox_result import CoxFit
+from fedgossip.sites.fits.families.family import FamilyFit, ResultTable
 from fedgossip.sites.fits.fit_files import Told
 from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
 from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ESTIMATES = ("Column", "Estimate", "Standard error", "95 % from", "to", "p")
 CURVE = ("Time", "At risk", "Events", "Survival", "Standard error", "95 % from", "to")
@@ -21,6 +28,8 @@ def numbers_of(fit: Told) -> int:
         return len(fit.coefficients)
     if isinstance(fit, CurveFit):
         return sum(len(one.points) for one in (fit.everybody, *fit.groups))
+    if isinstance(fit, FamilyFit):
+        return sum(isinstance(value, float | int) for one in fit.tables for row in one.rows for value in row)
     return fit.leaves
 
 
@@ -35,6 +44,8 @@ def _parts(fit: Told) -> list[Markup | None]:
         return _of_cox(fit)
     if isinstance(fit, CurveFit):
         return _of_curves(fit)
+    if isinstance(fit, FamilyFit):
+        return _of_family(fit)
     d = fit.design
     whole = "" if fit.whole else f", of {count(d.trees)} that were asked for"
     grown = f"{plural(fit.trees, 'tree')}{whole}, {count(fit.leaves)} leaves, of {_records(fit.records, fit.sites)}."
@@ -81,6 +92,39 @@ def _of_curves(fit: CurveFit) -> list[Markup | None]:
         found += [paragraph(f"{d.group_column} = {one.name}")] if one.name else []
         found.append(_curve(one))
     return found
+
+
+def _of_family(fit: FamilyFit) -> list[Markup | None]:
+    found: list[Markup | None] = [paragraph(f"{fit.title}, of {_records(fit.records, fit.sites)}.")]
+    for one in fit.tables:
+        rows = [[value if isinstance(value, str) else number(value) for value in row] for row in one.rows]
+        found += [paragraph(one.name), table(one.head, rows, len(one.head) - 1), _picture(one)]
+    return [*found, *(paragraph(f"{one}.") for one in fit.remarks)]
+
+
+def _picture(one: ResultTable) -> Markup | None:
+    """Return a forest plot of the rows with an interval; None for a table without."""
+    if one.forest is None:
+        return None
+    *names, null = one.forest
+    columns = [one.head.index(name) for name in names]
+    there = [row for row in one.rows if all(isinstance(row[k], float | int) for k in columns)][:COLUMNS]
+    if not there:
+        return None
+
+    def paint(to: Figure) -> None:
+        axes = to.subplots()
+        for place, row in enumerate(reversed(there)):
+            estimate, low, high = (float(row[k] or 0.0) for k in columns)
+            axes.plot([low, high], [place, place], color=BLUE)
+            axes.plot([estimate], [place], "s", color=BLUE, markersize=5)
+        axes.axvline(null, color=QUIET, linewidth=0.8, linestyle=DASHES[1])
+        axes.set_yticks(range(len(there)), [str(row[0]) for row in reversed(there)])
+        axes.set_ylim(-0.6, len(there) - 0.4)
+        axes.set_xlabel(f"{names[0]}, with its 95 % interval")
+
+    name = f"forest-{'-'.join(one.name.split())}"
+    return figure(name, draw(name, 0.9 + 0.28 * len(there), paint), one.name, "Estimates with their 95 % intervals.")
 
 
 def _curve(one: GroupCurve) -> Markup:

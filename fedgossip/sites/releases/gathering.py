@@ -171,7 +171,8 @@ def _told(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedMo
     """Return the description of the model; `source`: from the plan, which for a fit is more detailed than its file."""
     if fitted and not (run / MODEL).is_dir():
         name, fit = fitted
-        labels = (fit.design.time, fit.design.event) if isinstance(fit, CoxFit | CurveFit) else (fit.design.outcome,)
+        times = (fit.design.time, fit.design.event) if isinstance(fit, CoxFit | CurveFit) else (fit.design.outcome,)
+        labels = tuple(filter(None, times))
         columns = fit.design.groups if isinstance(fit, CurveFit) else fit.design.columns
         return ReleasedModel(
             source=source, kind=REGRESSION, numbers=numbers_of(fit), weights=_sha256(run / name), file=name,

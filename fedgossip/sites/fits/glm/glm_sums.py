@@ -137,7 +137,7 @@ class GlmLayout:
         words = words_in(pooled[: self.of_round(0).stop * self.exact.width])
         assert words is not None, "`reached` has looked"
         _, records, total = integers_of(words)
-        return float(start(self.design.of_family, records, _real(total), 0).point[0])
+        return float(start(self.design.of_family, records, real_of(total), 0).point[0])
 
     def site(self, records: SiteRecords, round: int, state: Newton | None) -> Vector:
         """Return a site's sums of a round at the state's point.
@@ -145,12 +145,12 @@ class GlmLayout:
         Raises ConfigError for a record that is too far from all others.
         """
         if round == 0:
-            return self.vector(0, [1, len(records.y), _whole(float(np.sum(records.y)))])
+            return self.vector(0, [1, len(records.y), whole_of(float(np.sum(records.y)))])
         if state is None:
             return self.vector(round, [])
         found = site_sums(self.design.of_family, records.x, records.y, state.point)
         reals = [found.deviance, found.least, *found.gradient.tolist(), *found.information[self._upper].tolist()]
-        return self.vector(round, [1, found.records, *map(_whole, reals)])
+        return self.vector(round, [1, found.records, *map(whole_of, reals)])
 
     def reached(self, pooled: Vector, rounds: int) -> Newton | None:
         """Return the state after so many rounds; None where the first is incomplete.
@@ -164,7 +164,7 @@ class GlmLayout:
         _, records, total = numbers[:3]
         if not records:
             return None
-        state = start(self.design.of_family, records, _real(total), self.width - 1)
+        state = start(self.design.of_family, records, real_of(total), self.width - 1)
         for number in range(rounds - 1):
             begin = 3 + number * self._each
             sums = self._sums(numbers[begin : begin + self._each])
@@ -174,7 +174,7 @@ class GlmLayout:
 
     def _sums(self, numbers: list[int]) -> PointSums:
         sites, records, *reals = numbers
-        deviance, least, *others = map(_real, reals)
+        deviance, least, *others = map(real_of, reals)
         gradient, upper = np.array(others[: self.width]), np.array(others[self.width :])
         information = np.zeros((self.width, self.width))
         information[self._upper] = upper
@@ -182,7 +182,8 @@ class GlmLayout:
         return PointSums(sites, records, deviance, least, gradient, information)
 
 
-def _whole(value: float) -> int:
+def whole_of(value: float) -> int:
+    """Return a real number as a whole one of a sum.  Raises ConfigError for one that no sum can hold."""
     shifted = float(np.ldexp(value, SHIFT))
     if not abs(shifted) < float(RECORDS << LARGEST + SHIFT):
         text = "a record so far from the mean of its column that no sum can hold it"
@@ -190,7 +191,8 @@ def _whole(value: float) -> int:
     return int(np.rint(shifted))
 
 
-def _real(number: int) -> float:
+def real_of(number: int) -> float:
+    """Return the real number that a whole one of a sum stands for."""
     return number / (1 << SHIFT)
 
 

@@ -1,0 +1,325 @@
+"""A family of statistics by named sums: the protocol, the position of each number, the task of a site, and the file.
+
+    round r     the arrays that `Family.numbers` names for it, in their order, after the numbers of sites and of records
+
+A vector has a place for every round; an incomplete round leaves zeros.  A real number x counts as the whole number
+nearest to x 2^104, as in `glm_sums`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.agreed.sums_task import PooledSumsTask
+from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.glm.glm_sums import LARGEST, RECORDS, SHIFT, real_of, whole_of
+
+FORMAT = 1
+NUMBERS = 1 << 17
+"""Maximum number of whole numbers in a vector: 8 MiB."""
+
+
+class Block(NamedTuple):
+    """An array of numbers of a round: its size, and whether they are counts, or reals that are never negative."""
+
+    size: int
+    counts: bool = False
+    positive: bool = False
+
+
+Numbers = Mapping[str, npt.ArrayLike]
+"""A site's numbers of a round, by the names of its blocks."""
+
+
+class FamilyDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What a statistic is of; the same at all sites."""
+
+    family: str
+    options: Mapping[str, str] = {}
+    """The options in model.source, in alphabetical order."""
+    outcome: str = ""
+    """The label column, or the column by which records are grouped."""
+    classes: tuple[str, ...] = ()
+    """Categories of the outcome."""
+    encoding: TableEncoding = TableEncoding(())
+    columns: tuple[str, ...] = ()
+    """Names of the columns, without an intercept."""
+    places: tuple[int, ...] = ()
+    """Place of each column among the features of a table as the sites agreed on it."""
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    """Scale of each column during the computation."""
+    against: tuple[str, ...] = ()
+    """Reference categories."""
+    constant: tuple[str, ...] = ()
+    """Omitted columns."""
+    suppress: int = 1
+    agreed: str = ""
+    """The hash of the agreed statistics."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(b"family" + msgspec.json.encode(self)).hexdigest()
+
+
+Cell = str | float | int | None
+
+
+class ResultTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of a result; None where a value is undetermined or not disclosed."""
+
+    name: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    forest: tuple[str, str, str, float] | None = None
+    """Columns of estimate, lower and upper bound, for a forest plot, and the value without any effect."""
+    curve: tuple[str, str] | None = None
+    """Columns of the two axes, for a curve."""
+
+
+class FamilyFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="tables"):
+    """The contents of tables.json."""
+
+    format: int = FORMAT
+    design: FamilyDesign
+    sites: int
+    least: int
+    """Minimum number of sites in a sum."""
+    records: int
+    title: str
+    tables: tuple[ResultTable, ...]
+    remarks: tuple[str, ...] = ()
+    problem: str = ""
+    """Why the result is not at its end; "" for one that is."""
+
+    def column(self, table: int, name: str) -> list[Cell]:
+        """Return the cells of a named column."""
+        place = self.tables[table].head.index(name)
+        return [row[place] for row in self.tables[table].rows]
+
+
+class FamilyResult(NamedTuple):
+    """What a family makes of its sums."""
+
+    title: str
+    tables: Sequence[ResultTable]
+    remarks: Sequence[str] = ()
+    problem: str = ""
+
+
+class Family(Protocol):
+    """One statistic."""
+
+    @property
+    def name(self) -> str:
+        """First word of model.source."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of task with labels that suit."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of options in model.source."""
+
+    def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
+        """Return what it is of.  Raises ConfigError for invalid options, and for columns that sums would disclose."""
+
+    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, Block]]:
+        """Return the numbers of each round."""
+
+    def opened(self, d: FamilyDesign) -> tuple[str, ...]:
+        """Return the sums over all sites that the coordinator sees, in words."""
+
+    def read(self, d: FamilyDesign, agreed: AgreedTable, path: Path) -> Any:
+        """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
+
+    def records(self, site: Any) -> int:
+        """Return how many there are."""
+
+    def sums(self, d: FamilyDesign, site: Any, round: int, pooled: Sequence[PooledRound]) -> Numbers:
+        """Return a site's numbers of a round, by the sums of all rounds before, of which some may be empty."""
+
+    def uneven(self, d: FamilyDesign, site: Any, round: int, pooled: Sequence[PooledRound]) -> str:
+        """Return the sums of a round dominated by too few of a site's records, in words; "" without any."""
+
+    def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:
+        """Return the tables of the sums; None after too few complete rounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class PooledRound:
+    """Sums of a round over all sites; empty for an incomplete one."""
+
+    sites: int
+    records: int
+    of: Mapping[str, npt.NDArray[Any]]
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.of[name]
+
+
+@dataclass(frozen=True)
+class FamilyLayout:
+    """The position of each number in a vector.  Raises ConfigError for too many numbers."""
+
+    design: FamilyDesign
+    family: Family
+
+    @cached_property
+    def blocks(self) -> Sequence[Mapping[str, Block]]:
+        head = {"sites": Block(1, counts=True), "records": Block(1, counts=True)}
+        found = [head | dict(round) for round in self.family.numbers(self.design)]
+        if (size := sum(block.size for one in found for block in one.values())) > NUMBERS:
+            text = f"{size:,} numbers in the sums; there are at most {NUMBERS:,}"
+            raise ConfigError(text, "Leave columns out, drop=A,B, or agree on fewer categories.")
+        return found
+
+    @property
+    def rounds(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        return self.family.opened(self.design)
+
+    @cached_property
+    def exact(self) -> ExactSums:
+        bounds = list[int]()
+        for one in self.blocks:
+            for name, block in one.items():
+                most = 1 if name == "sites" else RECORDS if block.counts else RECORDS << LARGEST + SHIFT
+                bounds += [most] * block.size
+        return ExactSums(tuple(bounds), layout=self.design.digest)
+
+    def of_round(self, round: int) -> slice:
+        """Return the places of the numbers of a round."""
+        sizes = [sum(block.size for block in one.values()) for one in self.blocks]
+        return slice(sum(sizes[:round]), sum(sizes[: round + 1]))
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """Which numbers are never negative."""
+        blocks = [block for one in self.blocks for block in one.values()]
+        return np.repeat([one.counts or one.positive for one in blocks], [one.size for one in blocks])
+
+    def vector(self, round: int, records: int, numbers: Numbers) -> Vector:
+        """Return a vector with the numbers of a site in a round, zero elsewhere.
+
+        Raises ConfigError for a record that is too far from all others.
+        """
+        whole, at = [0] * len(self.exact.bounds), self.of_round(round).start
+        given = {"sites": [1], "records": [records], **numbers}
+        for name, block in self.blocks[round].items():
+            values = np.asarray(given[name]).ravel()
+            assert len(values) == block.size, f"{name}: {len(values)} of {block.size}"
+            whole[at : at + block.size] = [int(one) if block.counts else whole_of(float(one)) for one in values]
+            at += block.size
+        return as_vector(words_of(whole))
+
+    def pooled(self, vector: Vector) -> Sequence[PooledRound]:
+        """Return the sums of each round.  Raises ConfigError for an invalid vector."""
+        words = words_in(vector)
+        if words is None or words.size != self.exact.length:
+            raise ConfigError("what came holds no sums of a fit", "Were all started with the same experiment file?")
+        numbers, at, found = integers_of(words), 0, list[PooledRound]()
+        for one in self.blocks:
+            of = dict[str, npt.NDArray[Any]]()
+            for name, block in one.items():
+                here = numbers[at : at + block.size]
+                of[name] = np.array(here, np.int64) if block.counts else np.array([real_of(value) for value in here])
+                at += block.size
+            found.append(PooledRound(int(of["sites"][0]), int(of["records"][0]), of))
+        return found
+
+
+class FamilyTask(PooledSumsTask):
+    """The records of the local sites, by their ids; other sites run elsewhere."""
+
+    again = "Fit"
+
+    def __init__(self, layout: FamilyLayout, sites: Mapping[NodeId, Any], suppress: int) -> None:
+        super().__init__(layout.exact, layout.design.digest)
+        self.layout, self._sites, self._suppress = layout, sites, suppress
+        self._last: tuple[Vector, Sequence[PooledRound]] | None = None
+
+    def _pooled(self, vector: Vector) -> Sequence[PooledRound]:
+        """Return the sums in a vector, decoded once for all local sites."""
+        if self._last is None or self._last[0] is not vector:
+            self._last = vector, self.layout.pooled(vector)
+        return self._last[1]
+
+    def sums(self, job: Job) -> Vector:
+        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
+        pooled = self._pooled(job.vector)[: job.round]
+        if job.round and not pooled[0].sites:
+            raise self.nothing_there(job.node)
+        site, family = self._sites[job.node], self.layout.family
+        numbers = family.sums(self.layout.design, site, job.round, pooled)
+        return self.layout.vector(job.round, family.records(site), numbers)
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(self.exact.bounds), bool)
+        found[self.layout.of_round(round)] = True
+        return found
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        return self.layout.counts
+
+    def uneven(self, node: NodeId, round: int, model: Vector) -> str:
+        pooled = self._pooled(model)[:round]
+        if round and not pooled[0].sites:
+            return ""
+        try:
+            with np.errstate(all="ignore"):
+                return self.layout.family.uneven(self.layout.design, self._sites[node], round, pooled)
+        except np.linalg.LinAlgError:
+            return "its sums lead to no point"
+
+
+def fit_of(layout: FamilyLayout, agreed: AgreedTable, vector: Vector, least: int) -> FamilyFit | None:
+    """Return the result of the sums; None after too few complete rounds."""
+    pooled = layout.pooled(vector)
+    last = next((one for one in reversed(pooled) if one.sites), None)
+    found = None if last is None or last.sites < least else layout.family.result(layout.design, pooled, agreed)
+    if found is None or last is None:
+        return None
+    return FamilyFit(
+        design=layout.design, sites=last.sites, least=least, records=last.records, title=found.title,
+        tables=tuple(found.tables), remarks=tuple(found.remarks), problem=found.problem,
+    )  # fmt: skip
+
+
+def cell(value: float | None) -> float | None:
+    """Return a number for a table: None for NaN and infinity."""
+    return None if value is None or not np.isfinite(value) else float(value)
+
+
+def upper(width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the places of the upper triangle of a symmetric matrix, as its numbers are sent."""
+    rows, columns = np.triu_indices(width)
+    return rows, columns
+
+
+def symmetric(numbers: Values, width: int) -> Values:
+    """Return the symmetric matrix [width, width] with this upper triangle."""
+    found = np.zeros((width, width))
+    found[upper(width)] = numbers
+    found.T[upper(width)] = numbers
+    return found

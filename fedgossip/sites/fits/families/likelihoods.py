@@ -1,0 +1,289 @@
+"""Families with a likelihood, fitted to sums alone by Newton's method: each is a `Likelihood`, with its own formula.
+
+    round 0        what the first point follows from
+    round r        log likelihood, gradient and information at the point that follows from all rounds before
+    last round     with errors=robust: the sum of s s' over records, s a record's gradient, at the last point
+
+The steps are those of `glm.moved`, with -2 log likelihood as deviance: halved where it grows, with a ridge where
+columns depend on each other.  Robust errors are those of A^-1 (sum of s s') A^-1 (Huber, Fifth Berkeley Symposium,
+1967).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.agreed.federated_tables import read_for_fit
+from fedgossip.sites.fits.design_columns import RECORDS_EACH, check_counted, design_columns
+from fedgossip.sites.fits.effective_records import too_few
+from fedgossip.sites.fits.families.family import (
+    Block,
+    Cell,
+    FamilyDesign,
+    FamilyResult,
+    Numbers,
+    PooledRound,
+    ResultTable,
+    symmetric,
+    upper,
+)
+from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, covariance, moved, rank_of
+from fedgossip.sites.fits.glm.glm_result import coefficient
+
+STEPS = 16
+"""Maximum number of Newton steps."""
+ROBUST, MODEL = "robust", "model"
+STRIDE = 0.5
+"""Longest step of a parameter of scaled columns: longer ones reach points at which few records count."""
+FARTHEST = 1e4
+"""Bound of |parameter| of a point: beyond it the likelihood grows without end."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteSample:
+    """One site's records: x [m, p + 1] scaled, with its ones; y [m, labels]: numbers, or the place of the class."""
+
+    x: Values
+    y: Values
+
+
+class Terms(NamedTuple):
+    """A site's terms at a point of k parameters."""
+
+    likelihood: Values
+    """Of each record, [m]."""
+    scores: Values
+    """The gradient of each record's, [m, k]."""
+    information: Values
+    """Minus its second derivatives, or their expectation, summed over records: [k, k]."""
+    weights: Sequence[Values]
+    """Weights of the records in the information, [m], of each set of coefficients of all columns."""
+    more: Values = np.zeros(0)
+    """Further sums."""
+
+
+class Likelihood(ABC):
+    """The likelihood of one family, of k parameters."""
+
+    name: str
+    """First word of model.source."""
+    kinds: tuple[str, ...]
+    """Kinds of task with labels that suit."""
+    labels = 1
+    """Number of label columns."""
+    ratio = "odds ratio"
+    """Meaning of exp(estimate) of a column."""
+
+    @abstractmethod
+    def title(self, d: FamilyDesign) -> str:
+        """Return what was fitted, in words."""
+
+    @abstractmethod
+    def names(self, d: FamilyDesign) -> Sequence[str]:
+        """Return the names of all parameters, [k].  Raises ConfigError for columns that the family does not support."""
+
+    @abstractmethod
+    def first(self, d: FamilyDesign, y: Values) -> Values:
+        """Return the sums over outcomes [m, labels] that the first point follows from."""
+
+    @abstractmethod
+    def start(self, d: FamilyDesign, first: Values, records: int) -> Values:
+        """Return the first point, [k].  Raises TrainingError where all outcomes are equal."""
+
+    @abstractmethod
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:
+        """Return the terms of a site's records at a point."""
+
+    @abstractmethod
+    def in_units(self, d: FamilyDesign) -> Values:
+        """Return T [k, k]: T times the parameters are those of columns as they were read."""
+
+    def check(self, d: FamilyDesign, y: Values) -> None:  # noqa: B027
+        """Raise ConfigError for outcomes [m, labels] that the family does not have; classes are those agreed on."""
+
+    def more(self, d: FamilyDesign) -> int:  # noqa: ARG002
+        """Return the number of further sums of `Terms`."""
+        return 0
+
+    def adjusted(self, d: FamilyDesign, sums: PointSums, more: Values) -> PointSums:  # noqa: ARG002
+        """Return the sums over all sites as the steps use them."""
+        return sums
+
+    def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
+        """Return what else follows from the estimates, in words."""
+        return []
+
+
+class LikelihoodFamily:
+    """The `Family` of a likelihood."""
+
+    options = ("errors",)
+
+    def __init__(self, of: Likelihood) -> None:
+        self.of = of
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self.of.kinds
+
+    def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
+        if options.get("errors", MODEL) not in (MODEL, ROBUST):
+            raise ConfigError(f"errors={options['errors']}", f"It is {MODEL} or {ROBUST}.")
+        labels = agreed.schema.labels
+        if len(labels) != self.of.labels:
+            text = f"{self.name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
+            raise ConfigError(
+                text, f"It is of {self.of.labels}: label=" + ("time,event." if len(labels) == 1 else "ONE.")
+            )
+        if self.of.labels == 1:
+            check_counted(agreed, labels)
+        c = design_columns(agreed, self.name)
+        d = FamilyDesign(
+            family=self.name, options=options, outcome=",".join(one.name for one in labels),
+            classes=labels[0].categories, encoding=agreed.encoding, columns=c.names, places=c.places, mean=c.mean,
+            deviation=c.deviation, against=c.against, constant=c.constant, suppress=agreed.suppress,
+            agreed=agreed.digest,
+        )  # fmt: skip
+        if agreed.records < RECORDS_EACH * (many := len(self.of.names(d))):
+            text = f"{agreed.records} records for {many} parameters: sums of products would tell of single ones"
+            raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each are needed.")
+        return d
+
+    def _robust(self, d: FamilyDesign) -> bool:
+        return d.options.get("errors") == ROBUST
+
+    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, Block]]:
+        k = len(self.of.names(d))
+        first = len(self.of.first(d, np.ones((1, self.of.labels))))
+        one = {"likelihood": Block(1), "gradient": Block(k), "information": Block(k * (k + 1) // 2)}
+        if more := self.of.more(d):
+            one["more"] = Block(more)
+        last = [{"squares": Block(k * (k + 1) // 2)}] if self._robust(d) else []
+        return [{"first": Block(first)}, *[one] * STEPS, *last]
+
+    def opened(self, d: FamilyDesign) -> tuple[str, ...]:
+        k = len(self.of.names(d))
+        more = f", {self.of.more(d)} of products of three columns" if self.of.more(d) else ""
+        each = f"the log likelihood, {k} sums of columns by residuals, {k * (k + 1) // 2} of products of columns{more}"
+        last = ("at last as many sums of products of residuals by columns",) if self._robust(d) else ()
+        first = f"first the number of records, and sums of {d.outcome}"
+        return first, f"then, in each of at most {STEPS} steps, {each}", *last
+
+    def read(self, d: FamilyDesign, agreed: AgreedTable, path: Path) -> SiteSample:
+        found = read_for_fit(path, agreed, self.kinds[0])
+        y = np.asarray(found.y, np.float64).reshape(len(found), -1)
+        self.of.check(d, y)
+        x = (found.x[:, list(d.places)] - np.array(d.mean)) / np.array(d.deviation)
+        return SiteSample(np.concatenate([np.ones((len(x), 1)), x], axis=1), y)
+
+    def records(self, site: SiteSample) -> int:
+        return len(site.x)
+
+    def state(self, d: FamilyDesign, pooled: Sequence[PooledRound]) -> Newton:
+        """Return the state after these rounds, of which the first is complete."""
+        point = self.of.start(d, pooled[0]["first"], pooled[0].records)
+        state, k = Newton(point, point), len(point)
+        for one in pooled[1 : STEPS + 1]:
+            if not one.sites:
+                continue
+            information = symmetric(one["information"], k)
+            deviance = -2 * float(one["likelihood"][0])
+            sums = PointSums(one.sites, one.records, deviance, 0.0, one["gradient"], information)
+            state = moved(state, self.of.adjusted(d, sums, one.of.get("more", np.zeros(0))))
+            step = state.point - state.best
+            if (longest := float(np.abs(step).max())) > STRIDE:
+                state = replace(state, point=state.best + step * (STRIDE / longest))
+        return state
+
+    def sums(self, d: FamilyDesign, site: SiteSample, round: int, pooled: Sequence[PooledRound]) -> Numbers:
+        if round == 0:
+            return {"first": self.of.first(d, site.y)}
+        state, rows = self.state(d, pooled), upper(len(self.of.names(d)))
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            if round > STEPS:
+                scores = self.of.terms(d, site, _last(state)).scores
+                return {"squares": (scores.T @ scores)[rows]}
+            found = self.of.terms(d, site, state.point)
+        gradient, likelihood = found.scores.sum(axis=0), math.fsum(found.likelihood)
+        numbers = {"likelihood": [likelihood], "gradient": gradient, "information": found.information[rows]}
+        if len(found.more):
+            numbers["more"] = found.more
+        if not all(np.isfinite(one).all() for one in numbers.values()) or abs(likelihood) > 1e25:
+            worst = {name: np.zeros_like(one) for name, one in numbers.items()}
+            return worst | {"likelihood": [-1e25]}  # too far out for a number: the step is halved
+        return numbers
+
+    def uneven(self, d: FamilyDesign, site: SiteSample, round: int, pooled: Sequence[PooledRound]) -> str:
+        if round == 0:
+            return ""
+        state = self.state(d, pooled)
+        point = _last(state) if round > STEPS else state.point
+        if not np.isfinite(point).all() or np.abs(point).max() > FARTHEST:
+            return "its sums lead to no point"
+        start = self.of.start(d, pooled[0]["first"], pooled[0].records)
+        named = list(zip(("(intercept)", *d.columns), site.x.T, strict=True))
+        both = zip(self.of.terms(d, site, point).weights, self.of.terms(d, site, start).weights, strict=True)
+        return next(filter(None, (too_few(w, float(unit.mean()), named, d.suppress) for w, unit in both)), "")
+
+    def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
+        if not pooled[0].sites:
+            return None
+        state = self.state(d, pooled)
+        if state.sums is None or (self._robust(d) and not pooled[-1].sites):
+            return None
+        names, turned = self.of.names(d), self.of.in_units(d)
+        spread = covariance(state, 1.0)
+        if self._robust(d):
+            spread = spread @ symmetric(pooled[-1]["squares"], len(names)) @ spread
+        estimates = turned @ _last(state)
+        errors = np.sqrt(np.diag(turned @ spread @ turned.T))
+        likelihood = -state.sums.deviance / 2
+        found = [coefficient(*one) for one in zip(names, estimates, errors, strict=True)]
+        head = ("", "estimate", "std. error", "z", "p", "95 % from", "to", self.of.ratio, "ratio from", "ratio to")
+        rows: list[tuple[Cell, ...]] = []
+        for one in found:
+            ratio: tuple[Cell, ...] = (None, None, None) if "(" in one.name else one.ratio
+            rows.append((one.name, one.estimate, one.error, one.statistic, one.p, one.low, one.high, *ratio))
+        aic = -2 * likelihood + 2 * rank_of(state.sums.information)
+        remarks = [f"log likelihood {likelihood:.8g}, AIC {aic:.8g}", *self.of.remarks(d, estimates)]
+        if self._robust(d):
+            remarks.append("errors are robust: they hold where the family's variance does not")
+        remarks += [f"compared with: {', '.join(d.against)}"] if d.against else []
+        silent = [names[k] for k in state.silent]
+        remarks += [f"depend on each other, so have no errors: {', '.join(silent)}"] if silent else []
+        problem = "" if state.converged else f"not at the end after {state.steps} steps: an estimate diverges"
+        forest = (self.of.ratio, "ratio from", "ratio to", 1.0)
+        table = ResultTable("estimates", head, tuple(rows), forest)
+        title = f"{self.of.title(d)}, at the end after {state.steps} steps" if not problem else self.of.title(d)
+        return FamilyResult(title, (table,), remarks, problem)
+
+
+def _last(state: Newton) -> Values:
+    return state.point if state.converged else state.best
+
+
+def block_units(d: FamilyDesign) -> Values:
+    """Return T [p + 1, p + 1] of an intercept and all columns."""
+    turned = np.diag(np.concatenate([[1.0], 1 / np.array(d.deviation)]))
+    turned[0, 1:] = -np.array(d.mean) / np.array(d.deviation)
+    return turned
+
+
+def with_more(turned: Values, more: int) -> Values:
+    """Return T with `more` parameters behind it that no unit changes."""
+    found = np.eye(len(turned) + more)
+    found[: len(turned), : len(turned)] = turned
+    return found

@@ -1,0 +1,66 @@
+"""Multinomial logit: the odds of each class against the first.
+
+    P(class c) = exp(x b_c) / sum over classes of exp(x b),  b of the first class 0
+
+Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, section 5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.linalg import block_diag
+from scipy.special import logsumexp
+
+from fedgossip.base.errors import TrainingError
+from fedgossip.data.objectives import CLASSIFICATION
+from fedgossip.sites.fits.families.family import FamilyDesign
+from fedgossip.sites.fits.families.likelihoods import Likelihood, SiteSample, Terms, block_units
+from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT
+
+
+def check_classes(counts: Values, classes: Sequence[str]) -> None:
+    """Raise TrainingError where a class has no records at the sites that take part."""
+    if (counts < 0.5).any():
+        none = ", ".join(name for name, count in zip(classes, counts, strict=True) if count < 0.5)
+        raise TrainingError(
+            f"no records of class {none}", "Leave the class out of [data.columns], or put classes together."
+        )
+
+
+class Multinomial(Likelihood):
+    name, kinds = "multinomial", (CLASSIFICATION,)
+
+    def title(self, d: FamilyDesign) -> str:
+        return f"multinomial model of {d.outcome}, against {d.classes[0]}"
+
+    def names(self, d: FamilyDesign) -> Sequence[str]:
+        return [f"{one}: {name}" for one in d.classes[1:] for name in (INTERCEPT, *d.columns)]
+
+    def first(self, d: FamilyDesign, y: Values) -> Values:
+        return np.bincount(y[:, 0].astype(int), minlength=len(d.classes)).astype(float)
+
+    def start(self, d: FamilyDesign, first: Values, records: int) -> Values:  # noqa: ARG002
+        check_classes(first, d.classes)
+        point = np.zeros((len(d.classes) - 1, len(d.columns) + 1))
+        point[:, 0] = np.log(first[1:] / first[0])
+        return point.ravel()
+
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:
+        others, width = len(d.classes) - 1, len(d.columns) + 1
+        eta = np.concatenate([np.zeros((len(site.x), 1)), site.x @ point.reshape(others, width).T], axis=1)
+        log_p = eta - logsumexp(eta, axis=1, keepdims=True)
+        p, of = np.exp(log_p)[:, 1:], site.y[:, 0].astype(int)
+        is_of = (of[:, None] == np.arange(1, others + 1)).astype(float)
+        scores = ((is_of - p)[:, :, None] * site.x[:, None, :]).reshape(len(of), -1)
+        information = np.zeros((others * width, others * width))
+        for a in range(others):
+            for b in range(others):
+                w = p[:, a] * ((a == b) - p[:, b])
+                information[a * width : (a + 1) * width, b * width : (b + 1) * width] = site.x.T @ (site.x * w[:, None])
+        return Terms(log_p[np.arange(len(of)), of], scores, information, [one * (1 - one) for one in p.T])
+
+    def in_units(self, d: FamilyDesign) -> Values:
+        return np.asarray(block_diag(*[block_units(d)] * (len(d.classes) - 1)))

@@ -1,0 +1,46 @@
+"""Statistics of all sites' tables: the run of each family of named sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.core.run_format import TABLES as FILE
+from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.objectives import TABLES
+from fedgossip.experiment import FederatedExperiment
+from fedgossip.sites.fits.families.family import Family, FamilyLayout, FamilyTask, fit_of
+from fedgossip.sites.fits.families.names import FAMILIES
+from fedgossip.sites.plans.sums import SumsRun
+
+
+def _run_of(family: Family) -> SumsRun:
+    def kinds(source: str) -> Sequence[str]:
+        _options(family, source)
+        return family.kinds
+
+    def layout(experiment: FederatedExperiment, agreed: AgreedTable) -> FamilyLayout:
+        return FamilyLayout(family.design(_options(family, experiment.model.source), agreed), family)
+
+    def read(layout: FamilyLayout, agreed: AgreedTable, path: Path) -> Any:
+        return family.read(layout.design, agreed, path)
+
+    return SumsRun(
+        family.name, TABLES, FILE, kinds, layout, lambda layout: layout.rounds, read, FamilyTask, fit_of
+    )  # fmt: skip
+
+
+def _options(family: Family, source: str) -> dict[str, str]:
+    """Return the options in model.source.  Raises ConfigError for an unknown one."""
+    found = dict(sorted(parse_qsl(source.partition("?")[2], keep_blank_values=True)))
+    for name in found:
+        if name not in family.options:
+            advice = nearest(name, family.options) if family.options else f'Write model.source = "{family.name}".'
+            raise ConfigError(f"model.source = {source!r}: option {name!r} is not known", advice)
+    return found
+
+
+FAMILY_RUNS = tuple(map(_run_of, FAMILIES.values()))

@@ -1,0 +1,298 @@
+"""Families of statistics by named sums, `fedgossip fit`: beside statsmodels, lifelines and scipy on all records."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from commands import Said, typed
+from fit_sites import SITES, own_tables
+
+from fedgossip.data.agreed.suppression import suppressed
+from fedgossip.sites.fits.families.family import FamilyFit
+from fedgossip.sites.fits.families.names import FAMILIES
+from fedgossip.sites.fits.families.table_one import fisher, together
+
+ROWS = 60
+COLUMNS = ("age", "salt", "ward", "ill", "grade", "visits", "days", "died", "cost")
+GRADES = '[data.columns]\ngrade = { categories = ["low", "middle", "high"] }\n'
+NUMBERS = '[task]\nkind = "regression"\n'
+LABELS = {
+    "table1": "ill", "multinomial": "grade", "ordinal": "grade", "negative-binomial": "visits", "firth": "ill",
+    "weibull": "days,died",
+}  # fmt: skip
+OF = {"table1": "table1?by=ward"}
+
+
+def patients(path: Path, seed: int) -> None:
+    """Write records whose outcomes depend on age, and on the ward, of which one is rare in some columns' categories."""
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for _ in range(ROWS):
+            age, salt = rng.integers(20, 90), round(float(rng.normal(9e3, 2e2)), 3)
+            ward = rng.choice(["north", "south", "east"], p=[0.4, 0.35, 0.25])
+            z = (age - 55) / 20 + 0.8 * (ward == "south")
+            ill = "yes" if rng.random() < 1 / (1 + math.exp(0.5 - z)) else "no"
+            grade = ("low", "middle", "high")[int(z + rng.logistic() > 0) + int(z + rng.logistic() > 1.2)]
+            visits = rng.poisson(rng.gamma(1.5, math.exp(0.6 + 0.4 * z) / 1.5))
+            time, end = 200 * math.exp(-0.5 * z) * rng.weibull(1.6), rng.uniform(50, 500)
+            days, died = max(1, math.ceil(min(time, end))), int(time <= end)
+            writer.writerow([age, salt, ward, ill, grade, visits, days, died, f"{100 + 30 * z + rng.normal(0, 9):.4f}"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("families")
+    for site in range(SITES):
+        patients(found / f"site-{site}.csv", site)
+    patients(found / "test.csv", 99)
+    for name in FAMILIES:
+        label = LABELS[name].split(",")
+        used = {"age", "salt", "ward", *label} | ({"ill", "grade", "cost"} if name == "table1" else set())
+        query = f"label={','.join(label)}&drop={','.join(one for one in COLUMNS if one not in used)}"
+        kinds = FAMILIES[name].kinds
+        more = GRADES * ("grade" in used) + NUMBERS * ("classification" not in kinds)
+        (found / f"{name}.toml").write_text(own_tables(name, query, source=OF.get(name, name), more=more))
+        assert (said := typed(["data", "agree", f"{name}.toml"], found)).code == 0, said
+    return found
+
+
+@cache
+def command(folder: Path, name: str, *more: str) -> Said:
+    return typed(["fit", f"{name}.toml", "--to", f"fits/{name}{len(more)}", *more], folder)
+
+
+def fitted(folder: Path, name: str, *more: str) -> FamilyFit:
+    assert (said := command(folder, name, *more)).code == 0, said
+    return msgspec.json.decode((folder / f"fits/{name}{len(more)}/tables.json").read_bytes(), type=FamilyFit)
+
+
+def everybody(folder: Path) -> dict[str, np.ndarray]:
+    """Return all sites' columns in one place."""
+    rows = [
+        row for site in range(SITES) for row in csv.DictReader((folder / f"site-{site}.csv").read_text().splitlines())
+    ]
+    words = {"ward", "ill", "grade"}
+    return {name: np.array([row[name] if name in words else float(row[name]) for row in rows]) for name in COLUMNS}
+
+
+def design(of: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return ones, age, salt, ward = north, ward = south."""
+    wards = [(of["ward"] == ward).astype(float) for ward in ("north", "south")]
+    return np.column_stack([np.ones(len(of["age"])), of["age"], of["salt"], *wards])
+
+
+def standard(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return columns on a scale of their own, for optimisers that need one, and T by which coefficients go back."""
+    mean, deviation = x[:, 1:].mean(0), x[:, 1:].std(0)
+    turned = np.diag(np.concatenate([[1.0], 1 / deviation]))
+    turned[0, 1:] = -mean / deviation
+    return np.column_stack([np.ones(len(x)), (x[:, 1:] - mean) / deviation]), turned
+
+
+Figures = tuple[np.ndarray, np.ndarray, float]
+
+
+def multinomial(of: Mapping[str, np.ndarray]) -> Figures:
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    x, turned = standard(design(of))
+    y = np.array([("low", "middle", "high").index(one) for one in of["grade"]])
+    found = models.MNLogit(y, x).fit(method="newton", disp=0, tol=1e-14, maxiter=100)
+    both = np.kron(np.eye(2), turned)
+    return both @ found.params.T.ravel(), np.sqrt(np.diag(both @ found.cov_params() @ both.T)), found.llf
+
+
+def ordinal(of: Mapping[str, np.ndarray]) -> Figures:
+    ordered = pytest.importorskip("statsmodels.miscmodels.ordinal_model", reason="compared with statsmodels")
+    x, turned = standard(design(of))
+    y = np.array([("low", "middle", "high").index(one) for one in of["grade"]])
+    found = ordered.OrderedModel(y, x[:, 1:], distr="logit").fit(method="bfgs", disp=0, gtol=1e-4)
+    point = np.concatenate([[found.params[-2]], [found.params[-2] + math.exp(found.params[-1])], found.params[:-2]])
+
+    def log_likelihood(at: np.ndarray) -> float:
+        ends = np.concatenate([[-np.inf], at[:2], [np.inf]])
+        share = 1 / (1 + np.exp(-(ends[None] - (x[:, 1:] @ at[2:])[:, None])))
+        return float(np.log(share[np.arange(len(y)), y + 1] - share[np.arange(len(y)), y]).sum())
+
+    turns = np.eye(6)
+    turns[2:, 2:], turns[:2, 2:] = turned[1:, 1:], -turned[0, 1:]
+    return maximised(log_likelihood, point, turns)
+
+
+def maximised(log_likelihood: Callable[[np.ndarray], float], start: np.ndarray, turns: np.ndarray) -> Figures:
+    """Return the maximum near another library's optimum, by Newton's method with differences for derivatives."""
+    e, point = np.eye(len(start)), start
+    for _ in range(4):
+        gradient = np.array([log_likelihood(point + 1e-4 * k) - log_likelihood(point - 1e-4 * k) for k in e]) / 2e-4
+        hessian = numerical(log_likelihood, point)
+        point = point - np.linalg.solve(hessian, gradient)
+    spread = np.linalg.inv(-hessian)
+    assert np.abs((start - point) / np.sqrt(np.diag(spread))).max() < 1e-2, "the library's optimum is this one"
+    return turns @ point, np.sqrt(np.diag(turns @ spread @ turns.T)), log_likelihood(point)
+
+
+def numerical(f: Callable[[np.ndarray], float], point: np.ndarray, step: float = 1e-3) -> np.ndarray:
+    e = np.eye(len(point)) * step
+    signs = [(a, b) for a in (1, -1) for b in (1, -1)]
+    return np.array([[sum(a * b * f(point + a * i + b * j) for a, b in signs) for j in e] for i in e]) / (4 * step**2)
+
+
+def negative_binomial(of: Mapping[str, np.ndarray]) -> Figures:
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    x, turned = standard(design(of))
+    found = models.NegativeBinomial(of["visits"], x).fit(method="newton", disp=0, tol=1e-14, maxiter=200)
+    turns = np.eye(6)
+    turns[:5, :5] = turned
+    point = np.concatenate([found.params[:5], [math.log(found.params[5])]])
+    per = np.diag([1.0] * 5 + [1 / found.params[5]])  # the error of log alpha from that of alpha
+    return turns @ point, np.sqrt(np.diag(turns @ per @ found.cov_params() @ per @ turns.T)), found.llf
+
+
+def weibull(of: Mapping[str, np.ndarray]) -> Figures:
+    lifelines = pytest.importorskip("lifelines", reason="compared with lifelines")
+    import pandas
+
+    x, turned = standard(design(of))
+    table = pandas.DataFrame(x[:, 1:], columns=list("abcd")).assign(days=of["days"], died=of["died"])
+    found = lifelines.WeibullAFTFitter().fit(table, "days", "died", fit_options={"tol": 1e-14})
+    point = np.array([found.params_["lambda_"][one] for one in ("Intercept", *"abcd")])
+    start = np.concatenate([point, [-found.params_["rho_"]["Intercept"]]])  # rho is 1 / scale
+
+    def log_likelihood(at: np.ndarray) -> float:
+        rho, rate = math.exp(-at[5]), np.exp(-x @ at[:5])
+        log_hazard = np.log(rho * rate * (of["days"] * rate) ** (rho - 1))
+        return float((of["died"] * log_hazard - (of["days"] * rate) ** rho).sum())
+
+    turns = np.eye(6)
+    turns[:5, :5] = turned
+    return maximised(log_likelihood, start, turns)
+
+
+def firth(of: Mapping[str, np.ndarray]) -> Figures:
+    """By hat values h: g = X'(y - p + h (1/2 - p)), as Heinze and Schemper have it."""
+    x, turned = standard(design(of))
+    y, point = (of["ill"] == "yes").astype(float), np.zeros(5)
+    for _ in range(60):
+        p = 1 / (1 + np.exp(-x @ point))
+        w = p * (1 - p)
+        spread = np.linalg.inv(x.T @ (x * w[:, None]))
+        h = w * np.einsum("mi,ij,mj->m", x, spread, x)
+        point = point + spread @ (x.T @ (y - p + h * (0.5 - p)))
+    penalised = float(np.log(np.where(y > 0, p, 1 - p)).sum()) + np.linalg.slogdet(np.linalg.inv(spread))[1] / 2
+    return turned @ point, np.sqrt(np.diag(turned @ spread @ turned.T)), penalised
+
+
+BESIDE: Mapping[str, tuple[Callable[[Mapping[str, np.ndarray]], Figures], float, float]] = {
+    "multinomial": (multinomial, 1e-8, 1e-8),
+    "ordinal": (ordinal, 1e-7, 1e-5),
+    "negative-binomial": (negative_binomial, 1e-8, 1e-7),
+    "weibull": (weibull, 1e-7, 1e-5),
+    "firth": (firth, 1e-8, 1e-8),
+}
+"""The pooled fit, and how near estimates, in standard errors, and errors are: 1e-7 and 1e-5 are of the differences in
+`maximised`, for those libraries' optimisers stop at 1e-4."""
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_likelihood_is_that_of_all_records_in_one_place(name: str, folder: Path) -> None:
+    beside, near, near_errors = BESIDE[name]
+    estimates, errors, likelihood = beside(everybody(folder))
+    found = fitted(folder, name)
+    ours, theirs = (np.array(found.column(0, what), float) for what in ("estimate", "std. error"))
+    assert np.abs((ours - estimates) / errors).max() < near, (ours, estimates)
+    assert theirs == pytest.approx(errors, rel=near_errors)
+    told = re.match(r"log likelihood (\S+), AIC", found.remarks[0])
+    assert told
+    if name != "firth":
+        assert float(told[1]) == pytest.approx(likelihood, rel=1e-7)
+
+
+def test_robust_errors_are_those_of_all_records_in_one_place(folder: Path) -> None:
+    """Of Firth's model with its penalty's gradient left out, as the sum of squares of scores has it: A^-1 S A^-1."""
+    x, turned = standard(design(of := everybody(folder)))
+    estimates, _, _ = firth(of)
+    p = 1 / (1 + np.exp(-x @ np.linalg.solve(turned, estimates)))
+    spread = np.linalg.inv(x.T @ (x * (p * (1 - p))[:, None]))
+    scores = x * ((of["ill"] == "yes") - p)[:, None]
+    errors = np.sqrt(np.diag(turned @ spread @ scores.T @ scores @ spread @ turned.T))
+    found = fitted(folder, "firth", "--set", "model.source=firth?errors=robust")
+    assert np.array(found.column(0, "std. error"), float) == pytest.approx(errors, rel=1e-8)
+
+
+# --- table 1 ----------------------------------------------------------------------------------------------------------
+
+
+def test_table_1_has_the_figures_of_all_records_in_one_place(folder: Path) -> None:
+    """Means, deviations, Welch's test and chi squared by scipy; differences by the formulas of Yang and Dalton."""
+    from scipy import stats
+
+    of, found = everybody(folder), fitted(folder, "table1")
+    groups = [of["age"][of["ward"] == one] for one in ("east", "north", "south")]
+    means, deviations = (
+        [value for name, value in zip(found.column(1, "column"), found.column(1, what), strict=True) if name == "age"]
+        for what in ("mean", "deviation")
+    )
+    assert means == pytest.approx([one.mean() for one in groups], rel=1e-12)
+    assert deviations == pytest.approx([one.std(ddof=1) for one in groups], rel=1e-12)
+    tests = {(row[0], row[1]): row for row in found.tables[2].rows}
+    counts = np.array([[int(((of["ward"] == w) & (of["ill"] == i)).sum()) for w in ("east", "north", "south")]
+                       for i in ("no", "yes")])  # fmt: skip
+    squared = stats.chi2_contingency(counts, correction=False)
+    _, _, statistic, freedom, p = tests["ill", "chi squared"]
+    assert (statistic, p) == pytest.approx((squared.statistic, squared.pvalue), rel=1e-10) and freedom == "2"
+    pairs = [(groups[a], groups[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    apart = max(abs(a.mean() - b.mean()) / math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2) for a, b in pairs)
+    (row,) = (row for row in found.tables[0].rows if str(row[0]).startswith("age"))
+    assert row[-1] == pytest.approx(apart, rel=1e-12) and row[-2] == tests["age", "Welch"][-1]
+    welch = stats.f_oneway(*groups, equal_var=False)
+    assert tests["age", "Welch"][2] == pytest.approx(welch.statistic, rel=1e-10)
+    assert row[-2] == pytest.approx(welch.pvalue, rel=1e-8)
+
+
+def test_two_groups_have_students_and_fishers_tests(folder: Path) -> None:
+    from scipy import stats
+
+    of = everybody(folder)
+    found = fitted(folder, "table1", "--set", "model.source=table1?by=ill")
+    ill = of["ill"] == "yes"
+    p = {(row[0], row[1]): row[-1] for row in found.tables[2].rows}
+    assert p["age", "Welch"] == pytest.approx(stats.ttest_ind(of["age"][ill], of["age"][~ill], equal_var=False).pvalue)
+    for table in ([[8, 2], [1, 5]], [[30, 12], [11, 30]], [[5, 0], [3, 9]]):
+        assert fisher(np.array(table)) == pytest.approx(stats.fisher_exact(table).pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize("least", [3, 5])
+def test_no_small_cell_of_a_table_is_found(least: int, request: pytest.FixtureRequest) -> None:
+    """By the bounds of each cell of what was put together, with totals of groups, and of categories as agreed."""
+    for seed in range(20_000 if request.config.getoption("--long") else 2_000):
+        rng = np.random.default_rng(seed)
+        rows, groups = int(rng.integers(2, 6)), int(rng.integers(2, 4))
+        table = rng.poisson(rng.gamma(0.7, 12, (rows, 1)) * rng.dirichlet(np.ones(groups) * 2)[None])
+        at = np.where(table > 0, rng.integers(1, 6, table.shape), 0)
+        of_rows = suppressed(table.sum(axis=1).tolist(), least)
+        withheld = [k for k, total in enumerate(of_rows) if total is None]
+        names, shown = together([str(k) for k in range(rows)], table, at, least, withheld)
+        if (table.sum(axis=0) < least).any():
+            continue  # such groups are refused
+        told = {name for name in names if " or " not in name}
+        kept = [k for k in range(rows) if str(k) in told]
+        assert not any(0 < count < least for count in table[kept].ravel().tolist()), (seed, table, names)
+        hidden = [k for k in range(rows) if k not in kept and table[k].any()]
+        assert len(hidden) != 1 or not ((table[hidden] > 0) & (table[hidden] < least)).any(), (seed, table, names)
+        columns, totals = table[hidden].sum(axis=0), table[hidden].sum(axis=1)
+        assert (shown[-1] == columns).all() or not hidden
+        for k, total in zip(hidden, totals.tolist(), strict=True):
+            if of_rows[k] is None:
+                continue
+            for group, column in enumerate(columns.tolist()):
+                low, high = max(0, total + column - int(totals.sum())), min(total, column)
+                assert low < high or not 0 < low < least, (seed, table, k, group)
