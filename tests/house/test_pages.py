@@ -25,6 +25,7 @@ ELSEWHERE = {
     "judging": "tests/sites/test_evaluation.py",
     "paradigms": "tests/lab/test_compare.py",
     "repro": "tests/lab/test_repro.py",
+    "statistics": "tests/sites/test_families.py",
     "survival": "tests/sites/test_cox.py",
     "tables": "tests/data/test_declared_tables.py",
     "tasks": "tests/data/test_objectives.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from commands import Said, typed
 from fit_sites import SITES, own_tables
+from pages import blocks, page
 
 from fedgossip.data.agreed.suppression import suppressed
 from fedgossip.sites.fits.families.family import FamilyFit
@@ -296,3 +298,13 @@ def test_no_small_cell_of_a_table_is_found(least: int, request: pytest.FixtureRe
             for group, column in enumerate(columns.tolist()):
                 low, high = max(0, total + column - int(totals.sum())), min(total, column)
                 assert low < high or not 0 < low < least, (seed, table, k, group)
+
+
+def test_the_page_shows_what_is_printed(folder: Path, tmp_path: Path) -> None:
+    for path in folder.glob("*.csv"):
+        shutil.copy(path, tmp_path)
+    file, commands, shown = blocks(page("statistics"))[:3]
+    (tmp_path / "table1.toml").write_text(file.text)
+    said = [typed(line.split()[1:], tmp_path) for line in commands.text.splitlines()]
+    assert [one.code for one in said] == [0] * 4, said
+    assert said[1].out.rstrip() == shown.text.rstrip()

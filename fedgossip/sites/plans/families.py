@@ -8,16 +8,16 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.core.run_format import TABLES as FILE
+from fedgossip.core import run_format
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import TABLES
 from fedgossip.experiment import FederatedExperiment
-from fedgossip.sites.fits.families.family import Family, FamilyLayout, FamilyTask, fit_of
+from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, SumsFamily, fit_of
 from fedgossip.sites.fits.families.names import FAMILIES
 from fedgossip.sites.plans.sums import SumsRun
 
 
-def _run_of(family: Family) -> SumsRun:
+def _run_of(family: SumsFamily) -> SumsRun:
     def kinds(source: str) -> Sequence[str]:
         _options(family, source)
         return family.kinds
@@ -29,11 +29,11 @@ def _run_of(family: Family) -> SumsRun:
         return family.read(layout.design, agreed, path)
 
     return SumsRun(
-        family.name, TABLES, FILE, kinds, layout, lambda layout: layout.rounds, read, FamilyTask, fit_of
+        family.name, TABLES, run_format.TABLES, kinds, layout, lambda layout: layout.rounds, read, FamilyTask, fit_of
     )  # fmt: skip
 
 
-def _options(family: Family, source: str) -> dict[str, str]:
+def _options(family: SumsFamily, source: str) -> dict[str, str]:
     """Return the options in model.source.  Raises ConfigError for an unknown one."""
     found = dict(sorted(parse_qsl(source.partition("?")[2], keep_blank_values=True)))
     for name in found:

@@ -1,6 +1,6 @@
 """A family of statistics by named sums: the protocol, the position of each number, the task of a site, and the file.
 
-    round r     the arrays that `Family.numbers` names for it, in their order, after the numbers of sites and of records
+    round r     the arrays that `SumsFamily.numbers` names for it, in their order, after the numbers of sites and of records
 
 A vector has a place for every round; an incomplete round leaves zeros.  A real number x counts as the whole number
 nearest to x 2^104, as in `glm_sums`.
@@ -35,7 +35,7 @@ NUMBERS = 1 << 17
 """Maximum number of whole numbers in a vector: 8 MiB."""
 
 
-class Block(NamedTuple):
+class SumBlock(NamedTuple):
     """An array of numbers of a round: its size, and whether they are counts, or reals that are never negative."""
 
     size: int
@@ -123,7 +123,7 @@ class FamilyResult(NamedTuple):
     problem: str = ""
 
 
-class Family(Protocol):
+class SumsFamily(Protocol):
     """One statistic."""
 
     @property
@@ -141,7 +141,7 @@ class Family(Protocol):
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         """Return what it is of.  Raises ConfigError for invalid options, and for columns that sums would disclose."""
 
-    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, Block]]:
+    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
         """Return the numbers of each round."""
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
@@ -180,11 +180,11 @@ class FamilyLayout:
     """The position of each number in a vector.  Raises ConfigError for too many numbers."""
 
     design: FamilyDesign
-    family: Family
+    family: SumsFamily
 
     @cached_property
-    def blocks(self) -> Sequence[Mapping[str, Block]]:
-        head = {"sites": Block(1, counts=True), "records": Block(1, counts=True)}
+    def blocks(self) -> Sequence[Mapping[str, SumBlock]]:
+        head = {"sites": SumBlock(1, counts=True), "records": SumBlock(1, counts=True)}
         found = [head | dict(round) for round in self.family.numbers(self.design)]
         if (size := sum(block.size for one in found for block in one.values())) > NUMBERS:
             text = f"{size:,} numbers in the sums; there are at most {NUMBERS:,}"
@@ -306,7 +306,7 @@ def fit_of(layout: FamilyLayout, agreed: AgreedTable, vector: Vector, least: int
     )  # fmt: skip
 
 
-def cell(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """Return a number for a table: None for NaN and infinity."""
     return None if value is None or not np.isfinite(value) else float(value)
 

@@ -22,7 +22,7 @@ from scipy.special import expit
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.objectives import CLASSIFICATION
 from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, SiteSample, Terms, block_units
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units
 from fedgossip.sites.fits.glm.glm import PointSums, Values
 from fedgossip.sites.fits.glm.glm_result import INTERCEPT
 
@@ -53,7 +53,7 @@ class Firth(Likelihood):
             raise TrainingError(f"all {records} records have the same outcome", "Look at the label.")
         return np.concatenate([[math.log(mean / (1 - mean))], np.zeros(len(d.columns))])
 
-    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
         x, y, eta = site.x, site.y[:, 0], site.x @ point
         p = expit(eta)
         w = p * (1 - p)
@@ -62,7 +62,7 @@ class Firth(Likelihood):
             [math.fsum(w * (1 - 2 * p) * x[:, i] * x[:, j] * x[:, k]) for i, j, k in zip(a, b, c, strict=True)]
         )
         likelihood = y * eta - np.logaddexp(0, eta)
-        return Terms(likelihood, x * (y - p)[:, None], x.T @ (x * w[:, None]), [w], np.array(more))
+        return LikelihoodTerms(likelihood, x * (y - p)[:, None], x.T @ (x * w[:, None]), [w], np.array(more))
 
     def more(self, d: FamilyDesign) -> int:
         return len(_triples(len(d.columns) + 1)[0])

@@ -26,13 +26,13 @@ from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.sites.fits.design_columns import RECORDS_EACH, check_counted, design_columns
 from fedgossip.sites.fits.effective_records import too_few
 from fedgossip.sites.fits.families.family import (
-    Block,
     Cell,
     FamilyDesign,
     FamilyResult,
     Numbers,
     PooledRound,
     ResultTable,
+    SumBlock,
     symmetric,
     upper,
 )
@@ -56,7 +56,7 @@ class SiteSample:
     y: Values
 
 
-class Terms(NamedTuple):
+class LikelihoodTerms(NamedTuple):
     """A site's terms at a point of k parameters."""
 
     likelihood: Values
@@ -100,7 +100,7 @@ class Likelihood(ABC):
         """Return the first point, [k].  Raises TrainingError where all outcomes are equal."""
 
     @abstractmethod
-    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
         """Return the terms of a site's records at a point."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Likelihood(ABC):
         """Raise ConfigError for outcomes [m, labels] that the family does not have; classes are those agreed on."""
 
     def more(self, d: FamilyDesign) -> int:  # noqa: ARG002
-        """Return the number of further sums of `Terms`."""
+        """Return the number of further sums of `LikelihoodTerms`."""
         return 0
 
     def adjusted(self, d: FamilyDesign, sums: PointSums, more: Values) -> PointSums:  # noqa: ARG002
@@ -124,7 +124,7 @@ class Likelihood(ABC):
 
 
 class LikelihoodFamily:
-    """The `Family` of a likelihood."""
+    """The `SumsFamily` of a likelihood."""
 
     options = ("errors",)
 
@@ -165,14 +165,14 @@ class LikelihoodFamily:
     def _robust(self, d: FamilyDesign) -> bool:
         return d.options.get("errors") == ROBUST
 
-    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, Block]]:
+    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
         k = len(self.of.names(d))
         first = len(self.of.first(d, np.ones((1, self.of.labels))))
-        one = {"likelihood": Block(1), "gradient": Block(k), "information": Block(k * (k + 1) // 2)}
+        one = {"likelihood": SumBlock(1), "gradient": SumBlock(k), "information": SumBlock(k * (k + 1) // 2)}
         if more := self.of.more(d):
-            one["more"] = Block(more)
-        last = [{"squares": Block(k * (k + 1) // 2)}] if self._robust(d) else []
-        return [{"first": Block(first)}, *[one] * STEPS, *last]
+            one["more"] = SumBlock(more)
+        last = [{"squares": SumBlock(k * (k + 1) // 2)}] if self._robust(d) else []
+        return [{"first": SumBlock(first)}, *[one] * STEPS, *last]
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
         k = len(self.of.names(d))

@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 from fedgossip.base.errors import TrainingError
 from fedgossip.data.objectives import CLASSIFICATION
 from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, SiteSample, Terms, block_units
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import INTERCEPT
 
@@ -48,7 +48,7 @@ class Multinomial(Likelihood):
         point[:, 0] = np.log(first[1:] / first[0])
         return point.ravel()
 
-    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
         others, width = len(d.classes) - 1, len(d.columns) + 1
         eta = np.concatenate([np.zeros((len(site.x), 1)), site.x @ point.reshape(others, width).T], axis=1)
         log_p = eta - logsumexp(eta, axis=1, keepdims=True)
@@ -60,7 +60,7 @@ class Multinomial(Likelihood):
             for b in range(others):
                 w = p[:, a] * ((a == b) - p[:, b])
                 information[a * width : (a + 1) * width, b * width : (b + 1) * width] = site.x.T @ (site.x * w[:, None])
-        return Terms(log_p[np.arange(len(of)), of], scores, information, [one * (1 - one) for one in p.T])
+        return LikelihoodTerms(log_p[np.arange(len(of)), of], scores, information, [one * (1 - one) for one in p.T])
 
     def in_units(self, d: FamilyDesign) -> Values:
         return np.asarray(block_diag(*[block_units(d)] * (len(d.classes) - 1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedgossip.sites.fits.families.family import Family
+from fedgossip.sites.fits.families.family import SumsFamily
 from fedgossip.sites.fits.families.firth import Firth
 from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodFamily
 from fedgossip.sites.fits.families.multinomial import Multinomial
@@ -15,6 +15,6 @@ from fedgossip.sites.fits.families.weibull import Weibull
 
 LIKELIHOODS: Sequence[Likelihood] = Multinomial(), Ordinal(), NegativeBinomial(), Firth(), Weibull()
 
-_ALL: Sequence[Family] = TableOne(), *map(LikelihoodFamily, LIKELIHOODS)
+_ALL: Sequence[SumsFamily] = TableOne(), *map(LikelihoodFamily, LIKELIHOODS)
 
-FAMILIES: Mapping[str, Family] = {one.name: one for one in _ALL}
+FAMILIES: Mapping[str, SumsFamily] = {one.name: one for one in _ALL}

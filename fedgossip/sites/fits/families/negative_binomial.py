@@ -19,7 +19,7 @@ from scipy.special import gammaln, polygamma, psi
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.objectives import REGRESSION
 from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, SiteSample, Terms, block_units, with_more
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units, with_more
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import INTERCEPT
 
@@ -51,7 +51,7 @@ class NegativeBinomial(Likelihood):
         alpha = max(FLATTEST, (first[1] / records - mean * mean - mean) / (mean * mean))
         return np.concatenate([[math.log(mean)], np.zeros(len(d.columns)), [math.log(alpha)]])
 
-    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:  # noqa: ARG002
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:  # noqa: ARG002
         y, mu, r = site.y[:, 0], np.exp(site.x @ point[:-1]), math.exp(-point[-1])
         whole = r + mu
         likelihood = gammaln(y + r) - gammaln(r) - gammaln(y + 1) + r * np.log(r / whole) + y * np.log(mu / whole)
@@ -63,7 +63,9 @@ class NegativeBinomial(Likelihood):
         information[:-1, :-1] = site.x.T @ (site.x * w[:, None])
         information[-1, :-1] = information[:-1, -1] = site.x.T @ ((y - mu) * mu * r / whole**2)
         information[-1, -1] = -(r * r * by_r2 + r * by_r).sum()
-        return Terms(likelihood, scores, information, [mu * r / whole])  # the expected weights, whatever the counts
+        return LikelihoodTerms(
+            likelihood, scores, information, [mu * r / whole]
+        )  # the expected weights, whatever the counts
 
     def in_units(self, d: FamilyDesign) -> Values:
         return with_more(block_units(d), 1)

@@ -16,7 +16,7 @@ from scipy.special import expit
 
 from fedgossip.data.objectives import CLASSIFICATION
 from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, SiteSample, Terms
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample
 from fedgossip.sites.fits.families.multinomial import check_classes
 from fedgossip.sites.fits.glm.glm import Values
 
@@ -39,7 +39,7 @@ class Ordinal(Likelihood):
         below = np.cumsum(first)[:-1]
         return np.concatenate([np.log(below / (first.sum() - below)), np.zeros(len(d.columns))])
 
-    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
         cuts, m, x = len(d.classes) - 1, len(site.x), site.x[:, 1:]
         of, row = site.y[:, 0].astype(int), np.arange(m)
         ends = np.concatenate([[-np.inf], point[:cuts], [np.inf]])
@@ -61,7 +61,7 @@ class Ordinal(Likelihood):
         information = scores.T @ scores - to_above.T @ (to_above * (f2 / p)[:, None])
         information += to_below.T @ (to_below * (g2 / p)[:, None])
         weights = ((f - g) / p) ** 2 - (f2 - g2) / p
-        return Terms(np.log(p), scores, information, [np.maximum(weights, 0.0)])
+        return LikelihoodTerms(np.log(p), scores, information, [np.maximum(weights, 0.0)])
 
     def in_units(self, d: FamilyDesign) -> Values:
         cuts, deviation = len(d.classes) - 1, np.array(d.deviation)

@@ -31,15 +31,14 @@ from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import SiteColumns
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.sites.fits.families.family import (
-    Block,
     Cell,
     FamilyDesign,
     FamilyResult,
     Numbers,
     PooledRound,
     ResultTable,
+    SumBlock,
 )
-from fedgossip.sites.fits.families.family import cell as known
 from fedgossip.sites.fits.glm.glm import Values
 
 GROUPS = 12
@@ -86,15 +85,15 @@ class TableOne:
             encoding=TableEncoding(tuple(EncodedColumn(one.name, one.unit, one.categories) for one in agreed.columns)),
         )  # fmt: skip
 
-    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, Block]]:
+    def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
         groups = len(d.classes)
-        found: dict[str, Block] = {"groups": Block(groups, counts=True)}
+        found: dict[str, SumBlock] = {"groups": SumBlock(groups, counts=True)}
         for name, levels in _levels(d):
             if levels:
-                found |= {f"{what} {name}": Block(groups * (levels + 1), counts=True) for what in ("of", "at")}
+                found |= {f"{what} {name}": SumBlock(groups * (levels + 1), counts=True) for what in ("of", "at")}
             else:
-                found |= {f"empty {name}": Block(groups, counts=True), f"sum {name}": Block(groups)}
-                found[f"squares {name}"] = Block(groups, positive=True)
+                found |= {f"empty {name}": SumBlock(groups, counts=True), f"sum {name}": SumBlock(groups)}
+                found[f"squares {name}"] = SumBlock(groups, positive=True)
         return (found,)
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
@@ -330,4 +329,4 @@ def standardised(table: npt.NDArray[np.int64]) -> float | None:
             return None
         gap = one - other
         found.append(math.sqrt(float(gap @ np.linalg.solve(spread, gap))))
-    return known(max(found))
+    return finite(max(found))

@@ -18,7 +18,7 @@ import numpy as np
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.objectives import REGRESSION
 from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, SiteSample, Terms, block_units, with_more
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units, with_more
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import INTERCEPT
 
@@ -50,7 +50,7 @@ class Weibull(Likelihood):
             raise TrainingError("no record has its event", "Look at the label.")
         return np.concatenate([[math.log(first[0] / first[1])], np.zeros(len(d.columns) + 1)])  # an exponential one
 
-    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> Terms:  # noqa: ARG002
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:  # noqa: ARG002
         log_t, had, s = np.log(site.y[:, 0]), site.y[:, 1], math.exp(point[-1])
         z = (log_t - site.x @ point[:-1]) / s
         e, hazard = np.exp(z), np.exp(-site.x[:, 1:] @ point[1:-1] / s)  # against a record with all means
@@ -58,7 +58,7 @@ class Weibull(Likelihood):
         along = np.concatenate([site.x / s, z[:, None]], axis=1)
         information = along.T @ (along * e[:, None])
         information[-1, -1] += had.sum()  # where the gradient is 0, this is the observed information
-        return Terms(had * (z - point[-1] - log_t) - e, scores, information, [hazard])
+        return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [hazard])
 
     def in_units(self, d: FamilyDesign) -> Values:
         return with_more(block_units(d), 1)
