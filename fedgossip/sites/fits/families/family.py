@@ -1,6 +1,6 @@
 """A family of statistics by named sums: the protocol, the position of each number, the task of a site, and the file.
 
-    round r     the arrays that `SumsFamily.numbers` names for it, in their order, after the numbers of sites and of records
+    round r     arrays by `SumsFamily.numbers`, in their order, behind the numbers of sites and of records
 
 A vector has a place for every round; an incomplete round leaves zeros.  A real number x counts as the whole number
 nearest to x 2^104, as in `glm_sums`.
@@ -304,11 +304,6 @@ def fit_of(layout: FamilyLayout, agreed: AgreedTable, vector: Vector, least: int
         design=layout.design, sites=last.sites, least=least, records=last.records, title=found.title,
         tables=tuple(found.tables), remarks=tuple(found.remarks), problem=found.problem,
     )  # fmt: skip
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number for a table: None for NaN and infinity."""
-    return None if value is None or not np.isfinite(value) else float(value)
 
 
 def upper(width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -97,9 +97,9 @@ class TableOne:
         return (found,)
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
-        each = f"of each of {len(d.classes)} groups of {d.outcome}" if d.outcome else "of all records"
-        counts = "the records of each category, and at how many sites they are"
-        return (f"{each} the number of records; of {len(d.columns)} columns sums and sums of squares, or {counts}",)
+        each = f", in each of {len(d.classes)} groups of {d.outcome}" if d.outcome else ""
+        counts = "the records of each category and at how many sites they are"
+        return (f"the number of records, and of {len(d.columns)} columns sums and sums of squares, or {counts}{each}",)
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, path: Path) -> GroupedColumns:
         site = SiteColumns(path, agreed.schema, agreed.suppress)
@@ -329,4 +329,4 @@ def standardised(table: npt.NDArray[np.int64]) -> float | None:
             return None
         gap = one - other
         found.append(math.sqrt(float(gap @ np.linalg.solve(spread, gap))))
-    return finite(max(found))
+    return max(found)
