@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -11,6 +10,7 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.core import run_format
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import TABLES
+from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, SumsFamily, fit_of
 from fedgossip.sites.fits.families.names import FAMILIES
@@ -25,8 +25,8 @@ def _run_of(family: SumsFamily) -> SumsRun:
     def layout(experiment: FederatedExperiment, agreed: AgreedTable) -> FamilyLayout:
         return FamilyLayout(family.design(_options(family, experiment.model.source), agreed), family)
 
-    def read(layout: FamilyLayout, agreed: AgreedTable, path: Path) -> Any:
-        return family.read(layout.design, agreed, path)
+    def read(layout: FamilyLayout, agreed: AgreedTable, file: TableFile) -> Any:
+        return family.read(layout.design, agreed, file)
 
     return SumsRun(
         family.name, TABLES, run_format.TABLES, kinds, layout, lambda layout: layout.rounds, read, FamilyTask, fit_of

@@ -4,6 +4,6 @@ It imports `data.agreed`, `data.columns`, `secure` and `sites.fits.glm`.  `famil
 task and the file tables.json; `names` the table of all; `likelihoods` Newton's method for those with a likelihood.  A
 new one is a file with the members of `SumsFamily`, and a line in `names.FAMILIES`.
 
-model.source = "table1?by=ward": `table_one.TableOne` names the counts of its round, each site's `FamilyTask` sends its own, and all
-make the same tables of the sums.
+model.source = "table1?by=ward": `table_one.TableOne` names the counts of its round, each site's `FamilyTask` sends its
+own, and all make the same tables of the sums.
 """

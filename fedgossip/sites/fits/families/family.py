@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -26,6 +25,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.data.table_files import TableFile
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_sums import LARGEST, RECORDS, SHIFT, real_of, whole_of
@@ -147,7 +147,7 @@ class SumsFamily(Protocol):
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
         """Return the sums over all sites that the coordinator sees, in words."""
 
-    def read(self, d: FamilyDesign, agreed: AgreedTable, path: Path) -> Any:
+    def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> Any:
         """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
 
     def records(self, site: Any) -> int:

@@ -15,7 +15,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_for_fit
+from fedgossip.data.table_files import TableFile
 from fedgossip.sites.fits.design_columns import RECORDS_EACH, check_counted, design_columns
 from fedgossip.sites.fits.effective_records import too_few
 from fedgossip.sites.fits.families.family import (
@@ -182,8 +182,8 @@ class LikelihoodFamily:
         first = f"first the number of records, and sums of {d.outcome}"
         return first, f"then, in each of at most {STEPS} steps, {each}", *last
 
-    def read(self, d: FamilyDesign, agreed: AgreedTable, path: Path) -> SiteSample:
-        found = read_for_fit(path, agreed, self.kinds[0])
+    def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> SiteSample:
+        found = read_for_fit(file, agreed, self.kinds[0])
         y = np.asarray(found.y, np.float64).reshape(len(found), -1)
         self.of.check(d, y)
         x = (found.x[:, list(d.places)] - np.array(d.mean)) / np.array(d.deviation)

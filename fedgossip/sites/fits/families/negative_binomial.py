@@ -63,9 +63,8 @@ class NegativeBinomial(Likelihood):
         information[:-1, :-1] = site.x.T @ (site.x * w[:, None])
         information[-1, :-1] = information[:-1, -1] = site.x.T @ ((y - mu) * mu * r / whole**2)
         information[-1, -1] = -(r * r * by_r2 + r * by_r).sum()
-        return LikelihoodTerms(
-            likelihood, scores, information, [mu * r / whole]
-        )  # the expected weights, whatever the counts
+        expected = mu * r / whole  # whatever the counts
+        return LikelihoodTerms(likelihood, scores, information, [expected])
 
     def in_units(self, d: FamilyDesign) -> Values:
         return with_more(block_units(d), 1)

@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,7 @@ from fedgossip.data.agreed.suppression import hidden_rows
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import SiteColumns
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.data.table_files import TableFile
 from fedgossip.sites.fits.families.family import (
     Cell,
     FamilyDesign,
@@ -101,8 +101,8 @@ class TableOne:
         counts = "the records of each category and at how many sites they are"
         return (f"the number of records, and of {len(d.columns)} columns sums and sums of squares, or {counts}{each}",)
 
-    def read(self, d: FamilyDesign, agreed: AgreedTable, path: Path) -> GroupedColumns:
-        site = SiteColumns(path, agreed.schema, agreed.suppress)
+    def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> GroupedColumns:
+        site = SiteColumns(file, agreed.schema, agreed.suppress)
         if not d.outcome:
             return GroupedColumns(site, np.zeros(site.records, np.int64))
         if (empty := sum(one is None for one in site.cells[d.outcome])) > 0:
