@@ -77,6 +77,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/small_bins.py --divisions 1
 	$(BIN)/python benchmarks/cox_ties.py --draws 2
 	$(BIN)/python benchmarks/trees.py --short
+	$(BIN)/python benchmarks/fits.py --short
 	$(BIN)/python benchmarks/codecs.py --elements 100000 --turns 1
 
 # All but torch is taken by its hashes, and only what is built already.  torch's build is the machine's own (from a folder

@@ -20,9 +20,12 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
 from fedgossip import load_experiment
+from fedgossip.data.table_files import TableFile
 from fedgossip.sites.fits.trees.tree_result import trees_fit
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
-from fedgossip.sites.plans.trees import table_of, trees_plan
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, SiteTable, grown_alone
+from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.plans.sums import PlannedFit
+from fedgossip.sites.plans.trees import read_table
 
 SITES, TRAINED = 5, 426
 EXPERIMENT = """
@@ -52,6 +55,10 @@ def tables(folder: Path, seed: int) -> None:
     (folder / "trees.toml").write_text(EXPERIMENT)
 
 
+def table(fit: PlannedFit, name: str) -> SiteTable:
+    return read_table(fit.layout, fit.agreed, TableFile(Path(name)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--divisions", type=int, default=3)
@@ -62,12 +69,12 @@ def main() -> None:
             subprocess.run(agree, check=True, capture_output=True)
             for query in QUERIES:
                 experiment = load_experiment("trees.toml", [f"model.source=trees:100x6{query and '?' + query}"])
-                _, layout, agreed = trees_plan(experiment)
-                growing = GrowingTrees(layout, grown_alone(layout, table_of(layout, agreed, Path("all.csv"))))
+                fit = planned_fit(experiment)
+                growing = GrowingTrees(fit.layout, grown_alone(fit.layout, table(fit, "all.csv")))
                 found = trees_fit(growing, SITES)
                 assert found is not None
-                test = table_of(layout, agreed, Path("test.csv"))
-                margins = SiteMargins(layout, test).margins(growing)[:, 0]
+                test = table(fit, "test.csv")
+                margins = SiteMargins(fit.layout, test).margins(growing)[:, 0]
                 right, area = ((margins > 0) == test.y).mean(), roc_auc_score(test.y, margins)
                 small = f"{found.small:,} of {found.opened:,} ({100 * found.small / found.opened:.1f} %)"
                 print(f"{seed}  {query or '-':16}  {small}  accuracy {right:.3f}  AUROC {area:.4f}", flush=True)

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
-from small_bins import tables
+from small_bins import table, tables
 
 from fedgossip import load_experiment
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure import ring
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
-from fedgossip.sites.plans.trees import table_of, trees_plan, trees_task
+from fedgossip.sites.plans.fits import planned_fit
 
 SITES = 5
 FEATURES = 30
@@ -44,10 +44,10 @@ def beside_scikit_learn(seed: int, trees: int) -> str:
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         tables(Path(), seed)
         agreed()
-        _, layout, columns = trees_plan(load_experiment("trees.toml", [f"model.source=trees:{trees}x6"]))
-        growing = GrowingTrees(layout, grown_alone(layout, table_of(layout, columns, Path("all.csv"))))
-        test = table_of(layout, columns, Path("test.csv"))
-        ours = SiteMargins(layout, test).margins(growing)[:, 0]
+        fit = planned_fit(load_experiment("trees.toml", [f"model.source=trees:{trees}x6"]))
+        growing = GrowingTrees(fit.layout, grown_alone(fit.layout, table(fit, "all.csv")))
+        test = table(fit, "test.csv")
+        ours = SiteMargins(fit.layout, test).margins(growing)[:, 0]
         rows, asked = (np.loadtxt(f"{one}.csv", delimiter=",", skiprows=1) for one in ("all", "test"))
         model = HistGradientBoostingClassifier(
             max_iter=trees, max_depth=6, max_leaf_nodes=None, max_bins=32, min_samples_leaf=10, l2_regularization=1.0,
@@ -89,8 +89,8 @@ def shares(records: int, trees: int) -> str:
         tables(Path(), 0)  # the experiment
         drawn(records)
         agreed()
-        plan, layout, columns = trees_plan(load_experiment("trees.toml", [f"model.source=trees:{trees}x6"]))
-        plan, task, _ = trees_task(plan, layout, columns, range(SITES))
+        fit = planned_fit(load_experiment("trees.toml", [f"model.source=trees:{trees}x6"]))
+        plan, task, _ = fit.of_sites(range(SITES))
         spent = defaultdict[str, float](float)
         counted(ring, "_apply", "masks", spent)
         counted(SiteMargins, "numbers", "histograms", spent)
