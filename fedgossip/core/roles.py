@@ -16,8 +16,9 @@ import msgspec
 
 from fedgossip.core.machine import NodeId
 
-MESH, SERVER, CLIENT = "mesh", "server", "client"
-"""How a participant is connected: with all its neighbours; listening for all; dialling one, and listening for none."""
+MESH, SERVER, CLIENT, TIER = "mesh", "server", "client", "tier"
+"""How a participant is connected: with all its neighbours; listening for all; dialling one, and listening for none;
+dialling one, and listening for the others."""
 
 
 NAME_LETTERS = 40

@@ -21,6 +21,7 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import INVITED_MAX, Entry, Proposal
+from fedgossip.core.roles import TIER
 from fedgossip.core.run_format import ENDPOINTS, INVITE, ORGANISER_KEY, PEER_KEY
 from fedgossip.drivers.members import is_open
 from fedgossip.net.endpoints import Endpoint, block, organiser_line, signed
@@ -90,7 +91,13 @@ class Hosted:
 
 
 def seats_of(plan: Plan) -> Seats:
-    """Return the places of a run: a coordinator's own is its organiser's, of equals the first."""
+    """Return the places of a run: a coordinator's own is its organiser's, of equals the first.
+
+    Raises ConfigError for tiers of coordinators: people that join take the free places in the order of their arrival.
+    """
+    if any(role.transport == TIER for role in plan.roles.all):
+        text = "coordinator.tiers by an invite: nobody is made a leaf coordinator by the order of arrival"
+        raise ConfigError(text, "Start all with the keys of all: fedgossip coordinator and client, each with --id K.")
     own = 0 if plan.roles.leader is None else plan.roles.leader
     called = any(plan.roles.listens(node) for node in range(plan.n) if node != own)
     return Seats(plan.n, own, fixed=not is_open(plan), called=called)

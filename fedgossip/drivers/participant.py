@@ -14,7 +14,7 @@ from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.messages import Hello
 from fedgossip.core.records import EventRow
-from fedgossip.core.roles import CLIENT, SERVER
+from fedgossip.core.roles import CLIENT, SERVER, TIER
 from fedgossip.data.objectives import SUMS
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.record_digests import source_digest
@@ -25,6 +25,7 @@ from fedgossip.net.descriptors import check_links
 from fedgossip.net.endpoints import Endpoints, Members
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
+from fedgossip.net.hub.tier import TierLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.relays.routing import DIRECT, Ways
@@ -74,6 +75,10 @@ def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: 
     transport = plan.roles.of(node).transport
     if transport == SERVER:
         return CoordinatorLinks(node, bind, identity)
+    if transport == TIER:
+        tier = TierLinks(node, plan.partners(node)[-1], bind, identity)
+        tier.reach(ways)
+        return tier
     links: ClientLinks | Links = ClientLinks(node, identity) if transport == CLIENT else Links(node, bind, identity)
     links.routing.reach(ways)
     return links
@@ -134,8 +139,8 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
             recorder.keep_companies(ledger)
             company = ledger.company(plan.exact_layout)
         own = real(given.identity, given.endpoints, given.policy, recorder.past, before, total, company)
-    if own and plan.masks and node == plan.roles.leader:
-        recorder.transcribe(own.roster.first(plan.learners))
+    if own and plan.masks and node >= plan.learners:
+        recorder.transcribe(own.roster.first(plan.n - 1))
 
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation, own=own)

@@ -57,6 +57,18 @@ class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
     """Of clients: the clip follows the median length of the updates; it begins with clip."""
 
 
+class TierSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[[coordinator.tiers]]: a tier of coordinators, the first one of clients, the last one of the root alone."""
+
+    clients: Annotated[int | None, Within(1, 1_000_000)] = None
+    """Participants of the tier below that each coordinator of this tier has, in the order of their ids."""
+    groups: list[str] = msgspec.field(default_factory=list)
+    """In place of `clients`: the participants of each coordinator, numbered in their tier: ["0-4", "5, 6, 7"]."""
+    secure: bool = True
+    """`false`: a coordinator of this tier sees what each of its participants sends, as the run's first lines warn: the
+    sum of each coordinator below, or each client's update.  A tier of two needs it."""
+
+
 class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     """[coordinator]: a federated run, in place of [topology] (docs/together/coordinator.md)."""
 
@@ -72,7 +84,8 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     """Sampling of the cohort: size, clients with more examples more often; poisson, each client independently: cohorts
     vary in size, so not with a secure sum."""
     min_clients: Count = None
-    """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum."""
+    """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum.  With tiers
+    it holds in each leaf: one with fewer clients contributes nothing to the round."""
     algorithm: Annotated[str, KnownNames(dict.fromkeys(ALGORITHMS, ""))] = "fedavg"
     """The rule, or `fedbuff`, which averages the first updates to arrive; `cocoa` is for task.kind = "convex"
     (docs/use/convex.md).  Robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`,
@@ -98,5 +111,8 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     """fedbuff: answers per step; none: 10, or half of the clients where that is fewer."""
     most_stale: Annotated[int, Within(0, MOST)] = 20
     """fedbuff: steps since a client was invited; an older answer is dropped."""
+    tiers: list[TierSection] = msgspec.field(default_factory=list)
+    """Coordinators between the clients and the root, from the clients upwards: [{ clients = 8 }, { clients = 4 }] is 4
+    leaf coordinators of 8 clients each; the sizes multiply to `clients`.  Empty: one coordinator of all."""
     secure: SecureSection = msgspec.field(default_factory=SecureSection)
     privacy: PrivacySection = msgspec.field(default_factory=PrivacySection)

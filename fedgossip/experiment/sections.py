@@ -246,6 +246,13 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
 
     coordinator: CoordinatorSection
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved experiment as `Experiment.to_dict`; runs from before tiers hash alike."""
+        content = super().to_dict()
+        if not self.coordinator.tiers:
+            del content["coordinator"]["tiers"]
+        return content
+
     @property
     def budget(self) -> PrivacySection | None:
         return None if self.coordinator.privacy.unit == "none" else self.coordinator.privacy

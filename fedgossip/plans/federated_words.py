@@ -15,10 +15,13 @@ from fedgossip.core.run_summary import MethodFacts, PrivacyFacts, SpentFacts
 from fedgossip.core.task import LocalTask, Segment, segments_of
 from fedgossip.experiment import CoordinatorSection
 from fedgossip.plans.federated.privacy_outlook import PrivateRun, outlook
+from fedgossip.plans.federated.tree import LEAF, MIDDLE, Tree
 from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
 from fedgossip.privacy.guarantee import guarantee
 from fedgossip.privacy.wording import rounds
 from fedgossip.secure.exact_sums import ExactSums
+
+OPEN = "NO secure aggregation (coordinator.tiers, secure = false)"
 
 
 class DescribedRun(PrivateRun, Protocol):
@@ -41,6 +44,8 @@ class DescribedRun(PrivateRun, Protocol):
     @property
     def threshold(self) -> int | None: ...
     @property
+    def tree(self) -> Tree: ...
+    @property
     def exact(self) -> ExactSums | None: ...
     @property
     def sizes(self) -> tuple[int, ...] | None: ...
@@ -53,16 +58,46 @@ class DescribedRun(PrivateRun, Protocol):
 def banner_of(run: DescribedRun) -> Sequence[str]:
     """Return the lines shown before the run begins: visibility of data, and spent privacy."""
     if run.exact is not None:
-        return [_how_line(run), _seen_line(run), _exact_line(run, run.exact), *_budget_line(run), *kernels.remarks()]
+        return [_how_line(run), *_seen(run), _exact_line(run, run.exact), *_budget_line(run), *kernels.remarks()]
     told = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
-    return [_how_line(run), _seen_line(run), *told, *kernels.remarks()]
+    return [_how_line(run), *_seen(run), *told, *kernels.remarks()]
 
 
 def _how_line(run: DescribedRun) -> str:
     s = run.section
     how = f"steps of {run.goal} answers" if run.buffered else f"{run.cohort} in a round"
     coded = f", updates by {s.codec}" if s.codec else ""
-    return f"{run.name}, {s.clients} clients, {how}{coded}"
+    tiers = "" if run.tree.flat else f", {run.tree.words}"
+    return f"{run.name}, {s.clients} clients{tiers}, {how}{coded}"
+
+
+def _seen(run: DescribedRun) -> Sequence[str]:
+    """Return who sees what, a line for each tier."""
+    if run.tree.flat:
+        return [_seen_line(run)]
+    return [_seen_in_tier(run, tier) for tier in range(run.tree.tiers)]
+
+
+def _seen_in_tier(run: DescribedRun, tier: int) -> str:
+    groups = run.tree.of_tier(tier)
+    who = "the root" if tier == run.tree.tiers - 1 else f"a {LEAF if tier == 0 else MIDDLE}"
+    sizes = {len(group.members) for group in groups}
+    of = f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
+    clients = run.tree.leaves_below(groups[0].coordinator, run.least)
+    if tier == 0:
+        if not groups[0].secure:
+            return (
+                f"NO secure aggregation (coordinator.tiers, secure = false): {who} sees each update of its {of} clients"
+            )
+        least = max(run.least, min(group.threshold or 0 for group in groups))
+        return f"secure aggregation: {who} sees sums of its clients alone, each over at least {least} of {of}"
+    if not groups[0].secure:
+        one = run.tree.leaves_below(groups[0].members[0], run.least)
+        seen = f"the sum of each of its {of} coordinators, over at least {one} clients"
+        return f"{OPEN}: {who} sees {seen}"
+    least = min(group.least for group in groups)
+    over = f"over at least {least} of {of}, that is {clients} clients"
+    return f"secure aggregation: {who} sees sums of its coordinators alone, each {over}"
 
 
 def _seen_line(run: DescribedRun) -> str:
@@ -90,7 +125,7 @@ def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     beside = f", with {'; '.join(told)}" if told else ""
     sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
     without = _no_budget_line(run) if run.secure else NO_BUDGET
-    return JoiningTerms(_how_line(run), sent, _seen_line(run), next(iter(_budget_line(run)), without))
+    return JoiningTerms(_how_line(run), sent, "; ".join(_seen(run)), next(iter(_budget_line(run)), without))
 
 
 def _no_budget_line(run: DescribedRun) -> str:

@@ -66,6 +66,10 @@ class Encoding(Protocol):
         """Return the client's coordinates.  Raises RoundAbandoned."""
         ...
 
+    def clients_in(self, total: Words) -> int:
+        """Return the number of clients that a sum states in its count: each client adds one."""
+        ...
+
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:
         """Return the values in the sum over `clients`.  Raises RoundAbandoned."""
         ...

@@ -111,6 +111,10 @@ class ExactSums:
         whole = np.concatenate([values, words_of([1], self.ring_bits)])
         return Quantised(whole, hashlib.blake2b(whole.tobytes(), digest_size=16).digest())
 
+    def clients_in(self, total: Words) -> int:
+        """Return the number of clients that a sum states in its count."""
+        return integers_of(total[self.length :], self.ring_bits)[0]
+
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:  # noqa: ARG002
         """Return the sum itself as `mean`, a float64 for each word.
 
@@ -119,7 +123,7 @@ class ExactSums:
         """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
-        (count,) = integers_of(total[self.length :], self.ring_bits)
+        count = self.clients_in(total)
         if count != clients:
             raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
         if (place := self._beyond(total[: self.length], clients)) is not None:

@@ -24,7 +24,7 @@ from fedgossip.base.vectors import Vector, all_finite, frozen
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.averaged_statistics import LIMBS, mean_statistics, words_of_statistics
 from fedgossip.secure.primitives import Entropy, digest, keystream
-from fedgossip.secure.ring import BLOCK, RING_BITS, Words, centred
+from fedgossip.secure.ring import BLOCK, RING_BITS, Words, centred, little
 
 CLIPPED, NOTHING, SHORTER = "clipped", "nothing", "shorter"
 
@@ -34,8 +34,8 @@ BIT = 1 << 12
 _MOST = 8.0
 """Number of standard deviations of noise that fit into the ring, as in `check_sum`."""
 
-_BESIDE = 3
-"""Coordinates after the update and before the metrics: weight, clipped, count."""
+_BESIDE, _COUNT = 3, 2
+"""Coordinates after the update and before the metrics: weight, clipped, count; and the place of the count in them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,11 @@ class Quantised:
 
     values: Words = field(repr=False)
     fingerprint: bytes = field(repr=False)
+
+    @classmethod
+    def of_sum(cls, total: Words) -> Quantised:
+        """Return the input of a coordinator, the sum of its clients' numbers, as it is."""
+        return cls(total, hashlib.blake2b(little(total), digest_size=16).digest())
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +206,11 @@ class FixedPoint:
         return clipped
 
     # --- the sum ----------------------------------------------------------------------------------------------------
+
+    def clients_in(self, total: Words) -> int:
+        """Return the number of clients that a sum states in its count."""
+        place = self._beside + _COUNT
+        return int(centred(total[place : place + 1])[0])
 
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:
         """Return the values in the sum over `clients`, each with noise `sigma`, on the bit `bit_sigma`.

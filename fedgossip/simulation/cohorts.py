@@ -28,7 +28,7 @@ from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
 from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
-from fedgossip.protocols.federated.secure_round import apart
+from fedgossip.protocols.federated.tier_sums import apart
 from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.noise_rule import NO_NOISE
 from fedgossip.secure.ring import RING_BITS, add

@@ -151,12 +151,12 @@ class InvitedSeat:
             return self.learning, None
         path = self.policy or self.folder / POLICY
         if not self.plan.secure:
-            return self.learning, policy.demands(path, self.plan, known, None)
+            return self.learning, policy.demands(path, self.plan, self.node, known, None)
         held = self.plan.experiment, self.plan.learners, [self.node]
         learning = self.learning or compose.task_of(*held, os.urandom)
         if not path.exists():
-            policy.write(path, policy.policy_of(self.plan, known, learning[0], self.approvals))
-        return learning, policy.demands(path, self.plan, known, learning[0])
+            policy.write(path, policy.policy_of(self.plan, self.node, known, learning[0], self.approvals))
+        return learning, policy.demands(path, self.plan, self.node, known, learning[0])
 
 
 class NewRows:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @participant.options
+@click.option("--id", "node", type=click.IntRange(min=0), help="Which one this is, with coordinator.tiers.")
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: its address in the endpoints]")
 @click.option(
     "--script",
@@ -30,6 +31,7 @@ def coordinator(
     experiment: Path,
     endpoints: Path,
     key: Path,
+    node: int | None,
     bind: str | None,
     script: str,
     overrides: tuple[str, ...],
@@ -37,17 +39,26 @@ def coordinator(
     out: Path | None,
     resume: bool,
 ) -> int:
-    """Be the coordinator of the federated run that the file EXPERIMENT describes; every client needs the same file."""
+    """Be the coordinator of the federated run that the file EXPERIMENT describes; every client needs the same file.
+
+    With coordinator.tiers, the root; with --id the leaf coordinator of that id, which calls the root.
+    """
+    from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
 
     plan = _plan(experiment, overrides, seed)
+    node = plan.coordinator if node is None else node
+    if not plan.learners <= node <= plan.coordinator:
+        first, last = plan.learners, plan.coordinator
+        advice = f"Its id is {last}: leave --id out." if plan.tree.flat else f"Give {first} to {last}, the root."
+        raise ConfigError(f"there is no coordinator {node}", advice)
     loop = _first_model(plan, script)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     return participant.Participant(
         experiment,
         plan,
-        plan.coordinator,
-        "coordinator",
+        node,
+        plan.roles.label(node),
         key,
         endpoints,
         known,
@@ -117,8 +128,8 @@ def client(
         return _checked(plan, node, key, endpoints, policy, ledger, None if resume else out)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
-    terms = demands(policy, plan, known, learning[0] if plan.secure else None)
-    where = known[plan.coordinator].address
+    terms = demands(policy, plan, node, known, learning[0] if plan.secure else None)
+    where = known[plan.tree.parent(node)].address
     return participant.Participant(
         experiment,
         plan,

@@ -147,12 +147,12 @@ class _Judge:
 
         if not is_transcript(path):
             return self.log(path)
-        return verify_transcript(path, *self._pinned())
+        return verify_transcript(path, *self._pinned(path.parent))
 
     def rounds(self, folder: Path) -> list[Verification]:
         from fedgossip.audit.verify_round import verify_transcripts
 
-        return verify_transcripts(folder, *self._pinned())
+        return verify_transcripts(folder, *self._pinned(folder))
 
     def log(self, path: Path) -> Verification:
         from fedgossip.audit.verify import verify_log
@@ -175,14 +175,20 @@ class _Judge:
             raise ConfigError(f"{file}: there is no entry for peer {node}", "Name another file, or give --key.")
         return bytes.fromhex(blocks[node].verify)
 
-    def _pinned(self) -> tuple[ParticipantRoster, bytes]:
+    def _pinned(self, folder: Path) -> tuple[ParticipantRoster, bytes]:
+        """Return the roster of all sessions, and the key of the coordinator whose transcripts are in a folder: by its
+        log, beside it; else of the root, the last.  A participant without an address is no coordinator.
+        """
         from fedgossip.net.endpoints import load_blocks, roster_of
         from fedgossip.secure.session import ParticipantRoster
 
         if (file := self.roster or self.endpoints) is None:
             raise click.UsageError("transcripts are verified with --endpoints")
-        *clients, coordinator = roster_of(load_blocks(file)).members
-        return ParticipantRoster(tuple(clients)), bytes.fromhex(self.key) if self.key else coordinator.identity
+        *others, root = members = roster_of(load_blocks(file)).members
+        owner = _participant(folder.parent / AUDIT_LOG)
+        named = members[owner] if owner is not None and owner < len(members) else root
+        coordinator = named if named.endpoint else root
+        return ParticipantRoster(tuple(others)), bytes.fromhex(self.key) if self.key else coordinator.identity
 
 
 def _participant(path: Path) -> int | None:

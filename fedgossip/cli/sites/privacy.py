@@ -104,6 +104,7 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
     required=True,
     help="File with all participants' ids, addresses and public keys.",
 )
+@click.option("--id", "node", type=click.IntRange(min=0), help="Which client this is; with coordinator.tiers.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
 @click.option(
@@ -119,6 +120,7 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
 def policy(
     experiment: Path,
     endpoints: Path,
+    node: int | None,
     overrides: tuple[str, ...],
     out: Path,
     approval_days: float,
@@ -135,10 +137,18 @@ def policy(
     plan = _federated(experiment, overrides, otherwise, advice)
     if not plan.secure:
         raise ConfigError(otherwise, advice)
+    if node is None and not plan.tree.flat:
+        raise ConfigError("with coordinator.tiers each policy names the leaf coordinator of one client", "Give --id.")
+    client = node or 0
+    if client >= plan.learners:
+        raise ConfigError(f"there is no client {client}", f"Clients are 0 to {plan.learners - 1}.")
+    if not plan.hides(client):
+        text = f"client {client}: its leaf coordinator sees its updates (coordinator.tiers, secure = false)"
+        raise ConfigError(text, advice)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     # by torch: the policy pins the model's outputs
     task, _ = compose.task_of(plan.experiment, plan.learners, [], unagreed=True)
-    made = policy.policy_of(plan, known, task, HowLong(approval_days, approval_rounds))
+    made = policy.policy_of(plan, client, known, task, HowLong(approval_days, approval_rounds))
     policy.write(out, made)
     echo(policy.text(made), nl=False)
     echo(f"It is in {out}, readable by you alone.", err=True)

@@ -22,6 +22,7 @@ vectors of another layout must never be averaged.  Numbers of rounds and of exch
     tables       RowKeys, SomeKeys, KeysWanted, RowPull, RowsPulled, RowPush, NoRows, RowStep, RowCopy    rows of tables
     federated    Invite, Contribution, CodedContribution, Refusal, Final    rounds of a coordinator
                  Secured, MaskedInput                   the frames of a secure sum
+                 Subtotal                               numbers of a tier without one
     members      Ping, Pong, PingReq, IndirectAck, MembershipUpdate, Compare, Join    peers that join and leave
                  ModelQuery, ModelInfo, ChunkRequest, ModelChunk    the model for a peer that joins
     invitations  InviteProof, Proposal, FileQuery, FilePart, Enrol, Gathering, Beginning, TurnedAway
@@ -55,6 +56,7 @@ from fedgossip.core.messages.federated import (
     MaskedInput,
     Refusal,
     Secured,
+    Subtotal,
 )
 from fedgossip.core.messages.gossip import (
     CHECK_WORDS,
@@ -171,7 +173,7 @@ OfARound = Model | ModelFragment | CodedModel | Masked | RelaySum
 Gossip = OfARound | RunKeys | Leaving | Account | Pairwise
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
-Federated = Invite | Contribution | CodedContribution | Final | Secured | MaskedInput | Refusal
+Federated = Invite | Contribution | CodedContribution | Final | Secured | MaskedInput | Subtotal | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Chunks = ReduceChunk | CodedChunk | ChunkTaken | ChunksAsked | ChunksHere
 Parallel = Chunks | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
@@ -312,6 +314,7 @@ __all__ = [
     "SomeKeys",
     "StatePiece",
     "StateQuery",
+    "Subtotal",
     "Suspicion",
     "Tenure",
     "TenureTaken",

@@ -110,6 +110,24 @@ class MaskedInput(Carrier):
         return (("uint32", expected.words),) if expected.words else ()
 
 
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class Subtotal(Carrier):
+    """The rounded numbers of `clients` clients in `round`, uint32 words of the ring, without a mask.
+
+    Sent where a tier has no secure sum: by a client its own numbers, by a coordinator the sum of its clients'.
+    """
+
+    round: Count
+    schema: str
+    vectors: tuple[Any, ...]
+    clients: Count
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003
+        return (("uint32", expected.words),) if expected.words else ()
+
+
 REFUSALS = (
     "POLICY", "ROSTER", "SIG", "DUPKEY", "TOO_FEW", "AEAD", "SCHEMA", "MODEL_HASH", "REPLAY", "TWICE",
     "INCONSISTENT_U3", "SHARE_INVALID", "OVERFLOW", "BOUND", "DEADLINE", "BUDGET", "COMPANY", "POINT",

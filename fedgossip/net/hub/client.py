@@ -73,6 +73,10 @@ class ClientLinks(Wakeable):
         """Bytes of vectors on each link, and the times of traffic."""
         return self._cuts.traffic
 
+    def count_with(self, traffic: Traffic) -> None:
+        """Count the traffic in this account, of a participant with other links too; before `connect`."""
+        self._cuts.traffic = traffic
+
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Call the coordinator, the only partner; `hello` is the first word on every connection."""
         (coordinator,) = partners

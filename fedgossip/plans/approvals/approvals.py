@@ -104,7 +104,7 @@ def request_of(
 
     Raises ConfigError for entries that are not signed, and for a file that cannot be read.
     """
-    roster, coordinator = roster_of(endpoints).first(plan.learners), endpoints[plan.coordinator].verify
+    roster, coordinator = roster_of(endpoints).first(plan.coordinator), endpoints[plan.tree.parent(node)].verify
     request = ApprovalRequest(statement, node, coordinator, roster.hash.hex(), versions())
     return _with_files(request, plan.experiment, node, data)
 

@@ -101,10 +101,10 @@ class SiteChecks:
         if self._identity and known[site.node].key != self._identity.public:
             advice = f"Put `fedgossip keys show {quoted(site.key)}` there, or name the right file with --key."
             raise ConfigError(f"{site.key} is not the key that {site.endpoints} gives client {site.node}", advice)
-        roster = roster_of(known).first(plan.learners).hash.hex() if plan.secure else ""
+        roster = roster_of(known).first(plan.coordinator).hash.hex() if plan.secure else ""
         self._known = known
         named = f", roster {roster[:HASH_SHOWN]}: the same at all, compare it" if roster else ""
-        return f"{plan.learners} clients, the coordinator at {known[plan.coordinator].address}{named}"
+        return f"{plan.learners} clients, the coordinator at {known[plan.tree.parent(site.node)].address}{named}"
 
     def _records(self) -> str:
         plan, node = self._site.plan, self._site.node
@@ -140,7 +140,7 @@ class SiteChecks:
             return None
         site = self._site
         secure = self._learning[0] if site.plan.secure else None
-        found = demands(site.policy, site.plan, self._known, secure)
+        found = demands(site.policy, site.plan, site.node, self._known, secure)
         return f"{site.policy} allows this run" if found else "none is asked for: this run has no secure sum"
 
     def _approval(self) -> str | None:

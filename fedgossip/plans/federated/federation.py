@@ -1,7 +1,7 @@
 """The plan of a federated run: cohort, content of a sum, the machines of coordinator and clients, and the verdict.
 
-Everything is derived from the experiment and the clients' numbers of examples.  Clients are 0 to n - 2, the coordinator
-is n - 1.
+Everything is derived from the experiment and the clients' numbers of examples.  Clients have the first ids; the
+coordinator, at the root of a tree of coordinators where there are tiers (`tree`), is n - 1.
 `Credentials` hold keys and the client's own policy of a real run; a simulation draws all keys from its seed: real
 cryptography without secrets.
 """
@@ -26,9 +26,10 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
+from fedgossip.core.messages import Invite
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import PeerRow, Row
-from fedgossip.core.roles import Roles, federated_roles
+from fedgossip.core.roles import Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
@@ -36,6 +37,7 @@ from fedgossip.plans.completeness import Lacking, of_clients, of_federation, wit
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
 from fedgossip.plans.federated.secure_encoding import BITS_MANY, Numbers
+from fedgossip.plans.federated.tree import TierGroup, Tree, tree_of
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
 from fedgossip.plans.plan import (
     EXHAUSTED,
@@ -55,21 +57,24 @@ from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.abstaining import Abstaining
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
+from fedgossip.protocols.federated.clear_tier import AnsweringInIntegers, ClearSumming
 from fedgossip.protocols.federated.client import Answering, Client, ClientSettings, Plainly, Securely, never
 from fedgossip.protocols.federated.client_metrics import Telling, telling
 from fedgossip.protocols.federated.client_round import Chances
-from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings, state_in
+from fedgossip.protocols.federated.coordinator import PHASES, Coordinator, CoordinatorSettings, state_in
+from fedgossip.protocols.federated.leaf import LeafCoordinator, LeafSettings, SumAnswering
 from fedgossip.protocols.federated.secure_round import SecureSumming, SessionTerms
+from fedgossip.protocols.federated.tier_sums import ClientsBelow, SumReading
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.noise_rule import NO_NOISE
 from fedgossip.secure.session import ParticipantRoster, Policy
 from fedgossip.secure.session_history import AskedBefore, Questions
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 
 FEDBUFF = "fedbuff"
-PHASES = 6
 WEIGHT_MAX = 10_000
 """Maximum number of examples of a client in a secure sum, by default."""
 
@@ -84,7 +89,7 @@ class FederationPlan(PlanDefaults):
     cohort: int
     """Number of clients that are wanted in a round."""
     least: int
-    """Minimum number of contributions; a round with fewer is abandoned."""
+    """Minimum number of contributions; a round with fewer is abandoned.  With tiers, of each leaf."""
     sizes: tuple[int, ...] | None = None
     """Number of examples of each client, where they are known."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
@@ -109,6 +114,10 @@ class FederationPlan(PlanDefaults):
     def secure(self) -> bool:
         return self.section.secure.on
 
+    def hides(self, client: NodeId) -> bool:
+        """Return whether a client's coordinator sees sums alone, and not what this client sends."""
+        return self.secure and self.tree.group(self.tree.parent(client)).secure
+
     @property
     def unit(self) -> str:
         """The unit that a budget of privacy protects: record, client, or none."""
@@ -119,12 +128,17 @@ class FederationPlan(PlanDefaults):
         return self.section.algorithm == FEDBUFF
 
     @cached_property
+    def tree(self) -> Tree:
+        """Who is whose client."""
+        return tree_of(self.section)
+
+    @cached_property
     def roles(self) -> Roles:
-        return federated_roles(self.section.clients)
+        return self.tree.roles
 
     @property
     def coordinator(self) -> NodeId:
-        return self.section.clients
+        return self.tree.root
 
     @property
     def name(self) -> str:
@@ -239,7 +253,8 @@ class FederationPlan(PlanDefaults):
         return self.secure
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
-        return tuple(range(self.learners)) if node == self.coordinator else (self.coordinator,)
+        below = () if node < self.learners else self.tree.group(node).members
+        return below if node == self.coordinator else (*below, self.tree.parent(node))
 
     @cached_property
     def _drawn(self) -> tuple[DrawnMembers, ParticipantRoster]:
@@ -262,7 +277,7 @@ class FederationPlan(PlanDefaults):
 
     def agreed_before(self, node: NodeId) -> Sequence[Mapping[str, object]]:
         """Return a client's spending on the statistics of this run, where no ledger records it."""
-        told = node != self.coordinator and self.exact is None
+        told = node < self.learners and self.exact is None
         return statistics_spends(self.experiment) if told else ()
 
     def _chances(self, node: NodeId, own: Credentials | None = None) -> Callable[[int], Chances]:
@@ -311,7 +326,9 @@ class FederationPlan(PlanDefaults):
 
     @property
     def threshold(self) -> int | None:
-        """Number of shares that give a secret back; None where it follows from the graph."""
+        """Number of shares that give a secret back; None where it follows from the graph, or from a group's size."""
+        if not self.tree.flat:
+            return None
         if self.section.secure.threshold is not None or self.invited > graph.COMPLETE_MAX:
             return self.section.secure.threshold
         return graph.policy_threshold(self.invited)
@@ -382,7 +399,8 @@ class FederationPlan(PlanDefaults):
 
     def spends(self, node: NodeId) -> bool:
         """Return whether a participant keeps a privacy account: clients for record privacy, all for client privacy."""
-        return self.unit == "client" or (self.unit == "record" and node != self.coordinator)
+        root, client = node == self.coordinator, node < self.learners
+        return (client or root) if self.unit == "client" else client and self.unit == "record"
 
     def abstains(self, node: NodeId) -> bool:
         return node in self.abstaining
@@ -394,15 +412,18 @@ class FederationPlan(PlanDefaults):
         if self.secure and who is None:
             advice = "A secure sum can be neither recorded nor replayed: its secrets are written down nowhere."
             raise ConfigError(f"participant {seat.node} of a secure sum has no keys", advice)
-        if seat.node != self.coordinator:
+        if seat.node < self.learners:
             return self._client(seat, who)
+        if seat.node != self.coordinator:
+            assert who, "checked above: tiers are of integers in secure sums"
+            return self._leaf(seat, who, self.tree.group(seat.node))
         return self._buffered(seat) if self.buffered else self._coordinator(seat, who)
 
-    def _coordinator(self, seat: Seat, who: Credentials | None) -> Coordinator[Any]:
+    def _coordinator_settings(self, group: TierGroup) -> CoordinatorSettings:
         s = self.section
-        settings = CoordinatorSettings(
+        return CoordinatorSettings(
             rounds=self.experiment.rounds,
-            min_clients=self.least,
+            min_clients=self.least if group.tier == 0 else group.least,
             deadline_ns=nanoseconds(s.deadline),
             least_deadline_ns=nanoseconds(min(s.deadline, s.least_deadline)),
             start_ns=nanoseconds(s.start_timeout),
@@ -410,26 +431,60 @@ class FederationPlan(PlanDefaults):
             score=self.experiment.score,
             patience=self.experiment.stop.patience,
             every=0 if self.experiment.selects_at_clients else self.experiment.eval.every,
+            below=group.tier,
         )
-        coding = self.coding(seat.initial.size, seat.initial.dtype)
-        summing = self._summing(seat, who, coding) if who and self.secure else None
-        run = seat.node, range(self.learners), self.federated, self.sampling, seat.initial, seat.schema, settings
-        return Coordinator(*run, seat.resumed, summing, self._purse(seat.node, who), coding)
 
-    def _summing(self, seat: Seat, who: Credentials, coding: UploadCodec | None) -> SecureSumming:
+    def _coordinator(self, seat: Seat, who: Credentials | None) -> Coordinator[Any]:
+        group = self.tree.group(seat.node)
+        coding = self.coding(seat.initial.size, seat.initial.dtype)
+        summing = self._summing(seat, who, group) if who and self.secure else None
+        sampling = self.sampling if self.tree.flat else Uniform(self.experiment.seed, group.members, len(group.members))
+        run = seat.node, group.members, self.federated, sampling, seat.initial, seat.schema
+        limits = self._coordinator_settings(group), seat.resumed, summing, self._purse(seat.node, who), coding
+        return Coordinator(*run, *limits)
+
+    def _leaf(self, seat: Seat, who: Credentials, group: TierGroup) -> LeafCoordinator:
+        above = self.tree.group(self.tree.parent(seat.node))
+        down, s = self._coordinator_settings(group), self.section
+        session_ns = PHASES * self._coordinator_settings(above).deadlines().longest_ns
+        settings = LeafSettings(down, nanoseconds(s.silence), self.client_settings.idle_ns, session_ns)
+        fixed = self.numbers.fixed_point(seat.initial.size, seat.schema)
+        answering: SumAnswering
+        if above.secure:
+            policy = Policy(who.roster.identity(above.coordinator), self.task_id, fixed, above.least)
+            past = client_round.past_of(who.log)
+            party = SecAggClient(seat.node, who.roster.first(self.coordinator), policy, who.sign, who.entropy, past)
+            answering = Securely(party, self._chances(seat.node, who))
+        else:
+            answering = AnsweringInIntegers(fixed, self._chances(seat.node, who))
+        layout = Invite(0, seat.schema, (seat.initial,) * self.vectors)
+        summing = self._summing(seat, who, group)
+        about = seat.node, above.coordinator, group.members, summing, answering, layout, settings
+        return LeafCoordinator(*about, seat.resumed)
+
+    def _summing(self, seat: Seat, who: Credentials, group: TierGroup) -> SecureSumming | ClearSumming:
+        """Return how a coordinator forms the sums of its members."""
+        fixed, rule, tree = self.numbers.fixed_point(seat.initial.size, seat.schema), self.numbers.rule, self.tree
+        below = {} if group.tier == 0 else {
+            node: ClientsBelow(tree.leaves_below(node, self.least), tree.clients_below(node)) for node in group.members
+        }  # fmt: skip
+        coding, onward = self.coding(seat.initial.size, seat.initial.dtype), seat.node != self.coordinator
+        reading = SumReading(self.federated.clients, seat.initial.dtype, rule, coding, below, onward)
+        least = self.least if group.tier == 0 else group.least
+        if not group.secure:
+            return ClearSumming(fixed, reading, least, seat.incarnation)
         terms = SessionTerms(
-            roster=who.roster.first(self.learners),
-            fixed=self.numbers.fixed_point(seat.initial.size, seat.schema),
-            rule=self.numbers.rule,
+            roster=who.roster.first(self.coordinator),
+            fixed=fixed,
+            rule=rule if group.tier == 0 else None,  # the noise is the clients'
             sign=who.sign,
             task_id=self.task_id,
-            n_min=self.least,
-            threshold=self.threshold,
+            n_min=least,
+            threshold=self.threshold if tree.flat else group.threshold,
             neighbours=self.section.secure.neighbours,
         )
         clip: Any = seat.resumed.facts.get("clip") if seat.resumed else None
-        about = self.federated.clients, seat.initial.dtype, self.learners, seat.incarnation
-        return SecureSumming(terms, *about, self.numbers.clipping(clip), coding)
+        return SecureSumming(terms, reading, group.members, seat.incarnation, self.numbers.clipping(clip))
 
     def _buffered(self, seat: Seat) -> Buffered[Any]:
         s, goal = self.section, self.goal
@@ -448,18 +503,24 @@ class FederationPlan(PlanDefaults):
         return Buffered(*run, seat.resumed)
 
     def _client(self, seat: Seat, who: Credentials | None) -> Client:
-        answering = self._securely(seat, who) if who and self.secure else Plainly()
+        answering = self._answering(seat, who) if who and self.secure else Plainly()
         answering = Abstaining(Reason.SCHEMA.value) if seat.node in self.abstaining else answering
         rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
         purse = self._purse(seat.node, who)
-        about = seat.node, self.coordinator, rule, seat.initial, seat.schema, self.client_settings
+        parent = self.tree.parent(seat.node)
+        about = seat.node, parent, rule, seat.initial, seat.schema, self.client_settings
         server = self.federated.server
         whole = server.over if isinstance(server, EndingRule) else never
         return Client(*about, seat.resumed, answering, purse, self.telling, whole)
 
-    def _securely(self, seat: Seat, who: Credentials) -> Answering:
-        policy = who.policy or self.policy(who.roster.identity(self.coordinator), seat.initial.size, seat.schema)
-        roster, past = who.roster.first(self.learners), client_round.past_of(who.log)
+    def _answering(self, seat: Seat, who: Credentials) -> Answering:
+        parent = self.tree.parent(seat.node)
+        if not self.tree.group(parent).secure:
+            fixed, rule = self.numbers.fixed_point(seat.initial.size, seat.schema), self.numbers.rule
+            noise = rule.at(fixed) if rule else NO_NOISE
+            return AnsweringInIntegers(fixed, self._chances(seat.node, who), noise)
+        policy = who.policy or self.policy(who.roster.identity(parent), seat.initial.size, seat.schema)
+        roster, past = who.roster.first(self.coordinator), client_round.past_of(who.log)
         if who.company:
             past.company, past.members = who.company, past.members if past.company == who.company else ""
         party = SecAggClient(seat.node, roster, policy, who.sign, who.entropy, past)
@@ -487,6 +548,9 @@ class FederationPlan(PlanDefaults):
             raise ConfigError("the stacked engine goes by rounds: no fedbuff", "Run it with --on sim.")
         if self.unit != "none":
             raise ConfigError("the stacked engine keeps no budget of privacy", "Run it with --on sim.")
+        if not self.tree.flat:
+            advice = "Run it with --on sim; or leave coordinator.tiers out, for the same model."
+            raise ConfigError("the stacked engine has one coordinator, and no coordinator.tiers", advice)
         fixed = self.numbers.fixed_point(task.length, task.schema) if self.secure else None
         chances = [self._chances(node) for node in range(self.learners)]
         e, coding = self.experiment, self.coding(task.length, task.dtype)
@@ -506,13 +570,15 @@ class FederationPlan(PlanDefaults):
 
     def verdict(self, words: Sequence[str | None]) -> str:
         """Return the coordinator's status; partial where some clients ended early."""
-        said, clients = words[self.coordinator], words[: self.learners]
+        said, clients = words[self.coordinator], words[: self.coordinator]
         if said != "finished":
             return said or "failed"
         whole = all(word in ("finished", EXHAUSTED) for word in clients) or not any(clients)  # arrays have no clients
         return "finished" if whole else PARTIAL
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        if node is not None and self.learners <= node < self.coordinator:
+            return Lacking()  # a leaf coordinator has no round of its own
         all_in_each = self.cohort == self.learners and not self.buffered
         found = of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
         return with_exchanges(found, rows, self.exchanges, self.roles, node)

@@ -23,8 +23,12 @@ from fedgossip.learning.linear.dual_losses import LASSO
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM
+from fedgossip.plans.federated.tree import Tree, tree_of
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
+
+MOST_PARTICIPANTS = 100_000
+"""Maximum number of clients and leaf coordinators of a run with tiers: each has an entry in the roster of all."""
 
 COARSEST = 0.1
 """Step to which an element of an update may be rounded: the weights of a model have seldom more than a few units."""
@@ -44,7 +48,14 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     cohort = s.cohort or participating(s.clients, s.participation)
     if cohort > s.clients:
         raise ConfigError(f"coordinator.cohort = {cohort} of {s.clients} clients", "Make it at most that many.")
-    least = s.min_clients or (min(5, cohort) if s.secure.on else 1)
+    tree = tree_of(s)
+    if not tree.flat:
+        _check_tiers(experiment, tree)
+    smallest, hidden = min(cohort, tree.smallest_leaf), s.secure.on and tree.groups[0].secure
+    least = s.min_clients or (min(5, smallest) if hidden else 1)
+    if least > smallest < cohort:
+        text = f"coordinator.min_clients = {least}, and a leaf coordinator has {smallest} clients: it could form no sum"
+        raise ConfigError(text, "Lower coordinator.min_clients, or make the leaves larger.")
     if least > cohort:
         advice = "A round needs as many: lower coordinator.min_clients, or raise participation."
         raise ConfigError(f"coordinator.min_clients = {least}, and {cohort} clients are wanted in a round", advice)
@@ -62,6 +73,32 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     if plan.buffered and plan.goal > s.clients:
         raise ConfigError(f"coordinator.goal = {plan.goal} of {s.clients} clients", "Make it at most that many.")
     return plan
+
+
+def _check_tiers(experiment: FederatedExperiment, tree: Tree) -> None:
+    """Raise ConfigError for what a tree of coordinators cannot do."""
+    s, out = experiment.coordinator, "Leave coordinator.tiers out."
+    if not s.secure.on:
+        text = "coordinator.secure.on = false with coordinator.tiers: coordinators add the integers of secure sums"
+        raise ConfigError(text, "Leave it on; set secure = false in a tier whose coordinators may see what they add.")
+    asked = s.cohort not in (None, s.clients) or s.participation < 1 or s.over_selection > 1
+    if asked or s.sampling != "uniform":
+        text = (
+            "coordinator.tiers invite all clients to each round: no participation, cohort, over_selection or sampling"
+        )
+        raise ConfigError(text, f"Leave these out, or: {out}")
+    if s.secure.threshold is not None:
+        text = f"coordinator.secure.threshold = {s.secure.threshold} with coordinator.tiers: each group has its own"
+        raise ConfigError(text, "Leave the threshold out.")
+    if s.privacy.adaptive:
+        raise ConfigError("coordinator.privacy.adaptive with coordinator.tiers: the clip is sent to no leaf", out)
+    if experiment.loops:
+        raise ConfigError("loops of your own with coordinator.tiers", out)
+    if experiment.task.kind in SUMS:
+        text = f"coordinator.tiers of {SUMS[experiment.task.kind]}: exact sums go to one coordinator"
+        raise ConfigError(text, out)
+    if tree.root > MOST_PARTICIPANTS:
+        raise ConfigError(f"{tree.root:,} clients and leaf coordinators; at most {MOST_PARTICIPANTS:,}", out)
 
 
 def _algorithm(s: CoordinatorSection, threshold: float) -> Federated[Any]:
@@ -202,9 +239,9 @@ def _check_privacy(plan: FederationPlan) -> None:
 def _check_sum(plan: FederationPlan) -> None:
     s, n = plan.section.secure, plan.invited
     off = "Take more clients, or set coordinator.secure.on = false: the coordinator then sees every client's update."
-    if plan.least < N_MIN:
+    if plan.least < N_MIN and plan.tree.groups[0].secure:
         raise ConfigError(f"a sum over {plan.least} tells about each: a secure sum takes at least {N_MIN}", off)
-    if n > graph.COHORT_MAX:
+    if n > graph.COHORT_MAX and plan.tree.flat:
         raise ConfigError(f"{n} clients in one secure sum; at most {graph.COHORT_MAX}", "Lower participation.")
     if s.threshold is not None and n <= graph.COMPLETE_MAX:
         smallest = graph.policy_threshold(n)

@@ -17,6 +17,7 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
+from fedgossip.core.machine import NodeId
 from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness
 from fedgossip.core.task import LocalTask, segments_of
 from fedgossip.data.columns.table_schema import FEDERATED
@@ -77,20 +78,21 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def policy_of(
-    plan: FederationPlan, endpoints: Endpoints, task: LocalTask, approvals: HowLong | None = None
+    plan: FederationPlan, node: NodeId, endpoints: Endpoints, task: LocalTask, approvals: HowLong | None = None
 ) -> PolicyFile:
-    """Return the policy of a client that agrees with the experiment and the code as they are here."""
+    """Return the policy of client `node`, which agrees with the experiment and the code as they are here."""
+    group = plan.tree.group(plan.tree.parent(node))
     numbers = plan.with_segments(segments_of(task)).numbers
     fixed, s = numbers.fixed_point(task.length, task.schema), plan.section
     held = approvals or HowLong()
     alike = likeness_of(plan, task)
-    roster = roster_of(endpoints).first(plan.learners)
+    roster = roster_of(endpoints).first(plan.coordinator)
     return PolicyFile(
         task=plan.task_id,
-        coordinator=endpoints[plan.coordinator].verify,
+        coordinator=endpoints[group.coordinator].verify,
         roster=roster.hash.hex(),
         min_clients=plan.least,
-        max_clients=plan.invited,
+        max_clients=min(plan.invited, len(group.members)),
         bound=fixed.clip_inf,
         bits=fixed.q_bits,
         weight_max=fixed.weight_max,
@@ -109,13 +111,13 @@ def policy_of(
     )
 
 
-def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Policy:
+def agreed(path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints, task: LocalTask) -> Policy:
     """Return the policy in the file at `path`, for the session's steps.
 
     Raises ConfigError for a file that is missing, that others can read, that is none, and where the experiment or the
     endpoints differ from what it pins, or the user's own code or model does, naming each.
     """
-    pinned, offered = read(path), policy_of(plan, endpoints, task)
+    pinned, offered = read(path), policy_of(plan, node, endpoints, task)
     stricter = msgspec.structs.replace(
         offered,
         min_clients=max(offered.min_clients, pinned.min_clients),
@@ -145,13 +147,15 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTa
     return Policy(coordinator, pinned.task, fixed, pinned.min_clients, pinned.max_clients, rule, adaptive)
 
 
-def demands(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask | None) -> Policy | None:
+def demands(
+    path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints, task: LocalTask | None
+) -> Policy | None:
     """Return a client's policy; None without masking and without a file that demands it.
 
     Raises ConfigError as `agreed` does, and for a file beside a run without a secure sum.
     """
-    if task is not None and plan.secure:
-        return agreed(path, plan, endpoints, task)
+    if task is not None and plan.hides(node):
+        return agreed(path, plan, node, endpoints, task)
     if path.exists():
         advice = f"Ask why, or remove {path} if you agree that the coordinator sees every update of yours."
         raise ConfigError(f"{path} is there, and the experiment has switched the secure sum off", advice)

@@ -2,7 +2,7 @@
 
 The coordinator opens an exchange, passes the clients' messages to it, and reads `result` after every event:
 
-    result    None while it goes on;  an Aggregate;  or Abandoned
+    result    None while it goes on;  an Aggregate;  or Abandoned;  a LeafSum at a coordinator under another one
 
 `phase` names the awaited messages; each has a deadline of its own, which the coordinator sets whenever the name
 changes.
@@ -22,8 +22,13 @@ from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import all_finite
 from fedgossip.core.machine import Effect, NodeId, Report, Send
-from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured
+from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured, Subtotal
+from fedgossip.protocols.federated.client_round import Chances
 from fedgossip.protocols.federated.gathering import Gathered
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.fixed_point import Quantised
+from fedgossip.secure.noise_rule import Noise
+from fedgossip.secure.ring import Words
 
 NOT_FINITE = "NOT_FINITE"
 """The reason of an abandoned round with a model that is not finite."""
@@ -39,10 +44,22 @@ class Abandoned:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafSum:
+    """The sum of a coordinator's clients in the ring, which it adds to the sum of its own coordinator; a Summand."""
+
+    total: Words
+    clients: int
+
+    def integers(self, fixed: Encoding, chances: Chances, noise: Noise) -> Quantised:  # noqa: ARG002
+        """Return the words as they are: each client has rounded its own, and added its noise."""
+        return Quantised.of_sum(self.total)
+
+
 Given = Contribution | CodedContribution
 """A contribution in the clear."""
 
-Answer = Given | Secured | MaskedInput | Refusal
+Answer = Given | Secured | MaskedInput | Subtotal | Refusal
 """Messages of a client that belong to a round."""
 
 
@@ -52,7 +69,7 @@ class Exchange(Protocol):
     @property
     def phase(self) -> str: ...
     @property
-    def result(self) -> Aggregate | Abandoned | None: ...
+    def result(self) -> Aggregate | LeafSum | Abandoned | None: ...
     @property
     def counted(self) -> Iterable[NodeId]:
         """The clients whose contributions are in the aggregate."""

@@ -82,7 +82,7 @@ class Securely:
     questions: Questions | None = None
     before: AskedBefore | None = None
 
-    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> SecurePart:
         if not invite.frame:
             text = f"round {invite.round}: asked for an answer in the clear, which this client does not give"
             advice = "Give coordinator and clients the same experiment file, with the same coordinator.secure.on."
@@ -274,7 +274,7 @@ class Client:
     def _invited(self, invite: Invite) -> list[Effect]:
         if self.asked and self.wanted and invite.round < self.asked.round:
             return [Report("late", {"peer": self.coordinator, "round": invite.round}, self.asked.round)]
-        again = self.part is not None and self.asked is not None and _same(invite, self.asked)
+        again = self.part is not None and self.asked is not None and same_invitation(invite, self.asked)
         if again:
             self.wanted = True
             return self.part.again() if self.part and self.linked else []
@@ -360,7 +360,7 @@ class Client:
         return [*self._let_go(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
 
 
-def _same(invite: Invite, before: Invite) -> bool:
+def same_invitation(invite: Invite, before: Invite) -> bool:
     """Return whether an invitation repeats the last one: the same round and session, from the same vectors."""
     pairs = zip(invite.vectors, before.vectors, strict=True)
     named = (invite.round, invite.session) == (before.round, before.session)

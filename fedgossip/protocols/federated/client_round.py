@@ -64,6 +64,26 @@ class PreparedContribution:
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         return {name: float(getattr(self, name) or 0.0) for name in names}
 
+    @property
+    def clients(self) -> int:
+        return 1
+
+    def integers(self, fixed: Encoding, chances: Chances, noise: Noise) -> Quantised:
+        return integers(fixed, self, chances, noise)
+
+
+class Summand(Protocol):
+    """What a participant adds to a sum of integers: a client its answer, a coordinator the sum of its clients."""
+
+    @property
+    def clients(self) -> int:
+        """Number of clients in it."""
+        ...
+
+    def integers(self, fixed: Encoding, chances: Chances, noise: Noise) -> Quantised:
+        """Return its words in the ring.  Raises RoundAbandoned."""
+        ...
+
 
 class ClientPart(Protocol):
     """On ProtocolError it is unchanged."""
@@ -160,7 +180,7 @@ class SecurePart:
         self._answered: list[bytes] = []  # the answered frames, one of each stage
         self._early: dict[int, bytes] = {}  # frames of later stages, received before their predecessors
         self._delivery = b""  # received before the end of the training
-        self._work: PreparedContribution | None = None
+        self._work: Summand | None = None
 
     def begin(self) -> list[Effect]:
         try:
@@ -254,7 +274,7 @@ class SecurePart:
 
     # --- the masked vector ------------------------------------------------------------------------------------------
 
-    def trained(self, work: PreparedContribution) -> list[Effect]:
+    def trained(self, work: Summand) -> list[Effect]:
         self._work = work
         try:
             effects = self._mask()
@@ -268,7 +288,7 @@ class SecurePart:
         if not (isinstance(step, Shared) and work and self._delivery):
             return []
         d = step.descriptor
-        quantised = integers(self.party.policy.numbers(d), work, self.chances, d.dp)
+        quantised = work.integers(self.party.policy.numbers(d), self.chances, d.dp)
         masked = step.mask(self._delivery, quantised)
         self._step, self._delivery, self._work = self._next(masked, self._delivery), b"", None
         self.ahead = masked.ahead

@@ -62,7 +62,7 @@ from fedgossip.core.machine import (
     Started,
     Stopping,
 )
-from fedgossip.core.messages import Final, Invite, Leaving, Refusal
+from fedgossip.core.messages import Final, Invite, Leaving, Refusal, Subtotal
 from fedgossip.core.records import FOLLOWED_MOST
 from fedgossip.protocols.federated.aggregation_round import (
     NOT_FINITE,
@@ -129,6 +129,12 @@ def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> Bes
 
 # The limits of a federated run at its coordinator.
 
+PHASES = 6
+"""Number of phases of a secure round, each with a deadline."""
+
+DEADLINE_FACTOR = 8
+"""A phase may last so many times as long as the usual round."""
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
@@ -156,6 +162,15 @@ class CoordinatorSettings:
     """Number of evaluations in a row without a better score after which the run ends; 0: never."""
     every: int = 0
     """Number of rounds between two evaluations that count for it; 0: those by clients count."""
+
+    below: int = 0
+    """Number of tiers of coordinators below: each phase of this one waits for a whole round of theirs."""
+
+    def deadlines(self) -> Deadline:
+        """Return the deadline of a phase.  Of few measured rounds it is the longest wait of all tiers below."""
+        times = PHASES**self.below
+        longest_ns = times * self.deadline_ns + (self.start_ns if self.below else 0)
+        return Deadline(longest_ns, min(longest_ns, times * self.least_deadline_ns), DEADLINE_FACTOR * times)
 
     def judges(self, round: int) -> bool:
         """Return whether the model after `round` is to be measured before the next round begins."""
@@ -210,7 +225,7 @@ class Coordinator(Generic[State]):
         self.failure: Failure | None = None  # reason of an early end
         self.short = False
         """Whether the last round was abandoned for lack of the exhausted clients."""
-        self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
+        self.deadline = settings.deadlines()
         self.began_ns = 0  # of the round
         self.patience_ns = settings.return_ns if resumed else settings.start_ns
 
@@ -439,7 +454,7 @@ class Coordinator(Generic[State]):
             if isinstance(answer, Given):
                 self.summed += sum(vector.size for vector in answer.vectors)
             return self._going(effects, phase, now_ns)
-        round = answer.round if isinstance(answer, Given | Refusal) else round_of(answer.session)
+        round = answer.round if isinstance(answer, Given | Subtotal | Refusal) else round_of(answer.session)
         if round > self.round or (round == self.round and isinstance(answer, Given)):
             text = f"coordinator, round {self.round}: client {sender} answers for round {round}"
             raise ProtocolError(text, "Was it invited by another run?", peer=sender)
@@ -457,6 +472,7 @@ class Coordinator(Generic[State]):
         if isinstance(result, Aggregate):
             effects += self._counts(result, now_ns)
         else:
+            assert isinstance(result, Abandoned), "a sum for another coordinator"
             effects += self._over(result)
         return effects + self._open(now_ns)
 

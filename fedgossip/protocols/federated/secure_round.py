@@ -19,24 +19,23 @@ with too few answers, is over for good.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Aggregate, ClientRule, Vectors
-from fedgossip.algorithms.federated.coded import UploadCodec
+from fedgossip.algorithms.federated.base import Aggregate
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import ProtocolError
-from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.base.vectors import digest
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send, Witness
 from fedgossip.core.messages import Invite, MaskedInput, Message, Refusal, Secured
-from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer
+from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, LeafSum
+from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, Reason, RoundAbandoned, Stage
 from fedgossip.secure.encoding import Encoding
-from fedgossip.secure.fixed_point import CLIPPED
 from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, ParticipantRoster, proposal, ranges, session_of
@@ -78,16 +77,14 @@ class SecureSumming:
     def __init__(
         self,
         terms: SessionTerms,
-        rule: ClientRule,
-        kind: np.dtype[np.floating],
-        clients: int,
+        reading: SumReading,
+        clients: Sequence[NodeId],
         life: int,
         clipping: Clipping | None = None,
-        coding: UploadCodec | None = None,
     ) -> None:
-        """`coding`: of the summed elements, where not all are."""
-        self.terms, self.rule, self.kind, self.clients, self.life = terms, rule, kind, clients, life
-        self.clipping, self.coding = clipping, coding
+        """`clients`: all that may be in a sum; coordinators, where these have the clients."""
+        self.terms, self.reading, self.clients, self.life = terms, reading, clients, life
+        self.clipping = clipping
         self.members: frozenset[NodeId] | None = None
         """The fixed members of all sums, where these must not change and the first has consent."""
         self._last: SecureRound | None = None
@@ -102,11 +99,11 @@ class SecureSumming:
         Departed clients are not counted, except where that would change the size by an odd number: two sets of an even
         and of an odd size may differ by one member, two even or two odd ones never do.
         """
-        full = sampling.draw(round, set(range(self.clients)).difference(left) if left else range(self.clients))
+        full = sampling.draw(round, set(self.clients).difference(left) if left else self.clients)
         there = sampling.draw(round, here)
         size = len(full.invited)
         if left:
-            size += (len(sampling.draw(round, range(self.clients)).invited) - size) % 2
+            size += (len(sampling.draw(round, self.clients).invited) - size) % 2
         others = [*full.invited, *sorted(left)]
         away = [node for node in others if node not in there.invited][: size - len(there.invited)]
         return Draw(tuple(sorted({*there.invited, *away})), full.wanted)
@@ -157,7 +154,7 @@ class SecureRound:
             self.here &= summing.members
         self.cut = False
         self.counted: tuple[NodeId, ...] = ()
-        self.result: Aggregate | Abandoned | None = None
+        self.result: Aggregate | LeafSum | Abandoned | None = None
         self.sid = NONE
         self.ahead: dict[NodeId, frames.Keys] = {}
         """The keys for the next session from the masked vectors; its `previous` is `sid`."""
@@ -278,23 +275,14 @@ class SecureRound:
         return Log(kind, {"session": self.session, "round": self.round, **facts})
 
     def _summed(self, summed: server.Summed) -> list[Effect]:
-        noise = self._noise
-        found = self._fixed.decode(summed.total, len(summed.survivors), noise.sigma, noise.bit_sigma)
-        mean, coding = frozen(found.mean.astype(self.summing.kind)), self.summing.coding
-        vectors = (coding.whole(mean, self.round),) if coding else apart(mean, self.summing.rule.vectors)
+        reading = self.summing.reading
+        found = reading.decoded(summed.total, summed.survivors, self._fixed)
         self._step, self._stage = None, Stage.RESULT
         self.counted, self.sid, self.ahead = summed.survivors, summed.sid, dict(summed.ahead)
-        self.result = Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0))
-        self._facts = {"clients": found.clients, "loss": found.metrics.get("loss")}
-        if self._fixed.tells == CLIPPED:
-            self._facts["clipped"] = found.clipped
+        self.result, self._facts = reading.result(found, summed.total, self.round), reading.facts(found, self._fixed)
         if self.summing.clipping:
             self._facts["clip"] = self._fixed.clip_l2
             self.summing.clipping = self.summing.clipping.after(found.shorter, found.clients)
-        if self._fixed.weight_max > 1:
-            self._facts["examples"] = round(found.samples)
-        if found.metrics.get("tested"):
-            self._facts["score"] = found.metrics["measured"]
         culprits = [Report("misfits", {"of": v, "held_by": u}, self.round) for v, u in summed.culprits]
         told = [Send(node, self._secured(node, summed.frame)) for node in summed.survivors if node in self.here]
         ends = [Witness(self.session, None, frame, sent=True, outcome=SUMMED) for frame in (summed.frame, b"")]
@@ -351,9 +339,3 @@ class SecureRound:
         self.cut = True
         effects = self._close()
         return effects + self._advance()
-
-
-def apart(vector: Vector, count: int) -> Vectors:
-    """Split a vector that `client_round.joined` has concatenated."""
-    length = vector.size // count
-    return tuple(vector[k * length : (k + 1) * length] for k in range(count))
