@@ -43,6 +43,7 @@ RENAMED: Mapping[str, str] = {
 ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Buffered": frozenset({"uninformed"}),
     "Coordinator": frozenset({"uninformed"}),
+    "CoordinatorSettings": frozenset({"below"}),
     "Meter": frozenset({"_of_jobs"}),
     "ParcelMail": frozenset({"late_from"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),

@@ -174,7 +174,7 @@ def facts_of(run: DescribedRun, rows: Sequence[Row]) -> MethodFacts:
         "mode": "federated",
         "clients": s.clients,
         "cohort": run.cohort,
-        "secure": run.secure,
+        "secure": run.secure and run.tree.groups[0].secure,
         **codec,
         "rounds_abandoned": sum(isinstance(row, EventRow) and row.name == "abandoned" for row in rows),
         **_spent(run, rows),
