@@ -77,7 +77,7 @@ class Pilot:
             path.write_text(block.text)
             if path.suffix == ".toml":
                 fedgossip.load_experiment(path)
-        elif block.kind == "sh":
+        elif block.kind == "sh" and not block.left_out:
             for line in block.text.splitlines():
                 self._follow(block.note, line.replace("192.168.1.10:5700", f"127.0.0.1:{self.port}"))
 
