@@ -60,7 +60,7 @@ class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
 class TierSection(msgspec.Struct, forbid_unknown_fields=True):
     """[[coordinator.tiers]]: a tier of coordinators, the first one of clients, the last one of the root alone."""
 
-    clients: Annotated[int | None, Within(1, 1_000_000)] = None
+    clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     """Participants of the tier below that each coordinator of this tier has, in the order of their ids."""
     groups: list[str] = msgspec.field(default_factory=list)
     """In place of `clients`: the participants of each coordinator, numbered in their tier: ["0-4", "5, 6, 7"]."""

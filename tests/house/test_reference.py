@@ -39,6 +39,10 @@ def test_every_key_has_a_meaning(entry: Term) -> None:
     assert "None" not in entry.meaning, "a file has no word for it: none"
 
 
+IN_LISTS = "faults.", "simulation.classes.", "coordinator.tiers."
+"""Beginnings of the keys of blocks in lists, which --set replaces as a whole."""
+
+
 @pytest.mark.parametrize("content", KINDS, ids=str)
 def test_a_file_with_every_default_that_is_told_is_the_empty_file(content: dict[str, dict[str, object]]) -> None:
     empty = load_experiment(content)
@@ -46,7 +50,7 @@ def test_a_file_with_every_default_that_is_told_is_the_empty_file(content: dict[
         f"{name}={one.default}"
         for name, (one, *_) in keys().items()
         if one.default not in ("none", REQUIRED) and name.partition(".")[0] in empty.__struct_fields__
-        if not name.startswith(("faults.", "simulation.classes."))
+        if not name.startswith(IN_LISTS)
     ]
     assert len(told) > 30
     assert load_experiment(content, told) == empty
@@ -60,7 +64,7 @@ def test_what_is_told_of_a_default_is_toml() -> None:
 
 def test_what_a_declaration_does_not_allow_is_refused() -> None:
     for name, (one, *_) in keys().items():
-        if one.allowed.startswith(("at least", "above 0")) and not name.startswith(("faults.", "simulation.classes.")):
+        if one.allowed.startswith(("at least", "above 0")) and not name.startswith(IN_LISTS):
             if name.startswith(f"{COMPARE}."):
                 with pytest.raises(FedgossipError, match=name.rpartition(".")[2]):
                     compare_section({COMPARE: {name.rpartition(".")[2]: -1.0}}, "all.toml")
