@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import is_number, number_in, shown, with_point
 from fedgossip.base.errors import ConfigError
+from fedgossip.data import csv_text, office_tables, sql_tables
 from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, own_declaration
 from fedgossip.data.columns.encodings import parted
-from fedgossip.data.table_files import TableFile, read_rows
+from fedgossip.data.table_files import CSV, ENDINGS, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows
 
 _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
 """The head of a column without a name, and the name that pandas writes in its place."""
@@ -29,13 +30,11 @@ _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
 class CsvColumns:
     """The rows and columns of one table, all cells as texts."""
 
-    kind = "csv"
-
     def __init__(self, source: Path | TableFile) -> None:
         file = source if isinstance(source, TableFile) else TableFile(source)
-        self.path = file.path
+        self.path, self.kind = file.path, file.kind or CSV
         own, columns = own_declaration(file.path)
-        rows = read_rows(file.declared_also(own))
+        rows = _rows(file.declared_also(own))
         self.whole_header, self._rows, self._lines, self._unit = rows.header, rows.rows, rows.lines, rows.unit
         self._read, notes = named_columns(self.path, self.whole_header, self._column)
         self.header: list[str] = [self.whole_header[place] for place in self._read]
@@ -150,6 +149,20 @@ class CsvColumns:
         """Return the rows that are, cell by cell, like an earlier one."""
         seen: set[tuple[str, ...]] = set()
         return [row for row, cells in enumerate(map(tuple, self._rows)) if cells in seen or seen.add(cells)]  # type: ignore[func-returns-value]
+
+
+def _rows(file: TableFile) -> TableRows:
+    """Return the cells of a table.  Raises ConfigError, naming file and row, for one that cannot be read."""
+    kind = file.kind or next((kind for kind in ENDINGS if file.path.suffix.lower() in ENDINGS[kind]), CSV)
+    allowed = OF_KIND.get(kind, ("encoding",))
+    if given := [name for name in OF_FILE if getattr(file.declared, name) and name not in allowed]:
+        advice = f"Leave it out; it has {', '.join(allowed)}." if allowed else "Leave it out."
+        raise ConfigError(f"{file.path}: {given[0]} is declared of a table of {kind}", advice)
+    if kind == CSV:
+        return TableRows(*csv_text.read_csv_rows(file.path, file.declared))
+    if kind == EXCEL:
+        return office_tables.read_workbook(file)
+    return sql_tables.read_query(file) if kind == SQL else office_tables.read_statistical(file)
 
 
 def named_columns(

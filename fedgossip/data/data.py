@@ -6,6 +6,8 @@ load("mnist")  load("fashion-mnist")             IDX files in the folder that FE
 load("mnist:PATH")                               IDX files in PATH
 load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out; scale=standard;
                                                  categories=C,D are columns of words
+load("excel:PATH?label=COLUMN&sheet=NAME")       as csv; spss:, stata:, sas: too; needs fedgossip[excel], [readstat]
+load("sql:PATH?query=FILE&label=COLUMN")         the answer of a SQLite database to a query
 load("npz:PATH")                                 arrays x, y and, if there, groups
 load("text:PATH?context=32&min_chars=1000")      plays: every speaker is a client
 load("lines:PATH")                               text, a line an example, in buckets by length
@@ -31,12 +33,11 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.seeds import stream
 from fedgossip.base.signatures import CalledWith
 from fedgossip.data import custom
-from fedgossip.data.columns.declarations import file_declaration
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.data.named_code import NamesCode
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.data.ragged import Ragged
-from fedgossip.data.table_files import OF_FILE, TableFile
+from fedgossip.data.table_files import OF_FILE, OF_TABLES, QUERY, SQL, database_path, file_of_options
 
 DATA = CalledWith((), "Write def data(): return x, y")
 """Signature of a user's own data source."""
@@ -179,7 +180,7 @@ BUNDLED = ("digits", "breast-cancer", "diabetes")
 OF_FILES = (
     "mnist",
     "fashion-mnist",
-    "csv",
+    *OF_TABLES,
     "npz",
     "text",
     "lines",
@@ -260,6 +261,7 @@ def _load(
         raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
     if kind in BUNDLED and colon:
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
+    path = database_path(path) if kind == SQL else path
     place = (base or Path.cwd()) / Path(path).expanduser() if path else None
     if kind == "lines":
         return _read_lines(place, buckets, like)
@@ -276,7 +278,7 @@ def _read_lines(path: Path | None, buckets: Sequence[int], like: Dataset | None)
 
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "csv": ("label", "group", "drop", "categories", "scale", *OF_FILE),
+    **dict.fromkeys(OF_TABLES, ("label", "group", "drop", "categories", "scale", *OF_FILE, QUERY)),
     "text": ("context", "min_chars"),
     "parquet": ("label", "group", "drop", "categories", "scale"),
     "images": ("size", "mode"),
@@ -298,9 +300,8 @@ def _read_file(
     from fedgossip.data import arrow, cifar, idx, images, leaf, tables, text
 
     match kind:
-        case "csv":
-            declared = file_declaration({name: options[name] for name in OF_FILE if name in options}, f"{kind}:{path}")
-            return tables.read_csv(TableFile(_there(path), declared), options, class_names, task)
+        case _ if kind in OF_TABLES:
+            return tables.read_csv(file_of_options(kind, _there(path), options), options, class_names, task)
         case "npz":
             return tables.read_npz(_there(path), task)
         case "text":

@@ -1,6 +1,11 @@
-"""Files of tables by their endings, each read as a header and rows of texts; and how a source names one.
+"""Files of tables: how a source names one, and the reader of each kind.
 
-csv:ward.csv?label=ill&decimal=,            text; `delimiter`, `decimal`, `encoding`
+    csv:ward.csv?label=ill&decimal=,            text; `delimiter`, `decimal`, `encoding`
+    excel:ward.xlsx?label=ill&sheet=Data        a sheet of a workbook
+    spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat      `encoding`, where the file does not have its own
+    sql:ward.db?query=cohort.sql&label=ill      the answer of a SQLite database; or sql:sqlite:///ward.db
+
+A table that is named by its path alone, for a prediction, is read by its ending.
 """
 
 from __future__ import annotations
@@ -15,10 +20,22 @@ import msgspec
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import FileDeclaration, file_declaration
 
-OF_TABLES = ("csv",)
+CSV, EXCEL, SQL, QUERY = "csv", "excel", "sql", "query"
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    EXCEL: (".xlsx", ".xlsm"),
+    "spss": (".sav", ".zsav"),
+    "stata": (".dta",),
+    "sas": (".sas7bdat", ".xpt"),
+}
+"""Kinds of tables that are known by the endings of their files."""
+OF_TABLES = (CSV, *ENDINGS, SQL)
 """Sources of tables that `CsvColumns` reads."""
 OF_FILE = FileDeclaration.__struct_fields__
 """Options of a source that declare the format of its file."""
+OF_KIND = {CSV: ("delimiter", "decimal", "encoding"), EXCEL: ("sheet",), SQL: ()}
+"""Options of the format of each kind; of the others the encoding."""
+CELLS_MOST = 1 << 28
+"""Maximum number of cells of a table that is no text."""
 
 UNDECLARED = FileDeclaration()
 
@@ -29,6 +46,10 @@ class TableFile:
 
     path: Path
     declared: FileDeclaration = UNDECLARED
+    kind: str = ""
+    """As in its source; "": by its ending."""
+    query: Path | None = None
+    """The file with the query of a database."""
 
     def declared_also(self, own: FileDeclaration) -> TableFile:
         """Return the file with what is declared of it alone in place of what is declared of all."""
@@ -59,12 +80,32 @@ def table_file(source: str) -> tuple[TableFile, Mapping[str, str]]:
     if kind not in OF_TABLES:
         raise ConfigError(f"{source!r} is no table", f"Write csv:PATH?label=COLUMN; or one of {', '.join(OF_TABLES)}.")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    declared = file_declaration({name: options[name] for name in OF_FILE if name in options}, repr(source))
-    return TableFile(Path(path).expanduser(), declared), {k: v for k, v in options.items() if k not in OF_FILE}
+    return file_of_options(kind, Path(path), options), {k: v for k, v in options.items() if k not in (*OF_FILE, QUERY)}
 
 
-def read_rows(file: TableFile) -> TableRows:
-    """Return the cells of a table.  Raises ConfigError, naming file and row, for one that cannot be read."""
-    from fedgossip.data import csv_text
+def file_of_options(kind: str, path: Path, options: Mapping[str, str]) -> TableFile:
+    """Return the table of a source of this kind.  Raises ConfigError for an ending or a format of another kind."""
+    declared = file_declaration({name: options[name] for name in OF_FILE if name in options}, f"{kind}:{path}")
+    if kind in ENDINGS and path.suffix.lower() not in ENDINGS[kind]:
+        raise ConfigError(f"{kind}:{path}: a file of {kind} ends in {' or '.join(ENDINGS[kind])}", "Save it as that.")
+    if (QUERY in options) != (kind == SQL) or options.get(QUERY) == "":
+        text = f"{kind}:{path}: " + ("no query" if kind == SQL else "a query beside a file that is no database")
+        raise ConfigError(text, "Write sql:DATABASE?query=FILE&label=COLUMN.")
+    query = Path(options[QUERY]).expanduser() if kind == SQL else None
+    return TableFile(path.expanduser(), declared, kind, query)
 
-    return TableRows(*csv_text.read_csv_rows(file.path, file.declared))
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table by its ending."""
+    return path.suffix.lower() in (".csv", *(ending for endings in ENDINGS.values() for ending in endings))
+
+
+def database_path(name: str) -> str:
+    """Return the path of a database, named by it or as sqlite:///PATH.  Raises ConfigError for another system."""
+    scheme, mark, rest = name.partition("://")
+    if not mark:
+        return name
+    if scheme != "sqlite" or not rest.startswith("/"):
+        text = f"sql:{name}: {scheme} is not supported; a query is of a SQLite file"
+        raise ConfigError(text, "Export the wanted tables, to SQLite or CSV; or write sql:sqlite:///PATH?query=FILE.")
+    return rest[1:]

@@ -39,7 +39,8 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
 
     source: Annotated[str, data.CODE] = "digits"
     """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
-    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`, `lines:PATH`,
+    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, and as it `excel:`, `spss:`, `stata:`, `sas:`
+    and `sql:PATH?query=FILE&label=COLUMN`; `npz:PATH`, `text:PATH`, `lines:PATH`,
     `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
     (docs/use/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
     csv:site-{peer}.csv?label=COLUMN."""

@@ -24,7 +24,7 @@ from fedgossip.core import run_format
 from fedgossip.data.columns.declarations import file_declaration
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import OF_FILES
-from fedgossip.data.table_files import OF_TABLES
+from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_path
 from fedgossip.experiment.checks import check
 from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.data_section import DataSection
@@ -262,7 +262,17 @@ def anchor_paths(content: dict[str, Any], base: Path) -> None:
         kind, colon, rest = source.partition(":")
         if colon and kind in OF_FILES:
             name, mark, query = rest.partition("?")
-            data[key] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{query}"
+            name = database_path(name) if kind == SQL else name
+            data[key] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{_anchored_query(query, base)}"
+
+
+def _anchored_query(options: str, base: Path) -> str:
+    """Return the options of a source with the path of a query's file made absolute."""
+    given = parse_qsl(options, keep_blank_values=True)
+    if QUERY not in dict(given):
+        return options
+    paths = [(key, str((base / Path(value).expanduser()).resolve()) if key == QUERY else value) for key, value in given]
+    return "&".join(f"{key}={quote(value, safe='/{}, ')}" for key, value in paths)
 
 
 def _declare_files(content: dict[str, Any], where: str) -> None:

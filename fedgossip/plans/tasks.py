@@ -235,8 +235,10 @@ def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> S
 
 def schema_of_experiment(e: Experiment) -> TableSchema:
     """Return the columns that all sites must have, by the common test file and [data.columns].  Raises ConfigError."""
-    d = e.data
-    return schema_of(str(d.test), d.columns, e.objective.data_kind, missing=d.missing, categories=d.categories)
+    d, query = e.data, options_of(e.data.source)[0].query
+    return schema_of(
+        str(d.test), d.columns, e.objective.data_kind, missing=d.missing, categories=d.categories, query=query
+    )
 
 
 def site_file(e: Experiment, node: NodeId) -> TableFile:

@@ -47,6 +47,8 @@ HOMES = {
     "submitit": {"drivers", "lab"},
     "pickle": {"data"},
     "pyarrow": {"data", "lab"},
+    "openpyxl": {"data"},
+    "pyreadstat": {"data"},
     "PIL": {"data"},
     "random": {"learning"},  # whose state a loop of the user's own finds as it left it
 }

@@ -22,6 +22,7 @@ from fedgossip.data.columns.encoded_tables import check_read, found_columns, num
 from fedgossip.data.columns.encodings import EncodedColumn, parted
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.objectives import CLASSIFICATION
+from fedgossip.data.sql_tables import query_digest
 from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 from fedgossip.data.tables import labels_of
 
@@ -54,6 +55,8 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[SchemaColumn, ...]
     missing: str = REFUSE
     """"mean": an empty cell of a feature counts as the mean of its column; "refuse": empty cells are an error."""
+    query: str | msgspec.UnsetType = msgspec.UNSET
+    """A hash of the text of the query by which sites read their tables."""
 
     @property
     def features(self) -> tuple[SchemaColumn, ...]:
@@ -86,9 +89,15 @@ def options_of(source: str) -> tuple[TableFile, Mapping[str, str]]:
 
 
 def schema_of(
-    test: str, declared: Mapping[str, Any], kind: str, *, missing: str = REFUSE, categories: str = REFUSE
+    test: str,
+    declared: Mapping[str, Any],
+    kind: str,
+    *,
+    missing: str = REFUSE,
+    categories: str = REFUSE,
+    query: Path | None = None,
 ) -> TableSchema:
-    """Return the schema by the common test file and the declarations; `kind` of the task.
+    """Return the schema by the common test file and the declarations; `kind` of the task, `query` of the sites' tables.
 
     Raises ConfigError for columns of words without `categories` = "agreed", and for invalid declarations.
     """
@@ -108,7 +117,7 @@ def schema_of(
             advice = f'Set data.categories = "{AGREED}", or leave it out: &drop={column.name}.'
             raise ConfigError(f"{path}: column {column.name!r} holds words", advice)
     columns += [_label(table, name, heads[name], known.get(name, DeclaredColumn()), kind) for name in labels]
-    return TableSchema(tuple(columns), missing)
+    return TableSchema(tuple(columns), missing, query_digest(query) if query else msgspec.UNSET)
 
 
 def there(file: TableFile | Path) -> TableFile | Path:

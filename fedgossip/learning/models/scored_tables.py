@@ -20,6 +20,7 @@ from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.data import load
 from fedgossip.data.dataset import OF_COLUMNS, Dataset
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.data.table_files import is_table
 from fedgossip.learning.measuring import DescribedModel
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def examples_of(model: DescribedModel, source: str, base: Path | None = None) ->
     """
     like = model.like
     path = (base or Path.cwd()) / source
-    if path.suffix != ".csv" or not path.is_file():
-        if path.suffix == ".csv" and ":" not in source:
+    if not is_table(path) or not path.is_file():
+        if is_table(path) and ":" not in source:
             raise ConfigError(f"there is no file {source}", "Give its path from here.")
         if like.columns and source.startswith("csv:"):
             raise ConfigError(f"{source}: a source, where a file is meant", "Write the path of the CSV file alone.")

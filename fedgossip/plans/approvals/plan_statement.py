@@ -26,9 +26,11 @@ from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.base.version import __version__
 from fedgossip.core.task import LocalTask
 from fedgossip.data.agreed import agreed_table
-from fedgossip.data.columns.table_schema import FEDERATED, SchemaColumn
+from fedgossip.data.columns.declarations import OWN
+from fedgossip.data.columns.table_schema import FEDERATED, SchemaColumn, TableSchema
 from fedgossip.data.objectives import STATISTICS, SUMS
 from fedgossip.data.per_peer import PLACE
+from fedgossip.data.table_files import SQL, table_file
 from fedgossip.data.user_code import modules_of
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning.settings import OF_THE_MACHINE
@@ -107,12 +109,15 @@ class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return hashlib.sha256(encoded(self)).hexdigest()
 
 
-def statement_of(plan: Plan, task: LocalTask, opened: Sequence[str] = ()) -> PlanStatement:
+def statement_of(
+    plan: Plan, task: LocalTask, opened: Sequence[str] = (), schema: TableSchema | None = None
+) -> PlanStatement:
     """Return the plan that the clients of a run, or the peers of a graph, are asked to approve.
 
     Raises ConfigError for a file that cannot be read.
 
-    `opened`: for a run of sums, the information in them, in words; () where models are sent.
+    `opened`: for a run of sums, the information in them, in words; () where models are sent.  `schema`: of statistics,
+    whose experiment does not have the kind of the labels any more.
     """
     e, terms = plan.experiment, plan.terms(task.length, task.dtype.itemsize)
     content = without_folders(dict(plan.fingerprint))
@@ -124,7 +129,7 @@ def statement_of(plan: Plan, task: LocalTask, opened: Sequence[str] = ()) -> Pla
         version=__version__,
         experiment=content,
         model=StatedModel(task.length, task.dtype.name, task.schema),
-        table=_table(e),
+        table=_table(e, schema),
         files={path.name: _sha256(path) for path in _common_files(e)},
         code={name: _sha256(path) for name, path in sorted(modules_of(e.named_code).items())},
         terms=StatedTerms(terms.how, "; ".join(opened) or terms.sent, terms.seen, terms.budget, statistics_words(e)),
@@ -149,11 +154,11 @@ def statistics_words(e: Experiment) -> tuple[str, ...]:
     return (f"{told}; with noise {e.budget.noise:g} on each site's: {worth}, out of the same budget",)
 
 
-def _table(e: Experiment) -> StatedTable | None:
+def _table(e: Experiment, schema: TableSchema | None) -> StatedTable | None:
     if e.data.scale != FEDERATED:
         return None
     if agrees(e):
-        schema = schema_of_experiment(e)
+        schema = schema or schema_of_experiment(e)
         return StatedTable(_named(schema.features), _named(schema.labels))
     found = agreed_table.read(Path(e.data.agreed))
     columns, labels = _named(found.schema.features), _named(found.schema.labels)
@@ -171,9 +176,13 @@ def _common_files(e: Experiment) -> Iterator[Path]:
     if e.data.scale == FEDERATED and not agrees(e):
         yield Path(e.data.agreed)
     for source in {e.data.source, str(e.data.test)}:
+        if source.partition(":")[0] == SQL and (query := table_file(source)[0].query):
+            yield query
         path = Path(source.partition(":")[2].partition("?")[0]).expanduser()
         if PLACE not in source and source.partition(":")[2] and path.is_file():
             yield path
+            if (own := path.with_name(path.name + OWN)).is_file():
+                yield own
 
 
 def _sha256(path: Path) -> str:

@@ -26,11 +26,12 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import BudgetError, ConfigError, NotWrittenError
 from fedgossip.core.machine import NodeId
 from fedgossip.data.per_peer import PLACE
+from fedgossip.data.table_files import OF_TABLES
 from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of
 from fedgossip.privacy.budget import Spend, TotalBudget, of_records
 
-FILES = ("csv", "npz", "text", "mnist", "fashion-mnist")
+FILES = (*OF_TABLES, "npz", "text", "mnist", "fashion-mnist")
 
 
 TRAINING = "training"

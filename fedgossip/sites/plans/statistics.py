@@ -50,7 +50,7 @@ def stated_statistics(experiment: Experiment) -> tuple[FederationPlan, PlanState
     """Return the run that computes the statistics of an experiment, and its plan as a run of its own."""
     plan, schema = statistics_plan(experiment)
     plan, task, _ = statistics_task(plan, schema, [])
-    return plan, statement_of(plan, task, opened_by(task))
+    return plan, statement_of(plan, task, opened_by(task), schema)
 
 
 def opened_by(task: StatisticsTask) -> tuple[str, ...]:

@@ -1,0 +1,172 @@
+"""Tables in the files of other programs: workbooks of Excel, and data of SPSS, Stata and SAS.
+
+    excel:ward.xlsx?label=ill&sheet=Data        one sheet, its first row with cells names the columns; by openpyxl
+    spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat (or .xpt)        by pyreadstat
+
+Nothing in a file is executed: of a formula the stored value is read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from datetime import datetime, time
+from pathlib import Path
+from typing import Any
+
+from fedgossip.base import outside_files
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.data.extras import needed
+from fedgossip.data.table_files import CELLS_MOST, TableFile, TableRows
+
+STATISTICAL = {
+    ".sav": "read_sav",
+    ".zsav": "read_sav",
+    ".dta": "read_dta",
+    ".sas7bdat": "read_sas7bdat",
+    ".xpt": "read_xport",
+}
+"""The functions of pyreadstat by the ending of a file."""
+
+
+def text_of(value: object) -> str:
+    """Return the text of a value: "" for none, whole numbers without a point, dates as 2024-01-31."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, datetime):
+        return str(value.date() if value.time() == time() else value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        return str(int(value))
+    return repr(float(value)) if isinstance(value, float) else str(value).strip()
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else repr(error)
+
+
+# --- Excel ------------------------------------------------------------------------------------------------------------
+
+
+def read_workbook(file: TableFile) -> TableRows:
+    """Return the cells of one sheet of a workbook.
+
+    Raises ConfigError for an unreadable file, a sheet that it does not have, several sheets of which none is declared,
+    a formula without a stored value, and a cell beside the named columns.
+    """
+    openpyxl, path = needed("openpyxl", "excel", "a workbook"), file.path
+    advice = "Save it as .xlsx, without a password; or as comma-separated text in UTF-8."
+    try:
+        with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as raw, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of extensions that openpyxl leaves out
+            _check_size(path, raw)
+            sheet = _sheet(path, openpyxl.load_workbook(raw, read_only=True, data_only=True), file.declared.sheet)
+            cells = list(_cells(path, sheet))
+            if any(None in row for _, row in cells):
+                _check_formulas(path, openpyxl.load_workbook(raw, read_only=True)[sheet.title], dict(cells))
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", advice) from None
+    except Exception as error:  # a damaged file raises any error of its decoder
+        raise ConfigError(f"{path}: no workbook that can be read: {_line(error)}", advice) from error
+    if not cells:
+        raise ConfigError(
+            f"{path}: sheet {sheet.title!r} is empty", "Its first row names the columns, examples follow."
+        )
+    (first, head), *rest = cells
+    header = [text_of(one) for one in head]
+    while header and not header[-1]:
+        header.pop()
+    rows = [[text_of(one) for one in row] for _, row in rest]
+    for (number, _), row in zip(rest, rows, strict=True):
+        if extra := [place for place in range(len(header), len(row)) if row[place]]:
+            text = f"{path}, row {number}: a cell in column {extra[0] + 1}; row {first} names {len(header)} columns"
+            raise ConfigError(text, "The first row with cells names the columns: no title stands above it.")
+    if not rows:
+        raise ConfigError(f"{path}: no rows", "The first row names the columns, examples follow.")
+    wide = [[*row, *[""] * len(header)][: len(header)] for row in rows]
+    return TableRows(header, wide, [number for number, _ in rest], unit="row")
+
+
+def _check_size(path: Path, raw: Any) -> None:
+    """Raise ConfigError for a workbook that claims more bytes than its file can contain."""
+    most = outside_files.inflated_limit(os.fstat(raw.fileno()).st_size)
+    with zipfile.ZipFile(raw) as archive:
+        total = sum(one.file_size for one in archive.infolist())
+    if total > most:
+        raise ConfigError(f"{path}: {total:,} bytes when unpacked; at most {most:,}", "Save the sheet alone.")
+
+
+def _sheet(path: Path, book: Any, declared: str) -> Any:
+    names = [sheet.title for sheet in book.worksheets]
+    if declared:
+        if declared not in names:
+            raise ConfigError(f"{path}: no sheet {declared!r}", nearest(declared, names))
+        return book[declared]
+    filled = [sheet for sheet in book.worksheets if next(_cells(path, sheet), None)]
+    if len(filled) > 1:
+        told = ", ".join(repr(sheet.title) for sheet in filled[:5])
+        raise ConfigError(f"{path}: {len(filled)} sheets: {told}", f"Declare which one: sheet = {filled[0].title!r}.")
+    return filled[0] if filled else book.worksheets[0]
+
+
+def _cells(path: Path, sheet: Any) -> Iterator[tuple[int, Sequence[object]]]:
+    """Yield the number and the values of each row with a cell."""
+    total = 0
+    for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+        total += len(row)
+        if total > CELLS_MOST:
+            raise ConfigError(f"{path}: more than {CELLS_MOST} cells", "Divide it.")
+        if any(one is not None and one != "" for one in row):
+            yield number, row
+
+
+def _check_formulas(path: Path, sheet: Any, values: dict[int, Sequence[object]]) -> None:
+    for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+        for place, formula in enumerate(row):
+            known = values.get(number, ())
+            if isinstance(formula, str) and formula.startswith("=") and (place >= len(known) or known[place] is None):
+                text = f"{path}, row {number}, column {place + 1}: a formula without a stored value"
+                raise ConfigError(text, "Open the file in a spreadsheet program and save it again.")
+
+
+# --- statistical packages ---------------------------------------------------------------------------------------------
+
+
+def read_statistical(file: TableFile) -> TableRows:
+    """Return the cells of a file of SPSS, Stata or SAS; user-declared missing values are empty.
+
+    A column whose numbers all have a label is read by its labels, and a note names it.  Raises ConfigError.
+    """
+    reader, path = needed("pyreadstat", "readstat", "a file of a statistical package"), file.path
+    options = {"encoding": file.declared.encoding} if file.declared.encoding else {}
+    try:
+        checked = outside_files.check_file(outside_files.named(path))
+        read = getattr(reader, STATISTICAL[path.suffix.lower()])
+        _, about = read(str(checked), metadataonly=True, output_format="dict", **options)
+        most = CELLS_MOST // max(1, len(about.column_names)) + 1
+        columns, about = read(str(checked), output_format="dict", row_limit=most, **options)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "Is it there, and a file?") from None
+    except Exception as error:  # a damaged file raises any error of its decoder
+        text = f"{path}: not a file of SPSS, Stata or SAS that can be read: {_line(error)}"
+        raise ConfigError(text, "Save it again, or as comma-separated text in UTF-8.") from error
+    header = [str(name) for name in columns]
+    rows = max(map(len, columns.values()), default=0)
+    if not rows:
+        raise ConfigError(f"{path}: no rows", "A table has a row for every example.")
+    if rows >= most:
+        raise ConfigError(f"{path}: more than {CELLS_MOST} cells", "Divide it.")
+    texts, labelled = [], []
+    for name, values in columns.items():
+        found = [text_of(value.item() if hasattr(value, "item") else value) for value in values]
+        known = {text_of(code): str(label).strip() for code, label in about.variable_value_labels.get(name, {}).items()}
+        if known and {one for one in found if one} <= known.keys():
+            found = [known[one] if one else "" for one in found]
+            labelled.append(str(name))
+        texts.append(found)
+    notes = (f"{path.name}: read by the labels of their values: {', '.join(labelled)}",) if labelled else ()
+    return TableRows(header, [list(row) for row in zip(*texts, strict=True)], range(1, rows + 1), notes, "row")
