@@ -1,4 +1,6 @@
-"""Tables as the answer to a query: `sql:hospital.db?query=cohort.sql&label=ill`, of a SQLite database.
+"""Tables as the answer to a query of a SQLite database.
+
+    sql:hospital.db?query=cohort.sql&label=ill
 
 The database is opened for reading alone, and an authorizer refuses every statement but a SELECT: nothing is written,
 attached or loaded.  The text of the query is part of the plan and of what sites agree on.
