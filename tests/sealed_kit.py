@@ -123,6 +123,8 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.change: Change = lambda _, record: [record]
+        self.swallows = False
+        """Whether all bytes of both ways are accepted and dropped."""
         self.seen: list[bytearray] = []
         """What each caller has sent, from its first byte on."""
         self._pipes: list[tuple[socket.socket, socket.socket, bytearray, list[int]]] = []
@@ -155,6 +157,9 @@ class Wire:
         self, number: int, caller: socket.socket, callee: socket.socket, rest: bytearray, count: list[int]
     ) -> None:
         came, ended = _read(caller)
+        if self.swallows:
+            _read(callee)
+            return
         self.seen[number] += came
         rest += came
         back, over = _read(callee)

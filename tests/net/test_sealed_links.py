@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hub_kit import Wheel, contribution, invite, values, wheel
+from over_sockets import run_over_sockets
 from sealed_kit import DIM, Change, Two, Wire, model, two
 
+from fedgossip import simulate
+from fedgossip.base.vectors import digest
 from fedgossip.core import wire as wire_format
+from fedgossip.core.machine import Effect, Event, Machine, Trained
 from fedgossip.core.messages import Account, Contribution, Invite, Model
+from fedgossip.core.records import EventRow
 from fedgossip.core.wire import CHUNK_BYTES
+from fedgossip.experiment import load_experiment
 from fedgossip.net.sockets import DRAIN_FRAMES
 from fedgossip.net.streams import sealed_way, sealing, stream_port, streams
 from fedgossip.net.streams.sealed_stream import HEAD_BYTES
@@ -20,6 +27,7 @@ from fedgossip.net.streams.sealing import TAG_BYTES, TICKET_BYTES, Suite
 from fedgossip.net.streams.stream_port import HAIL, STRANGER_BYTES, STRANGERS
 from fedgossip.net.streams.streams import STREAMS_OF_ONE
 from fedgossip.net.transport import ModelBegun
+from fedgossip.plans import compose
 
 pytestmark = pytest.mark.sockets
 
@@ -419,3 +427,49 @@ def test_a_stream_that_is_sound_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
             peers.turn(0.4)
         peers.turn(0.8)
         assert peers.rounds(1)[-3:] == [1, 2, 3] and False not in peers.ups(0) and peers.speaking()
+
+
+RUNS = {
+    "ring": {"parallel": {"workers": 3, "method": "ring"}},
+    "servers": {"parallel": {"workers": 2, "method": "parameter-server", "server": {"servers": 2}}},
+    "gossip": {"topology": {"graph": "ring", "n": 3}},
+}
+
+
+@pytest.mark.parametrize("seconds", [0.7, pytest.param(sealed_way.ACK_SECONDS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_goes_on_by_curve_where_its_streams_are_swallowed(
+    wire: Wire, kind: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_way, "ACK_SECONDS", seconds)
+    content = {"rounds": 9, "task": {"kind": "quadratic", "dim": 400}, "eval": {"every": 9}, **RUNS[kind]}
+    plan = compose.plan(load_experiment(content))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    ends, over = [0.0, 0.0], threading.Event()
+
+    class Watched:
+        """A participant; the streams are swallowed when it has trained for round 4."""
+
+        def __init__(self, machine: Machine) -> None:
+            self.machine = machine
+
+        def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+            if isinstance(event, Trained) and event.job == 4 and not wire.swallows and len(wire.seen) > 1:
+                wire.swallows, ends[0] = True, time.monotonic()
+            return self.machine.handle(event, now_ns)
+
+    def pass_on() -> None:
+        while not over.wait(0.001):
+            wire.pump()
+
+    thread = threading.Thread(target=pass_on)
+    thread.start()
+    try:
+        vectors, rows = run_over_sockets(plan, task, lambda node, machine: Watched(machine) if not node else machine)
+        ends[1] = time.monotonic()
+    finally:
+        over.set()
+        thread.join()
+    assert wire.swallows and ends[1] - ends[0] < seconds + 3
+    assert digest(plan.outcome(vectors)) == simulate(content).digest  # type: ignore[arg-type]
+    assert not {"missed", "abandoned", "gone"} & {row.name for row in rows if isinstance(row, EventRow)}

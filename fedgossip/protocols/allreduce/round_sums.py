@@ -38,7 +38,7 @@ class PayloadGather:
         self._codec, self._layout, self._turn, self._rank = codec, layout, turn, rank
         self._size = codec.size(layout, turn.round)
         self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, table.workers * self._size))
-        self._steps = steps_of([move for move, _ in self._moves])
+        self._steps: Sequence[int] = steps_of([move for move, _ in self._moves])
         self._workers, self._at = table.workers, 0
         self._payloads: dict[int, tuple[float, Payload]] = {}  # by rank
         self._kept: dict[tuple[int, int], tuple[float, Payload]] = {}  # by sender and step, until its move
