@@ -476,3 +476,63 @@ def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     (tmp_path / file.note.removeprefix("file: ")).write_text(file.text)
     said = [typed(line.split("#")[0].split()[1:], tmp_path) for line in commands.text.splitlines()]
     assert all(one.code == 0 for one in said), said
+
+
+# --- errors and tests -------------------------------------------------------------------------------------------------
+
+
+def with_errors(folder: Path, family: str, errors: str) -> GlmFit:
+    to = f"fits/{family}-{errors}"
+    said = typed(["fit", f"{family}.toml", "--set", f"model.source=glm:{family}?errors={errors}", "--to", to], folder)
+    assert said.code == 0 and f"errors are {errors}" in said.out, said
+    return msgspec.json.decode((folder / to / "fit.json").read_bytes(), type=GlmFit)
+
+
+@pytest.mark.parametrize("family", LABELS)
+def test_robust_and_quasi_errors_are_those_of_all_records_in_one_place(folder: Path, family: str) -> None:
+    """A^-1 (sum of r^2 x x') A^-1, and the family's times the square root of X^2 over degrees of freedom."""
+    x, y = records(folder, family)
+    estimates, errors, _ = pooled(family, x, y)
+    scale = np.diag(np.concatenate([[1.0], 1 / x[:, 1:].std(0)]))  # the errors are of the same records on any scale
+    eta, z = x @ np.array(estimates), x @ scale
+    mean, weight = {"linear": (eta, np.ones_like(eta)), "poisson": (np.exp(eta), np.exp(eta))}.get(
+        family, (1 / (1 + np.exp(-eta)), np.exp(-eta) / (1 + np.exp(-eta)) ** 2)
+    )
+    bread = np.linalg.inv(z.T @ (z * weight[:, None]))
+    robust = scale @ bread @ (z.T @ (z * ((y - mean) ** 2)[:, None])) @ bread @ scale
+    found = with_errors(folder, family, "robust")
+    assert [one.error for one in found.coefficients] == pytest.approx(np.sqrt(np.diag(robust)), rel=1e-7)
+    squares, free = float(((y - mean) ** 2 / weight).sum()), len(y) - x.shape[1]
+    assert found.pearson == pytest.approx(squares, rel=1e-9)
+    quasi = with_errors(folder, family, "quasi")
+    by = 1.0 if family == "linear" else math.sqrt(squares / free)
+    assert [one.error for one in quasi.coefficients] == pytest.approx([one * by for one in errors], rel=1e-8)
+    assert [one.estimate for one in quasi.coefficients] == [one.estimate for one in fitted(folder, family).coefficients]
+
+
+def test_tests_of_terms_are_those_of_statsmodels(folder: Path) -> None:
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    x, y = records(folder, "logistic")
+    z = np.column_stack([x[:, 0], (x[:, 1:] - x[:, 1:].mean(0)) / x[:, 1:].std(0)])
+    theirs = models.GLM(y, z, family=models.families.Binomial()).fit(tol=1e-14)
+    tests = {one.name: one for one in fitted(folder, "logistic").tests}
+    ratio = tests["likelihood ratio"]
+    assert (ratio.statistic, ratio.freedom) == (pytest.approx(theirs.null_deviance - theirs.deviance, rel=1e-9), 4)
+    wald = theirs.wald_test(np.eye(5)[3:], scalar=True)
+    ward = tests["ward"]
+    assert (ward.statistic, ward.p) == pytest.approx((wald.statistic, wald.pvalue), rel=1e-8) and ward.freedom == 2
+
+
+def test_counts_that_vary_more_than_a_poisson_model_has_it_are_reported(tmp_path: Path) -> None:
+    for site in [*range(SITES), "test"]:
+        rng = np.random.default_rng(99 if site == "test" else int(site))
+        rows = [f"{a},{rng.poisson(rng.gamma(0.7, 4))}" for a in rng.integers(20, 90, 40)]
+        name = tmp_path / ("test.csv" if site == "test" else f"site-{site}.csv")
+        name.write_text("\n".join(["age,days", *rows]) + "\n")
+    kind = '[task]\nkind = "regression"\n'
+    (tmp_path / "counts.toml").write_text(own_tables("counts", "label=days", source="glm:poisson", more=kind))
+    assert typed(["data", "agree", "counts.toml"], tmp_path).code == 0
+    said = typed(["fit", "counts.toml"], tmp_path)
+    fit = msgspec.json.decode((tmp_path / "fits/counts/fit.json").read_bytes(), type=GlmFit)
+    assert said.code == 0 and fit.pearson is not None and fit.pearson / fit.free > 1.5
+    assert "these errors are too small" in said.out and "errors=quasi" in said.out

@@ -41,9 +41,10 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
-    statistic = "t" if d.family == "linear" else "z"
+    statistic = "t" if (d.family == "linear" and d.errors != "robust") or d.errors == "quasi" else "z"
     lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
     lines += remarks(d.against, d.constant, found.silent)
+    lines += _glm_tests(found)
     null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
     if d.family == "linear":
         share = None if not found.null_deviance else 1 - found.deviance / found.null_deviance
@@ -51,6 +52,30 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
         squares = f"squares {found.deviance:.6g}{null}{explained}"
         return [*lines, f"residual standard error {found.dispersion**0.5:.6g}, {squares}"]
     return [*lines, f"deviance {found.deviance:.6g}{null}, AIC {found.aic:.6g}"]
+
+
+DISPERSED = 1.5
+"""X² / degrees of freedom of counts above which a line reports that a Poisson model's errors are too small."""
+
+
+def _glm_tests(found: GlmFit) -> list[str]:
+    """Return tests of terms, the dispersion of counts, and what errors are of."""
+    lines = []
+    for one in found.tests:
+        told = chi_squared(one.statistic, one.freedom, one.p)
+        if one.free is not None:
+            told = f"F {one.statistic:.4g} of {one.freedom} and {one.free} degrees of freedom, p {chance(one.p)}"
+        name = "all columns, likelihood ratio" if one.name == "likelihood ratio" else f"{one.name}, Wald"
+        lines.append(f"{name}: {told}")
+    if found.pearson is not None and found.free > 0:
+        ratio = found.pearson / found.free
+        lines.append(f"Pearson's X² {found.pearson:.6g} of {found.free} degrees of freedom: dispersion {ratio:.4g}")
+        if found.design.family == "poisson" and ratio > DISPERSED and not found.design.errors:
+            lines.append(
+                "counts vary more than a Poisson model has it, so these errors are too small: take errors=quasi,"
+            )
+            lines.append('errors=robust (model.source = "glm:poisson?errors=quasi"), or negative-binomial')
+    return [*lines, f"errors are {found.design.errors}"] if found.design.errors else lines
 
 
 def _glm_not(found: GlmFit) -> str:

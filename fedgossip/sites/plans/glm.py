@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
 
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector
@@ -18,7 +22,7 @@ from fedgossip.plans import compose
 from fedgossip.sites.fits.design_columns import check_counted, design_columns
 from fedgossip.sites.fits.glm.glm import FAMILIES
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, tensors_of
-from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
+from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
 from fedgossip.sites.fits.glm.glm_task import GlmTask
 from fedgossip.sites.plans.sums import SumsRun
 
@@ -30,14 +34,24 @@ STEPS = 16
 
 def family_of(source: str) -> str:
     """Return the family that model.source names.  Raises ConfigError for an unknown one."""
-    kind, _, family = source.partition(":")
+    kind, _, family = source.partition("?")[0].partition(":")
     if kind != GLM or family not in FAMILIES:
         advice = nearest(family, FAMILIES) if kind == "glm" else f'Set model.source = "glm:{next(iter(FAMILIES))}".'
         raise ConfigError(f"model.source = {source!r}: not a generalised linear model", advice)
     return family
 
 
-def _design(family: str, agreed: AgreedTable) -> GlmDesign:
+def _errors_of(source: str) -> str:
+    """Return the errors that model.source names, "" for those of the family.  Raises ConfigError for other options."""
+    options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    errors = options.pop("errors", "")
+    if options or errors not in ("", ROBUST, QUASI):
+        advice = f"It has one option: errors={ROBUST} or errors={QUASI}."
+        raise ConfigError(f"model.source = {source!r}: no such option", advice)
+    return errors
+
+
+def _design(family: str, agreed: AgreedTable, errors: str) -> GlmDesign:
     labels = agreed.schema.labels
     if len(labels) > 1:
         raise ConfigError(f"glm:{family}: {len(labels)} label columns", "One model has one outcome: name one column.")
@@ -51,7 +65,7 @@ def _design(family: str, agreed: AgreedTable) -> GlmDesign:
         family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,
         encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
-        agreed=agreed.digest, steps=STEPS,
+        agreed=agreed.digest, steps=STEPS, errors=errors or msgspec.UNSET,
     )  # fmt: skip
 
 
@@ -71,8 +85,14 @@ def model_of(fit: GlmFit, agreed: AgreedTable) -> WholeModel:
     return WholeModel(tensors_of(fit, len(encoding.features)), facts)
 
 
+def _kinds(source: str) -> Sequence[str]:
+    _errors_of(source)
+    return (KIND_OF[family_of(source)],)
+
+
 def _layout(experiment: FederatedExperiment, agreed: AgreedTable) -> GlmLayout:
-    return GlmLayout(_design(family_of(experiment.model.source), agreed))
+    source = experiment.model.source
+    return GlmLayout(_design(family_of(source), agreed, _errors_of(source)))
 
 
 def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRecords:
@@ -91,6 +111,6 @@ def _model(layout: GlmLayout, agreed: AgreedTable, vector: Vector) -> WholeModel
 
 
 GLM_RUN = SumsRun(
-    GLM, GLM, FIT, lambda source: (KIND_OF[family_of(source)],), _layout, lambda layout: layout.rounds, _records,
+    GLM, GLM, FIT, _kinds, _layout, lambda layout: layout.rounds, _records,
     GlmTask, _fit, model=_model,
 )  # fmt: skip

@@ -67,7 +67,19 @@ def _of_glm(fit: GlmFit) -> list[Markup | None]:
         paragraph(f"{said}{null}{aic}."),
         _estimates(fit.coefficients, RATIO.get(d.family)),
         _remarks(d.against, fit.silent),
+        _tests(fit),
     ]
+
+
+def _tests(fit: GlmFit) -> Markup | None:
+    words = []
+    for one in fit.tests:
+        what = "chi squared" if one.free is None else "F"
+        words.append(f"{one.name}: {what} {number(one.statistic)} of {one.freedom}, p {number(one.p)}.")
+    if fit.pearson is not None and fit.free > 0:
+        words.append(f"Dispersion, X² over degrees of freedom: {number(fit.pearson / fit.free)}.")
+    words += [f"Errors are {fit.design.errors}."] if fit.design.errors else []
+    return paragraph("  ".join(words)) if words else None
 
 
 def _of_cox(fit: CoxFit) -> list[Markup | None]:

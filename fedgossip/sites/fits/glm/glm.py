@@ -108,6 +108,12 @@ def working_weights(family: ExponentialFamily, x: Values, point: Values) -> Valu
     return family.weight(_predictor(family, x, point))
 
 
+def fitted_means(family: ExponentialFamily, x: Values, point: Values) -> tuple[Values, Values]:
+    """Return the mean of each record x [m, p + 1] at b = `point`, and its variance by the family, dispersion 1."""
+    eta = _predictor(family, x, point)
+    return family.mean(eta), family.weight(eta)
+
+
 def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) -> PointSums:
     """Return the sums of one site's records, x [m, p + 1] with its ones, y [m], at b = `point`."""
     eta = _predictor(family, x, point)
@@ -141,6 +147,11 @@ class Newton:
     @property
     def converged(self) -> bool:
         return self.left <= CONVERGED
+
+    @property
+    def last(self) -> Values:
+        """The estimates of scaled columns."""
+        return self.point if self.converged else self.best
 
 
 def start(family: ExponentialFamily, records: int, total: float, columns: int) -> Newton:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedgossip.sites.fits.glm.glm import FAMILIES, Values
 from fedgossip.sites.fits.glm.glm_result import LEVEL, GlmFit
+from fedgossip.sites.fits.glm.glm_sums import QUASI
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
     x = np.concatenate([np.ones((len(chosen), 1)), chosen], axis=1)
     eta = x @ np.array([one.estimate for one in fit.coefficients])
     variance = variance_of(fit.covariance, x)
-    reach = reach_of(fit.free if family.name == "linear" else None)
+    reach = reach_of(fit.free if family.name == "linear" or fit.design.errors == QUASI else None)
     low, high = (eta + side * reach * np.sqrt(variance) for side in (-1, 1))
     with np.errstate(over="ignore"):
         mean, low, high = (np.asarray(family.mean(one)) for one in (eta, low, high))

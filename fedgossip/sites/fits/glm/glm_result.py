@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.glm.glm import PointSums, Values, covariance, in_units, rank_of
-from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout
+from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
 
 FORMAT = 2
 INTERCEPT = "(intercept)"
@@ -39,6 +40,19 @@ class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def ratio(self) -> tuple[float, float | None, float | None]:
         """Return the odds or rate ratio for a column's increase by 1, with its interval."""
         return tuple(None if one is None else _exp(one) for one in (self.estimate, self.low, self.high))  # type: ignore[return-value]
+
+
+class TermTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A test that all coefficients of a term are 0: chi squared, of a linear model F."""
+
+    name: str
+    """"likelihood ratio", of all columns, or Wald's test of a column of categories, by its name."""
+    statistic: float
+    freedom: int
+    """Number of coefficients that are independent."""
+    p: float
+    free: int | None = None
+    """Second degrees of freedom of F; None for a chi squared."""
 
 
 class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="glm"):
@@ -69,6 +83,10 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Columns that depend on each other: the records do not determine their separate effects."""
     eta: tuple[float, ...] = ()
     """Coefficients of scaled columns."""
+    pearson: float | None = None
+    """Pearson's X^2 of a poisson model, and of one with quasi or robust errors."""
+    tests: tuple[TermTest, ...] = ()
+    """Tests of all columns and of each column of several categories; none where errors are rounded."""
     rounded: bool = False
     """Whether estimates, errors and deviances are rounded: exact ones would disclose counts below `data.suppress`."""
 
@@ -93,9 +111,18 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     linear = design.family == "linear"
     dispersion = (sums.deviance / free if free > 0 else math.nan) if linear else 1.0
     turned = in_units(design.columns, np.array(design.mean), np.array(design.deviation))
-    best = state.point if state.converged else state.best
-    estimates, spread = turned @ best, covariance(state, dispersion)
-    spread = _turned(turned, spread)
+    best, last = state.last, layout.last(vector)
+    if layout.has_last and design.errors and last is None:
+        return None
+    pearson = None if last is None or last[0] != sums.records else last[1]
+    spread = covariance(state, dispersion)
+    if pearson is not None and design.errors == QUASI and free > 0:
+        dispersion = pearson / free
+        spread = covariance(state, dispersion)
+    if last is not None and last[2] is not None:
+        bread = covariance(state, 1.0)
+        spread = np.nan_to_num(bread) @ last[2] @ np.nan_to_num(bread) + 0 * bread  # NaN stays where it was
+    estimates, spread = turned @ best, _turned(turned, spread)
     names = (INTERCEPT, *design.columns)
     errors = np.sqrt(np.diag(spread))
     if few := _few_share(layout, state.first, suppress):
@@ -109,8 +136,11 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     def told(loss: float) -> float:
         return _digits(loss, loss_error, 2) if few else loss
 
-    found = [coefficient(*one, free if linear else None) for one in zip(names, estimates, errors, strict=True)]
+    of_t = (linear and not layout.robust) or design.errors == QUASI
+    found = [coefficient(*one, free if of_t else None) for one in zip(names, estimates, errors, strict=True)]
     first = state.first if state.first is not None and state.first.records == sums.records else None
+    ratio = _ratio(design, first, sums)
+    tests = () if few else _tests(design, estimates, spread, free if of_t else None, ratio)
     return GlmFit(
         design=design,
         sites=sums.sites,
@@ -127,8 +157,37 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         rank=rank,
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
+        pearson=None if pearson is None else told(pearson),
+        tests=tuple(tests),
         rounded=few,
     )
+
+
+def _ratio(design: GlmDesign, first: PointSums | None, sums: PointSums) -> float | None:
+    """Return the fall of the deviance by all columns; None of a linear model, and with other errors."""
+    return None if first is None or design.errors or design.family == "linear" else first.deviance - sums.deviance
+
+
+def _tests(
+    design: GlmDesign, estimates: Values, spread: Values, free: int | None, ratio: float | None
+) -> Iterator[TermTest]:
+    """Yield the tests of terms, with `free` degrees of freedom for F; `ratio`: the fall of the deviance."""
+    from scipy import special
+
+    if ratio is not None:
+        freedom = len(estimates) - 1
+        yield TermTest("likelihood ratio", ratio, freedom, float(special.chdtrc(freedom, max(ratio, 0.0))))
+    for column in design.encoding.columns:
+        mine = [k for k, name in enumerate(design.columns, 1) if column.categories and name in column.features]
+        own = spread[np.ix_(mine, mine)]
+        if len(mine) < 2 or not np.isfinite(own).all():
+            continue
+        statistic = float(estimates[mine] @ np.linalg.solve(own, estimates[mine]))
+        if free is None:
+            yield TermTest(column.name, statistic, len(mine), float(special.chdtrc(len(mine), statistic)))
+        else:
+            statistic /= len(mine)
+            yield TermTest(column.name, statistic, len(mine), float(special.fdtrc(len(mine), free, statistic)), free)
 
 
 def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> bool:

@@ -2,6 +2,8 @@
 
     first round       records, and the sum of their outcomes: the first point follows
     further rounds    deviance, g and A at the point that follows from all rounds before, see `glm`
+    last round        of counts, and with other errors: Pearson's X^2 at the last point; with robust ones the sum of
+                      (y - mu)^2 x x' too
 
 A vector has a place for every round, so each receiver computes the point of the next; an incomplete round leaves
 zeros, and its point is requested again.  A number x counts as the whole number nearest to x 2^104.
@@ -10,6 +12,7 @@ zeros, and its point is requested again.  A number x counts as the whole number 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,8 +24,20 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.columns.encodings import TableEncoding
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
-from fedgossip.sites.fits.glm.glm import FAMILIES, ExponentialFamily, Newton, PointSums, Values, moved, site_sums, start
+from fedgossip.sites.fits.glm.glm import (
+    FAMILIES,
+    ExponentialFamily,
+    Newton,
+    PointSums,
+    Values,
+    fitted_means,
+    moved,
+    site_sums,
+    start,
+)
 
+ROBUST, QUASI = "robust", "quasi"
+"""Other errors than those of the family: of the observed squared residuals, or of its variance times X^2 / free."""
 SHIFT = 104
 """Bits behind the point."""
 LARGEST = 90
@@ -58,6 +73,8 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     agreed: str = ""
     """The hash of the agreed statistics."""
     steps: int
+    errors: str | msgspec.UnsetType = msgspec.UNSET
+    """ROBUST or QUASI; unset: those of the family."""
 
     @property
     def digest(self) -> str:
@@ -92,22 +109,33 @@ class GlmLayout:
 
     @property
     def rounds(self) -> int:
-        return self.design.steps + 1
+        return self.design.steps + 1 + self.has_last
+
+    @property
+    def has_last(self) -> bool:
+        return self.design.family == "poisson" or bool(self.design.errors)
+
+    @property
+    def robust(self) -> bool:
+        return self.design.errors == ROBUST
 
     @property
     def opened(self) -> tuple[str, ...]:
         """Sums over all sites that the coordinator sees, in words."""
         told = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
+        squares = f", and {len(self._upper[0])} of products of columns by squared residuals" if self.robust else ""
         return (
             f"first the number of records, and the sum of {self.design.outcome}",
             f"then, in each of at most {self.design.steps} steps, {told}",
+            *([f"at last the sum of squared residuals in units of their variance{squares}"] if self.has_last else []),
         )
 
     @cached_property
     def exact(self) -> ExactSums:
         real = RECORDS << LARGEST + SHIFT
         one = (1, RECORDS, real, real, *(real,) * (self.width + len(self._upper[0])))
-        return ExactSums((1, RECORDS, real, *one * self.design.steps), layout=self.design.digest)
+        last = (1, RECORDS, real, *(real,) * (len(self._upper[0]) * self.robust)) if self.has_last else ()
+        return ExactSums((1, RECORDS, real, *one * self.design.steps, *last), layout=self.design.digest)
 
     @property
     def _each(self) -> int:
@@ -123,6 +151,8 @@ class GlmLayout:
 
     def of_round(self, round: int) -> slice:
         """Return the places of the numbers of a round."""
+        if round > self.design.steps:
+            return slice(3 + self.design.steps * self._each, len(self.exact.bounds))
         return slice(0, 3) if round == 0 else slice(3 + (round - 1) * self._each, 3 + round * self._each)
 
     @cached_property
@@ -130,7 +160,8 @@ class GlmLayout:
         """Which numbers are never negative: sites, records, deviance, the diagonal of A."""
         diagonal = self._upper[0] == self._upper[1]
         one = np.concatenate([[True, True, True, False], np.zeros(self.width, bool), diagonal])
-        return np.concatenate([[True, True, False], np.tile(one, self.design.steps)])
+        last = [True, True, True, *diagonal.tolist() * self.robust] if self.has_last else []
+        return np.concatenate([[True, True, False], np.tile(one, self.design.steps), np.array(last, bool)])
 
     def first_point(self, pooled: Vector) -> float:
         """Return eta of the first point, of the mean alone.  Raises TrainingError as `reached`."""
@@ -148,9 +179,34 @@ class GlmLayout:
             return self.vector(0, [1, len(records.y), whole_of(float(np.sum(records.y)))])
         if state is None:
             return self.vector(round, [])
+        if round > self.design.steps:
+            return self._last_sums(records, state.last)
         found = site_sums(self.design.of_family, records.x, records.y, state.point)
         reals = [found.deviance, found.least, *found.gradient.tolist(), *found.information[self._upper].tolist()]
         return self.vector(round, [1, found.records, *map(whole_of, reals)])
+
+    def _last_sums(self, records: SiteRecords, point: Values) -> Vector:
+        mean, variance = fitted_means(self.design.of_family, records.x, point)
+        residual = records.y - mean
+        meat = records.x.T @ (records.x * (residual**2)[:, None])
+        reals = [math.fsum(residual**2 / variance), *meat[self._upper].tolist() * self.robust]
+        return self.vector(self.design.steps + 1, [1, len(residual), *map(whole_of, reals)])
+
+    def last(self, pooled: Vector) -> tuple[int, float, Values | None] | None:
+        """Return the records of the last round, X^2, and with robust errors the sum of (y - mu)^2 x x'.
+
+        None without such a round, or where it is incomplete.
+        """
+        words = words_in(pooled)
+        if not self.has_last or words is None:
+            return None
+        sites, records, squares, *others = integers_of(words)[self.of_round(self.rounds - 1)]
+        if not sites:
+            return None
+        meat = np.zeros((self.width, self.width))
+        if self.robust:
+            meat[self._upper] = meat.T[self._upper] = [real_of(one) for one in others]
+        return records, real_of(squares), meat if self.robust else None
 
     def reached(self, pooled: Vector, rounds: int) -> Newton | None:
         """Return the state after so many rounds; None where the first is incomplete.
@@ -165,7 +221,7 @@ class GlmLayout:
         if not records:
             return None
         state = start(self.design.of_family, records, real_of(total), self.width - 1)
-        for number in range(rounds - 1):
+        for number in range(min(rounds - 1, self.design.steps)):
             begin = 3 + number * self._each
             sums = self._sums(numbers[begin : begin + self._each])
             if sums.records:

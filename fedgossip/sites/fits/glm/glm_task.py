@@ -61,7 +61,8 @@ class GlmTask(PooledSumsTask):
         if not np.isfinite(state.point).all():
             return "its sums lead to no point"
         site, design = self._sites[node], self.layout.design
-        weights = working_weights(design.of_family, site.x, state.point)
+        point = state.last if round > design.steps else state.point
+        weights = working_weights(design.of_family, site.x, point)
         unit = float(design.of_family.weight(np.array([self.layout.first_point(model)]))[0])
         named = zip(("(intercept)", *design.columns), site.x.T, strict=True)
         return too_few(weights, unit, list(named), self._suppress)
