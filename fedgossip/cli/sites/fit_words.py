@@ -71,10 +71,10 @@ def _glm_tests(found: GlmFit) -> list[str]:
         ratio = found.pearson / found.free
         lines.append(f"Pearson's X² {found.pearson:.6g} of {found.free} degrees of freedom: dispersion {ratio:.4g}")
         if found.design.family == "poisson" and ratio > DISPERSED and not found.design.errors:
+            lines.append("counts vary more than a Poisson model has it, so these errors are too small: take")
             lines.append(
-                "counts vary more than a Poisson model has it, so these errors are too small: take errors=quasi,"
+                'errors=quasi (model.source = "glm:poisson?errors=quasi"), errors=robust, or negative-binomial'
             )
-            lines.append('errors=robust (model.source = "glm:poisson?errors=quasi"), or negative-binomial')
     return [*lines, f"errors are {found.design.errors}"] if found.design.errors else lines
 
 
