@@ -39,7 +39,16 @@ from fedgossip.net import endpoints
 from fedgossip.net.greeting import refused
 from fedgossip.net.identity import Identity
 from fedgossip.plans.tasks import examples_of
-from fedgossip.sites.evaluation.evaluated import Evaluation, area_of, evaluation_of, noisy_evaluation_of, read
+from fedgossip.sites.evaluation.evaluated import (
+    Evaluation,
+    area_of,
+    calibration_of,
+    evaluation_of,
+    hanley_mcneil,
+    noisy_evaluation_of,
+    read,
+    wilson,
+)
 from fedgossip.sites.evaluation.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.sites.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.sites.releases import model_card
@@ -572,3 +581,42 @@ def test_a_model_that_answers_with_no_numbers_is_refused_in_a_line(
     assert said.code == 5 and said.err.count("error: ") == 1
     assert re.search(r"error: the model answers (\d+) of \1 records with what is no finite number", said.err)
     assert not (folder / "run" / "model" / "evaluation.json").exists()
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def test_wilsons_interval_holds_all_shares_that_a_score_test_does_not_reject() -> None:
+    """At its ends the score test of the share has z = 1.96, by definition."""
+    for share, records in ((0.9, 100), (0.5, 20), (1.0, 50), (0.02, 300)):
+        for end in wilson(share, records):
+            if 0 < end < 1:
+                assert abs(share - end) / np.sqrt(end * (1 - end) / records) == pytest.approx(1.959963984540054)
+    assert wilson(0.9, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
+
+
+def test_an_auroc_moves_over_samples_as_its_interval_says() -> None:
+    """Half an interval is 1.96 deviations of the AUROC of 600 samples of two exponential ones, to a tenth."""
+    draw = np.random.default_rng(1)
+    areas = [roc_auc_score([1] * 60 + [0] * 90, np.concatenate([draw.exponential(4, 60), draw.exponential(1, 90)]))
+             for _ in range(600)]  # fmt: skip
+    low, high = hanley_mcneil(float(np.mean(areas)), 60, 90)
+    assert (high - low) / 2 == pytest.approx(1.96 * np.std(areas), rel=0.1)
+
+
+def test_calibration_by_bins_is_that_of_the_records_to_the_width_of_a_bin() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    draw = np.random.default_rng(2)
+    eta = draw.normal(-0.5, 1.5, 4000)
+    y = draw.random(4000) < 1 / (1 + np.exp(-(0.7 * eta + 0.3)))
+    bins = np.searchsorted(EDGES, 1 / (1 + np.exp(-eta)), side="right")
+    having, lacking = (np.bincount(bins[one], minlength=BINS).tolist() for one in (y, ~y))
+    slope, intercept = calibration_of(having, lacking)
+    model = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(eta[:, None], y)
+    assert slope is not None and slope[0] == pytest.approx(model.coef_[0, 0], abs=2e-3)
+    assert slope[1] < 0.7 < slope[2] and intercept is not None
+    at = np.linspace(-1, 1, 4001)
+    off = [abs(float((1 / (1 + np.exp(-(eta + one))) - y).sum())) for one in at]
+    assert intercept[0] == pytest.approx(at[int(np.argmin(off))], abs=3e-3)
+    assert calibration_of([0] * BINS, lacking) == (None, None)

@@ -226,6 +226,7 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
         lines += ["", columns([head, *shown])]
     for one in (one for one in found.outcomes[:1] if one.parts):
         lines += ["", f"by the model's probability of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
+    lines += [_calibration(one) for one in found.outcomes if one.slope and one.intercept]
     if found.groups:
         lines += ["", *_groups(found)]
     if found.layout.noise:
@@ -243,7 +244,12 @@ def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
     if value is None:
         return "-"
     within = one.noise_within.get(name) or getattr(one, f"{name}_within", 0.0)
-    return f"{value:{shown}} ± {within:.2g}" if within else f"{value:{shown}}"
+    told = f"{value:{shown}} ± {within:.2g}" if within else f"{value:{shown}}"
+    return told + _interval(getattr(one, f"{name}_between", None))
+
+
+def _interval(between: tuple[float, float] | None) -> str:
+    return "" if between is None else f" ({between[0]:.4f} to {between[1]:.4f})"
 
 
 def _loss(found: Evaluation) -> list[list[str]]:
@@ -264,7 +270,12 @@ def _outcome(name: str, one: Any) -> list[str]:
     within = f" ± {width:.4f}" if width else ""
     positives = _noisy(one, "positives", "d")
     figures = [*(_noisy(one, name) for name in ("brier", "said", "were")), short(one.calibration_error)]
-    return [name, positives, area + within, *figures]
+    return [name, positives, area + within + _interval(one.auroc_between), *figures]
+
+
+def _calibration(one: Any) -> str:
+    slope, intercept = (f"{value:g} ({low:g} to {high:g})" for value, low, high in (one.slope, one.intercept))
+    return f"calibration of {one.name}: slope {slope}, 1 at best; intercept {intercept}, 0 at best"
 
 
 def _parts(parts: Any) -> list[list[str]]:

@@ -31,6 +31,8 @@ from fedgossip.sites.evaluation.evaluation_sums import PLACES, SITES, Evaluation
 from fedgossip.sites.evaluation.noisy_evaluation import DECILES, SHIFT, Name, Numbers
 
 FORMAT = 1
+Z = 1.959963984540054
+"""Normal quantile of a 95 % interval."""
 
 
 class ReliabilityPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +62,12 @@ class OutcomeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     auroc: float | None = None
     auroc_within: float | None = None
     """Maximum distance to the AUROC of the records themselves: the effect of the histogram's bin width."""
+    auroc_between: tuple[float, float] | None = None
+    """95 % interval of the AUROC of other records like these."""
+    slope: tuple[float, float, float] | None = None
+    """Calibration slope, 1 at best, with its 95 % interval: below 1 the probabilities are too extreme."""
+    intercept: tuple[float, float, float] | None = None
+    """Calibration in the large, 0 at best, with its 95 % interval: below 0 the probabilities are too high."""
     calibration_error: float | None = None
     """Mean absolute difference of predicted and observed share over the parts, weighted by records."""
     parts: tuple[ReliabilityPart, ...] = ()
@@ -83,6 +91,8 @@ class GroupFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     score: float | None = None
     score_within: float = 0.0
     """Maximum rounding error: the score is reported in steps, to hide small numbers of wrong or right answers."""
+    score_between: tuple[float, float] | None = None
+    """95 % interval of the score of other records like these."""
     loss: float | None = None
     outcomes: tuple[OutcomeFigures, ...] = ()
     noise_within: Mapping[str, float] = {}
@@ -121,6 +131,7 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     score: float | None
     score_within: float = 0.0
     """Maximum rounding error, as in `GroupFigures`."""
+    score_between: tuple[float, float] | None = None
     loss: float | None = None
     """None under a budget: the loss of one record has no upper bound."""
     outcomes: tuple[OutcomeFigures, ...] = ()
@@ -154,6 +165,7 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
         records=records,
         score=score,
         score_within=within,
+        score_between=_between(layout, score, within, records),
         loss=_loss(numbers, (), records),
         outcomes=tuple(_outcome(layout, numbers, (), one, every) for one in layout.outcomes),
         numbers=tuple(_number(numbers, one) for one in layout.labels if layout.kind == REGRESSION),
@@ -360,6 +372,7 @@ def _group(layout: EvaluationLayout, numbers: Numbers, group: str, told: Publish
         records=records,
         score=told.scores[group][0],
         score_within=told.scores[group][1],
+        score_between=_between(layout, *told.scores[group], records),
         loss=_loss(numbers, where, records) if records else None,
         outcomes=tuple(_outcome(layout, numbers, where, one, told) for one in layout.outcomes if records),
     )
@@ -378,6 +391,7 @@ def _outcome(
     having, lacking = ([numbers[*where, what, name, k] for k in bins] for what in ("with", "without"))
     area, within = area_of(having, lacking)
     parts = _parts(numbers, name, told) if not where and told.has_parts else ()
+    slope, intercept = calibration_of(having, lacking) if not where and not layout.noise else (None, None)
     return OutcomeFigures(
         name=name,
         positives=positives,
@@ -386,6 +400,9 @@ def _outcome(
         were=positives / records if records else 0.0,
         auroc=area,
         auroc_within=within,
+        auroc_between=None if area is None or layout.noise else hanley_mcneil(area, positives, records - positives),
+        slope=slope,
+        intercept=intercept,
         calibration_error=None if where or layout.noise else _calibration_error(numbers, name),
         parts=parts,
     )
@@ -406,6 +423,66 @@ def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None
         same += one * other
         below += other
     return min(max((2 * above + same) / (2 * pairs), 0.0), 1.0), max(same / (2 * pairs), 0.0)
+
+
+def wilson(share: float, records: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of so many records.  Source: Wilson, JASA 22 (1927)."""
+    z2 = Z * Z / records
+    middle, half = share + z2 / 2, Z * math.sqrt((share * (1 - share) + z2 / 4) / records)
+    return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
+
+
+def hanley_mcneil(area: float, positives: int, negatives: int) -> tuple[float, float]:
+    """Return the 95 % interval of an AUROC.  Source: Hanley and McNeil, Radiology 143 (1982)."""
+    one, other = area / (2 - area), 2 * area * area / (1 + area)
+    spread = area * (1 - area) + (positives - 1) * (one - area * area) + (negatives - 1) * (other - area * area)
+    half = Z * math.sqrt(max(0.0, spread) / (positives * negatives))
+    return max(0.0, area - half), min(1.0, area + half)
+
+
+def _between(layout: EvaluationLayout, score: float | None, within: float, records: int) -> tuple[float, float] | None:
+    """Return the interval of a share of right answers, widened by its rounding; None for other scores, and noise."""
+    if score is None or not records or layout.noise or layout.kind != CLASSIFICATION:
+        return None
+    return wilson(max(0.0, score - within), records)[0], wilson(min(1.0, score + within), records)[1]
+
+
+Calibration = tuple[float, float, float] | None
+
+
+def calibration_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[Calibration, Calibration]:
+    """Return calibration slope and intercept with their 95 % intervals, by the counts in each bin of log-odds.
+
+    Logistic regression of the outcome on the middle of each bin, a sixteenth at most from the log-odds themselves; the
+    intercept is that beside a slope of 1.  Rounded to three digits of their errors.  None where the outcomes are all
+    equal, or all in one bin, or separated.  Source: Cox, Biometrika 45 (1958).
+    """
+    y, n = np.array(having, float), np.array(having, float) + np.array(lacking, float)
+    step = 32 / (len(n) - 2)
+    middles = np.linspace(-16 - step / 2, 16 + step / 2, len(n))
+    if min(y.sum(), (n - y).sum()) < 1 or (n > 0).sum() < 2:
+        return None, None
+    found = list[Calibration]()
+    for x, offset, wanted in (
+        (np.column_stack([middles, np.ones(len(n))]), np.zeros(len(n)), 0),
+        (np.ones((len(n), 1)), middles, 0),
+    ):
+        point = np.zeros(x.shape[1])
+        for _ in range(50):
+            p = 1 / (1 + np.exp(-np.clip(x @ point + offset, -40, 40)))
+            information = x.T @ (x * (n * p * (1 - p))[:, None])
+            if np.linalg.cond(information) > 1e12:
+                break
+            change = np.linalg.solve(information, x.T @ (y - n * p))
+            point = point + change * min(1.0, 2 / max(float(np.abs(change).max()), 1e-300))
+        if np.linalg.cond(information) > 1e12 or np.abs(change).max() > 1e-8:
+            found.append(None)
+            continue
+        error = math.sqrt(float(np.linalg.inv(information)[wanted, wanted]))
+        digits = 2 - math.floor(math.log10(error))
+        value = float(point[wanted])
+        found.append((round(value, digits), round(value - Z * error, digits), round(value + Z * error, digits)))
+    return found[0], found[1]
 
 
 def _parts(numbers: Numbers, name: str, told: PublishedFigures) -> tuple[ReliabilityPart, ...]:

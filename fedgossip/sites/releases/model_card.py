@@ -151,6 +151,7 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
         "How well it answers",
         paragraph(_how_exact(evaluation)),
         _outcomes(evaluation.outcomes),
+        _slopes(evaluation.outcomes),
         grid(
             figure("calibration", drawn, f"Calibration of {first.name}", f"{said}.") if first else None,
             _confusion(evaluation),
@@ -161,7 +162,8 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
 
 def _how_exact(evaluation: Evaluation) -> str:
     if not (noise := evaluation.layout.noise):
-        return "By sums over the sites' own records: exact, but for the AUROC, whose bound stands beside it."
+        exact = "exact, but for the AUROC, whose bound stands beside it"
+        return f"By sums over the sites' own records: {exact}; in brackets 95 % intervals."
     added = f"with noise of {number(noise)} times what one record can add on each site's"
     return f"By sums over the sites' own records, {added}: ± covers 95 % of what it moves."
 
@@ -177,7 +179,7 @@ def _outcomes(found: Iterable[OutcomeFigures]) -> Markup | None:
 def _figures(one: OutcomeFigures) -> list[str]:
     width = (one.auroc_within or 0.0) + one.noise_within.get("auroc", 0.0)
     within = f" ± {width:.4f}" if width else ""
-    area = NOTHING if one.auroc is None else f"{one.auroc:.4f}{within}"
+    area = NOTHING if one.auroc is None else f"{one.auroc:.4f}{within}{_interval(one.auroc_between)}"
     return [area, *(_noisy(one, name) for name in ("brier", "said", "were")), number(one.calibration_error)]
 
 
@@ -187,7 +189,21 @@ def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Ca
     if value is None:
         return NOTHING
     within = one.noise_within.get(name) or getattr(one, f"{name}_within", 0.0)
-    return f"{shown(value)} ± {number(within)}" if within else shown(value)
+    told = f"{shown(value)} ± {number(within)}" if within else shown(value)
+    return told + _interval(getattr(one, f"{name}_between", None))
+
+
+def _interval(between: tuple[float, float] | None) -> str:
+    return "" if between is None else f" ({number(between[0])} to {number(between[1])})"
+
+
+def _slopes(outcomes: Iterable[OutcomeFigures]) -> Markup | None:
+    rows = []
+    for one in outcomes:
+        if one.slope and one.intercept:
+            rows.append([one.name, *map(number, one.slope), *map(number, one.intercept)])
+    heads = ["Calibration", "Slope, 1 at best", "95 % from", "to", "Intercept, 0 at best", "95 % from", "to"]
+    return table(heads, rows, 6) if rows else None
 
 
 def _calibration(outcome: OutcomeFigures) -> str | None:
