@@ -105,6 +105,15 @@ class CsvColumns:
         """Return the heads of omitted columns, those without a name."""
         return [head for place, head in enumerate(self.whole_header) if place not in self._read]
 
+    def only(self, rows: Sequence[int], note: str) -> CsvColumns:
+        """Return the table of some rows, with a note more."""
+        found = copy.copy(self)
+        found._rows, found._lines = [self._rows[row] for row in rows], [self._lines[row] for row in rows]
+        places = {row: place for place, row in enumerate(rows)}
+        found.unread = {(places[row], place): text for (row, place), text in self.unread.items() if row in places}
+        found.notes = (*self.notes, f"{self.path.name}: {note}")
+        return found
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self._rows)

@@ -19,7 +19,7 @@ from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import MOST, Limit, Within, limits_of
 from fedgossip.core.messages import WORKERS_MAX
-from fedgossip.data.columns.table_schema import FEDERATED, TEST, options_of
+from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of
 from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, objective_of
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.ragged import check_buckets
@@ -386,6 +386,9 @@ def _check_agreed(e: Experiment, where: str) -> None:
     if data.partition.get("kind") != "own":
         advice = f'Name a file of each site, data.source = "csv:site-{PLACE}.csv?label=COLUMN"; else ?scale=standard.'
         raise ConfigError(f'{where}: data.scale = "{FEDERATED}" is for sites with files of their own', advice)
+    if data.missing == DROP and data.groups:
+        text = f'{where}: data.groups beside data.missing = "{DROP}", which leaves records out'
+        raise ConfigError(text, 'Set data.missing = "mean" or "indicator", or leave data.groups out.')
     for source in (data.source, str(data.test)):
         try:
             options_of(source)

@@ -11,7 +11,7 @@ import msgspec
 from fedgossip.base.limits import MOST, OneOf, Within
 from fedgossip.core import run_format
 from fedgossip.data import data
-from fedgossip.data.columns.table_schema import AGREED, FEDERATED, LEVELS, MEAN, REFUSE, TEST
+from fedgossip.data.columns.table_schema import AGREED, FEDERATED, LEVELS, MISSING, REFUSE, TEST
 
 SHARE = 0.9
 """The largest share of examples that can be kept apart."""
@@ -64,8 +64,10 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     statistics of `fedgossip data agree`."""
     agreed: str = run_format.AGREED
     """The file of these statistics, beside the experiment's."""
-    missing: Annotated[str, OneOf((REFUSE, MEAN))] = REFUSE
-    """With scale = "federated", an empty cell of a feature: refuse, or mean, that of its column over all sites."""
+    missing: Annotated[str, OneOf(MISSING)] = REFUSE
+    """With scale = "federated", an empty cell of a feature: refuse; mean, that of its column over all sites; indicator,
+    the same with a further feature that is 1 where a cell is empty, if at least `suppress` records at three sites or
+    more have such a cell; drop, rows with an empty cell, or an empty label, are left out and counted."""
     categories: Annotated[str, OneOf((REFUSE, AGREED))] = REFUSE
     """With scale = "federated", columns of words: refuse, or agreed, a feature for each category of the common test
     file or of data.columns."""

@@ -16,6 +16,7 @@ from commands import in_process
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment
+from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_examples
 from fedgossip.data.columns.declarations import CellRules, declared_columns, file_declaration
 from fedgossip.data.columns.encoded_tables import read_features
@@ -484,3 +485,134 @@ def test_bad_cells_are_collected_with_their_rows(tmp_path: Path) -> None:
     bad: list[BadCell] = []
     site = SiteColumns(tmp_path / "site-0.csv", schema, bad=bad)
     assert not bad and site.records == 40
+
+
+# --- missing cells ----------------------------------------------------------------------------------------------------
+
+GAPS = """
+name = "gaps"
+[data]
+source = "csv:site-{peer}.csv?label=ill"
+test = "csv:test.csv?label=ill"
+partition = { kind = "own" }
+scale = "federated"
+missing = "%s"
+categories = "agreed"
+[model]
+source = "glm:logistic"
+[coordinator]
+clients = 5
+min_clients = 3
+"""
+
+
+def gaps(folder: Path, missing: str) -> list[list[list[str]]]:
+    """Write sites with empty cells: of x at all of them, of ward at two alone, of z at one record."""
+    (folder / "t.toml").write_text(GAPS % missing)
+    tables = []
+    for site in range(SITES + 1):
+        rng = np.random.default_rng(site)
+        rows = [
+            [f"{rng.normal():.2f}", f"{rng.normal():.2f}", str(rng.choice(["a", "b"])), str(rng.choice(["no", "yes"]))]
+            for _ in range(60)
+        ]
+        if site < SITES:
+            for row in rows[:7]:
+                row[0] = ""
+            for row in rows[5:12] if site < 2 else []:
+                row[2] = ""
+            rows[50][1] = "" if site == 3 else rows[50][1]
+        written(folder / (f"site-{site}.csv" if site < SITES else "test.csv"), ["x", "z", "ward", "ill"], rows)
+        tables.append(rows)
+    return tables[:SITES]
+
+
+def agreed_table(folder: Path) -> AgreedTable:
+    plan, schema = statistics_plan(load_experiment(folder / "t.toml"))
+    plan, task, _ = statistics_task(plan, schema, range(SITES))
+    return agreed_from(task, simulate_plan(plan, task=task).vectors[plan.coordinator], schema, 5)
+
+
+def newton(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The maximum of the likelihood of a logistic regression, in plain numpy."""
+    design = np.column_stack([np.ones(len(x)), x])
+    weights = np.zeros(design.shape[1])
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-design @ weights))
+        weights += np.linalg.solve((design.T * (p * (1 - p))) @ design, design.T @ (y - p))
+    return weights
+
+
+def test_records_with_an_empty_cell_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fit is that of the complete records in one place."""
+    rows = [row for table in gaps(tmp_path, "drop") for row in table]
+    whole = [row for row in rows if "" not in row]
+    said = in_process(["data", "describe", "t.toml", "--id", "0"], tmp_path, monkeypatch, capsys)
+    assert "site-0.csv: 12 rows of 60 have an empty cell and are left out" in said.out and "48 records" in said.out
+    said = in_process(["data", "agree", "t.toml"], tmp_path, monkeypatch, capsys)
+    assert said.code == 0 and f"{len(whole)} records" in said.out and len(rows) - len(whole) == 46
+    assert "46 records with an empty cell are left out of all figures" in said.out
+    assert in_process(["fit", "t.toml"], tmp_path, monkeypatch, capsys).code == 0
+    fit = json.loads((tmp_path / "fits/gaps/fit.json").read_text())
+    x = np.array([[float(row[0]), float(row[1]), row[2] == "b"] for row in whole])
+    expected = newton(x, np.array([row[3] == "yes" for row in whole], float))
+    assert fit["records"] == len(whole)
+    assert [one["estimate"] for one in fit["coefficients"]] == pytest.approx(expected.tolist(), rel=1e-8)
+
+
+def test_an_empty_cell_is_a_feature_where_enough_records_of_enough_sites_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """x: at five sites; ward: at two, so it would disclose their records; z: one record."""
+    rows = [row for table in gaps(tmp_path, "indicator") for row in table]
+    agreed = agreed_table(tmp_path)
+    assert [one.indicated for one in agreed.columns] == [True, False, False, False]
+    assert agreed.encoding.features == ("x", "x=(missing)", "z", "ward=a", "ward=b")
+    assert len(agreed.scale[0]) == len(agreed.scale[1]) == 5
+    said = in_process(["data", "agree", "t.toml"], tmp_path, monkeypatch, capsys)
+    assert said.code == 0 and "column 'z': too few empty cells, or too few sites with one, for a feature" in said.err
+    assert in_process(["fit", "t.toml"], tmp_path, monkeypatch, capsys).code == 0
+    fit = json.loads((tmp_path / "fits/gaps/fit.json").read_text())
+    mean = agreed.columns[0].mean
+    x = [
+        [float(row[0] or mean or 0), not row[0], float(row[1] or agreed.columns[1].mean or 0),
+         row[2] == "b" if row[2] else agreed.columns[2].shares[1]] for row in rows
+    ]  # fmt: skip
+    expected = newton(np.array(x, float), np.array([row[3] == "yes" for row in rows], float))
+    assert [one["name"] for one in fit["coefficients"]] == ["(intercept)", "x", "x=(missing)", "z", "ward=b"]
+    assert [one["estimate"] for one in fit["coefficients"]] == pytest.approx(expected.tolist(), rel=1e-8)
+    said = in_process(["predict", "fits/gaps", "site-0.csv"], tmp_path, monkeypatch, capsys)
+    assert said.code == 0, said.err
+
+
+def test_too_few_dropped_records_are_not_counted(tmp_path: Path) -> None:
+    tables = gaps(tmp_path, "drop")
+    for site, rows in enumerate(tables):
+        full = [[cell or "a" if place == 2 else cell or "0.5" for place, cell in enumerate(row)] for row in rows]
+        full[0][0] = "" if site == 1 else "0.5"
+        written(tmp_path / f"site-{site}.csv", ["x", "z", "ward", "ill"], full)
+    table = agreed_table(tmp_path)
+    assert table.dropped is None and table.records == 299
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["data.missing=impute:5"], "impute:5"),
+        (["data.missing=drop", "data.groups=ward"], "data.groups beside data.missing"),
+    ],
+)
+def test_what_cannot_be_done_with_empty_cells_is_refused(changed: list[str], said: str, tmp_path: Path) -> None:
+    gaps(tmp_path, "mean")
+    with pytest.raises(ConfigError, match=said):
+        load_experiment(tmp_path / "t.toml", changed)
+
+
+def test_a_site_with_too_few_complete_records_takes_no_part(tmp_path: Path) -> None:
+    gaps(tmp_path, "drop")
+    written(tmp_path / "site-0.csv", ["x", "z", "ward", "ill"], [["", "1", "a", "no"]] * 9)
+    schema = schema_of_experiment(load_experiment(tmp_path / "t.toml"))
+    with pytest.raises(ConfigError, match="fewer than 5 records without an empty cell"):
+        SiteColumns(tmp_path / "site-0.csv", schema, 5)

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedgossip.base.cells import is_missing
 from fedgossip.data.agreed.column_sums import (
+    NOBODY,
     SITES,
     ColumnMoments,
     Numbers,
@@ -30,7 +31,7 @@ from fedgossip.data.agreed.sum_files import encoded, read_told
 from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, told_moments
 from fedgossip.data.columns.encoded_tables import found_columns, number_of
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
-from fedgossip.data.columns.table_schema import LEVELS, MEAN, SchemaColumn, TableSchema, options_of
+from fedgossip.data.columns.table_schema import DROP, INDICATOR, LEVELS, MEAN, SchemaColumn, TableSchema, options_of
 from fedgossip.data.csv_columns import CsvColumns
 
 FORMAT = 1
@@ -76,6 +77,8 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     levels: int = 0
     """Maximum number of distinct values of a column of numbers; 0: possibly more than `data.levels`."""
+    indicated: bool = False
+    """Whether an empty cell is a feature of its own: of enough records, at enough sites."""
     rare: bool = False
     """Whether one of these has fewer than `suppress` records, at the histogram's resolution."""
 
@@ -98,6 +101,8 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Noise on each site's sums, in units of one record's maximum contribution; 0: exact sums."""
     records_margin: float | msgspec.UnsetType = msgspec.UNSET
     """Under noise: maximum shift of the number of records, at 95 % confidence."""
+    dropped: int | msgspec.UnsetType | None = msgspec.UNSET
+    """Number of rows left out for an empty cell, where these are; None for too few to publish."""
 
     @property
     def digest(self) -> str:
@@ -117,8 +122,12 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def _encoded(self, column: SchemaColumn, agreed: AgreedColumn) -> EncodedColumn:
         fill = agreed.shares if column.categories else (agreed.mean or 0.0,)
-        filled = fill if self.schema.missing == MEAN else ()
-        return EncodedColumn(column.name, column.unit, column.categories, filled, column.declared)
+        if agreed.indicated:
+            fill = (*((0.0,) * len(fill) if column.categories else fill), 1.0)
+        filled = fill if self.schema.missing in (MEAN, INDICATOR) else ()
+        return EncodedColumn(
+            column.name, column.unit, column.categories, filled, column.declared, indicator=agreed.indicated
+        )
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -128,6 +137,8 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for one in (column for column in self.columns if not column.label):
             mean += [0.0] * len(one.categories) or [one.mean or 0.0]
             deviation += [1.0] * len(one.categories) or [one.deviation or 1.0]
+            mean += [0.0] * one.indicated
+            deviation += [1.0] * one.indicated
         return tuple(mean), tuple(deviation)
 
     @property
@@ -171,6 +182,8 @@ def agreed_of(
         else _of_numbers(one, numbers, suppress, common, levels)
         for one in schema.columns
     )  # fmt: skip
+    if schema.missing == INDICATOR:
+        columns = tuple(_indicated(one, numbers, suppress) for one in columns)
     margin: float | msgspec.UnsetType = msgspec.UNSET
     if noise:
         margins = [margins_of(one, numbers, layout) for one in schema.columns]
@@ -178,8 +191,22 @@ def agreed_of(
         margin = layout.margin(("records",), sites)
     return AgreedTable(
         schema=schema, suppress=suppress, sites=sites, records=records, columns=columns, noise=noise,
-        records_margin=margin,
+        records_margin=margin, dropped=_dropped(schema, numbers, suppress),
     )  # fmt: skip
+
+
+def _dropped(schema: TableSchema, numbers: Numbers, suppress: int) -> int | msgspec.UnsetType | None:
+    if schema.missing != DROP:
+        return msgspec.UNSET
+    dropped = max(0, numbers["dropped",])
+    return None if is_small(dropped, suppress) else dropped
+
+
+def _indicated(column: AgreedColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+    """Return a column with empty cells as a feature, where enough records, of enough sites, have one, and have none."""
+    enough = not column.label and numbers[column.name, "at", NOBODY] >= SITES
+    there = column.missing is not None and column.missing >= suppress and column.count >= suppress
+    return msgspec.structs.replace(column, indicated=True) if enough and there else column
 
 
 def _of_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:

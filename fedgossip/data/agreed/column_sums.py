@@ -22,7 +22,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.noisy_sums import MOST, deviation_of, half_width, hidden, unit_of
 from fedgossip.data.agreed.suppression import EDGES, ColumnSums
-from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
+from fedgossip.data.columns.table_schema import DROP, INDICATOR, SchemaColumn, SiteColumns, TableSchema
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.secure.primitives import Entropy
 
@@ -38,6 +38,9 @@ RECORDS = 1 << 31
 """Maximum number of records of a site."""
 SITES = 3
 """Minimum number of sites with a category for its count: a sum over fewer discloses each site's."""
+
+NOBODY = ""
+"""In the place of a category: the empty cells, which no category is named like."""
 
 Name = tuple[str, ...]
 Numbers = Mapping[Name, int]
@@ -78,8 +81,12 @@ class SumLayout:
     @cached_property
     def _exactly(self) -> Mapping[Name, int]:
         found: dict[Name, int] = {("sites",): 1, ("records",): RECORDS}
+        if self.schema.missing == DROP:
+            found["dropped",] = RECORDS
         for one in self.schema.columns:
             found[one.name, "missing"] = RECORDS
+            if self.schema.missing == INDICATOR and not one.label:
+                found[one.name, "at", NOBODY] = 1
             if one.categories:
                 found |= {(one.name, "at", category): 1 for category in one.categories}
                 found |= {(one.name, "of", category): RECORDS for category in one.categories}
@@ -184,9 +191,13 @@ def edges_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> 
 def first_sums(site: SiteColumns) -> dict[Name, int]:
     """Return a site's numbers of the first round.  Raises ConfigError for one that is too large."""
     found: dict[Name, int] = {("sites",): 1, ("records",): site.records}
+    if site.schema.missing == DROP:
+        found["dropped",] = site.dropped
     for one in site.schema.columns:
         cells = site.cells[one.name]
         found[one.name, "missing"] = sum(cell is None for cell in cells)
+        if site.schema.missing == INDICATOR and not one.label:
+            found[one.name, "at", NOBODY] = int(found[one.name, "missing"] > 0)
         if one.categories:
             found |= {(one.name, "at", category): int(category in cells) for category in one.categories}
             continue

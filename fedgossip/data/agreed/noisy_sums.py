@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.columns.table_schema import MEAN, SchemaColumn, TableSchema
+from fedgossip.data.columns.table_schema import INDICATOR, MEAN, SchemaColumn, TableSchema
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.primitives import Entropy
 
@@ -38,7 +38,7 @@ def length_of(schema: TableSchema, round: int) -> float:
     """Return the maximum length of one record's contribution to the numbers of a round, in their units."""
     if round:
         return math.sqrt(len(schema.columns))
-    gaps = schema.missing == MEAN
+    gaps = schema.missing in (MEAN, INDICATOR)
     return math.sqrt(1 + sum((gaps and not one.label) if one.categories else 2 for one in schema.columns))
 
 

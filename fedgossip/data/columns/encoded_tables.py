@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -39,22 +38,13 @@ def _column(table: CsvColumns, place: int, column: EncodedColumn) -> npt.NDArray
             if not column.fill:
                 raise refused(table, row, place, "nothing there", "Fill the cell.")
             rows.append(column.fill)
-        elif column.categories:
-            rows.append(category_of(table, row, place, column))
         else:
-            rows.append((number_of(table, row, place),))
+            there = category_of(table, row, place, column) if column.categories else [number_of(table, row, place)]
+            rows.append([*there, 0.0] if column.indicator else there)
     return np.array(rows, np.float64)
 
 
-class NamedColumn(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def categories(self) -> tuple[str, ...]: ...
-
-
-def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedColumn]) -> npt.NDArray[np.int64]:
+def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[EncodedColumn]) -> npt.NDArray[np.int64]:
     """Return the place of each record's category in a column of words, [m], -1 for an empty cell.
 
     `features` [m, all] are those of `columns`, in their order.  Raises ConfigError for an unknown column.
@@ -64,7 +54,7 @@ def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedCol
         if one.name == name:
             known = values[:, place : place + len(one.categories)] == 1
             return np.where(known.any(axis=1), known.argmax(axis=1), -1).astype(np.int64)
-        place += len(one.categories) or 1
+        place += len(one.features)
     raise ConfigError(f"there is no column {name!r}", nearest(name, [one.name for one in columns]))
 
 

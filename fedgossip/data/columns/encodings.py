@@ -12,6 +12,8 @@ import msgspec
 
 from fedgossip.data.columns.declarations import DeclaredColumn
 
+NOTHING = "(missing)"
+"""The last part of the name of a feature that is 1 where a cell is empty."""
 _WITH_UNIT = re.compile(r"(.*\S)\s*\[([^\[\]]*)\]")
 
 
@@ -28,9 +30,14 @@ class EncodedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     declared: DeclaredColumn | None = None
     """How its cells are brought into this form; None where they have it."""
 
+    indicator: bool = False
+    """Whether a further feature, the last of the column, is 1 where a cell is empty."""
+
     @property
     def features(self) -> Sequence[str]:
-        return [f"{self.name}={one}" for one in self.categories] or [self.name]
+        """The names of its features."""
+        names = [f"{self.name}={one}" for one in self.categories] or [self.name]
+        return [*names, f"{self.name}={NOTHING}"] if self.indicator else names
 
 
 class TableEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,6 +27,9 @@ from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 from fedgossip.data.tables import labels_of
 
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
+DROP, INDICATOR = "drop", "indicator"
+MISSING = (REFUSE, MEAN, DROP, INDICATOR)
+"""What is done with an empty cell of a feature."""
 FEDERATED, TEST = "federated", "test"
 LEVELS = 10
 """Maximum number of distinct values of a column that counts as categories by default."""
@@ -54,7 +57,8 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     columns: tuple[SchemaColumn, ...]
     missing: str = REFUSE
-    """"mean": an empty cell of a feature counts as the mean of its column; "refuse": empty cells are an error."""
+    """An empty cell of a feature: "refuse": an error; "mean": the mean of its column; "indicator": the same, with a
+    feature more that is 1 where a cell is empty; "drop": rows with one, or with an empty label, are left out."""
     query: str | msgspec.UnsetType = msgspec.UNSET
     """A hash of the text of the query by which sites read their tables."""
 
@@ -196,6 +200,24 @@ class SiteColumns:
         self.places = found_columns(self.table, encoded)
         self.cells = {one.name: [self._checked(one, row) for row in range(rows)] for one in schema.columns}
         """A number, a category, or None for an empty cell, of each row, by column."""
+        self.dropped = 0
+        """Number of rows that are left out."""
+        if schema.missing == DROP:
+            self._drop(least)
+
+    def _drop(self, least: int) -> None:
+        """Leave out the rows with an empty cell.  Raises ConfigError where too few are left."""
+        whole = [None not in row for row in zip(*self.cells.values(), strict=True)]
+        kept = [row for row, there in enumerate(whole) if there]
+        self.dropped, self.records = self.records - len(kept), len(kept)
+        if self.dropped:
+            self.table = self.table.only(
+                kept, f"{self.dropped} rows of {len(whole)} have an empty cell and are left out"
+            )
+            self.cells = {name: [cells[row] for row in kept] for name, cells in self.cells.items()}
+        if self.records < max(1, least):
+            text = f"{self.table.path}: fewer than {max(1, least)} records without an empty cell"
+            raise ConfigError(text, 'It takes no part; or set data.missing = "mean".')
 
     def _checked(self, column: SchemaColumn, row: int) -> float | str | None:
         try:
@@ -211,8 +233,8 @@ class SiteColumns:
         check_read(self.table, row, place)
         cell = self.table.cell(row, place)
         if is_missing(cell):
-            if column.label or self.schema.missing == REFUSE:
-                other = "leave the row out" if column.label else 'set data.missing = "mean"'
+            if (column.label and self.schema.missing != DROP) or self.schema.missing == REFUSE:
+                other = "leave the row out" if column.label else 'set data.missing = "mean", "drop" or "indicator"'
                 raise refused(self.table, row, place, "nothing there", f"Fill the cell, or {other}.")
             return None
         if column.categories:

@@ -36,7 +36,7 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
     would disclose them.
     """
     check_counted(agreed, [one for one in agreed.schema.features if one.name not in without])
-    known = {one.name: one for one in agreed.columns}
+    known, encoded = {one.name: one for one in agreed.columns}, {one.name: one for one in agreed.encoding.columns}
     names, places, mean, deviation, against, constant = [], [], [], [], [], []
     place = 0
     for one in agreed.schema.features:
@@ -57,7 +57,12 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
             places.append(place)
             mean.append(known[one.name].mean or 0.0)
             deviation.append(known[one.name].deviation or 1.0)
-        place += len(one.categories) or 1
+        place += len(encoded[one.name].features)
+        if encoded[one.name].indicator and one.name not in without:
+            names.append(encoded[one.name].features[-1])
+            places.append(place - 1)
+            mean.append(0.0)
+            deviation.append(1.0)
     if not 0 < len(names) <= COLUMNS:
         raise ConfigError(f"{of} of {len(names)} columns", f"There are 1 to {COLUMNS}; leave some out: drop=A,B.")
     every = len(names) + coefficients

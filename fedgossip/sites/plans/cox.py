@@ -82,7 +82,7 @@ def _records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> TimedRe
     times, events = checked_site(found, d.grid, (d.time, d.event))
     strata = np.zeros(len(found), np.int64)
     if d.strata_column:
-        strata = categories_in(found.x, d.strata_column, agreed.schema.features)
+        strata = categories_in(found.x, d.strata_column, agreed.encoding.columns)
     if (strata < 0).any():
         text = f"column {d.strata_column!r}: empty in {int((strata < 0).sum())} records"
         raise ConfigError(text, "A stratum has to be known: fill the cells, or leave the rows out.")

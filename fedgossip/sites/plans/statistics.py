@@ -13,7 +13,7 @@ from fedgossip.data.agreed.column_sums import SumLayout
 from fedgossip.data.agreed.noisy_sums import check_bounded
 from fedgossip.data.agreed.statistics_task import ROUNDS, StatisticsTask
 from fedgossip.data.agreed.sums_task import Draw, from_system
-from fedgossip.data.columns.table_schema import FEDERATED, SiteColumns, TableSchema
+from fedgossip.data.columns.table_schema import DROP, FEDERATED, INDICATOR, SiteColumns, TableSchema
 from fedgossip.data.objectives import STATISTICS
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
@@ -62,6 +62,10 @@ def opened_by(task: StatisticsTask) -> tuple[str, ...]:
         told.append(f"of columns of numbers ({numbers}) the sum, the sum of squares, and a histogram")
     if categories:
         told.append(f"of columns of categories ({categories}) how many records and sites have each")
+    if task.layout.schema.missing == DROP:
+        told.append("how many records are left out for an empty cell")
+    if task.layout.schema.missing == INDICATOR:
+        told.append("how many sites have empty cells in each")
     return (", ".join([*told, "and how many cells are empty"]),)
 
 

@@ -68,7 +68,7 @@ def _times(layout: CurveLayout, agreed: AgreedTable, file: TableFile) -> SiteTim
     d = layout.design
     found = read_for_fit(file, agreed, REGRESSION, [one.name for one in agreed.columns])  # no column is summed
     times, events = checked_site(found, d.grid, (d.time, d.event))
-    groups = categories_in(found.x, d.group_column, agreed.schema.features) if d.group_column else None
+    groups = categories_in(found.x, d.group_column, agreed.encoding.columns) if d.group_column else None
     return SiteTimes(places_of(d.grid, times), events, groups)
 
 

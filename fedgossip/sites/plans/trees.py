@@ -53,7 +53,7 @@ def _layout(experiment: FederatedExperiment, agreed: AgreedTable) -> TreesLayout
 def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) -> TreesDesign:
     check_counted(agreed, [one for one in agreed.schema.columns if not one.categories])
     label = _label(agreed, kind)
-    known = {one.name: one for one in agreed.columns}
+    known, encoded = {one.name: one for one in agreed.columns}, {one.name: one for one in agreed.encoding.columns}
     columns, places, cuts, mean, deviation, constant = [], [], [], [], [], []
     place = 0
     for one in agreed.schema.features:
@@ -68,7 +68,7 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) ->
                 deviation.append(1.0 if one.categories else known[one.name].deviation or 1.0)
             else:
                 constant.append(name)
-        place += len(names)
+        place += len(encoded[one.name].features)
     if not 0 < len(columns) <= MOST_COLUMNS:
         told = f": {', '.join(constant[:5])} have one value at every site" if constant else ""
         text = f"trees of {len(columns)} columns{told}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN, REFUSE
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, draw, legend_above
 from fedgossip.report.page.markup import (
@@ -310,6 +311,14 @@ def _moved(margin: float | None) -> str:
     return f" ± {number(margin)}" if margin else ""
 
 
+MISSING_WORDS = {
+    REFUSE: "",
+    MEAN: " An empty cell counts as the mean of its column.",
+    INDICATOR: " An empty cell counts as the mean of its column, and as a feature of its own where enough have one.",
+    DROP: " Records with an empty cell take no part.",
+}
+
+
 def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     if statistics is None:
         columns = ", ".join(release.model.columns[:COLUMNS]) or "no columns with names"
@@ -327,6 +336,9 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
         rows.append([one.name + (" (label)" if one.label else ""), kind, *cells, *moments])
     noisy = f", with noise of {number(statistics.noise)}" if statistics.noise else ""
     said = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
+    said += MISSING_WORDS[statistics.schema.missing]
+    if isinstance(dropped := statistics.dropped, int):
+        said += f" {count(dropped)} records were left out for an empty cell."
     heads = ["Column", "Unit or categories", "There", "Missing", "Mean", "Deviation"]
     return section("What it learned from", paragraph(said), folded("The columns", table(heads, rows, 4)))
 
