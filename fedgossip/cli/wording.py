@@ -48,7 +48,7 @@ def _fill(row: EventRow, words: str) -> str:
     known = _Known({str(key): _format(one) for key, one in facts.items()})
     if str(facts.get("reason")) in REASONS:
         known["reason"] = REASONS[str(facts["reason"])]
-    if row.name == "abandoned":
+    if row.name in ("abandoned", "contributes_nothing"):
         known["why"] = given_up(facts)
     try:
         if templates:

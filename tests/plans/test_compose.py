@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.core.task import Job, LocalTask, Update
 from fedgossip.experiment import checked
 from fedgossip.plans import compose
+from fedgossip.plans.approvals.plan_statement import statement_of
 from fedgossip.plans.compose import DataShares
 from fedgossip.runs.collect import collect_peers
 
@@ -210,3 +212,13 @@ def test_sites_with_tables_of_their_own_say_how_many_examples_count() -> None:
     for shares in (DataShares("", trained_on={0: 10_001}), DataShares("", sizes=[10**7], trained_on={0: 10**7})):
         with pytest.raises(ConfigError, match=r"coordinator\.secure\.weight_max = 10,000"):
             compose.plan(checked(content, "")).with_shares(shares)
+
+
+def test_a_hello_and_a_statement_leave_the_plan_s_fingerprint_as_it_is() -> None:
+    """A client pins the hash of its task before it says hello, and its coordinator names it afterwards."""
+    plan = compose.plan(load_experiment({"coordinator": {"clients": 5}, "task": {"kind": "quadratic"}}))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    before = copy.deepcopy(plan.fingerprint)
+    compose.hello_of(plan, task.schema)
+    statement_of(plan, task)
+    assert plan.fingerprint == before

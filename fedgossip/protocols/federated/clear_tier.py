@@ -106,10 +106,10 @@ class ClearRound:
 
     def _checked(self, sender: NodeId, message: Subtotal) -> Words:
         """Return a member's numbers.  Raises ProtocolError for those that its clients cannot have."""
-        words: Words = message.vectors[0]
         where = f"round {self.round}: the numbers of node {sender}"
-        if len(message.vectors) != 1 or words.dtype != np.uint32 or message.schema != self.invite.schema:
+        if [v.dtype for v in message.vectors] != [np.uint32] or message.schema != self.invite.schema:
             raise ProtocolError(f"{where} are of another layout", "Give all the same experiment file.", peer=sender)
+        words: Words = message.vectors[0]
         try:
             found = self.summing.reading.decoded(words, [sender], self.summing.fixed)
         except RoundAbandoned as error:
