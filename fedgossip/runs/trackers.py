@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ class Tracker(Protocol):
 
 
 class CsvTracker:
-    """rounds.csv in the run's folder: a line per round, a column per number that the first rounds have."""
+    """rounds.csv in the run's folder: a line per round, a column per number; cells of rounds without it are empty."""
 
     def __init__(self, place: str, folder: Path) -> None:
         self._path = outside_files.named(place) if place else folder / run_format.ROUNDS_CSV
@@ -50,20 +50,32 @@ class CsvTracker:
         pass
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
-        if not self._columns:
-            self._columns = ["round", *values]
-            if not self._path.exists():
-                self._write([self._columns])
-        self._write([[step, *(values.get(name, "") for name in self._columns[1:])]])
+        if not {"round", *values} <= set(self._columns):
+            self._widen(values)
+        cells = {"round": step, **values}
+        self._write([[cells.get(name, "") for name in self._columns]])
 
     def end(self, status: str, values: Mapping[str, float]) -> None:
         pass
 
+    def _widen(self, values: Mapping[str, float]) -> None:
+        """Add the columns that are missing, also to the lines of this file that are there."""
+        there = outside_files.read_text(self._path, outside_files.LARGE) if self._path.exists() else ""
+        head, *lines = list(csv.reader(io.StringIO(there))) or [["round"]]
+        self._columns = list(dict.fromkeys([*head, "round", *values]))
+        if self._columns != head or not lines:
+            wide = ([*line, *[""] * (len(self._columns) - len(line))] for line in lines)
+            owner_files.placed(self._path, _csv_of([self._columns, *wide]))
+
     def _write(self, lines: Sequence[Sequence[object]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
         with owner_files.opened(self._path, "ab") as file:
-            file.write(text.getvalue().encode())
+            file.write(_csv_of(lines))
+
+
+def _csv_of(lines: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode()
 
 
 class TensorBoardTracker:

@@ -13,14 +13,16 @@ from secure_federation import quick
 from test_coordinator import COORDINATOR, SCHEMA, client, inviting, reports, vector
 from test_secure_rounds import client_of, invited, plan_of
 
+from fedgossip import simulate
 from fedgossip.algorithms.federated.base import Aggregate, Federated
 from fedgossip.algorithms.federated.names import make
-from fedgossip.base.errors import ProtocolError
+from fedgossip.base.errors import FedgossipError, ProtocolError
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
 from fedgossip.core.messages import Carrier, Contribution, Final, Invite, Masked, Secured
 from fedgossip.core.records import EventRow, Row
 from fedgossip.experiment import load_experiment
+from fedgossip.learning.analytic import Averaging
 from fedgossip.plans import compose
 from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.plans.plan import record_of
@@ -234,3 +236,43 @@ def test_a_sum_that_models_within_the_bound_cannot_make_is_told_apart(words: int
     for sign in (1, -1):
         come = np.array([0, sign * words, 5], np.int64).astype(np.uint32)
         assert Grid(8.0).possible(come, 3) is possible
+
+
+CODED = "bf16", "fp16", "int8:16", "top-k:0.5", "random-k:0.5", "qsgd:4", "terngrad", "sign"
+FOUR = {"graph": "complete", "n": 4}
+PATHS: dict[str, dict[str, Any]] = {
+    "gossip": {"topology": FOUR},
+    "push-sum": {"topology": FOUR, "algorithm": {"name": "push-sum"}},
+    "gradient tracking": {"topology": FOUR, "algorithm": {"name": "gradient-tracking"}},
+    "changes": {"topology": FOUR, "algorithm": {"name": "choco", "options": {"codec": "top-k:0.5"}}},
+    "private": {"topology": FOUR, "algorithm": {"private": True}},
+    "sums": {"coordinator": {"clients": 4, "secure": {"on": False}}},
+    "secure sums": {"coordinator": {"clients": 4}},
+    **{name: {"coordinator": {"clients": 4, "secure": {"on": False}, "codec": name}} for name in CODED},
+}
+
+
+class Alike(Averaging):
+    """All models are the same, and huge but for their first element: so is their mean."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(5, 5)
+        self.held = np.full(5, scale, np.float32)
+        self.held[0] = 1.0
+
+    def initial(self, node: int) -> Any:
+        return frozen(self.held)
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+@pytest.mark.parametrize("scale", [1e30, 3e38])
+@pytest.mark.parametrize("path", PATHS)
+def test_huge_weights_are_averaged_right_or_refused(path: str, scale: float, engine: str) -> None:
+    task = Alike(scale)
+    try:
+        run = simulate({"rounds": 3, "task": {"kind": "averaging", "dim": 5}, **PATHS[path]}, task=task, engine=engine)
+    except FedgossipError as error:
+        assert error.exit_code
+        return
+    assert all(np.allclose(vector, task.held, rtol=1e-6) for vector in run.vectors if vector is not None)
+    assert run.summary["status"] == "finished" or run.summary["lacking"]
