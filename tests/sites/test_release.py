@@ -493,3 +493,29 @@ def test_the_commands_for_a_training_without_a_site_train_without_it(
     assert {one.code for one in said} <= {0, 9}, said
     assert json.loads((machines[0] / "agreed.json").read_text())["sites"] == 4
     assert (machines[SITES] / "without-2" / "model" / "model.json").exists()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["/".join("a" * 1500)], ["x" * 300], ["a", "a/b"], ["a/b/c", "a/b"], ["\u0661"], ["a" + "/a" * 8]],
+    ids=["deep", "long", "file and folder", "folder and file", "letters", "levels"],
+)
+def test_names_that_cannot_be_unpacked_are_no_release_of_whoever_signs(names: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "odd.zip"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedgossip.sites.releases.signed_zip._NAME", re.compile(".*"))
+        write_signed(path, dict.fromkeys(["release.json", *names], b"{}"), Identity.new())
+    with pytest.raises(ReleaseError, match="no archive as releases are"):
+        open_signed(path)
+
+
+def test_a_file_of_a_release_that_cannot_be_read_is_named_as_the_release_names_it(
+    released: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(released) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    contents |= {"logs/009/rounds/000000.transcript": b"\x91" * 1000, "logs/audit.jsonl/audit.jsonl": b"x"}
+    write_signed(tmp_path / "odd.zip", contents, Identity.new())
+    with pytest.raises(ReleaseError) as refused:
+        check(tmp_path / "odd.zip")
+    assert str(refused.value).startswith(f"{tmp_path}/odd.zip: logs/009/rounds/000000.transcript: "), refused.value

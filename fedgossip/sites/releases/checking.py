@@ -61,15 +61,20 @@ def check(path: Path, known: Path | None = None) -> CheckedRelease:
     archive = open_signed(path)
     release = _facts(archive)
     with tempfile.TemporaryDirectory() as folder:
-        _unpacked(archive, Path(folder))
-        faults = [
-            *_of_files(archive, release),
-            *_of_model(archive, Path(folder), release),
-            *_of_plan(Path(folder), release),
-        ]
-        logs = verified(Path(folder))
-        faults += _of_keys(Path(folder), known)
-        whose = _signer(release.signer, known or Path(folder) / ENDPOINTS, given=known is not None)
+        try:
+            _unpacked(archive, Path(folder))
+            faults = [
+                *_of_files(archive, release),
+                *_of_model(archive, Path(folder), release),
+                *_of_plan(Path(folder), release),
+            ]
+            logs = verified(Path(folder))
+            faults += _of_keys(Path(folder), known)
+            whose = _signer(release.signer, known or Path(folder) / ENDPOINTS, given=known is not None)
+        except ConfigError as error:  # of a file in it, or of one's own list
+            if folder not in str(error):
+                raise
+            raise ReleaseError(f"{path}: {str(error).replace(f'{folder}/', '')}", ASK) from None
     faults += [f"{one.file}: {one.told}" for one in logs if not one.sound]
     if logs != release.logs:
         faults.append("the logs say something else than when the release was made")
@@ -198,7 +203,7 @@ def verified(folder: Path) -> tuple[ReleasedLog, ...]:
     except (FedgossipError, ValueError) as error:
         return (ReleasedLog(ENDPOINTS, "everybody's keys", sound=False, told=str(error).replace(f"{folder}/", "")),)
     found = []
-    for path in sorted((folder / LOGS).rglob(AUDIT_LOG)):
+    for path in sorted(path for path in (folder / LOGS).rglob(AUDIT_LOG) if path.is_file()):
         who = _owner(path)
         key = bytes.fromhex(blocks[who].verify) if who in blocks else b"\0" * 32
         found.append(_said(folder, verify_log(path, key)))

@@ -27,9 +27,11 @@ _SIGNATURE = 128
 _END = re.compile(re.escape(MARK) + rb"([0-9a-f]{64})\n([0-9a-f]{128})")
 END = len(MARK) + 64 + 1 + _SIGNATURE
 """Number of bytes of the comment."""
-_NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)*")
+_NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)*", re.ASCII)
 FILES = 100_000
 """Maximum number of files of a release."""
+NAME_MAX, LEVELS = 200, 8
+"""Maximum number of letters of a file's name, and of its parts."""
 PIECE = 1 << 20
 _TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -121,6 +123,10 @@ def open_signed(path: Path) -> SignedZip:
     return SignedZip(path, key, _names(path))
 
 
+def _is_plain(name: str) -> bool:
+    return len(name) <= NAME_MAX and name.count("/") < LEVELS and _NAME.fullmatch(name) is not None
+
+
 def _names(path: Path) -> tuple[str, ...]:
     """Return the names in a signed archive: checked and bounded, since the signer may be anybody."""
     try:
@@ -129,7 +135,8 @@ def _names(path: Path) -> tuple[str, ...]:
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise ReleaseError(f"{path}: signed, and no archive: {error}", ASK) from None
     names = tuple(one.filename for one in found)
-    plain = all(_NAME.fullmatch(name) for name in names) and len(set(names)) == len(names) <= FILES
+    plain = all(map(_is_plain, names)) and len(set(names)) == len(names) <= FILES
+    plain = plain and not {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"} & {*names}
     stored = all(one.compress_type == zipfile.ZIP_STORED and one.file_size == one.compress_size for one in found)
     if not plain or not stored or sum(one.file_size for one in found) > path.stat().st_size:
         raise ReleaseError(f"{path}: signed, and no archive as releases are", ASK)
