@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import in_process
 from pages import Reader, page
 
 import fedgossip
 from fedgossip import ConfigError, load_model, simulate
+from fedgossip.base.errors import TrainingError
 from fedgossip.core.task import memory_of, segments_of
 from fedgossip.data.data import load, split_indices
-from fedgossip.learning.models import model_files
+from fedgossip.learning.models import model_files, scored_tables
 from fedgossip.learning.models.model_files import tensors_of
 from fedgossip.learning.models.scored_tables import examples_of
 from fedgossip.plans import compose
@@ -160,6 +162,18 @@ def test_a_model_reads_words_again(
     (tmp_path / "new.csv").write_text("smokes,age\nsometimes,23\n")
     said = in_process(["predict", "run", "new.csv", "--out", "more.csv"], tmp_path, monkeypatch, capsys)
     assert said.code == 2 and "'sometimes' is none of the 2 categories" in said.err, said.err
+
+
+def test_answers_that_are_no_numbers_are_not_written_as_a_class(tmp_path: Path) -> None:
+    """A diverged model, or one that somebody hands on: the largest of NaN and NaN is no class."""
+    path = table(tmp_path / "all.csv", "classification")
+    trained(tmp_path, experiment(f"csv:{path}?label=kind&scale=standard", task={"kind": "classification"}))
+    model = load_model(tmp_path / "run")
+    with torch.no_grad():
+        for one in model.module.parameters():
+            one.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="what is no finite number: nothing is written"):
+        scored_tables.scored(model, path)
 
 
 def test_numbers_are_predicted_in_the_units_of_the_labels(tmp_path: Path) -> None:

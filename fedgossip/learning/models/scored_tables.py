@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.cells import class_name, shown
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.untrusted_text import no_formula
 from fedgossip.data.columns.encoded_tables import declared, found_columns, number_of, read_features
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, plain
@@ -35,11 +35,15 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
     """Return the rows of a CSV file followed by the model's answers, and the columns that it ignores.
 
     Of classes: `predicted` and the probability of each; of numbers and labels: `predicted LABEL` each.  Raises
-    ConfigError for a file without the columns that the model learned from, and for invalid cells.
+    ConfigError for a file without the columns that the model learned from, and for invalid cells, and TrainingError for
+    answers that are no finite numbers.
     """
     table, f = CsvColumns(path), model.facts
     features = read_features(table, _encoding_of(model), f.labels)
     answers = model(features.reshape(len(features), *f.shape))
+    if wrong := int((~np.isfinite(answers)).reshape(len(answers), -1).any(axis=1).sum()):
+        text = f"the model answers {wrong} of {len(answers)} records with what is no finite number: nothing is written"
+        raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")
     if f.kind == CLASSIFICATION:
         added = {PREDICTED: [no_formula(f.classes[int(one.argmax())]) for one in answers]}
         names = [f"probability of {name}" for name in f.classes]
