@@ -22,7 +22,7 @@ from torch import nn
 
 import fedgossip
 from fedgossip.base import file_locks
-from fedgossip.base.errors import TrainingError
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import PeerRow
@@ -164,6 +164,12 @@ def test_a_disk_without_locks_keeps_nobody_out_and_one_line_says_so(
     file = file_locks.opened(tmp_path / "file")
     assert file_locks.taken(file) and file_locks.taken_if_any(file) is None
     os.close(file)
+
+
+def test_a_script_that_joins_again_is_refused_as_that(tmp_path: Path) -> None:
+    hold(tmp_path)
+    with pytest.raises(ConfigError, match="this script has joined before"):
+        hold(tmp_path)
 
 
 # --- launched -------------------------------------------------------------------------------------------------------

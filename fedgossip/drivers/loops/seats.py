@@ -22,7 +22,7 @@ from fedgossip.plans.compose import Plan
 FREE_SECONDS = 30.0
 """How long a run that is to go on waits for the processes of its last launch to end."""
 
-_held: list[int] = []
+_held: dict[Path, int] = {}
 """Files of the seats that this process holds; they are closed when it ends."""
 
 
@@ -69,8 +69,11 @@ def read_seat(path: Path) -> SeatFile:
 def hold(folder: Path) -> None:
     """Be the one process that has the seat in `folder`, as long as this process lives.
 
-    Raises ConfigError where another one has it, and NotWrittenError.
+    Raises ConfigError where another one has it, or where this one has joined before, and NotWrittenError.
     """
+    if folder in _held:
+        text = f"{folder}: this script has joined before, and a script is one loop of one run"
+        raise ConfigError(text, "Call fedgossip.join once; launch another script for another run.")
     try:
         file = os.open(folder / run_format.HELD, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -78,7 +81,7 @@ def hold(folder: Path) -> None:
     if not file_locks.taken(file):
         os.close(file)
         raise ConfigError(f"{folder}: another process is this loop", "Wait until it has ended, or end it.")
-    _held.append(file)
+    _held[folder] = file
 
 
 def is_there(process: int) -> bool:
