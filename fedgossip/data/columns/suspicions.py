@@ -18,7 +18,7 @@ from fedgossip.data.columns.table_schema import BadCell, SiteColumns, options_of
 QUOTED = 5
 """Maximum number of cells of a column that are quoted."""
 LEAST_OFTEN = 3
-"""Minimum number of records with a number for it to be taken for a code."""
+"""Minimum number of records with a number that is taken for a code; 1 of -9 and below beside no other negative one."""
 FAR = 3
 """A code is so many usual distances between neighbouring numbers away from the nearest other one."""
 _CODE = re.compile(r"-?(9{1,6}|8{1,6}|7{1,6}|-1)|-1")
@@ -69,10 +69,10 @@ def likely_codes(site: SiteColumns) -> Iterator[str]:
         for end, next_to in ((0, 1), (-1, -2)):
             value, usual = float(values[end]), float(np.median(np.diff(np.delete(values, end))))
             far = abs(value - float(values[next_to])) > FAR * usual
-            if far and counts[end] >= LEAST_OFTEN and _CODE.fullmatch(f"{value:g}"):
-                text = (
-                    f"column {one.name!r}: {value:g} in {counts[end]} cells, apart from all others: a code for nothing?"
-                )
+            least = 1 if value <= -9 and values[1] >= 0 else LEAST_OFTEN
+            if far and counts[end] >= least and _CODE.fullmatch(f"{value:g}"):
+                cells = "1 cell" if counts[end] == 1 else f"{counts[end]} cells"
+                text = f"column {one.name!r}: {value:g} in {cells}, apart from all others: a code for nothing?"
                 yield f'{text}  Declare it: missing = ["{value:g}"]'
 
 
