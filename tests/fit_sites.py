@@ -12,6 +12,14 @@ from pathlib import Path
 import numpy as np
 from commands import COMMAND, Said, finish, free_ports, start, typed
 
+from fedgossip import load_experiment
+from fedgossip.algorithms.federated.base import Aggregate, is_over
+from fedgossip.base.vectors import Vector
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.sites.plans.fits import planned_fit
+
 SITES = 5
 
 TIMES, YES_NO = "label=days,died&drop=ill", "label=ill&drop=days,died"
@@ -105,3 +113,32 @@ def fit_on(
         dying = [sys.executable, str(Path(__file__).with_name("dying_site.py")), str(ends)]
         running.append(start(words, machine, COMMAND if ends is None else dying))
     return [finish(one) for one in running]
+
+
+def by_hand(folder: Path, kind: str, dies: Mapping[int, int]) -> bytes:
+    """Return the file of a fit without messages: in each round the sums of those who live, one after another.
+
+    `dies`: the round, from 0, from which a site tells nothing.
+    """
+    fit = planned_fit(load_experiment(folder / f"{kind}.toml"))
+    plan, task, refused = fit.of_sites(range(SITES))
+    assert not refused
+    server = plan.federated.server
+    state = server.start(task.initial(0))
+    for number in range(plan.experiment.rounds):
+        (x,) = server.broadcast(state)
+        if is_over(server, x):
+            break
+        alive = [node for node in range(SITES) if number < dies.get(node, plan.experiment.rounds)]
+        told = [update.difference for update in task.train([Job(node, number, x) for node in alive])]
+        state = server.step(state, Aggregate((total(told, plan.exact.ring_bits),), len(alive), 1.0, number))
+    return encoded(fit.result(server.broadcast(state)[0]))
+
+
+def total(vectors: list[Vector | None], bits: int) -> Vector:
+    numbers = []
+    for vector in vectors:
+        words = None if vector is None else words_in(vector)
+        assert words is not None
+        numbers.append(integers_of(words, bits))
+    return as_vector(words_of([sum(one) for one in zip(*numbers, strict=True)], bits))

@@ -14,9 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 from commands import Said, typed
-from fit_sites import SITES, own_tables
+from fit_sites import SITES, by_hand, fit_on, machines, own_tables
 from pages import blocks, page
 
+from fedgossip import ConfigError
+from fedgossip.data.agreed.agreed_table import read
 from fedgossip.data.agreed.suppression import suppressed
 from fedgossip.sites.fits.families.family import FamilyFit
 from fedgossip.sites.fits.families.names import FAMILIES
@@ -28,9 +30,10 @@ GRADES = '[data.columns]\ngrade = { categories = ["low", "middle", "high"] }\n'
 NUMBERS = '[task]\nkind = "regression"\n'
 LABELS = {
     "table1": "ill", "multinomial": "grade", "ordinal": "grade", "negative-binomial": "visits", "firth": "ill",
-    "weibull": "days,died",
+    "weibull": "days,died", "correlations": "ill", "meta-analysis": "ill",
 }  # fmt: skip
-OF = {"table1": "table1?by=ward"}
+MORE = dict.fromkeys(("table1", "correlations"), ("ill", "grade", "cost"))
+OF = {"table1": "table1?by=ward", "meta-analysis": "meta-analysis?family=logistic"}
 
 
 def patients(path: Path, seed: int) -> None:
@@ -59,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     patients(found / "test.csv", 99)
     for name in FAMILIES:
         label = LABELS[name].split(",")
-        used = {"age", "salt", "ward", *label} | ({"ill", "grade", "cost"} if name == "table1" else set())
+        used = {"age", "salt", "ward", *label, *MORE.get(name, ())}
         query = f"label={','.join(label)}&drop={','.join(one for one in COLUMNS if one not in used)}"
         kinds = FAMILIES[name].kinds
         more = GRADES * ("grade" in used) + NUMBERS * ("classification" not in kinds)
@@ -308,3 +311,94 @@ def test_the_page_shows_what_is_printed(folder: Path, tmp_path: Path) -> None:
     said = [typed(line.split()[1:], tmp_path) for line in commands.text.splitlines()]
     assert [one.code for one in said] == [0] * 4, said
     assert said[1].out.rstrip() == shown.text.rstrip()
+
+
+# --- correlations and meta-analysis -----------------------------------------------------------------------------------
+
+
+def test_correlations_and_components_are_those_of_all_records_in_one_place(folder: Path) -> None:
+    from scipy import stats
+
+    of, found = everybody(folder), fitted(folder, "correlations")
+    x = np.column_stack([of["age"], of["salt"], of["cost"]])
+    r = np.corrcoef(x.T)
+    assert found.column(0, "") == ["age, salt", "age, cost", "salt, cost"]
+    assert found.column(0, "correlation") == pytest.approx([r[0, 1], r[0, 2], r[1, 2]], rel=1e-9)
+    theirs = stats.pearsonr(of["age"], of["cost"])
+    _, _, low, high, p = found.tables[0].rows[1]
+    assert (low, high) == pytest.approx(tuple(theirs.confidence_interval()), rel=1e-8)
+    assert p == pytest.approx(theirs.pvalue, rel=1e-6)
+    assert found.column(1, "variance") == pytest.approx(np.linalg.eigvalsh(r)[::-1].tolist(), rel=1e-9)
+    loadings = np.array([found.column(1, name) for name in ("age", "salt", "cost")], float)
+    assert loadings.T @ r @ loadings == pytest.approx(np.diag(np.linalg.eigvalsh(r)[::-1]), abs=1e-9)
+
+
+def test_a_meta_analysis_is_that_of_the_sites_own_estimates(folder: Path) -> None:
+    """Of statsmodels' own models of each site, by its combine_effects, DerSimonian and Laird's, with and without t."""
+    models = pytest.importorskip("statsmodels.api", reason="compared with statsmodels")
+    from scipy import stats
+    from statsmodels.stats.meta_analysis import combine_effects
+
+    of = everybody(folder)
+    x, turned = standard(design(of))
+    y, effects, variances = of["ill"] == "yes", [], []
+    for site in range(SITES):
+        mine = slice(ROWS * site, ROWS * (site + 1))
+        fit = models.GLM(y[mine], x[mine], family=models.families.Binomial()).fit(tol=1e-15, maxiter=100)
+        effects.append((turned @ fit.params)[1:])
+        variances.append(np.diag(turned @ fit.cov_params() @ turned.T)[1:])
+    found, seen = fitted(folder, "meta-analysis"), 0
+    for place in range(4):
+        t, v = (np.array(one)[:, place] for one in (effects, variances))
+        both = combine_effects(t, v, method_re="dl")
+        row = dict(zip(found.tables[0].head, found.tables[0].rows[place], strict=True))
+        other = dict(zip(found.tables[1].head, found.tables[1].rows[place], strict=True))
+        fixed = both.summary_frame().loc["fixed effect"]
+        assert row["fixed"] == pytest.approx(fixed["eff"], rel=1e-7)
+        error = 1 / math.sqrt((1 / v).sum())
+        assert row["fixed to"] == pytest.approx(fixed["eff"] + 1.959963984540054 * error, rel=1e-7)
+        assert other["Q"] == pytest.approx(both.q, rel=1e-7)
+        assert other["tau²"] == pytest.approx(max(0.0, both.tau2), abs=1e-9), "statsmodels lets it be below 0"
+        w = 1 / (v + max(0.0, both.tau2))
+        mean = (w * t).sum() / w.sum()
+        knapp = math.sqrt((w * (t - mean) ** 2).sum() / ((SITES - 1) * w.sum()))
+        if both.tau2 > 0:
+            seen += 1
+            assert (mean, knapp) == pytest.approx((both.mean_effect_re, both.sd_eff_w_re_hksj), rel=1e-9)
+        assert row["random"] == pytest.approx(mean, rel=1e-7)
+        assert row["random to"] == pytest.approx(mean + stats.t.ppf(0.975, SITES - 1) * knapp, rel=1e-6)
+    assert seen, "some coefficient differs between the sites"
+
+
+def test_a_meta_analysis_of_four_sites_is_refused(folder: Path) -> None:
+    """Seven sums of a coefficient, and two numbers of each site: with four sites they could be solved."""
+    source = "model.source=meta-analysis?family=probit"
+    said = typed(["fit", "meta-analysis.toml", "--to", "fits/few", "--set", source], folder)
+    assert said.code == 2 and "meta-analysis?family=probit" in said.err
+    agreed = msgspec.structs.replace(read(folder / "meta-analysis.json"), sites=4)
+    with pytest.raises(ConfigError, match="a meta-analysis of 4 sites"):
+        FAMILIES["meta-analysis"].design({"family": "logistic"}, agreed)
+
+
+# --- the same file everywhere -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_command_writes_the_file_of_plain_sums(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round by round, each site's numbers added without messages."""
+    assert command(folder, name).code == 0
+    monkeypatch.chdir(folder)
+    assert (folder / f"fits/{name}0/tables.json").read_bytes() == by_hand(folder, name, {})
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.timeout(300)  # 6 processes
+@pytest.mark.parametrize("name", FAMILIES)
+def test_processes_write_the_file_of_the_simulation(name: str, folder: Path, tmp_path: Path) -> None:
+    assert command(folder, name).code == 0
+    where = machines(folder, tmp_path, [f"{name}.toml", f"{name}.json", "test.csv"])
+    said = fit_on(where, name)
+    assert [one.code for one in said] == [0] * (SITES + 1), said
+    written = {(one / "fit/tables.json").read_bytes() for one in where}
+    assert written == {(folder / f"fits/{name}0/tables.json").read_bytes()}

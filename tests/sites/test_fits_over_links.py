@@ -8,15 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import typed
-from fit_sites import SITES, every_kind, files, fit_on, machines
-
-from fedgossip import load_experiment
-from fedgossip.algorithms.federated.base import Aggregate, is_over
-from fedgossip.base.vectors import Vector
-from fedgossip.core.task import Job
-from fedgossip.data.agreed.sum_files import encoded
-from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
-from fedgossip.sites.plans.fits import planned_fit
+from fit_sites import SITES, by_hand, every_kind, files, fit_on, machines
 
 pytestmark = pytest.mark.sockets
 
@@ -66,35 +58,6 @@ def test_the_code_of_a_site_that_takes_no_part_is_that_of_its_records_whatever_i
 
 
 # --- what all processes write -----------------------------------------------------------------------------------------
-
-
-def by_hand(folder: Path, kind: str, dies: Mapping[int, int]) -> bytes:
-    """Return the file of a fit without messages: in each round the sums of those who live, one after another.
-
-    `dies`: the round, from 0, from which a site tells nothing.
-    """
-    fit = planned_fit(load_experiment(folder / f"{kind}.toml"))
-    plan, task, refused = fit.of_sites(range(SITES))
-    assert not refused
-    server = plan.federated.server
-    state = server.start(task.initial(0))
-    for number in range(plan.experiment.rounds):
-        (x,) = server.broadcast(state)
-        if is_over(server, x):
-            break
-        alive = [node for node in range(SITES) if number < dies.get(node, plan.experiment.rounds)]
-        told = [update.difference for update in task.train([Job(node, number, x) for node in alive])]
-        state = server.step(state, Aggregate((total(told, plan.exact.ring_bits),), len(alive), 1.0, number))
-    return encoded(fit.result(server.broadcast(state)[0]))
-
-
-def total(vectors: list[Vector | None], bits: int) -> Vector:
-    numbers = []
-    for vector in vectors:
-        words = None if vector is None else words_in(vector)
-        assert words is not None
-        numbers.append(integers_of(words, bits))
-    return as_vector(words_of([sum(one) for one in zip(*numbers, strict=True)], bits))
 
 
 def written(where: list[Path], kind: str, dead: Mapping[int, int]) -> set[bytes]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedgossip.sites.fits.families.correlations import Correlations
 from fedgossip.sites.fits.families.family import SumsFamily
 from fedgossip.sites.fits.families.firth import Firth
 from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodFamily
+from fedgossip.sites.fits.families.meta_analysis import MetaAnalysis
 from fedgossip.sites.fits.families.multinomial import Multinomial
 from fedgossip.sites.fits.families.negative_binomial import NegativeBinomial
 from fedgossip.sites.fits.families.ordinal import Ordinal
@@ -15,6 +17,6 @@ from fedgossip.sites.fits.families.weibull import Weibull
 
 LIKELIHOODS: Sequence[Likelihood] = Multinomial(), Ordinal(), NegativeBinomial(), Firth(), Weibull()
 
-_ALL: Sequence[SumsFamily] = TableOne(), *map(LikelihoodFamily, LIKELIHOODS)
+_ALL: Sequence[SumsFamily] = TableOne(), Correlations(), MetaAnalysis(), *map(LikelihoodFamily, LIKELIHOODS)
 
 FAMILIES: Mapping[str, SumsFamily] = {one.name: one for one in _ALL}
