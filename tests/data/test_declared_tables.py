@@ -343,8 +343,12 @@ def test_dirty_tables_agree_on_what_the_clean_ones_agree_on(tmp_path: Path) -> N
     assert isinstance(agreed.encoding, TableEncoding) and agreed.encoding.labels
 
 
-def test_the_declaration_is_part_of_what_is_agreed_on(tmp_path: Path) -> None:
+def test_the_declaration_is_part_of_what_is_agreed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clean(tmp_path)
+    words = " ".join(in_process(["plan", "show", "t.toml"], tmp_path, monkeypatch, capsys).out.split())
+    assert "Cells of age, bmi, sex, ward, pain, ill are first rewritten as data.columns declares." in words
     before = schema_of_experiment(load_experiment(tmp_path / "t.toml"))
     (tmp_path / "t.toml").write_text(TOML.replace('missing = ["-999"]', 'missing = ["-99"]'))
     after = schema_of_experiment(load_experiment(tmp_path / "t.toml"))
@@ -556,6 +560,8 @@ def test_records_with_an_empty_cell_are_left_out_and_counted(
     said = in_process(["data", "agree", "t.toml"], tmp_path, monkeypatch, capsys)
     assert said.code == 0 and f"{len(whole)} records" in said.out and len(rows) - len(whole) == 46
     assert "46 records with an empty cell are left out of all figures" in said.out
+    said = in_process(["plan", "show", "t.toml"], tmp_path, monkeypatch, capsys)
+    assert "Records with an empty cell are left out: 46." in " ".join(said.out.split())
     assert in_process(["fit", "t.toml"], tmp_path, monkeypatch, capsys).code == 0
     fit = json.loads((tmp_path / "fits/gaps/fit.json").read_text())
     x = np.array([[float(row[0]), float(row[1]), row[2] == "b"] for row in whole])

@@ -59,6 +59,8 @@ class StatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     labels: tuple[str, ...]
     sites: int = 0
     records: int = 0
+    dropped: int | None = 0
+    """Records left out for an empty cell; None for too few to publish."""
 
 
 class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -162,7 +164,8 @@ def _table(e: Experiment, schema: TableSchema | None) -> StatedTable | None:
         return StatedTable(_named(schema.features), _named(schema.labels))
     found = agreed_table.read(Path(e.data.agreed))
     columns, labels = _named(found.schema.features), _named(found.schema.labels)
-    return StatedTable(columns, labels, found.sites, found.records)
+    dropped = 0 if found.dropped is msgspec.UNSET else found.dropped
+    return StatedTable(columns, labels, found.sites, found.records, dropped)
 
 
 def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:

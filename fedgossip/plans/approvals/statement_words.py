@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedgossip.data.columns.declarations import declared_columns
+from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN
 from fedgossip.data.objectives import EVALUATION, STATISTICS, SUMS
 from fedgossip.experiment.meanings import keys
 from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement, differences
@@ -16,6 +18,12 @@ from fedgossip.privacy.guarantee import meaning
 
 COLUMNS_SHOWN = 12
 """Maximum number of columns that are named."""
+EMPTY_CELLS = {
+    MEAN: "  An empty cell counts as the mean of its column.",
+    INDICATOR: "  An empty cell counts as the mean of its column, and as a feature of its own where enough have one.",
+    DROP: "  Records with an empty cell are left out{}.",
+}
+"""What is done with empty cells, by data.missing."""
 PROBLEMS = ("averaging", "quadratic")
 """Tasks with a known answer, which use no data."""
 
@@ -72,7 +80,16 @@ def _from(statement: PlanStatement) -> str:
     named = ", ".join(table.columns[:COLUMNS_SHOWN])
     more = f" and {len(table.columns) - COLUMNS_SHOWN} more" if len(table.columns) > COLUMNS_SHOWN else ""
     agreed = f", agreed on by {table.sites} sites with {table.records} records" if table.sites else ""
-    return f"{text}  {len(table.columns)} columns{agreed}: {named}{more}."
+    text = f"{text}  {len(table.columns)} columns{agreed}: {named}{more}."
+    left_out = (
+        ", too few to publish how many" if table.dropped is None else f": {table.dropped}" if table.dropped else ""
+    )
+    missing = EMPTY_CELLS.get(data.get("missing", ""), "").format(left_out)
+    rewritten = [
+        name for name, keys in data.get("columns", {}).items() if declared_columns({name: keys})[name].rewrites
+    ]
+    declared = f"  Cells of {', '.join(rewritten)} are first rewritten as data.columns declares." if rewritten else ""
+    return f"{text}{missing}{declared}"
 
 
 def _rounds(statement: PlanStatement) -> str:
