@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -536,3 +537,23 @@ def test_counts_that_vary_more_than_a_poisson_model_has_it_are_reported(tmp_path
     fit = msgspec.json.decode((tmp_path / "fits/counts/fit.json").read_bytes(), type=GlmFit)
     assert said.code == 0 and fit.pearson is not None and fit.pearson / fit.free > 1.5
     assert "these errors are too small" in said.out and "errors=quasi" in said.out
+
+
+def test_rows_outside_of_what_was_agreed_are_marked(folder: Path, tmp_path: Path) -> None:
+    """With bounds of age and means for empty cells: a number beyond is predicted, and says so."""
+    for path in folder.glob("*.csv"):
+        shutil.copy(path, tmp_path)
+    bounds = "[data.columns]\nage = { low = 18, high = 95 }\n"
+    text = toml("logistic").replace("[model]", f"{bounds}\n[model]").replace("[data]\n", '[data]\nmissing = "mean"\n')
+    (tmp_path / "bounded.toml").write_text(text)
+    for words in (["data", "agree", "bounded.toml"], ["fit", "bounded.toml", "--to", "fit"]):
+        assert (said := typed(words, tmp_path)).code == 0, said
+    (tmp_path / "new.csv").write_text("age,salt [mg],ward\n40,900000,north\n140,900000,north\n50,,south\n")
+    said = typed(["predict", "fit", "new.csv"], tmp_path)
+    assert said.code == 0 and "warning: 2 of 3 rows have numbers outside of what was agreed" in said.err, said
+    rows = list(csv.DictReader((tmp_path / "scored.csv").read_text().splitlines()))
+    assert [row["remarks"] for row in rows] == ["", "age outside 18 to 95", "salt filled"]
+    (tmp_path / "usual.csv").write_text("age,salt [mg],ward\n40,900000,north\n")
+    said = typed(["predict", "fit", "usual.csv", "--out", "usual-scored.csv"], tmp_path)
+    assert said.code == 0 and "warning" not in said.err
+    assert "remarks" not in (tmp_path / "usual-scored.csv").read_text()

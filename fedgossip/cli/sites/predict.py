@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,4 +72,9 @@ def _of_a_fit(fit: Fit, file: Path) -> tuple[str, Sequence[str]]:
     from fedgossip.sites.fits.cox import cox_tables
     from fedgossip.sites.fits.cox.cox_result import CoxFit
 
-    return cox_tables.scored(fit, file) if isinstance(fit, CoxFit) else fitted_tables.scored(fit, file)
+    text, unknown = cox_tables.scored(fit, file) if isinstance(fit, CoxFit) else fitted_tables.scored(fit, file)
+    head, *rows = csv.reader(io.StringIO(text))
+    if head[-1] == fitted_tables.MARKS and (marked := sum(bool(row[-1]) for row in rows)):
+        what = "numbers outside of what was agreed, or filled cells"
+        echo(f"warning: {marked} of {len(rows)} rows have {what}: column {head[-1]!r}", err=True)
+    return text, unknown

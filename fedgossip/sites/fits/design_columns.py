@@ -72,6 +72,12 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
     return DesignColumns(*map(tuple, (names, places, mean, deviation, against, constant)))  # type: ignore[arg-type]
 
 
+def bounds_of(agreed: AgreedTable) -> tuple[tuple[str, float, float], ...]:
+    """Return name, low and high of each feature with agreed bounds."""
+    there = (one for one in agreed.schema.features if one.low is not None and one.high is not None)
+    return tuple((one.name, one.low, one.high) for one in there)  # type: ignore[misc]
+
+
 def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
     """Raise ConfigError for columns with a category so rare that a sum over it would disclose its records.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgossip.base.cells import is_missing
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.encoded_tables import declared, found_columns, number_of, read_features
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
@@ -14,9 +15,10 @@ from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import PREDICTED, class_places, with_columns
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_predictions import measured, predictions
-from fedgossip.sites.fits.glm.glm_result import GlmFit
+from fedgossip.sites.fits.glm.glm_result import Bounds, GlmFit
 
 BETWEEN = "95 % from", "95 % to"
+MARKS = "remarks"
 
 
 def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
@@ -37,7 +39,26 @@ def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
     added |= {name: cells_of(one) for name, one in zip(names, known, strict=True)}
     if said.record is not None:
         added |= {f"{d.outcome} of a record, {b}": cells_of(one) for b, one in zip(BETWEEN, said.record, strict=True)}
+    added |= marks_of(table, d.encoding, fit.bounds)
     return with_columns(table, added), unknown_of(table, d.encoding, [d.outcome])
+
+
+def marks_of(table: CsvColumns, encoding: TableEncoding, bounds: Bounds) -> Mapping[str, list[str]]:
+    """Return a column that marks, in each row, numbers outside of the agreed bounds and filled empty cells.
+
+    {} where no row has any.
+    """
+    table, known = declared(table, encoding), {name: (low, high) for name, low, high in bounds}
+    found: list[list[str]] = [[] for _ in range(len(table))]
+    for column, place in zip(encoding.columns, found_columns(table, encoding.columns).values(), strict=True):
+        for row, cell in enumerate(table.words(place)):
+            if is_missing(cell):
+                found[row].append(f"{column.name} filled")
+            elif column.name in known:
+                low, high = known[column.name]
+                if not low <= number_of(table, row, place) <= high:
+                    found[row].append(f"{column.name} outside {low:g} to {high:g}")
+    return {MARKS: ["; ".join(one) for one in found]} if any(found) else {}
 
 
 def unknown_of(table: CsvColumns, encoding: TableEncoding, outcomes: Sequence[str]) -> Sequence[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from urllib.parse import parse_qsl, urlencode
 
+import msgspec
 import numpy as np
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
 from fedgossip.core.run_format import FIT
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_for_fit
@@ -15,11 +17,11 @@ from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.objectives import COX, REGRESSION
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
-from fedgossip.sites.fits.cox.cox_result import cox_fit
+from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.sites.fits.cox.cox_task import CoxTask
-from fedgossip.sites.fits.design_columns import design_columns
+from fedgossip.sites.fits.design_columns import bounds_of, design_columns
 from fedgossip.sites.fits.survival.survival_times import grid_of, places_of
 from fedgossip.sites.plans.sums import SumsRun
 from fedgossip.sites.plans.survival import checked_site, column_of_words, time_and_event
@@ -91,7 +93,12 @@ def _records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> TimedRe
     return TimedRecords(columns, times, places_of(d.grid, times), events, strata)
 
 
+def _fit(layout: CoxLayout, agreed: AgreedTable, vector: Vector, least: int) -> CoxFit | None:
+    found = cox_fit(layout, vector, least)
+    return None if found is None else msgspec.structs.replace(found, bounds=bounds_of(agreed))
+
+
 COX_RUN = SumsRun(
     COX, COX, FIT, lambda _: (REGRESSION,), _layout, rounds_of, _records, CoxTask,
-    lambda layout, _, vector, least: cox_fit(layout, vector, least), server=CoxServer,
+    _fit, server=CoxServer,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.learning.models.model_files import RATES
 from fedgossip.plans import compose
-from fedgossip.sites.fits.design_columns import check_counted, design_columns
+from fedgossip.sites.fits.design_columns import bounds_of, check_counted, design_columns
 from fedgossip.sites.fits.glm.glm import FAMILIES
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, tensors_of
 from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
@@ -102,7 +102,8 @@ def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRec
 
 
 def _fit(layout: GlmLayout, agreed: AgreedTable, vector: Vector, least: int) -> GlmFit | None:
-    return fit_of(layout, vector, least, agreed.suppress)
+    found = fit_of(layout, vector, least, agreed.suppress)
+    return None if found is None else msgspec.structs.replace(found, bounds=bounds_of(agreed))
 
 
 def _model(layout: GlmLayout, agreed: AgreedTable, vector: Vector) -> WholeModel | None:

@@ -12,7 +12,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout
 from fedgossip.sites.fits.glm.glm import CONVERGED, covariance, rank_of
-from fedgossip.sites.fits.glm.glm_result import FORMAT, Coefficient, coefficient, known
+from fedgossip.sites.fits.glm.glm_result import FORMAT, Bounds, Coefficient, coefficient, known
 
 
 class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +70,8 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Number of points at which the coordinator saw S0 and S1 of each reported time."""
     smallest: int
     """Smallest number of records that it can separate by such sums."""
+    bounds: Bounds = ()
+    """Agreed bounds: predictions for numbers outside are marked."""
 
 
 def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:

@@ -14,7 +14,7 @@ from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import with_columns
 from fedgossip.sites.fits.cox.cox import Whole, concordance
 from fedgossip.sites.fits.cox.cox_result import CoxFit
-from fedgossip.sites.fits.fitted_tables import BETWEEN, cells_of, unknown_of
+from fedgossip.sites.fits.fitted_tables import BETWEEN, cells_of, marks_of, unknown_of
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_predictions import reach_of, variance_of
 
@@ -42,6 +42,7 @@ def scored(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
         survival = np.exp(-hazards * np.exp(eta)[:, None])
     times = [point.time for point in fit.strata[0].points]
     added |= {f"survival at {time:g}": cells_of(column) for time, column in zip(times, survival.T, strict=True)}
+    added |= marks_of(table, d.encoding, fit.bounds)
     return with_columns(table, added), unknown_of(table, d.encoding, [d.time, d.event])
 
 

@@ -42,6 +42,10 @@ class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(None if one is None else _exp(one) for one in (self.estimate, self.low, self.high))  # type: ignore[return-value]
 
 
+Bounds = tuple[tuple[str, float, float], ...]
+"""Agreed bounds of columns: name, low, high."""
+
+
 class TermTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A test that all coefficients of a term are 0: chi squared, of a linear model F."""
 
@@ -83,6 +87,8 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Columns that depend on each other: the records do not determine their separate effects."""
     eta: tuple[float, ...] = ()
     """Coefficients of scaled columns."""
+    bounds: Bounds = ()
+    """Predictions for numbers outside are marked."""
     pearson: float | None = None
     """Pearson's X^2 of a poisson model, and of one with quasi or robust errors."""
     tests: tuple[TermTest, ...] = ()
