@@ -7,6 +7,7 @@ up to the grid, and its CoxPHFitter on the exact ones, gave the figures.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from fedgossip.sites.fits.cox.cox_result import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, requested_sums, stepped
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.sites.fits.survival.survival_result import curve_of, limits_of
+from fedgossip.sites.fits.survival.survival_result import curve_of, limits_of, median_between
 from fedgossip.sites.fits.survival.survival_times import (
     TimeCounts,
     censored_runs,
@@ -94,6 +95,19 @@ def test_the_estimate_of_lifelines_lies_between_the_bounds_of_each_told_time(
     if counts.records - counts.events.sum() >= least:  # else those who have no event are too few to be told
         assert told.events.sum() == counts.events.sum()
     assert (low <= curve_of(told).survival + 1e-12).all() and (curve_of(told).survival <= high + 1e-12).all()
+
+
+@TABLES
+@pytest.mark.parametrize("least", [1, 3, 5, 10])
+def test_the_median_of_lifelines_lies_in_the_interval_of_the_report(
+    table: tuple[int, list[int], list[int], list[float]], least: int
+) -> None:
+    counts, there = counts_of(table), np.array(table[3])
+    ends = choose_report_times([counts], least)
+    above, until = median_between([float(one + 1) for one in ends], limits_of(report_counts(counts, ends, least)))
+    below = np.flatnonzero(there <= 0.5 + 1e-9)
+    median = float(below[0] + 1) if len(below) else math.inf
+    assert above is not None and above < median and (until is None or median <= until), (above, median, until)
 
 
 @TABLES

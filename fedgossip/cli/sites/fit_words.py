@@ -166,7 +166,9 @@ def _survival(found: CurveFit, sites: int) -> list[str]:
         ]
         lines.append(columns([head, *rows]))
     rows = [_median(one) for one in (whole, *found.groups)]
-    lines.append(columns([["", "records", "events", "expected", "median", "95 % from", "to"], *rows]))
+    lines.append(
+        columns([["", "records", "events", "expected", "median", "95 % from", "to", "lies above", "at most"], *rows])
+    )
     if found.statistic is not None and found.p is not None:
         lines.append(f"log-rank: {chi_squared(found.statistic, found.freedom or 0, found.p)}")
     if found.hidden:
@@ -175,7 +177,7 @@ def _survival(found: CurveFit, sites: int) -> list[str]:
 
 
 def _median(one: GroupCurve) -> list[str]:
-    figures = (one.expected, one.median, one.median_low, one.median_high)
+    figures = (one.expected, one.median, one.median_low, one.median_high, one.median_above, one.median_until)
     return [one.name or "all", str(one.records), str(one.events), *map(short, figures)]
 
 

@@ -87,6 +87,16 @@ def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | Non
     return found[0], found[1], found[2]
 
 
+def median_between(times: Sequence[float], limits: tuple[Values, Values]) -> tuple[float | None, float | None]:
+    """Return the times above which, and until which, the median of times rounded up to the grid lies.
+
+    `limits` of `limits_of`; None where no reported time bounds it.
+    """
+    low, high = (np.flatnonzero(one <= 0.5 + 1e-12) for one in limits)
+    above = 0.0 if len(low) and not low[0] else float(times[int(low[0]) - 1]) if len(low) else float(times[-1])
+    return above, float(times[int(high[0])]) if len(high) else None
+
+
 @dataclass(frozen=True)
 class LogRank:
     """The test that all groups have one survival: a chi squared with one degree of freedom for each but the first."""
@@ -148,6 +158,9 @@ class GroupCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     median: float | None
     median_low: float | None
     median_high: float | None
+    median_above: float | None = None
+    median_until: float | None = None
+    """Bounds of the median of all records with times rounded up to the grid: above the one, at most the other."""
     points: tuple[CurvePoint, ...]
 
 
@@ -224,7 +237,8 @@ def _curve(name: str, times: Sequence[float], counts: ReportedCounts, expected: 
         for row, (survival, *others), bounds in zip(rows, figures, limits, strict=True)
     ]
     median, low, high = median_of(times, curve)
+    above, until = median_between(times, limits_of(counts))
     return GroupCurve(
         name=name, records=counts.records, events=int(counts.events.sum()), expected=expected, median=median,
-        median_low=low, median_high=high, points=tuple(points),
+        median_low=low, median_high=high, median_above=above, median_until=until, points=tuple(points),
     )  # fmt: skip
