@@ -141,6 +141,8 @@ class Reader:
                 return self._view(base, np.dtype(parts[1]), offset, shape, strides)
             case "slice":
                 return slice(*(None if one is None else int(one) for one in parts))
+            case "range":
+                return range(*map(int, parts))
             case "number" if parts[0] in DTYPES:
                 return np.dtype(parts[0]).type(parts[1])
             case "dtype" if parts[0] in DTYPES:
@@ -308,6 +310,8 @@ def _fits(value: Any, hint: Hint, fresh: object) -> bool:
         return _is(value, _kind_of(fresh)) if _there(fresh) else isinstance(value, _ANY)
     if origin_of(hint) is typing.Literal:
         return any(type(value) is type(one) and value == one for one in typing.get_args(hint))
+    if isinstance(value, range):
+        return origin_of(hint) is abc.Sequence
     return _is(value, origin_of(hint))
 
 

@@ -82,8 +82,8 @@ class _Writer:
         match value:
             case Enum() if is_ours(type(value)):
                 return ["enum", name_of(type(value)), value.name]
-            case slice():
-                return ["slice", value.start, value.stop, value.step]
+            case slice() | range():
+                return [type(value).__name__, value.start, value.stop, value.step]
             case np.ndarray() if value.dtype.name in DTYPES:
                 return self._array(value)
             case np.generic():

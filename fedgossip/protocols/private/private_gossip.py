@@ -189,7 +189,8 @@ class PrivateGossip(AwaitedRound[Any]):
         resumed: Checkpoint | None = None,
         algorithm: DSGD | CombineThenAdapt = SENT_AS_TRAINED,
     ) -> None:
-        super().__init__(node, schedule, Learner[Any](algorithm, initial, resumed), settings, resumed)
+        learner: Learner[Any] = Learner(algorithm, initial, resumed)  # not Learner[Any](): no image holds that
+        super().__init__(node, schedule, learner, settings, resumed)
         partners = schedule.partners(node)
         self.schedule, self.schema, self.grid = schedule, schema, grid
         self.book = KeyBook(node, pairs, partners, (one for to in partners for one in schedule.partners(to)))
