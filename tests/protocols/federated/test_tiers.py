@@ -27,11 +27,12 @@ from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.protocols.federated.aggregation_round import LeafSum
+from fedgossip.protocols.federated.client_round import Summand
 from fedgossip.protocols.federated.leaf import LeafCoordinator
 from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.encoding import Encoding
-from fedgossip.secure.fixed_point import DecodedSum
+from fedgossip.secure.fixed_point import DecodedSum, Quantised
 from fedgossip.secure.ring import Words
 
 NEVER = 5
@@ -372,6 +373,41 @@ def test_in_a_secure_sum_of_leaves_such_a_lie_costs_the_round_and_names_nobody(q
     for lie, clients, reason in ((1 << 30, 0, "BOUND"), (0, 100, "OVERFLOW")):
         run = with_liar(SECURE, lie, clients)
         assert [facts["reason"] for facts in run.reports("abandoned")] == [reason] * 2
+
+
+class Loud:
+    """What a client adds to its sum that keeps no bound."""
+
+    clients = 1
+
+    def __init__(self, work: Summand) -> None:
+        self.work = work
+
+    def integers(self, *about: Any) -> Quantised:
+        honest = self.work.integers(*about)
+        values = honest.values.copy()
+        values[:3] += np.uint32(1 << 30)
+        return Quantised(values, honest.fingerprint)
+
+
+def test_a_client_that_lies_costs_its_leaf_the_round_and_no_other(quick: None) -> None:
+    def wrap(node: int, machine: Any) -> Machine:
+        if node == 1:
+            part = machine.answering.part
+
+            def lying(*about: Any) -> Any:
+                made = part(*about)
+                trained = made.trained
+                made.trained = lambda work: trained(Loud(work))
+                return made
+
+            machine.answering = type("Lying", (), {"part": staticmethod(lying)})()
+        return machine  # type: ignore[no-any-return]
+
+    run = follow(experiment(**{"rounds": 2, "min_clients": 3, **OPEN}), wrap=wrap)
+    assert [facts["clients"] for facts in run.reports("aggregated")] == [4, 4]
+    told = [(node, report.value) for node, report in run.told if report.name == "contributes_nothing"]
+    assert [(node, value["reason"]) for node, value in told] == [(8, "BOUND")] * 2  # type: ignore[index]
 
 
 def test_a_lie_within_the_bounds_of_its_clients_is_not_caught(quick: None) -> None:
