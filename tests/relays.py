@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +20,11 @@ class Running:
     stopped: bool = False
     thread: threading.Thread | None = None
     taken: bytearray = field(default_factory=bytearray)
+    scheme: str = "relay"
 
     @property
     def address(self) -> str:
-        return f"relay://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
         """Vanish: every connection breaks."""
@@ -35,18 +37,27 @@ class Running:
             self.loop.close()
 
 
-def run_relay(limits: Limits | None = None, allowed: WhoMay = lambda: None, port: int = 0) -> Running:
+def run_relay(
+    limits: Limits | None = None, allowed: WhoMay = lambda: None, port: int = 0, scheme: str = "relay",
+    tls: ssl.SSLContext | None = None,
+) -> Running:  # fmt: skip
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     made = Relay(limits or Limits(), allowed)
-    number = asyncio.run_coroutine_threadsafe(made.start("127.0.0.1", port), loop).result(10)
-    return Running(made, number, loop, thread=thread)
+    opening = made.start("127.0.0.1", port) if scheme == "relay" else made.start_web("127.0.0.1", port, tls)
+    number = asyncio.run_coroutine_threadsafe(opening, loop).result(10)
+    return Running(made, number, loop, thread=thread, scheme=scheme)
 
 
 @contextmanager
-def relay_running(limits: Limits | None = None, allowed: WhoMay = lambda: None) -> Iterator[Running]:
-    running = run_relay(limits, allowed)
+def relay_running(
+    limits: Limits | None = None,
+    allowed: WhoMay = lambda: None,
+    scheme: str = "relay",
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Running]:
+    running = run_relay(limits, allowed, scheme=scheme, tls=tls)
     try:
         yield running
     finally:

@@ -19,6 +19,7 @@ import contextlib
 import re
 import socket
 import tomllib
+import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,16 @@ ADDRESS_LETTERS = 128
 
 TCP, RELAY = "tcp://", "relay://"
 """How an address begins that is called, and one of a relay, through which its owner is reached."""
+WEB = ("wss://", "ws://")
+"""How the address of a relay begins that is reached by the web."""
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
-_ADDRESS = re.compile(r"(?:tcp|relay)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://[^\x00-\x1f\x7f]{1,100}")
+_HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)"
+_ADDRESS = re.compile(
+    rf"(?:tcp|relay)://{_HOST}:(?P<port>\d{{1,5}})|ipc://[^\x00-\x1f\x7f]{{1,100}}"
+    rf"|wss?://{_HOST}(?::(?P<web_port>\d{{1,5}}))?(?:/[\w./~%-]*)?",
+    re.ASCII,
+)
 
 
 class _PeerEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -215,6 +223,16 @@ def _read(path: Path) -> dict[NodeId, Endpoint]:
     return found
 
 
+def is_web(address: str) -> bool:
+    """Whether an address is of a relay that is reached by the web."""
+    return address.startswith(WEB)
+
+
+def is_relay(address: str) -> bool:
+    """Whether an address is of a relay, by TCP or the web."""
+    return address.startswith((RELAY, *WEB))
+
+
 def addresses_of(text: str) -> list[str]:
     """Return the addresses of a peer that may be reached in several ways: separated by commas, the likeliest first."""
     return text.split(",")
@@ -223,8 +241,14 @@ def addresses_of(text: str) -> list[str]:
 def check_address(address: str, where: str) -> None:
     """Raise ConfigError, naming `where`, for an address at which no peer can be called."""
     found = [_ADDRESS.fullmatch(one) for one in addresses_of(address)]
-    if len(address) > ADDRESS_LETTERS or not all(one and 0 < int(one["port"] or 1) < 65536 for one in found):
-        advice = "Write tcp://HOST:PORT, or several with commas between them; relay://HOST:PORT for a relay."
+    if "@" in address and address.startswith(WEB):  # what stands before it is not shown
+        advice = "The address of a relay needs none; those of a proxy belong into HTTPS_PROXY, or a file: --proxy FILE."
+        raise ConfigError(f"{where}: an address with a user or a password", advice)
+    ports = [int(one["port"] or one["web_port"] or 1) for one in found if one]
+    if len(address) > ADDRESS_LETTERS or len(ports) < len(found) or not all(0 < port < 65536 for port in ports):
+        advice = (
+            "Write tcp://HOST:PORT, or several with commas between them; relay://HOST:PORT or wss://HOST for a relay."
+        )
         raise ConfigError(f"{where}: {address!r} is no address", advice)
 
 
@@ -232,9 +256,9 @@ def check_reachable(address: str, where: str) -> None:
     """Raise ConfigError for an address that other machines cannot call: no network's, or of every interface or none."""
     check_address(address, where)
     for one in addresses_of(address):
-        if not one.startswith((TCP, RELAY)):
+        if not (one.startswith(TCP) or is_relay(one)):
             raise ConfigError(f"{where}: {one!r} is no address of a network", "Write tcp://HOST:PORT.")
-        host = one.partition("://")[2].rpartition(":")[0].strip("[]")
+        host = urllib.parse.urlsplit(one).hostname
         if host in ("0.0.0.0", "::", "0"):  # the refused value
             advice = "Write the address at which the others reach this machine; --bind says where to listen."
             raise ConfigError(f"{where}: {one!r} is every address of this machine, not one to call", advice)

@@ -42,6 +42,7 @@ HOMES = {
     "matplotlib": {"report", "sites", "cli"},
     "opacus": {"learning", "privacy"},
     "zeroconf": {"net"},
+    "websockets": {"net"},
     "segno": {"cli"},
     "ray": {"drivers", "lab"},
     "submitit": {"drivers", "lab"},

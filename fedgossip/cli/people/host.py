@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.people.invited import InvitedSeat, script_of
+from fedgossip.cli.people.invited import InvitedSeat, script_of, web_options
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
@@ -70,7 +70,7 @@ TELL_SECONDS = 1.0
     "relays",
     multiple=True,
     metavar="HOST:PORT",
-    help="A relay through which this machine is reached: see `fedgossip relay`.",
+    help="A relay through which this machine is reached, or wss://HOST/PATH for one by the web: see `fedgossip relay`.",
 )
 @click.option(
     "--invite-port", type=click.IntRange(1, 65535), help=f"TCP port for joining members.  [default: {INVITE_PORT}]"
@@ -92,6 +92,7 @@ TELL_SECONDS = 1.0
 )
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
+@web_options
 @click.option("--seed", type=int, help="Replace the file's seed.")
 def host(
     experiment: Path,
@@ -172,10 +173,10 @@ def _task(plan: Plan, node: int) -> Learning:
 
 
 def _relay(text: str) -> str:
-    """The address of a relay, relay://HOST:PORT.  Raises ConfigError."""
-    from fedgossip.net.endpoints import RELAY, check_reachable
+    """The address of a relay, relay://HOST:PORT or wss://HOST.  Raises ConfigError."""
+    from fedgossip.net.endpoints import RELAY, check_reachable, is_web
 
-    address = f"{RELAY}{text.removeprefix(RELAY)}"
+    address = text if is_web(text) else f"{RELAY}{text.removeprefix(RELAY)}"
     check_reachable(address, "--relay")
     return address
 

@@ -14,12 +14,13 @@ import click
 
 from fedgossip.base import outside_files
 from fedgossip.base.untrusted_text import line
-from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of
+from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of, web_options
 from fedgossip.cli.sites.approval import approved_to_join
 from fedgossip.cli.text import columns, echo
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
+    from fedgossip.base.errors import NetworkError
     from fedgossip.core.messages import Beginning, Gathering, Proposal
     from fedgossip.drivers.before_consent import DeclaredRun
     from fedgossip.drivers.invite_joining import Joined
@@ -72,6 +73,7 @@ SEARCH_SECONDS = 3.0
     default=0.0,
     help="As a client: require `fedgossip plan approve`, valid for so many days at most; the policy records it.",
 )
+@web_options
 def join(
     invite: tuple[str, ...],
     data: str,
@@ -92,6 +94,7 @@ def join(
     The proposed run is shown first; nothing of it runs, or is written, before you agree.  The same command resumes
     after an interruption.
     """
+    from fedgossip.base.errors import NetworkError
     from fedgossip.drivers import invite_joining
     from fedgossip.net.invites.invitation import read
     from fedgossip.net.invites.invite_client import InviteClient
@@ -107,7 +110,10 @@ def join(
         client = InviteClient(invitation, place.identity, _way_to(invitation, through), more)
         stack.callback(client.close)
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
-        proposal = invite_joining.proposal(client)
+        try:
+            proposal = invite_joining.proposal(client)
+        except NetworkError as error:
+            raise _explained(error, agent) from None
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
         own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent)
         plan = _agreed(proposal, invitation, place, own, yes=yes)
@@ -130,18 +136,32 @@ class _Own:
 def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
     """Return the client of the invite's relays, if it names some."""
     from fedgossip.net.relays.relay_client import RelayClient
+    from fedgossip.net.relays.web_way import without_tls
 
     if not _relays(invitation):
         return None
     agent = RelayClient(place.identity)
     stack.callback(agent.close)
+    for one in _relays(invitation):
+        if note := without_tls(one):
+            echo(note, err=True)
     return agent
 
 
-def _relays(invitation: Invitation) -> list[str]:
-    from fedgossip.net.endpoints import RELAY
+def _explained(error: NetworkError, agent: RelayClient | None) -> NetworkError:
+    """Add why the relays of the invite cannot be reached."""
+    from fedgossip.base.errors import NetworkError
 
-    return [one for one in invitation.addresses if one.startswith(RELAY)]
+    faults = list(agent.faults.values()) if agent else []
+    if not faults:
+        return error
+    return NetworkError("; ".join(map(str, [error, *faults])), faults[0].advice)
+
+
+def _relays(invitation: Invitation) -> list[str]:
+    from fedgossip.net.endpoints import is_relay
+
+    return [one for one in invitation.addresses if is_relay(one)]
 
 
 def _way_to(invitation: Invitation, through: Through | None) -> Callable[[str], str]:

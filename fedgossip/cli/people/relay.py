@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +15,25 @@ import click
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
-    from fedgossip.net.relays.relay import Relay
+    from fedgossip.net.relays.relay import Door, Relay
+
+USUAL = "0.0.0.0:7777"
 
 SAY_SECONDS = 60.0
 """Seconds between two lines of counts, if they changed."""
 
 
 @click.command()
-@click.option("--listen", default="0.0.0.0:7777", show_default=True, metavar="HOST:PORT", help="Where to listen.")
+@click.option(
+    "--listen",
+    "doors",
+    multiple=True,
+    metavar="ADDRESS",
+    help="HOST:PORT; wss://HOST:PORT with --cert; ws://HOST:PORT behind a server that ends TLS.  May be given several "
+    f"times.  [default: {USUAL}]",
+)
+@click.option("--cert", type=click.Path(path_type=Path), help="For wss://: the certificate, with its chain, in PEM.")
+@click.option("--key", type=click.Path(path_type=Path), help="For wss://: the key of the certificate, in PEM.")
 @click.option(
     "--allow",
     type=click.Path(path_type=Path),
@@ -43,36 +56,39 @@ SAY_SECONDS = 60.0
     metavar="SECONDS",
     help="Time without a byte after which two are parted.",
 )
-def relay(listen: str, allow: Path | None, connections: int, rate: float, idle: float) -> int:
+def relay(
+    doors: tuple[str, ...],
+    cert: Path | None,
+    key: Path | None,
+    allow: Path | None,
+    connections: int,
+    rate: float,
+    idle: float,
+) -> int:
     """Run a relay on a machine that every peer can reach, until Ctrl-C.
 
     Peers behind NAT keep a connection to it and are connected through it; it sees the ends and sizes of calls, and
     ciphertext.
     """
-    from fedgossip.base.errors import ConfigError, NetworkError
-    from fedgossip.net.relays.relay import Limits, Relay
+    from fedgossip.net.relays.relay import Door, Limits, Relay, tls_of
     from fedgossip.net.relays.roster_file import Roll
 
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"--listen {listen}: no address", "Write HOST:PORT, such as 0.0.0.0:7777.")
+    opened = [Door.of(door, "--listen") for door in doors or (USUAL,)]
+    tls = tls_of([door.scheme for door in opened], cert, key)
     roll = Roll(allow) if allow else None
     if roll is None:
         echo("Any caller may use this relay, within its limits; --allow FILE names the permitted ones.", err=True)
     server = Relay(Limits(connections, rate=1e6 * rate, idle_seconds=idle), roll.allowed if roll else lambda: None)
-    try:
-        asyncio.run(_run(server, host.strip("[]"), int(port)))
-    except OSError as error:
-        advice = "Stop what listens there, or choose another port."
-        raise NetworkError(f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}", advice) from None
+    asyncio.run(_run(server, opened, tls))
     return 0
 
 
-async def _run(server: Relay, host: str, port: int) -> None:
+async def _run(server: Relay, doors: Sequence[Door], tls: ssl.SSLContext | None) -> None:
     """Serve until a signal; print the counts now and then."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
-    echo(f"relay at {host}:{await server.start(host, port)}")
+    for door in doors:
+        echo(f"relay at {await server.open(door, tls)}")
     before = ""
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):

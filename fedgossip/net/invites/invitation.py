@@ -6,7 +6,8 @@
     expires 4 bytes    seconds since 1970
     key    32 bytes    the organiser's public key of CURVE: it authenticates the organiser to a joiner
     secret 16 bytes    random; its holder may request to join, it travels over no network
-    places             one after the other: a kind, a host (4, 16, or 1 + n bytes), a port (2 bytes)
+    places             one after the other: a kind, a host (4, 16, or 1 + n bytes), a port (2 bytes); or, of a
+                       relay by the web, a kind and its URL (1 + n bytes)
     check   4 bytes    of the SHA-256 of all before
 
 All numbers are big-endian.  Capitals, white space and hyphens do not count, so that a text broken by a mail program is
@@ -20,18 +21,20 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from zmq.utils import z85
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.net.endpoints import RELAY, TCP
+from fedgossip.net.endpoints import RELAY, TCP, check_address, is_relay, is_web
 
 PREFIX = "fg1-"
 SECRET_BYTES, CHECK_BYTES = 16, 4
 PLACES_MAX = 6
 """Addresses in one invite."""
+PLACES_BYTES = 255 - 4 - 32 - 16
+"""Of all of them: their length is a byte."""
 LETTERS_MAX = 600
 """Of a text that is looked at."""
 
@@ -40,13 +43,15 @@ _ALIKE = str.maketrans({"i": "1", "l": "1", "o": "0"})
 _IPV4, _IPV6, _NAME = 4, 6, 0
 _RELAYED = 8
 """Added to the kind of an address that is a relay's."""
+_WEB = 16
+"""The kind of a relay's address by the web."""
 
 ASK_ANEW = "Ask the organiser for the whole text, or for a new one."
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """`addresses`: tcp://HOST:PORT, where the organiser is called, and relay://HOST:PORT, through which."""
+    """`addresses`: tcp://HOST:PORT, where the organiser is called; relay://HOST:PORT or wss://HOST, through which."""
 
     addresses: tuple[str, ...]
     key: str
@@ -87,10 +92,18 @@ def proof_of(secret: bytes, organiser: str, key: str, verify: str) -> bytes:
 
 def written(invitation: Invitation) -> str:
     """Return the text.  Raises ConfigError for an address that does not fit into one."""
-    places = b"".join(_packed(address) for address in invitation.addresses[:PLACES_MAX])
+    places = b"".join(_fitting(invitation.addresses))
     head = invitation.expires.to_bytes(4, "big") + z85.decode(invitation.key) + invitation.secret
     body = bytes([len(head) + len(places)]) + head + places
     return PREFIX + _base32(body + hashlib.sha256(body).digest()[:CHECK_BYTES])
+
+
+def _fitting(addresses: Sequence[str]) -> list[bytes]:
+    """Return the places that one invite holds; relays reach from everywhere, so others are left out first."""
+    kept = list(addresses)
+    while len(kept) > PLACES_MAX or sum(len(_packed(one)) for one in kept) > PLACES_BYTES:
+        kept.remove(([one for one in kept if not is_relay(one)] or kept)[-1])
+    return [_packed(one) for one in kept]
 
 
 def read(text: str) -> Invitation:
@@ -118,12 +131,14 @@ def _unpacked(body: bytes) -> Invitation:
     expires, key, secret = int.from_bytes(content[1:5], "big"), content[5:37], content[37 : 1 + least]
     try:
         addresses = tuple(_places(content[1 + least :]))
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, ConfigError):
         raise ConfigError("the invite names no address that can be called", ASK_ANEW) from None
     return Invitation(addresses, z85.encode(key).decode(), secret, expires)
 
 
 def _packed(address: str) -> bytes:
+    if is_web(address):
+        return bytes([_WEB, len(address)]) + address.encode()
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     relayed = _RELAYED if f"{scheme}://" == RELAY else 0
@@ -141,12 +156,21 @@ def _places(body: bytes) -> Iterator[str]:
     """Yield addresses.  Raises IndexError or ValueError for malformed ones."""
     at = 0
     while at < len(body):
+        if body[at] == _WEB:
+            url = body[at + 2 : at + 2 + body[at + 1]].decode("ascii")
+            at += 2 + body[at + 1]
+            if at > len(body) or not is_web(url):
+                raise ValueError("no address")
+            check_address(url, "the invite")
+            yield url
+            continue
         kind, scheme = body[at] % _RELAYED, RELAY if body[at] >= _RELAYED else TCP
+        known = body[at] < 2 * _RELAYED
         at += 1
         size = {_IPV4: 4, _IPV6: 16}.get(kind, 0) or body[at]
         at += kind == _NAME
         host, port, at = body[at : at + size], body[at + size : at + size + 2], at + size + 2
-        if len(port) < 2 or kind not in (_IPV4, _IPV6, _NAME) or body[0] >= 2 * _RELAYED:
+        if len(port) < 2 or kind not in (_IPV4, _IPV6, _NAME) or not known:
             raise ValueError("no address")
         yield f"{scheme}{_host(kind, host)}:{int.from_bytes(port, 'big')}"
 

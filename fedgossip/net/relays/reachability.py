@@ -3,6 +3,7 @@
     at once                 the first address is called, and all are tried beside it, by handshakes with its key
     the first that answers  is called from then on
     none for a second       the relay is called, if there is one; the others are tried again every ten seconds
+    no link by a relay      after RELAY_SECONDS the next relay is called: those by TCP first, those by the web last
     a link that broke       all are tried again
 
 A handshake, not a connection: another machine may have the same address on another network.  A thread tries; the owner
@@ -22,7 +23,7 @@ import zmq
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.core.machine import NodeId
-from fedgossip.net.endpoints import RELAY
+from fedgossip.net.endpoints import RELAY, is_relay
 from fedgossip.net.identity import Identity
 from fedgossip.net.sockets import ZmqSocket, make
 
@@ -32,6 +33,8 @@ TRY_SECONDS = 3.0
 """Time for one try of all direct ways."""
 AGAIN_SECONDS = 10.0
 """Time between two tries while a relay is used, or nothing reaches the peer."""
+RELAY_SECONDS = 4.0
+"""Time for a link through one relay, before the next one is called."""
 TURN_MS = 100
 TRIES_MAX = 64
 """Maximum number of handshakes that are tried at the same time."""
@@ -59,6 +62,8 @@ class _Reached:
     due: float
     up: bool = False
     began: float = 0.0
+    relayed_at: float = 0.0
+    """When the present relay was chosen, or the link through it was last seen up."""
     tries: dict[ZmqSocket, tuple[ZmqSocket, str]] = field(default_factory=dict)
     """By the monitor of each: the socket that calls, and the address."""
 
@@ -80,8 +85,9 @@ class Reachability:
 
     def to(self, node: NodeId, key: str, addresses: Sequence[str]) -> Route:
         """Return where to call a peer at first; `take` returns better addresses later."""
-        direct = [one for one in addresses if not one.startswith(RELAY)]
-        relays = [one for one in addresses if one.startswith(RELAY)] if self._through else []
+        direct = [one for one in addresses if not is_relay(one)]
+        relays = [one for one in addresses if is_relay(one)] if self._through else []
+        relays.sort(key=lambda one: not one.startswith(RELAY))  # those by the web come last
         with self._lock:
             known = self._peers.get(node)
             if known and (known.key, known.direct, known.relays) == (key, direct, relays):
@@ -130,6 +136,7 @@ class Reachability:
         while not self._ended.is_set():
             with self._lock:
                 self._begin_tries(time.monotonic())
+                self._turn_relays(time.monotonic())
             if not self._poller.sockets:
                 self._ended.wait(TURN_MS / 1000)
                 continue
@@ -154,6 +161,17 @@ class Reachability:
                     self._try(peer, address)
             if not peer.tries:
                 peer.due = now + AGAIN_SECONDS
+
+    def _turn_relays(self, now: float) -> None:
+        """Call peers through their next relay where no link was made through this one."""
+        for peer in self._peers.values():
+            if peer.up or not peer.now.relay:
+                peer.relayed_at = now
+            elif len(peer.relays) > 1 and now - peer.relayed_at > RELAY_SECONDS:
+                following = peer.relays[(peer.relays.index(peer.now.relay) + 1) % len(peer.relays)]
+                peer.relayed_at = now
+                if (way := self._relayed(peer.node, following, peer.key)) is not None:
+                    self._go(peer, way, go_on=True)
 
     def _try(self, peer: _Reached, address: str) -> None:
         dealer = make(self._context, zmq.DEALER)

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
+import ssl
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from fedgossip.base.errors import ConfigError, NetworkError, PeerError
 from fedgossip.net.relays.relay_protocol import (
     ALIVE,
     CALL,
     CALLED,
+    ECHO,
+    ECHO_BYTES,
     LISTEN,
     NO,
     REQUEST_BYTES,
@@ -29,7 +35,8 @@ from fedgossip.net.relays.relay_protocol import (
     verified_request,
 )
 from fedgossip.net.relays.roster_file import Allowed
-from fedgossip.net.relays.splice import Rate, Stream, hang_up, patient, settled, spliced
+from fedgossip.net.relays.splice import PIECE_BYTES, Rate, Stream, Writer, hang_up, patient, settled, spliced
+from fedgossip.net.relays.web_stream import TcpStream, accept_web, to_tls
 
 REQUEST_SECONDS = 5.0
 """Seconds for a new connection to send its request."""
@@ -39,6 +46,14 @@ ALIVE_SECONDS = 15.0
 """Seconds between two keep-alives to a listener, which replies to them."""
 STRANGERS_MAX = 64
 """Maximum number of connections without a request; the next is not accepted."""
+
+ECHO_SECONDS = 10.0
+"""Seconds without a byte after which an echo ends."""
+
+_Entrance = Callable[[TcpStream], Awaitable[Stream]]
+"""What a new connection passes before it is greeted."""
+
+TCP_DOOR = "tcp"
 
 WhoMay = Callable[[], Allowed | None]
 """The keys that may use the relay now; None: any."""
@@ -65,6 +80,45 @@ class _Ringing:
     answered: asyncio.Future[Stream] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
+@dataclass(frozen=True)
+class Door:
+    """Where a relay listens: `scheme` is tcp, ws or wss."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        where = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return where if self.scheme == TCP_DOOR else f"{self.scheme}://{where}"
+
+    @staticmethod
+    def of(text: str, where: str) -> Door:
+        """Read HOST:PORT, wss://HOST:PORT or ws://HOST:PORT, `where` it is written.  Raises ConfigError."""
+        found = re.fullmatch(r"(?:(wss?)://)?(\[[0-9a-fA-F:.]+\]|[\w.-]*):(\d{1,5})/?", text)
+        if found is None or int(found[3]) > 65535:
+            advice = "Write HOST:PORT, such as 0.0.0.0:7777, or wss://0.0.0.0:443."
+            raise ConfigError(f"{where} {text}: no address", advice)
+        return Door(found[1] or TCP_DOOR, found[2].strip("[]"), int(found[3]))
+
+
+def tls_of(schemes: Collection[str], certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return how callers of wss:// are served, None where there is none.  Raises ConfigError."""
+    if "wss" not in schemes:
+        return None
+    if certificate is None:
+        advice = "Name a certificate and its key: --cert FILE --key FILE; or listen at ws:// behind nginx or Caddy."
+        raise ConfigError("wss:// needs a certificate", advice)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password=str)  # a key with a password: an error, no prompt
+    except (OSError, ssl.SSLError) as error:
+        reason = (error.strerror or str(error)).lower()
+        text = f"the certificate {certificate}{f' with the key {key}' if key else ''} cannot be used: {reason}"
+        raise ConfigError(text, "Both are in PEM: the certificate with its chain, and its own key.") from None
+    return context
+
+
 class Relay:
     """`start`, then its loop does all; `counts` counts events."""
 
@@ -72,45 +126,74 @@ class Relay:
         self.limits, self.allowed = limits, allowed
         self.counts: Counter[str] = Counter()
         self._rate = Rate(limits.rate)
-        self._listeners: dict[bytes, asyncio.StreamWriter] = {}
+        self._listeners: dict[bytes, Writer] = {}
         self._waiting: dict[bytes, _Ringing] = {}
         self._of: Counter[bytes] = Counter()
         self._connections = self._strangers = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     @property
     def listening(self) -> int:
         """How many peers can be called."""
         return len(self._listeners)
 
+    async def open(self, door: Door, tls: ssl.SSLContext | None) -> str:
+        """Listen at an address; return it with its real port.  Raises NetworkError."""
+        opening = self.start(door.host, door.port) if door.scheme == TCP_DOOR else self.start_web(
+            door.host, door.port, tls if door.scheme == "wss" else None
+        )  # fmt: skip
+        try:
+            return str(replace(door, port=await opening))
+        except OSError as error:
+            advice = "Stop what listens there, or choose another port."
+            raise NetworkError(f"cannot listen on {door}: {(error.strerror or str(error)).lower()}", advice) from None
+
     async def start(self, host: str, port: int) -> int:
-        """Listen; return the port.  Raises OSError."""
-        self._server = await asyncio.start_server(self._connected, host or None, port, limit=64 * 1024)
-        return int(self._server.sockets[0].getsockname()[1])
+        """Listen for connections of TCP; return the port.  Raises OSError."""
+        return await self._listen_at(host, port, _as_it_is)
+
+    async def start_web(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listen for WebSockets, inside TLS or, behind a server that ends it, without; return the port.
+
+        Raises OSError.
+        """
+        return await self._listen_at(host, port, _web(tls))
+
+    async def _listen_at(self, host: str, port: int, entrance: _Entrance) -> int:
+        def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # TLS begins with the first byte
+            task = asyncio.get_running_loop().create_task(self._connected(reader, writer, entrance))
+            self._tasks.add(task)
+
+        server = await asyncio.start_server(called, host or None, port, limit=64 * 1024)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Hang up on all."""
-        if self._server:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await settled()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, entrance: _Entrance) -> None:
         task = asyncio.current_task()
         assert task
-        self._tasks.add(task)
         self._connections += 1
         try:
             if self._connections > self.limits.connections or self._strangers >= STRANGERS_MAX:
                 self.counts["full"] += 1
                 return
             patient(writer)
-            if wanted := await self._asked(reader, writer):
-                await self._serve(wanted, (reader, writer))
-        except (OSError, EOFError, TimeoutError):
+            if found := await self._asked((reader, writer), entrance):
+                try:
+                    await self._serve(*found)
+                finally:
+                    hang_up(found[1][1])
+        except (OSError, EOFError, TimeoutError, PeerError):
             self.counts["broken"] += 1
         except asyncio.CancelledError:  # we close
             pass
@@ -119,13 +202,19 @@ class Relay:
             self._tasks.discard(task)
             hang_up(writer)
 
-    async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RelayRequest | None:
-        """Return the request of a new connection, if permitted."""
+    async def _asked(self, inner: TcpStream, entrance: _Entrance) -> tuple[RelayRequest, Stream] | None:
+        """Return the request of a new connection, if permitted, and its stream behind the door."""
         self._strangers += 1
         try:
             secret = X25519PrivateKey.generate()
-            writer.write(greeting(secret))
-            said = await asyncio.wait_for(reader.readexactly(REQUEST_BYTES), REQUEST_SECONDS)
+            async with asyncio.timeout(REQUEST_SECONDS):
+                reader, writer = await entrance(inner)
+                try:
+                    writer.write(greeting(secret))
+                    said = await reader.readexactly(REQUEST_BYTES)
+                except BaseException:
+                    hang_up(writer)
+                    raise
         finally:
             self._strangers -= 1
         wanted = verified_request(secret, said)
@@ -134,8 +223,9 @@ class Relay:
             self.counts["refused"] += 1
             writer.write(NO)
             await writer.drain()
+            hang_up(writer)
             return None
-        return wanted
+        return wanted, (reader, writer)
 
     async def _serve(self, wanted: RelayRequest, stream: Stream) -> None:
         if self._of[wanted.key] >= self.limits.calls:
@@ -148,6 +238,8 @@ class Relay:
                 await self._listen(wanted.key, stream)
             elif wanted.want == CALL:
                 await self._call(wanted, stream)
+            elif wanted.want == ECHO:
+                await self._echo(stream)
             else:
                 await self._answer(wanted, stream)
         finally:
@@ -199,6 +291,17 @@ class Relay:
         self.counts["put through"] += 1
         await spliced(stream, other, self.limits.idle_seconds, self._rate)
 
+    async def _echo(self, stream: Stream) -> None:
+        """Send back what arrives, up to ECHO_BYTES, at the rate of all."""
+        reader, writer = stream
+        writer.write(YES)
+        left = ECHO_BYTES
+        while left > 0 and (piece := await asyncio.wait_for(reader.read(min(left, PIECE_BYTES)), ECHO_SECONDS)):
+            left -= len(piece)
+            await self._rate.take(len(piece))
+            writer.write(piece)
+            await writer.drain()
+
     async def _answer(self, wanted: RelayRequest, stream: Stream) -> None:
         """Give this stream to the call that waits for it, and keep it open until that is over."""
         waiting = self._waiting.get(wanted.target)
@@ -215,3 +318,24 @@ class Relay:
 def _may(wanted: RelayRequest, allowed: Allowed) -> bool:
     """Whether a request is permitted; an unknown key may call those that invite."""
     return wanted.key in allowed.keys or (wanted.want == CALL and wanted.target in allowed.inviting)
+
+
+async def _as_it_is(inner: TcpStream) -> Stream:
+    inner[1].transport.resume_reading()  # type: ignore[attr-defined]
+    return inner
+
+
+def _web(tls: ssl.SSLContext | None) -> _Entrance:
+    async def entrance(inner: TcpStream) -> Stream:
+        if tls:
+            inner = await to_tls(inner, tls, REQUEST_SECONDS, host=None)
+        else:
+            await _as_it_is(inner)
+        try:
+            web = await accept_web(inner)
+        except BaseException:
+            hang_up(inner[1])
+            raise
+        return web, web
+
+    return entrance

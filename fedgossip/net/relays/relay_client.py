@@ -8,14 +8,15 @@ bytes distinguish from a link: its target's port for streams is PORT_ABOVE that 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Coroutine
 from typing import Any
 
 from zmq.utils import z85
 
-from fedgossip.base.errors import FedgossipError, PeerError
+from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.net.endpoints import RELAY, TCP
+from fedgossip.net.endpoints import RELAY, TCP, is_web
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.relay_protocol import (
     ALIVE,
@@ -30,6 +31,7 @@ from fedgossip.net.relays.relay_protocol import (
     request,
 )
 from fedgossip.net.relays.splice import Stream, hang_up, patient, settled, spliced
+from fedgossip.net.relays.web_way import Said, open_web, silent
 from fedgossip.net.streams.stream_port import HAIL, PORT_ABOVE
 
 CONNECT_SECONDS = 5.0
@@ -57,6 +59,10 @@ class RelayClient:
         self._servers: list[asyncio.Server] = []
         self._calls = 0
         self._listening: set[str] = set()
+        self._pause: dict[str, float] = {}  # of relays that cannot be reached: the last pause, and its end
+        self._due: dict[str, float] = {}
+        self.faults: dict[str, FedgossipError] = {}
+        """Why relays cannot be reached now."""
         self._thread = guarded_thread(self._run, "relay")
         self._thread.start()
 
@@ -116,8 +122,9 @@ class RelayClient:
                 pass
             finally:
                 self._listening.discard(relay)
-            await asyncio.sleep(pause)
-            pause = min(AGAIN_SECONDS_MAX, 2 * pause)
+            if relay not in self._due:  # it refuses, or broke off
+                await asyncio.sleep(jittered(pause))
+                pause = min(AGAIN_SECONDS_MAX, 2 * pause)
 
     async def _answer_calls(self, relay: str, stream: Stream, port: int) -> None:
         reader, writer = stream
@@ -186,17 +193,88 @@ class RelayClient:
             self._calls -= 1
 
     async def _asked(self, relay: str, want: bytes, target: bytes, seconds: float) -> Stream:
-        """Return a connection to a relay that has accepted.  Raises OSError, EOFError, TimeoutError, PeerError."""
-        host, _, port = relay.removeprefix(RELAY).rpartition(":")
-        opening = asyncio.open_connection(host.strip("[]"), int(port))
-        reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+        """Return a connection to a relay that has accepted.  Raises OSError, EOFError, TimeoutError, FedgossipError.
+
+        While a relay cannot be reached each call waits: ZeroMQ's would knock ten times a second.
+        """
+        if relay in self._due:
+            await asyncio.sleep(min(self._due[relay] - self._loop.time(), CONNECT_SECONDS))
+            if self._due.get(relay, 0.0) > self._loop.time():  # another call found it away meanwhile, or tries it now
+                raise TimeoutError
+            self._due[relay] = self._loop.time() + CONNECT_SECONDS
         try:
-            patient(writer)
-            greeted = await asyncio.wait_for(reader.readexactly(GREETING_BYTES), CONNECT_SECONDS)
-            writer.write(request(self.identity, greeted, want, target))
-            if await asyncio.wait_for(reader.readexactly(1), seconds) != YES:
-                raise PeerError(f"the relay at {relay} refuses", "Is this peer in the roster that it was given?")
-        except BaseException:
-            hang_up(writer)
+            stream = await ask_relay(relay, self.identity, want, target, seconds)
+        except (OSError, EOFError, TimeoutError, FedgossipError) as error:
+            if isinstance(error, PeerError):  # it is there
+                self._reached(relay)
+            else:
+                self._failed(relay, error)
             raise
-        return reader, writer
+        self._reached(relay)
+        return stream
+
+    def _reached(self, relay: str) -> None:
+        self._pause.pop(relay, None)
+        self._due.pop(relay, None)
+        self.faults.pop(relay, None)
+
+    def _failed(self, relay: str, error: Exception) -> None:
+        pause = min(AGAIN_SECONDS_MAX, 2 * self._pause.get(relay, AGAIN_SECONDS / 2))
+        self._pause[relay] = pause
+        self._due[relay] = self._loop.time() + jittered(pause)
+        if isinstance(error, FedgossipError):
+            self.faults[relay] = error
+
+
+async def ask_relay(
+    relay: str, identity: Identity, want: bytes, target: bytes, seconds: float, said: Said = silent
+) -> Stream:
+    """Return a connection to a relay, by TCP or the web, that has accepted a request; `said` receives each step.
+
+    Raises OSError, EOFError, TimeoutError, NetworkError, and PeerError for a refusal.
+    """
+    reader, writer = await open_relay(relay, said)
+    try:
+        patient(writer)
+        try:
+            greeted = await asyncio.wait_for(reader.readexactly(GREETING_BYTES), CONNECT_SECONDS)
+        except (TimeoutError, EOFError) as error:
+            if not is_web(relay):
+                raise
+            raise _silent_web(relay, error) from None
+        said("greeting", "a relay of fedgossip")
+        writer.write(request(identity, greeted, want, target))
+        if await asyncio.wait_for(reader.readexactly(1), seconds) != YES:
+            raise PeerError(f"the relay at {relay} refuses", "Is this peer in the roster that it was given?")
+    except BaseException:
+        hang_up(writer)
+        raise
+    return reader, writer
+
+
+async def open_relay(relay: str, said: Said = silent) -> Stream:
+    """Return a connection to a relay that has not greeted yet.  Raises OSError, TimeoutError, NetworkError."""
+    if is_web(relay):
+        web = await open_web(relay, said)
+        return web, web
+    host, _, port = relay.removeprefix(RELAY).rpartition(":")
+    return await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_SECONDS)
+
+
+def _silent_web(relay: str, error: Exception) -> NetworkError:
+    """A WebSocket on which no word of a relay arrives."""
+    if isinstance(error, TimeoutError):
+        text = (
+            f"{relay}: the upgrade succeeds, and nothing arrives in {CONNECT_SECONDS:g} seconds: a proxy holds it back"
+        )
+        return NetworkError(
+            text, "It must pass WebSockets on unbuffered (nginx: proxy_buffering off), or leave this host out."
+        )
+    return NetworkError(
+        f"{relay}: the upgrade succeeds, and the connection ends", "Is `fedgossip relay` running there?"
+    )
+
+
+def jittered(seconds: float) -> float:
+    """Return between half of a pause and all of it: those that lost one relay do not return in one moment."""
+    return seconds * (0.5 + secrets.randbelow(1 << 16) / (1 << 17))

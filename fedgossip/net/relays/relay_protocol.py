@@ -5,7 +5,7 @@
     relay    + or -, and to a listener:  C and a token (32) for each call, a dot now and then
 
     LISTEN   announce calls to me                   CALL     connect me to the holder of this key
-    ANSWER   connect me to the call with this token
+    ANSWER   connect me to the call with this token      ECHO     send back my bytes, up to ECHO_BYTES
 
 The keys are those of CURVE, so no other secret is needed: the proof is a MAC under the X25519 secret of the peer's
 secret key and the relay's fresh key, over all that the peer sends.  After `+` the relay passes bytes on and decrypts
@@ -27,9 +27,12 @@ from fedgossip.net.identity import Identity
 
 MAGIC = b"FGR1"
 GREETING_BYTES, REQUEST_BYTES, TOKEN_BYTES = 36, 97, 32
-LISTEN, CALL, ANSWER = b"L", b"C", b"A"
+LISTEN, CALL, ANSWER, ECHO = b"L", b"C", b"A", b"E"
 YES, NO, CALLED, ALIVE = b"+", b"-", b"C", b"."
 NO_TARGET = bytes(TOKEN_BYTES)
+
+ECHO_BYTES = 8 << 20
+"""Maximum bytes of one echo."""
 
 _PURPOSE = b"fedgossip 1 proof of a key to a relay"
 
@@ -64,7 +67,7 @@ def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> b
 def verified_request(secret: X25519PrivateKey, said: bytes) -> RelayRequest | None:
     """Return the request, if its sender has the secret of the key that it names; None otherwise."""
     want, key, target, proof = said[:1], said[1:33], said[33:65], said[65:]
-    if len(said) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER):
+    if len(said) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER, ECHO):
         return None
     try:
         shared = secret.exchange(X25519PublicKey.from_public_bytes(key))

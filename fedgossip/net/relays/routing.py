@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from fedgossip.core.machine import NodeId
-from fedgossip.net.endpoints import RELAY, Endpoint, addresses_of
+from fedgossip.net.endpoints import Endpoint, addresses_of, is_relay
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.reachability import Reachability, Through
 from fedgossip.net.transport import LinkEvent, Relocated, Routed
@@ -52,7 +52,7 @@ class Routing:
         """Return where to call `node` now; where there are several ways, the best is found out meanwhile."""
         self._endpoints[node] = endpoint
         addresses = addresses_of(endpoint.address)
-        if (len(addresses) < 2 and not addresses[0].startswith(RELAY)) or self._identity is None:
+        if (len(addresses) < 2 and not is_relay(addresses[0])) or self._identity is None:
             return endpoint
         self._reachability = self._reachability or Reachability(self._identity, self._through, self._wake)
         route = self._reachability.to(node, endpoint.key, addresses)

@@ -1,4 +1,4 @@
-"""Two TCP streams become one: bytes of each go to the other, at a bounded rate, until one of them ends."""
+"""Two streams, of TCP or WebSockets, become one: bytes of each go to the other, at a bounded rate, until one ends."""
 
 from __future__ import annotations
 
@@ -6,13 +6,33 @@ import asyncio
 import contextlib
 import socket
 import time
+from typing import Any, Protocol
 
 from fedgossip.net.streams.sealed_stream import notice_silence
 
 PIECE_BYTES = 64 * 1024
 """Maximum number of bytes in hand of one direction; as many again wait in each buffer."""
 
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+class Reader(Protocol):
+    """What a splice and a relay read: asyncio's of TCP, or a WebSocket's."""
+
+    async def read(self, size: int, /) -> bytes: ...
+    async def readexactly(self, size: int, /) -> bytes: ...
+
+
+class Writer(Protocol):
+    """What they write to."""
+
+    @property
+    def transport(self) -> asyncio.WriteTransport: ...
+    def get_extra_info(self, name: str, /) -> Any: ...
+    def write(self, data: bytes, /) -> None: ...
+    async def drain(self) -> None: ...
+    async def wait_closed(self) -> None: ...
+
+
+Stream = tuple[Reader, Writer]
 
 
 class Rate:
@@ -48,9 +68,7 @@ async def spliced(one: Stream, other: Stream, idle_seconds: float, rate: Rate | 
             hang_up(writer)
 
 
-async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: list[float], rate: Rate | None
-) -> None:
+async def _pump(reader: Reader, writer: Writer, last: list[float], rate: Rate | None) -> None:
     with contextlib.suppress(OSError):
         while piece := await reader.read(PIECE_BYTES):
             last[0] = time.monotonic()
@@ -60,7 +78,7 @@ async def _pump(
             await writer.drain()
 
 
-def hang_up(writer: asyncio.StreamWriter) -> None:
+def hang_up(writer: Writer) -> None:
     """Close at once."""
     with contextlib.suppress(OSError, RuntimeError):
         writer.transport.abort()
@@ -72,7 +90,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def patient(writer: asyncio.StreamWriter) -> None:
+def patient(writer: Writer) -> None:
     """Let a silent network be noticed on this stream as on the links; and let nothing small wait."""
     held: socket.socket | None = writer.get_extra_info("socket")
     if held is None:
