@@ -28,7 +28,7 @@ from fedgossip.net.relays import relay_client, web_stream, web_way
 from fedgossip.net.relays.relay import Door, Limits
 from fedgossip.net.relays.relay_client import ask_relay
 from fedgossip.net.relays.relay_protocol import ANSWER, CALL, ECHO, ECHO_BYTES, LISTEN, NO_TARGET, TOKEN_BYTES
-from fedgossip.net.relays.splice import Stream, hang_up, settled
+from fedgossip.net.relays.splice import Stream, StreamSink, hang_up, settled
 from fedgossip.net.relays.web_stream import MESSAGE_BYTES, WebStream
 from fedgossip.net.relays.web_way import open_web
 from fedgossip.net.transport import Routed
@@ -144,7 +144,7 @@ def test_bytes_pass_in_order_in_messages_that_proxies_take(
     assert max(sizes) == MESSAGE_BYTES
 
 
-async def _write(writer: relay_client.Writer, whole: bytes) -> None:
+async def _write(writer: StreamSink, whole: bytes) -> None:
     writer.write(whole)
     await writer.drain()
 

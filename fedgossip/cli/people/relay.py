@@ -88,7 +88,7 @@ async def _run(server: Relay, doors: Sequence[Door], tls: ssl.SSLContext | None)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
     for door in doors:
-        echo(f"relay at {await server.open(door, tls)}")
+        echo(f"relay at {await server.listen(door, tls)}")
     before = ""
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):

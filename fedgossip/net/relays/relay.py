@@ -35,7 +35,7 @@ from fedgossip.net.relays.relay_protocol import (
     verified_request,
 )
 from fedgossip.net.relays.roster_file import Allowed
-from fedgossip.net.relays.splice import PIECE_BYTES, Rate, Stream, Writer, hang_up, patient, settled, spliced
+from fedgossip.net.relays.splice import PIECE_BYTES, Rate, Stream, StreamSink, hang_up, patient, settled, spliced
 from fedgossip.net.relays.web_stream import TcpStream, accept_web, to_tls
 
 REQUEST_SECONDS = 5.0
@@ -126,7 +126,7 @@ class Relay:
         self.limits, self.allowed = limits, allowed
         self.counts: Counter[str] = Counter()
         self._rate = Rate(limits.rate)
-        self._listeners: dict[bytes, Writer] = {}
+        self._listeners: dict[bytes, StreamSink] = {}
         self._waiting: dict[bytes, _Ringing] = {}
         self._of: Counter[bytes] = Counter()
         self._connections = self._strangers = 0
@@ -138,7 +138,7 @@ class Relay:
         """How many peers can be called."""
         return len(self._listeners)
 
-    async def open(self, door: Door, tls: ssl.SSLContext | None) -> str:
+    async def listen(self, door: Door, tls: ssl.SSLContext | None) -> str:
         """Listen at an address; return it with its real port.  Raises NetworkError."""
         opening = self.start(door.host, door.port) if door.scheme == TCP_DOOR else self.start_web(
             door.host, door.port, tls if door.scheme == "wss" else None

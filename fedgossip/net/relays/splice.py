@@ -14,14 +14,14 @@ PIECE_BYTES = 64 * 1024
 """Maximum number of bytes in hand of one direction; as many again wait in each buffer."""
 
 
-class Reader(Protocol):
+class StreamSource(Protocol):
     """What a splice and a relay read: asyncio's of TCP, or a WebSocket's."""
 
     async def read(self, size: int, /) -> bytes: ...
     async def readexactly(self, size: int, /) -> bytes: ...
 
 
-class Writer(Protocol):
+class StreamSink(Protocol):
     """What they write to."""
 
     @property
@@ -32,7 +32,7 @@ class Writer(Protocol):
     async def wait_closed(self) -> None: ...
 
 
-Stream = tuple[Reader, Writer]
+Stream = tuple[StreamSource, StreamSink]
 
 
 class Rate:
@@ -68,7 +68,7 @@ async def spliced(one: Stream, other: Stream, idle_seconds: float, rate: Rate | 
             hang_up(writer)
 
 
-async def _pump(reader: Reader, writer: Writer, last: list[float], rate: Rate | None) -> None:
+async def _pump(reader: StreamSource, writer: StreamSink, last: list[float], rate: Rate | None) -> None:
     with contextlib.suppress(OSError):
         while piece := await reader.read(PIECE_BYTES):
             last[0] = time.monotonic()
@@ -78,7 +78,7 @@ async def _pump(reader: Reader, writer: Writer, last: list[float], rate: Rate | 
             await writer.drain()
 
 
-def hang_up(writer: Writer) -> None:
+def hang_up(writer: StreamSink) -> None:
     """Close at once."""
     with contextlib.suppress(OSError, RuntimeError):
         writer.transport.abort()
@@ -90,7 +90,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def patient(writer: Writer) -> None:
+def patient(writer: StreamSink) -> None:
     """Let a silent network be noticed on this stream as on the links; and let nothing small wait."""
     held: socket.socket | None = writer.get_extra_info("socket")
     if held is None:
