@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from fedgossip.base import kernels
+from fedgossip.cli.people.invited import web_options
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
@@ -30,8 +31,12 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
     type=click.Path(path_type=Path),
     default=Path(run_format.PEER_KEY),
     show_default=True,
-    help="With --endpoints: one's own key pair, from `fedgossip keys new`.",
+    help="With --endpoints or --reach: one's own key pair, from `fedgossip keys new`.",
 )
+@click.option(
+    "--reach", metavar="URL", help="Try the way to a relay, step by step: wss://HOST/PATH, or relay://HOST:PORT."
+)
+@web_options
 @click.option("--bind", help="With --endpoints: where to listen.  [default: this machine's address there]")
 @click.option(
     "--wait",
@@ -40,8 +45,10 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
     type=click.FloatRange(0, 86400),
     help="With --endpoints: seconds until all must be there.",
 )
-def doctor(links: bool, endpoints: Path | None, key: Path, bind: str | None, wait: float) -> int:
+def doctor(links: bool, endpoints: Path | None, key: Path, reach: str | None, bind: str | None, wait: float) -> int:
     """Check this machine: its abilities, and missing parts."""
+    if reach:
+        return _reach(reach, key)
     if endpoints and not links:
         raise click.UsageError("--endpoints is for --links: fedgossip doctor --links --endpoints FILE")
     if endpoints:
@@ -92,6 +99,29 @@ def _links() -> None:
     echo(f"a time is off that line by up to {line.residual:.0%}; in an experiment file:")
     rate = f"{line.rate:.2g}"
     echo(f"simulation = {{ latency = {line.latency / 2:.2g}, bandwidth = {rate}, downlink = {rate} }}")
+
+
+def _reach(relay: str, key: Path) -> int:
+    """Print the steps of the way to a relay, a line each; the first that fails with its advice."""
+    import asyncio
+
+    from fedgossip.base.errors import FedgossipError
+    from fedgossip.net.endpoints import check_reachable
+    from fedgossip.net.identity import Identity
+    from fedgossip.net.measuring.relay_reach import reach
+    from fedgossip.net.relays.web_way import without_tls
+
+    check_reachable(relay, "--reach")
+    identity = Identity.load(key) if key.exists() else Identity.new()
+    try:
+        asyncio.run(reach(relay, identity, lambda step, found: echo(f"ok      {step:<10}  {found}")))
+    except FedgossipError as error:
+        echo(f"failed  {error}")
+        echo(f"        {error.advice}")
+        return 3
+    if note := without_tls(relay):
+        echo(f"note    {note}")
+    return 0
 
 
 def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) -> int:

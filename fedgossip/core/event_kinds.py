@@ -17,8 +17,9 @@ import msgspec
 from fedgossip.base.decoding import from_toml
 
 Tells = Literal[
-    "", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again", "relayed", "direct"
-]
+    "", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again", "relayed",
+    "by_web", "direct",
+]  # fmt: skip
 """The state of participants that an event implies.  Named participants: gone, suspected or missed at the reporting
 peer; back at the reporting peer (the reporting peer itself where none is named); there, for all; or left.  The
 reporting peer: ended, in a state of the event's name; asleep or awake; alive again, from an earlier round on.

@@ -51,7 +51,7 @@ from fedgossip.core.messages import Hello, Invite, Join, Leaving
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import EventRow, PeerRow, Row, event_row
 from fedgossip.core.task import HeldTask, LocalTask
-from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.endpoints import Endpoint, is_web
 from fedgossip.net.greeting import refused
 from fedgossip.net.training_thread import Evaluate, TrainingThread, WorkerPorts
 from fedgossip.net.transport import (
@@ -308,7 +308,7 @@ class Host:
                 self._processes.pop(node, None)  # it may be restarted with nothing left to number its life by
                 self._set_timer(("grace", node), GRACE_NS)
             case Routed(node, relay):
-                name = "via_relay" if relay else "direct"
+                name = "direct" if not relay else "via_web" if is_web(relay) else "via_relay"
                 self._count(name)
                 self.ports.write(EventRow(self._round, self.node, name, node))
             case Relocated(address):

@@ -526,3 +526,5 @@ def test_a_peer_that_is_reached_through_a_relay_is_shown_as_that_until_there_is_
     assert event_text(via[0]) == "reaches peer 2 through the relay"
     state = told(*rounds(1, 4), *via, EventRow(5, 1, "direct", 2))
     assert snapshot.note(state, state.peers[1]) == "via relay to 0"
+    state = told(*rounds(1, 4), *via, EventRow(5, 1, "via_web", 2))
+    assert snapshot.note(state, state.peers[1]) == "via relay to 0; via the web to 2"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,21 @@ from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
+    import ssl
+
     from fedgossip.base.errors import TooFewPeersError
     from fedgossip.drivers.invite_hosting import Hosted
     from fedgossip.drivers.loops.description import Described
     from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.net.invites.invite_admission import InviteAdmission
     from fedgossip.net.invites.invite_server import InviteServer
+    from fedgossip.net.relays.relay import Door
     from fedgossip.net.relays.relay_client import RelayClient
     from fedgossip.plans.plan import Plan
 
 INVITE_PORT, PEER_PORT = 5699, 5700
+RELAY_SECONDS = 6.0
+"""Maximum seconds to wait until relays have answered, before the invite is printed."""
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the present members."""
 TELL_SECONDS = 1.0
@@ -73,6 +79,18 @@ TELL_SECONDS = 1.0
     help="A relay through which this machine is reached, or wss://HOST/PATH for one by the web: see `fedgossip relay`.",
 )
 @click.option(
+    "--web",
+    metavar="URL",
+    help="wss://HOST/PATH: be reached there by the web, through a relay in this process, for this run's members.",
+)
+@click.option(
+    "--web-listen",
+    metavar="ADDRESS",
+    help="With --web: wss://HOST:PORT, or ws://127.0.0.1:8080 behind nginx or Caddy.  [default: the port of --web]",
+)
+@click.option("--cert", type=click.Path(path_type=Path), help="For wss://: the certificate, with its chain, in PEM.")
+@click.option("--cert-key", type=click.Path(path_type=Path), help="For wss://: the key of the certificate, in PEM.")
+@click.option(
     "--invite-port", type=click.IntRange(1, 65535), help=f"TCP port for joining members.  [default: {INVITE_PORT}]"
 )
 @click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of the run.  [default: {PEER_PORT}]")
@@ -102,6 +120,10 @@ def host(
     minutes: float,
     addresses: tuple[str, ...],
     relays: tuple[str, ...],
+    web: str | None,
+    web_listen: str | None,
+    cert: Path | None,
+    cert_key: Path | None,
     invite_port: int | None,
     port: int | None,
     folder: Path,
@@ -123,6 +145,7 @@ def host(
     from fedgossip.net.invites.invite_server import InviteServer
     from fedgossip.net.relays.addresses import Whereabouts, own_addresses
 
+    front = _front(web, web_listen, cert, cert_key)
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = invite_hosting.seats_of(plan)
     check_open_files(plan, [seats.own])  # before anyone is invited
@@ -137,7 +160,9 @@ def host(
         hosted = invite_hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
         hosted = invite_hosting.renewed(hosted, time.time(), expires)
         through = [_relay(one) for one in relays]
-        agent = _at_relays(stack, hosted, through)
+        inside = {front.url: _open_front(stack, front, hosted)} if front else {}
+        through += inside
+        agent = _at_relays(stack, hosted, through, inside)
         here = Whereabouts(hosted.ports[1], through, given=_given(addresses, hosted.ports[1]))
         way = invite_hosting.invite_admission(hosted, here.text, proposal, whole.test)
         server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
@@ -181,18 +206,85 @@ def _relay(text: str) -> str:
     return address
 
 
-def _at_relays(stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str]) -> RelayClient | None:
+@dataclass(frozen=True)
+class _Front:
+    """The relay in this process: the URL at which others call it, and where it listens."""
+
+    url: str
+    door: Door
+    tls: ssl.SSLContext | None
+
+
+def _front(url: str | None, listen: str | None, cert: Path | None, key: Path | None) -> _Front | None:
+    """Return how --web is served.  Raises ConfigError."""
+    import urllib.parse
+
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.net.endpoints import check_reachable, is_web
+    from fedgossip.net.relays.relay import Door, tls_of
+
+    if url is None:
+        if listen or cert or key:
+            raise ConfigError(
+                "--web-listen, --cert and --cert-key are for --web", "Name the URL: --web wss://HOST/PATH."
+            )
+        return None
+    if not is_web(url):
+        raise ConfigError(f"--web {url}: no address of the web", "Write wss://HOST/PATH, at which others call.")
+    check_reachable(url, "--web")
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    door = Door.of(listen, "--web-listen") if listen else Door(parts.scheme, "0.0.0.0", port)
+    if door.scheme not in ("ws", "wss"):
+        raise ConfigError(f"--web-listen {listen}: no address of the web", "Write ws://127.0.0.1:8080, say.")
+    return _Front(url, door, tls_of([door.scheme], cert, key))
+
+
+def _open_front(stack: contextlib.ExitStack, front: _Front, hosted: Hosted) -> str:
+    """Open the relay in this process to the members of this run; return its address for this process."""
+    from fedgossip.net.relays.relay import RelayThread
+    from fedgossip.net.relays.roster_file import Roll
+    from fedgossip.net.relays.web_way import without_tls
+
+    beside = RelayThread(Roll(hosted.folder).allowed)
+    stack.callback(beside.close)
+    echo(f"By the web: {front.url}, here at {beside.listen(front.door, front.tls)}", err=True)
+    if note := without_tls(front.url):
+        echo(note, err=True)
+    return beside.inside
+
+
+def _at_relays(
+    stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str], inside: Mapping[str, str]
+) -> RelayClient | None:
     """Let the invite's server and the peer be called through relays."""
     from fedgossip.net.relays.relay_client import RelayClient
 
     if not relays:
         return None
-    agents = [RelayClient(hosted.organiser), RelayClient(hosted.peer)]
+    agents = [RelayClient(hosted.organiser, inside), RelayClient(hosted.peer, inside)]
     for agent, port in zip(agents, hosted.ports, strict=True):
         stack.callback(agent.close)
         for one in relays:
             agent.listen(one, port)
+    _report_unreached(agents[0], relays)
     return agents[1]
+
+
+def _report_unreached(agent: RelayClient, relays: Sequence[str]) -> None:
+    """Print why relays do not let this machine be called; they are called again meanwhile."""
+    until = time.monotonic() + RELAY_SECONDS
+    waiting = set(relays)
+    while waiting and time.monotonic() < until:
+        for one in list(waiting):
+            fault = agent.faults.get(one)
+            if fault:
+                echo(f"{one} is not reached: {fault}  {fault.advice}", err=True)
+            if fault or agent.listens_at(one):
+                waiting.discard(one)
+        time.sleep(0.05)
+    for one in waiting:
+        echo(f"{one} has not answered; it is called again.", err=True)
 
 
 def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:

@@ -12,13 +12,16 @@ import re
 import secrets
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgossip.base.errors import ConfigError, NetworkError, PeerError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.net.endpoints import RELAY
 from fedgossip.net.relays.relay_protocol import (
     ALIVE,
     CALL,
@@ -313,6 +316,39 @@ class Relay:
         waiting.answered.set_result(stream)
         with contextlib.suppress(OSError):
             await stream[1].wait_closed()
+
+
+class RelayThread:
+    """A relay beside a participant, in a thread of this process, until `close`.
+
+    `inside` is its address for this process: by TCP, on the loopback.
+    """
+
+    def __init__(self, allowed: WhoMay) -> None:
+        self.relay = Relay(Limits(), allowed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = guarded_thread(self._run, "relay beside")
+        self._thread.start()
+        self.inside = f"{RELAY}127.0.0.1:{self._wait(self.relay.start('127.0.0.1', 0))}"
+
+    def listen(self, door: Door, tls: ssl.SSLContext | None) -> str:
+        """Listen at an address; return it with its real port.  Raises NetworkError."""
+        return str(self._wait(self.relay.listen(door, tls)))
+
+    def close(self) -> None:
+        """Hang up on all."""
+        if not self._loop.is_closed():
+            self._wait(self.relay.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_SECONDS)
 
 
 def _may(wanted: RelayRequest, allowed: Allowed) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from zmq.utils import z85
@@ -50,10 +50,13 @@ is no room.
 
 
 class RelayClient:
-    """Of one pair of keys.  A thread of its own runs until `close`; all methods may be called from any thread."""
+    """Of one pair of keys.  A thread of its own runs until `close`; all methods may be called from any thread.
 
-    def __init__(self, identity: Identity) -> None:
-        self.identity = identity
+    `inside`: other addresses at which this process calls a relay; those of one that it runs itself.
+    """
+
+    def __init__(self, identity: Identity, inside: Mapping[str, str] | None = None) -> None:
+        self.identity, self._inside = identity, dict(inside or {})
         self._loop = asyncio.new_event_loop()
         self._ways: dict[tuple[str, str], str] = {}
         self._servers: list[asyncio.Server] = []
@@ -203,7 +206,7 @@ class RelayClient:
                 raise TimeoutError
             self._due[relay] = self._loop.time() + CONNECT_SECONDS
         try:
-            stream = await ask_relay(relay, self.identity, want, target, seconds)
+            stream = await ask_relay(self._inside.get(relay, relay), self.identity, want, target, seconds)
         except (OSError, EOFError, TimeoutError, FedgossipError) as error:
             if isinstance(error, PeerError):  # it is there
                 self._reached(relay)
@@ -258,7 +261,9 @@ async def open_relay(relay: str, said: Said = silent) -> Stream:
         web = await open_web(relay, said)
         return web, web
     host, _, port = relay.removeprefix(RELAY).rpartition(":")
-    return await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_SECONDS)
+    stream = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_SECONDS)
+    said("TCP", f"to {host}:{port}")
+    return stream
 
 
 def _silent_web(relay: str, error: Exception) -> NetworkError:

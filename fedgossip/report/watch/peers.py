@@ -45,8 +45,8 @@ class Peer:
     turns: int = 0
     """Rounds that are in the record."""
     seen_by: dict[int, Mark] = field(default_factory=dict)
-    relayed: set[int] = field(default_factory=set)
-    """Peers that it reaches through a relay."""
+    ways: dict[int, str] = field(default_factory=dict)
+    """How it reaches other peers, where it has reported that: direct, relayed or by_web."""
 
     @property
     def known(self) -> bool:

@@ -213,8 +213,9 @@ def note(state: State, peer: Peer) -> str:
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
         if (by := peer.witnesses(name)) and not (peer.ended in ENDED and state.status):
             said_of.append(f"{verb} {_listed(by, state.roles)}")
-    if peer.relayed:
-        said_of.append(f"via relay to {_listed(sorted(peer.relayed), state.roles)}")
+    for way, words in (("relayed", "via relay"), ("by_web", "via the web")):
+        if nodes := sorted(node for node, now in peer.ways.items() if now == way):
+            said_of.append(f"{words} to {_listed(nodes, state.roles)}")
     return "; ".join(said_of)
 
 

@@ -195,10 +195,9 @@ class State:
                 peer.asleep = state == "asleep"
             case "again":
                 peer.returned(_round(row.value))
-            case "relayed":
-                peer.relayed.update(self._known(row.value))
-            case "direct":
-                peer.relayed.difference_update(self._known(row.value))
+            case "relayed" | "by_web" | "direct" as way:
+                for node in self._known(row.value):
+                    peer.ways[node] = way
             case "left":
                 for node in self._known(row.value):
                     self.peers[node].left = True
