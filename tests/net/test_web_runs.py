@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -171,3 +172,55 @@ def test_the_doctor_names_each_step_and_the_one_that_fails(tmp_path: Path) -> No
         code, lines = steps(relay.address, env=env)
         assert code == 3 and lines[-2].startswith("failed  127.0.0.1: the certificate is of an authority")
         assert "--ca" in lines[-1] and [line.split()[1] for line in lines[:-2]] == ["proxy", "name", "CONNECT"]
+
+
+# --- with what Debian has ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not shutil.which("squid") or not shutil.which("nginx"), reason="needs squid and nginx")
+def test_squid_and_nginx_pass_a_call_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay without TLS behind nginx, which ends it, reached through squid by CONNECT."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.certificate("127.0.0.1")
+    front, proxy = free_ports(2)
+    with relay_running(scheme="ws") as relay, ExitStack() as stack:
+        (tmp_path / "nginx.conf").write_text(
+            f"""daemon off; pid {tmp_path}/nginx.pid; error_log stderr; user root; events {{}}
+            http {{ access_log off;
+              server {{ listen 127.0.0.1:{front} ssl; ssl_certificate {certificate}; ssl_certificate_key {key};
+                location /fedgossip {{ proxy_pass http://127.0.0.1:{relay.port}; proxy_http_version 1.1;
+                  proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection upgrade; }} }} }}"""
+        )
+        (tmp_path / "squid.conf").write_text(
+            f"http_port 127.0.0.1:{proxy}\nacl there port {front}\nhttp_access allow CONNECT there\n"
+            "http_access deny all\npid_filename none\naccess_log none\ncache_log /dev/null\ncoredump_dir none\n"
+        )
+        for words in (
+            ["nginx", "-c", str(tmp_path / "nginx.conf")],
+            ["squid", "-N", "-n", f"fg{os.getpid()}", "-f", str(tmp_path / "squid.conf")],
+        ):
+            with (tmp_path / f"{words[0]}.out").open("wb") as out:
+                process = subprocess.Popen(words, stdout=out, stderr=out)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        named = f"http://127.0.0.1:{proxy}"
+        env = {
+            "HTTPS_PROXY": named,
+            "https_proxy": named,
+            "NO_PROXY": "",
+            "no_proxy": "",
+            "SSL_CERT_FILE": str(authority.path),
+        }
+        url, found = f"wss://127.0.0.1:{front}/fedgossip", (1, [""])
+
+        def reached() -> bool:
+            nonlocal found
+            found = steps(url, env=env)
+            return found[0] == 0
+
+        wait_until(reached, 30.0, "squid and nginx have begun")
+        assert [line.split()[1] for line in found[1]][:3] == ["proxy", "name", "CONNECT"], found
+        code, lines = steps(f"wss://127.0.0.1:{relay.port}/fedgossip", env=env)
+        assert code == 3 and "refuses CONNECT" in lines[-2] and "403" in lines[-2]
+        code, lines = steps(f"wss://127.0.0.1:{front}/elsewhere", env=env)
+        assert code == 3 and "answers 404" in lines[-2]
