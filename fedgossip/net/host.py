@@ -307,8 +307,11 @@ class Host:
                 self._up.discard(node)
                 self._processes.pop(node, None)  # it may be restarted with nothing left to number its life by
                 self._set_timer(("grace", node), GRACE_NS)
+            case Routed(node, ""):
+                self._count("direct")
+                self.ports.write(EventRow(self._round, self.node, "direct", node))
             case Routed(node, relay):
-                name = "direct" if not relay else "via_web" if is_web(relay) else "via_relay"
+                name = "via_web" if is_web(relay) else "via_relay"
                 self._count(name)
                 self.ports.write(EventRow(self._round, self.node, name, node))
             case Relocated(address):
