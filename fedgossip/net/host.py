@@ -283,6 +283,15 @@ class Host:
             return IDLE_MS
         return max(0, min(IDLE_MS, (self._due[0][0] - self.clock()) // 1_000_000 + 1))
 
+    def _report_route(self, node: NodeId, relay: str) -> None:
+        if not relay:
+            self._count("direct")
+            self.ports.write(EventRow(self._round, self.node, "direct", node))
+            return
+        name = "via_web" if is_web(relay) else "via_relay"
+        self._count(name)
+        self.ports.write(EventRow(self._round, self.node, name, node))
+
     def _take_event(self, event: LinkEvent) -> None:
         match event:
             case Arrived(sender, Hello() as hello):
@@ -307,13 +316,8 @@ class Host:
                 self._up.discard(node)
                 self._processes.pop(node, None)  # it may be restarted with nothing left to number its life by
                 self._set_timer(("grace", node), GRACE_NS)
-            case Routed(node, ""):
-                self._count("direct")
-                self.ports.write(EventRow(self._round, self.node, "direct", node))
             case Routed(node, relay):
-                name = "via_web" if is_web(relay) else "via_relay"
-                self._count(name)
-                self.ports.write(EventRow(self._round, self.node, name, node))
+                self._report_route(node, relay)
             case Relocated(address):
                 self.tell(Moved(address))
             case Rejected(int(), "handshake"):
