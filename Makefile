@@ -80,6 +80,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/trees.py --short
 	$(BIN)/python benchmarks/fits.py --short
 	$(BIN)/python benchmarks/codecs.py --elements 100000 --turns 1
+	$(BIN)/python benchmarks/web_relay.py --megabytes 1 --turns 1
 
 # All but torch is taken by its hashes, and only what is built already.  torch's build is the machine's own (from a folder
 # of wheels, say): the constraints choose its version.  The project itself is built by the hatchling of the lock.

@@ -80,7 +80,7 @@ def campus(tmp_path: Path) -> Iterator[Campus]:
         yield Campus(tmp_path, stack)
 
 
-@pytest.mark.parametrize("kind", ["federated", "gossip"])
+@pytest.mark.parametrize("kind", ["federated", pytest.param("gossip", marks=pytest.mark.long)])
 def test_members_that_meet_by_the_web_end_with_the_digest_of_the_simulator(
     kind: str, campus: Campus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +106,7 @@ def test_members_that_meet_by_the_web_end_with_the_digest_of_the_simulator(
     assert no_secrets_in(people.run_of("b"))
 
 
+@pytest.mark.long
 def test_a_proxy_that_dies_and_returns_costs_a_round_at_most(campus: Campus, monkeypatch: pytest.MonkeyPatch) -> None:
     text = FEDERATED.format(rounds=100_000).replace("clients = 3", "clients = 3\ndeadline = 20.0")
     invite = campus.host(text, monkeypatch)
@@ -128,8 +129,9 @@ def test_a_proxy_that_dies_and_returns_costs_a_round_at_most(campus: Campus, mon
 
 @pytest.mark.parametrize(
     ("fault", "line"),
-    [("password", "does not accept this user and password"), ("authority", "authority that this machine does not know"),
-     ("refusal", "refuses CONNECT to 127.0.0.1:")],
+    [("password", "does not accept this user and password"),
+     pytest.param("authority", "authority that this machine does not know", marks=pytest.mark.long),
+     pytest.param("refusal", "refuses CONNECT to 127.0.0.1:", marks=pytest.mark.long)],
 )  # fmt: skip
 def test_who_cannot_join_by_the_web_is_told_why(
     fault: str, line: str, campus: Campus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
