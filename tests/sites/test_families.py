@@ -14,13 +14,17 @@ import msgspec
 import numpy as np
 import pytest
 from commands import Said, typed
-from fit_sites import SITES, by_hand, fit_on, machines, own_tables
+from fit_sites import SITES, by_hand, fit_on, machines, own_tables, total
 from pages import blocks, page
 
 from fedgossip import ConfigError
-from fedgossip.data.agreed.agreed_table import read
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.agreed_table import read, unknown
 from fedgossip.data.agreed.suppression import suppressed
-from fedgossip.sites.fits.families.family import FamilyFit
+from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.columns.table_schema import TableSchema
+from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask
+from fedgossip.sites.fits.families.likelihoods import SiteSample
 from fedgossip.sites.fits.families.names import FAMILIES
 from fedgossip.sites.fits.families.table_one import fisher, together
 
@@ -295,11 +299,11 @@ def test_no_small_cell_of_a_table_is_found(least: int, request: pytest.FixtureRe
         assert len(hidden) != 1 or not ((table[hidden] > 0) & (table[hidden] < least)).any(), (seed, table, names)
         columns, totals = table[hidden].sum(axis=0), table[hidden].sum(axis=1)
         assert (shown[-1] == columns).all() or not hidden
-        for k, total in zip(hidden, totals.tolist(), strict=True):
+        for k, of_row in zip(hidden, totals.tolist(), strict=True):
             if of_rows[k] is None:
                 continue
             for group, column in enumerate(columns.tolist()):
-                low, high = max(0, total + column - int(totals.sum())), min(total, column)
+                low, high = max(0, of_row + column - int(totals.sum())), min(of_row, column)
                 assert low < high or not 0 < low < least, (seed, table, k, group)
 
 
@@ -402,3 +406,25 @@ def test_processes_write_the_file_of_the_simulation(name: str, folder: Path, tmp
     assert [one.code for one in said] == [0] * (SITES + 1), said
     written = {(one / "fit/tables.json").read_bytes() for one in where}
     assert written == {(folder / f"fits/{name}0/tables.json").read_bytes()}
+
+
+@pytest.mark.parametrize(("shared", "of_class", "few"), [(3, 12, True), (12, 3, True), (12, 12, False)])
+def test_a_likelihood_tells_not_how_few_share_two_categories(shared: int, of_class: int, few: bool) -> None:
+    """Of two codes, and of a code and a class of the outcome: errors then have two digits, as those of glm."""
+    x, y = np.zeros((120, 2)), (np.arange(120) % 2).astype(float)
+    x[:40, 0] = x[40 - shared : 80, 1] = 1
+    y[:40] = np.arange(40) < of_class
+    columns = tuple(EncodedColumn(name, categories=("no", "yes")) for name in ("a", "b"))
+    d = FamilyDesign(
+        family="firth", classes=("no", "yes"), encoding=TableEncoding(columns), columns=("a=yes", "b=yes"),
+        places=(1, 3), mean=(0.0, 0.0), deviation=(1.0, 1.0), suppress=5, outcome="y",
+    )  # fmt: skip
+    layout = FamilyLayout(d, FAMILIES["firth"])
+    task = FamilyTask(layout, {0: SiteSample(np.column_stack([np.ones(120), x]), y[:, None])}, 5)
+    pooled = task.initial(0)
+    for number in range(layout.rounds):
+        pooled = total([pooled, task.sums(Job(0, number, pooled))], 256)
+    found = FAMILIES["firth"].result(d, layout.pooled(pooled), unknown(TableSchema(()), 5))
+    assert found is not None and any(one.startswith("rounded") for one in found.remarks) == few
+    errors = [row[2] for row in found.tables[0].rows]
+    assert few == all(isinstance(one, float) and one == float(f"{one:.2g}") for one in errors)

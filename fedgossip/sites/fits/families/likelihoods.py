@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.agreed.agreed_table import AgreedTable
@@ -37,7 +38,7 @@ from fedgossip.sites.fits.families.family import (
     upper,
 )
 from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, covariance, moved, rank_of
-from fedgossip.sites.fits.glm.glm_result import coefficient
+from fedgossip.sites.fits.glm.glm_result import coefficient, few_share, rounded_to
 
 STEPS = 16
 """Maximum number of Newton steps."""
@@ -172,14 +173,18 @@ class LikelihoodFamily:
         if more := self.of.more(d):
             one["more"] = SumBlock(more)
         last = [{"squares": SumBlock(k * (k + 1) // 2)}] if self._robust(d) else []
-        return [{"first": SumBlock(first)}, *[one] * STEPS, *last]
+        width = len(d.columns) + 1
+        start = {"first": SumBlock(first), "products": SumBlock(width * (width + 1) // 2)}
+        if d.classes:
+            start["classes"] = SumBlock(len(d.classes) * width)
+        return [start, *[one] * STEPS, *last]
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
         k = len(self.of.names(d))
         more = f", {self.of.more(d)} of products of three columns" if self.of.more(d) else ""
         each = f"the log likelihood, {k} sums of columns by residuals, {k * (k + 1) // 2} of products of columns{more}"
         last = ("at last as many sums of products of residuals by columns",) if self._robust(d) else ()
-        first = f"first the number of records, and sums of {d.outcome}"
+        first = f"first the number of records, sums of {d.outcome}, and of products of columns and classes"
         return first, f"then, in each of at most {STEPS} steps, {each}", *last
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> SiteSample:
@@ -210,7 +215,11 @@ class LikelihoodFamily:
 
     def sums(self, d: FamilyDesign, site: SiteSample, round: int, pooled: Sequence[PooledRound]) -> Numbers:
         if round == 0:
-            return {"first": self.of.first(d, site.y)}
+            products = (site.x.T @ site.x)[upper(len(d.columns) + 1)]
+            start: dict[str, npt.ArrayLike] = {"first": self.of.first(d, site.y), "products": products}
+            if d.classes:
+                start["classes"] = (site.y == np.arange(len(d.classes))).T.astype(float) @ site.x
+            return start
         state, rows = self.state(d, pooled), upper(len(self.of.names(d)))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             if round > STEPS:
@@ -250,7 +259,14 @@ class LikelihoodFamily:
             spread = spread @ symmetric(pooled[-1]["squares"], len(names)) @ spread
         estimates = turned @ _last(state)
         errors = np.sqrt(np.diag(turned @ spread @ turned.T))
-        likelihood = -state.sums.deviance / 2
+        likelihood, free = -state.sums.deviance / 2, max(1, state.sums.records - rank_of(state.sums.information))
+        products = symmetric(pooled[0]["products"], len(d.columns) + 1)
+        few = few_share(d, products, pooled[0].records, d.suppress)  # as of glm: exact ones would count them
+        if few := few or (bool(d.classes) and _few_of_a_class(d, pooled[0]["classes"])):
+            errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
+            both = zip(estimates.tolist(), errors.tolist(), strict=True)
+            estimates = np.array([rounded_to(one, error, 3) for one, error in both])
+            likelihood = rounded_to(likelihood, math.sqrt(free / 2), 2)
         found = [coefficient(*one) for one in zip(names, estimates, errors, strict=True)]
         head = ("", "estimate", "std. error", "z", "p", "95 % from", "to", self.of.ratio, "ratio from", "ratio to")
         rows: list[tuple[Cell, ...]] = []
@@ -262,6 +278,10 @@ class LikelihoodFamily:
         if self._robust(d):
             remarks.append("errors are robust: they hold where the family's variance does not")
         remarks += [f"compared with: {', '.join(d.against)}"] if d.against else []
+        if few:
+            remarks.append(
+                f"rounded: fewer than {d.suppress} records share two categories, and exact errors would count them"
+            )
         silent = [names[k] for k in state.silent]
         remarks += [f"depend on each other, so have no errors: {', '.join(silent)}"] if silent else []
         problem = "" if state.converged else f"not at the end after {state.steps} steps: an estimate diverges"
@@ -269,6 +289,17 @@ class LikelihoodFamily:
         table = ResultTable("estimates", head, tuple(rows), forest)
         title = f"{self.of.title(d)}, at the end after {state.steps} steps" if not problem else self.of.title(d)
         return FamilyResult(title, (table,), remarks, problem)
+
+
+def _few_of_a_class(d: FamilyDesign, sums: Values) -> bool:
+    """Return whether a class of the outcome has 1 to `suppress` - 1 records of some category."""
+    counts = np.rint(sums.reshape(len(d.classes), -1))
+    for column in (one for one in d.encoding.columns if one.categories):
+        mine = [k for k, name in enumerate(d.columns, 1) if name in column.features]
+        cells = np.concatenate([counts[:, mine], (counts[:, 0] - counts[:, mine].sum(axis=1))[:, None]], axis=1)
+        if mine and ((cells > 0) & (cells < d.suppress)).any():
+            return True
+    return False
 
 
 def _last(state: Newton) -> Values:

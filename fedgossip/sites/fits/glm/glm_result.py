@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from fedgossip.base.vectors import Vector
+from fedgossip.data.columns.encodings import TableEncoding
 from fedgossip.sites.fits.glm.glm import PointSums, Values, covariance, in_units, rank_of
 from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
 
@@ -132,15 +133,15 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     names = (INTERCEPT, *design.columns)
     errors = np.sqrt(np.diag(spread))
     if few := _few_share(layout, state.first, suppress):
-        errors = np.array([_digits(one, one, 2) for one in errors.tolist()])
-        estimates = np.array([_digits(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
+        errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
+        estimates = np.array([rounded_to(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
         best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
         spread[~np.eye(len(errors), dtype=bool)] = math.nan
-        dispersion = _digits(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
+        dispersion = rounded_to(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
     loss_error = dispersion * math.sqrt(2 * max(free, 1))
 
     def told(loss: float) -> float:
-        return _digits(loss, loss_error, 2) if few else loss
+        return rounded_to(loss, loss_error, 2) if few else loss
 
     of_t = (linear and not layout.robust) or design.errors == QUASI
     found = [coefficient(*one, free if of_t else None) for one in zip(names, estimates, errors, strict=True)]
@@ -197,30 +198,48 @@ def _tests(
 
 
 def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> bool:
-    """Return whether two categories of different columns have 1 to `suppress` - 1 records in common.
-
-    At the first point all records have equal weight, so the products of columns count them.  A number with the value a
-    or a + 1 in every record is a category too: then, for whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
-    """
-    design = layout.design
-    columns = design.columns
+    """Return `few_share` of the sums at the first point, where all records have equal weight."""
     if first is None:
         return False
+    products = first.information * (first.records / first.information[0, 0])
+    return few_share(layout.design, products, first.records, suppress)
+
+
+class ScaledColumns(Protocol):
+    """The columns of a design."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+    @property
+    def deviation(self) -> tuple[float, ...]: ...
+    @property
+    def encoding(self) -> TableEncoding: ...
+
+
+def few_share(design: ScaledColumns, products: Values, records: int, suppress: int) -> bool:
+    """Return whether two categories of different columns have 1 to `suppress` - 1 records in common.
+
+    `products`: X'X of scaled columns and their ones, [p + 1, p + 1], which counts them.  A number with the value a or
+    a + 1 in every record is a category too: then, for whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
+    """
+    columns = design.columns
     codes = list[int]()
     units = np.diag([1.0, *design.deviation])
     units[1:, 0] = design.mean
-    counts = units @ (first.information * (first.records / first.information[0, 0])) @ units.T
+    counts = units @ products @ units.T
     for place in range(1, len(counts)):
-        low = math.floor(counts[0, place] / first.records + 1e-9)
-        off = counts[place, place] - (2 * low + 1) * counts[0, place] + low * (low + 1) * first.records
-        if abs(off) < 1e-6 * first.records:
+        low = math.floor(counts[0, place] / records + 1e-9)
+        off = counts[place, place] - (2 * low + 1) * counts[0, place] + low * (low + 1) * records
+        if abs(off) < 1e-6 * records:
             less = np.eye(len(counts))
             less[place, 0] = -low
             counts = less @ counts @ less.T
             codes.append(place)
     groups: dict[str, list[int]] = {}
     for place, name in enumerate(columns, 1):
-        column = next((one for one in layout.design.encoding.columns if name in one.features), None)
+        column = next((one for one in design.encoding.columns if name in one.features), None)
         if (column is not None and column.categories) or place in codes:
             groups.setdefault(column.name if column else name, []).append(place)
     for one, other in itertools.combinations(groups.values(), 2):
@@ -233,7 +252,7 @@ def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> boo
     return False
 
 
-def _digits(value: float, error: float, digits: int) -> float:
+def rounded_to(value: float, error: float, digits: int) -> float:
     """Return a number rounded to so many digits of its error."""
     if not (math.isfinite(value) and math.isfinite(error) and error > 0):
         return value
