@@ -33,10 +33,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedgossip.secure import client as client_steps
 from fedgossip.secure import frames, graph, ring, server, shamir
 from fedgossip.secure.client import SecAggClient
-from fedgossip.secure.collecting import Session
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
 from fedgossip.secure.primitives import keystream, public_of
-from fedgossip.secure.server import unmask
+from fedgossip.secure.server import Session, unmask
 from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember, model_hash, proposal
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.base.vectors import frozen
-from fedgossip.core import headers
+from fedgossip.core import wire
 from fedgossip.core.messages import Message
 from fedgossip.secure import frames
 
@@ -245,8 +245,8 @@ def carried(message: Any) -> Any:
     is left to them.
     """
     try:
-        header = headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(message))
+        header = wire.VOCABULARY.decoded(wire.VOCABULARY.encoded(message))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, IndexError):  # bytes that cannot be made
         return None
     vectors = getattr(message, "vectors", ())
-    return headers.VOCABULARY.message_of(header, tuple(np.array(one) for one in vectors))
+    return wire.VOCABULARY.message_of(header, tuple(np.array(one) for one in vectors))

@@ -34,7 +34,7 @@ from secure_federation import quick
 
 from fedgossip.base import seeds
 from fedgossip.base.errors import ProtocolError
-from fedgossip.core import headers
+from fedgossip.core import wire
 from fedgossip.core.machine import (
     ChooseRows,
     Effect,
@@ -365,7 +365,7 @@ class Stage(World):
 
     def _check_sent(self, node: NodeId, to: NodeId, message: Any, event: Event) -> None:
         try:
-            headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(message))
+            wire.VOCABULARY.decoded(wire.VOCABULARY.encoded(message))
         except Exception as error:
             raise Broken(
                 f"node {node} sends to {to} what cannot be sent: {message!r:.300}, of {event!r:.200}"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FACT, FAULT, FILE, KEY, SECTION, TERM, Term, entries
+from fedgossip.cli.explain import CODE, COMMAND, EVENT, FACT, FAULT, FILE, KEY, SECTION, TERM, Term, entries
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "reference.md"
 RENEW = "python tests/reference.py --write"

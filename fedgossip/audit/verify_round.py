@@ -15,15 +15,26 @@ client has checked that its received sum has the hash signed here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+
+from fedgossip.audit.compare import Crossing, TrafficRecord, fates_of
 from fedgossip.audit.records import content_of, transcripts
-from fedgossip.audit.round_checks import Course
-from fedgossip.audit.transcript_frames import Round, WrongError
+from fedgossip.audit.transcript_frames import STAGES, Round, Said, WrongError, wrong
 from fedgossip.audit.verify import Fault, Verification
-from fedgossip.secure.session import NONE, ParticipantRoster
+from fedgossip.base.errors import ConfigError
+from fedgossip.secure import frames
+from fedgossip.secure.aborts import SUMMED, RoundAbandoned
+from fedgossip.secure.checks import keys_are_signed
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.primitives import digest, small_order, verify
+from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, ranges, round_of, sid0_of
 
 
 def verify_transcript(path: Path, roster: ParticipantRoster, coordinator: bytes) -> Verification:
@@ -65,3 +76,271 @@ def _chained(verdict: Verification, before: Path | None, sessions: Set[object]) 
     elif facts.get("keys announced") and facts.get("previous sid") not in sessions:
         fault = (Fault(0, "its keys were announced in a session that no file before it is of"),)
     return replace(verdict, faults=verdict.faults + fault)
+
+
+# The course of a round, each stage checked against the one before: the second half of `verify_transcript`.
+#
+# The rules are those of secure/server.py and secure/checks.py, read off what everybody has signed.
+
+
+SEALED, SHARE = bytes(80), bytes(32)
+"""Stand for what an outline does not hold, of the same length: two sealed shares, a share."""
+
+
+class Course:
+    """One round, stage by stage; each stage uses what the stages before have shown."""
+
+    def __init__(self, round: Round) -> None:
+        self.round = round
+        self.descriptor: Descriptor | None = None
+        self.sid0 = self.sid = b""
+        self.keys: dict[int, frames.Keys] = {}
+        self.introduced: set[int] = set()
+        self.shared: set[int] = set()
+        self.delivered: set[int] = set()
+        self.masked: set[int] = set()
+        self.survivors: tuple[int, ...] = ()
+        self.consents: dict[int, bytes] = {}
+        self.asked: set[int] = set()
+        self.revealed: set[int] = set()
+        self.words = 0
+        self.result: frames.Result | None = None
+
+    def check(self) -> None:
+        d = self._invited()
+        self._neighbours = d.neighbours(self.sid0)
+        self._keyed(d)
+        self._introduced()
+        self._shared()
+        self._masked(d)
+        self._survived(d)
+        self._consented(d)
+        self._revealed()
+        self._summed(d)
+
+    def _group(self, client: int) -> frozenset[int]:
+        return frozenset((*self._neighbours[client], client))
+
+    # --- the stages ---------------------------------------------------------------------------------------------------
+
+    def _invited(self) -> Descriptor:
+        """S0: the session is one that clients can check against a policy, whatever that is."""
+        invite, begun = self.round.only(frames.SessionInvite), self.round.begun
+        assert begun is not None
+        if invite is None:
+            wrong(0, "nobody was invited")
+        place, d = invite[0], invite[1].descriptor
+        try:
+            check_sound(d, self.round.roster, _encoding_told(d))
+        except (RoundAbandoned, ConfigError) as error:
+            wrong(place, f"a session that no client accepts: {error}")
+        if d.round != begun.session:
+            wrong(place, f"session {d.round} in the transcript of session {begun.session}")
+        self.descriptor, self.sid0 = d, sid0_of(d)
+        return d
+
+    def _keyed(self, d: Descriptor) -> None:
+        """S0: the clients that have keys, each signed for this round."""
+        cohort = frozenset(d.cohort)
+        found: dict[int, tuple[int, frames.Keys]] = {}
+        for client, said, message in self.round.whole(frames.Advertise, cohort, "was not invited"):
+            self._same(said, message.sid, self.sid0)
+            if (message.keys.client, message.keys.origin) != (client, self.sid0):
+                wrong(said.place, f"keys of another client or session, from client {client}")
+            found[client] = said.place, message.keys
+        for client, (place, keys) in self.round.announced.items():
+            if client in found:
+                self._agree(place, keys, found[client][1])
+            elif client not in cohort or keys.origin != d.previous or d.previous == NONE:
+                wrong(place, f"keys of client {client} that were not announced for this session")
+            found.setdefault(client, (place, keys))
+        seen: set[bytes] = set()
+        for client, (place, keys) in sorted(found.items()):
+            if not keys_are_signed(keys, d, d.round, self.round.roster):
+                wrong(place, f"keys that client {client} did not sign for this round")
+            if len(seen | {keys.c_pk, keys.s_pk}) != len(seen) + 2 or small_order(keys.c_pk) or small_order(keys.s_pk):
+                wrong(place, f"a key of client {client} is there twice, or of small order")
+            seen |= {keys.c_pk, keys.s_pk}
+        self.keys = {client: found[client][1] for client in sorted(found)}
+
+    @staticmethod
+    def _agree(place: int, shown: frames.Keys, said: frames.Keys) -> None:
+        if shown != said:
+            wrong(place, f"keys of client {said.client} that are not those it sent")
+
+    def _introduced(self) -> None:
+        """S1: everybody was shown the keys of its neighbours, and the hash of all."""
+        h1 = frames.hash_of_keys(self.keys)
+        self.sid = digest("sid", self.sid0, h1)
+        for client, said in self.round.outlines(frames.Neighbourhood, self.keys.keys(), "has no keys"):
+            keys = tuple(self.keys[v] for v in sorted(self._group(client) & self.keys.keys()))
+            self._exactly(said, frames.Neighbourhood(self.sid0, client, h1, keys), "the keys of its neighbours")
+            self.introduced.add(client)
+
+    def _shared(self) -> None:
+        """S1, S2: the clients that sealed shares, the receivers, and the forwarded shares."""
+        for client, said in self.round.outlines(frames.Shares, self.introduced, "was shown no keys"):
+            due = tuple(sorted((self._group(client) & self.keys.keys()) - {client}))
+            if set(said.ids) != set(due):
+                wrong(said.place, f"client {client} sealed shares for {_listed(said.ids)}, not {_listed(due)}")
+            self._as_long(said, frames.Shares(self.sid, tuple((v, SEALED) for v in said.ids)))
+            self.shared.add(client)
+        for client, said in self.round.outlines(frames.Delivery, self.shared, "has not shared"):
+            senders = tuple(v for v in self._neighbours[client] if v in self.shared)
+            if said.ids != senders:
+                wrong(said.place, f"client {client} got seals of {_listed(said.ids)}; there were {_listed(senders)}")
+            self._as_long(said, frames.Delivery(self.sid, client, tuple((v, SEALED) for v in said.ids)))
+            self.delivered.add(client)
+
+    def _masked(self, d: Descriptor) -> None:
+        """S2: the masked vectors have one length, and each the hash that its client signed."""
+        for client, said, head in self.round.whole(frames.MaskedHeader, self.delivered, "was sent no shares"):
+            self._same(said, head.sid, self.sid)
+            self.words = self.words or head.length
+            if head.length != self.words:
+                wrong(said.place, f"client {client} masked {head.length} words, others {self.words}")
+            ahead = head.ahead
+            if ahead and not (
+                (ahead.client, ahead.origin) == (client, self.sid)
+                and keys_are_signed(ahead, d, d.round + 1, self.round.roster)
+            ):
+                wrong(said.place, f"keys for the next round that client {client} did not sign")
+            self.masked.add(client)
+
+    def _survived(self, d: Descriptor) -> None:
+        """S3: there is one list of survivors, of clients that sent a vector."""
+        found = self.round.only(frames.Survivors)
+        if found is None:
+            return
+        place, message = found
+        if message.sid != self.sid:
+            wrong(place, "survivors of another session")
+        if list(message.ids) != sorted(set(message.ids)):
+            wrong(place, "survivors that are not in ascending order")
+        if others := set(message.ids) - self.masked:
+            wrong(place, f"survivors {_listed(others)} sent no vector")
+        if len(message.ids) < d.n_min:
+            wrong(place, f"{len(message.ids)} survivors; {d.n_min} are needed")
+        self.survivors = message.ids
+
+    def _consented(self, d: Descriptor) -> None:
+        """S3, S4: the list has signatures, and everybody was shown enough of them."""
+        content = frames.consent_content(self.sid, frames.hash_of_ids(self.survivors))
+        for client, said, message in self.round.whole(frames.Consent, frozenset(self.survivors), "is no survivor"):
+            self._same(said, message.sid, self.sid)
+            if not verify(self.round.roster.identity(client), message.signature, content):
+                wrong(said.place, f"client {client} consents to another list of survivors")
+            self.consents[client] = message.signature
+        for client, said in self.round.outlines(frames.Consents, self.consents.keys(), "has not consented"):
+            others = set(said.ids) & self._group(client) & self.consents.keys() - {client}
+            if len(others) < len(said.ids) or len(others) + 1 < d.t:
+                what = f"client {client} was shown consents of {_listed(said.ids)}; {d.t - 1} others of its group"
+                wrong(said.place, f"{what} that have signed this list are needed")
+            shown = tuple((v, self.consents[v]) for v in said.ids)
+            self._exactly(said, frames.Consents(self.sid, client, shown), "these consents")
+            self.asked.add(client)
+
+    def _revealed(self) -> None:
+        """S4: each member of a share group gave one kind of share of each client, once."""
+        for client, said in self.round.outlines(frames.Reveal, self.asked, "was shown no consents"):
+            if len(set(said.ids)) < len(said.ids):
+                twice = next(v for v in said.ids if said.ids.count(v) > 1)
+                wrong(said.place, f"client {client} gave two shares of client {twice}")
+            due = [(v, v in self.survivors) for v in sorted(self._group(client) & self.shared)]
+            if list(zip(said.ids, said.alive, strict=False)) != due or len(said.alive) != len(said.ids):
+                what = f"client {client} gave shares of {_fates(said)}"
+                wrong(said.place, f"{what}; by this list of survivors due were {_pairs(due)}")
+            shares = tuple((v, alive, SHARE) for v, alive in due)
+            self._as_long(said, frames.Reveal(self.sid, shares))
+            self.revealed.add(client)
+
+    def _summed(self, d: Descriptor) -> None:
+        """S5: there are enough shares of every secret, and a result of these survivors."""
+        found, outcome = self.round.only(frames.Result), self.round.outcome
+        if (found is None) == (outcome == SUMMED):
+            wrong(found[0] if found else 0, f"the outcome is {outcome!r}, and there is {'a' if found else 'no'} result")
+        if found is None:
+            return
+        place, result = found
+        for client in sorted(self.shared):
+            have = len(self._group(client) & self.revealed)
+            if have < d.t:
+                wrong(place, f"a result with {have} shares of client {client}; {d.t} are needed")
+        if result.sid != self.sid or result.survivors != frames.hash_of_ids(self.survivors) or not self.survivors:
+            wrong(place, "a result of other survivors, or of another session")
+        self.result = result
+
+    # --- one frame ----------------------------------------------------------------------------------------------------
+
+    def _same(self, said: Said, session: bytes, due: bytes) -> None:
+        if session != due:
+            wrong(said.place, f"a {said.name} of {said.speaker} of another session")
+
+    def _exactly(self, said: Said, due: frames.Frame, what: str) -> None:
+        """Check that an outline is of this very message, which is put together again."""
+        if said.digest != hashlib.sha256(msgspec.msgpack.encode(due)).digest():
+            wrong(said.place, f"what client {said.client} was shown is not {what}, in this session")
+
+    def _as_long(self, said: Said, due: frames.Frame) -> None:
+        """Check that an outline is of a message as long as this."""
+        if said.size != len(msgspec.msgpack.encode(due)):
+            wrong(said.place, f"a {said.name} of {said.size} bytes, which its outline is not of")
+
+    # --- results for people, and for other files -------------------------------------------------------------------
+
+    def facts(self) -> dict[str, object]:
+        """Return the facts of a round for readers, as far as it was sound."""
+        begun, d = self.round.begun, self.descriptor
+        facts: dict[str, object] = {"outcome": self.round.outcome, "file": self.round.file}
+        if begun:
+            facts |= {"session": begun.session, "round": round_of(begun.session), "version": begun.version}
+            facts |= {"previous file": begun.previous.hex()}
+        if d:
+            facts |= {"task": d.task_id, "graph": d.graph, "cohort": len(d.cohort), "threshold": d.t, "least": d.n_min}
+            facts |= {"survivors": len(self.survivors), "signed": len(self.consents), "revealed": len(self.revealed)}
+            facts |= {"dropped": self._dropped(d), "words": self.words}
+            facts |= {"previous sid": d.previous.hex(), "sid": self.sid.hex()}
+            facts |= {"keys announced": len(self.keys.keys() & self.round.announced.keys())}
+            facts |= {"sum": self.result.digest.hex() if self.result else ""}
+        return facts
+
+    def _dropped(self, d: Descriptor) -> dict[str, list[int]]:
+        """Return the clients that were there at a stage and not at the next."""
+        stages = {
+            "keys": set(d.cohort), "shares": set(self.keys), "vector": self.shared, "consent": set(self.survivors),
+            "reveal": set(self.consents), "": self.revealed,
+        }  # fmt: skip
+        return {name: sorted(stages[name] - stages[after]) for name, after in pairwise(stages)}
+
+    def account(self) -> TrafficRecord:
+        """Return what crossed, for a comparison with the log of a client."""
+        session = self.round.begun.session if self.round.begun else -1
+        members = {client: member.identity for client, member in enumerate(self.round.roster.members)}
+        account = TrafficRecord(None, members, {session}, receives=True)
+        for said in self.round.every:
+            fates = _fates(said) if said.name == "Reveal" else ""
+            size, stage = frames.SIGNATURE + said.size, STAGES[said.name].name
+            found = Crossing(said.client, session, stage, size, said.digest.hex(), said.name.lower(), fates)
+            (account.sent if said.sent else account.received).setdefault(found, said.place)
+        if result := self.round.only(frames.Result):
+            account.sums[session] = result[1].digest.hex(), result[0]
+        return account
+
+
+def _listed(ids: Set[int] | Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(ids))) or "nobody"
+
+
+def _fates(said: Said) -> str:
+    return _pairs(list(zip(said.ids, said.alive, strict=False)))
+
+
+def _pairs(fates: Sequence[tuple[int, bool]]) -> str:
+    return fates_of(*(ranges([v for v, lives in fates if lives is kind]) for kind in (True, False)))
+
+
+def _encoding_told(d: Descriptor) -> Encoding:
+    """Return facts on the encoding of a session's numbers, from its description."""
+    if d.width > 1:
+        return ExactSums((1,), d.ring_bits)
+    return FixedPoint(1, d.clip_l2, d.clip_inf, d.weight_max, d.q_bits)

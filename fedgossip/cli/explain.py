@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args, get_type_hints, is_typeddict
 
 import click
+import msgspec
 
-from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import EXIT_CODES, ConfigError, nearest
 from fedgossip.cli.text import echo, print_json
-from fedgossip.cli.vocabulary import FACT, KEY, SECTION, TERM, Term, entries
+from fedgossip.core import run_format, run_summary
+from fedgossip.core.event_kinds import event_kinds
+from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
 from fedgossip.learning.settings import NOT_BUILT
 
 ALL = "all"
@@ -69,3 +78,104 @@ def lines(entry: Term) -> Iterator[str]:
         indent = " " * (6 + min(width, 24))
         head = f"    {name.ljust(min(width, 24))}  "
         yield from textwrap.wrap(fact.replace("`", ""), WIDTH + 20, initial_indent=head, subsequent_indent=indent)
+
+
+# Every word that a user may have to look up, from its declaration: keys, faults, exit codes, events, commands,
+# terms.
+
+
+SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"
+TERM = "term"
+"""A word of tables, pages and forecasts; terms.toml defines each."""
+FILE = "file"
+"""A file or a folder that a run leaves; `core/run_format` declares them."""
+FACT = "key of summary.json"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One word: its kind, its meaning, and further facts by name."""
+
+    kind: str
+    name: str
+    meaning: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def entries() -> Iterator[Term]:
+    """Yield all, those of a kind together, in the order in which they are declared."""
+    for section in sections():
+        yield Term(SECTION, section.name, section.meaning)
+        yield from map(of_key, section.keys)
+    yield from (Term(FAULT, name, meaning) for name, meaning in fault_kinds().items())
+    for code, ending in EXIT_CODES.items():
+        facts = {"advice": ending.advice} if ending.advice else {}
+        yield Term(CODE, str(code), f"{ending.name}: {ending.meaning}", facts)
+    for name, event in event_kinds().items():
+        yield Term(EVENT, name, event.meaning, {"advice": event.advice, "severity": event.severity})
+    yield from (Term(TERM, name, meaning) for name, meaning in terms().items())
+    yield from files()
+    yield from summary_keys()
+    yield from commands()
+
+
+def terms() -> Mapping[str, str]:
+    """Return the words of tables, pages and forecasts, with their meanings."""
+    text = Path(__file__).with_name("terms.toml").read_text(encoding="utf-8")
+    return msgspec.convert(from_toml(text), dict[str, str])
+
+
+def files() -> Iterator[Term]:
+    """Yield every file and folder of a run; its fact is `where` it is."""
+    meant = texts_below(ast.parse(inspect.getsource(run_format)).body)
+    for name, hint in get_type_hints(run_format, include_extras=True).items():
+        yield Term(FILE, getattr(run_format, name), meant[name], {"where": hint.__metadata__[0]})
+
+
+def summary_keys() -> Iterator[Term]:
+    """Yield the keys of summary.json in the order of the alphabet, those of an inner object behind it."""
+    module = ast.parse(inspect.getsource(run_summary))
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+
+    def meant(name: str) -> dict[str, str]:
+        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
+        return {key: text for base in bases for key, text in meant(base).items()} | texts_below(classes[name].body)
+
+    def within(of: type, path: str) -> Iterator[Term]:
+        texts = meant(of.__name__)
+        for name, hint in sorted(get_type_hints(of).items()):
+            yield Term(FACT, path + name, texts[name])
+            for inner in (hint, *get_args(hint)):
+                if is_typeddict(inner):
+                    yield from within(inner, f"{path}{name}.")
+
+    yield from within(run_summary.RunSummary, "summary.")
+
+
+def of_key(key: Key) -> Term:
+    """Return a key's entry; its facts are `type`, `default` and, if restricted, `allowed` and `of`."""
+    facts = {"type": key.type, "default": key.default, "allowed": key.allowed, "of": key.of}
+    return Term(KEY, key.name, key.meaning, {name: fact for name, fact in facts.items() if fact})
+
+
+def commands() -> Iterator[Term]:
+    """Yield every command, and the commands of groups, with their usage."""
+    from fedgossip.cli import COMMANDS, cli
+
+    context = click.Context(cli, info_name="fedgossip", terminal_width=10_000, max_content_width=10_000)
+    for name in COMMANDS:
+        if command := cli.get_command(context, name):
+            yield from _command(command, context, name)
+
+
+def _command(command: click.Command, parent: click.Context, name: str) -> Iterator[Term]:
+    context = click.Context(command, parent=parent, info_name=name)
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
+    records = [record for one in options if (record := one.get_help_record(context))]
+    path = context.command_path.removeprefix("fedgossip ")
+    yield Term(COMMAND, path, " ".join((command.help or "").split()), {"usage": usage, **dict(records)})
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            if one := command.get_command(context, inner):
+                yield from _command(one, context, inner)

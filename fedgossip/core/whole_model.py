@@ -14,7 +14,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 @dataclass(frozen=True, eq=False)
 class WholeModel:
     """`tensors`: every parameter and buffer by name, trained, frozen and local.  `facts`: how to use the tensors, as
-    plain data (listed in `learning.models.models.model_files`).  `code`: the user's own modules, by path below one
+    plain data (listed in `learning.models.model_files`).  `code`: the user's own modules, by path below one
     folder.  `lacks`: names of local tensors at their initial values, because nodes do not share them; `own`: the local
     tensors of each known node.  `document`: the file of a model without tensors, by name."""
 

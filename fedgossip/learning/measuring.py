@@ -67,7 +67,7 @@ def as_learned(examples: Dataset, facts: ModelFacts) -> Dataset:
 
 
 def as_read(examples: Dataset) -> Dataset:
-    """Return scaled examples in original units, float64: the inverse of `data.standardised`, to rounding."""
+    """Return scaled examples in original units, float64: the inverse of `data.data.standardised`, to rounding."""
     if not examples.mean:
         return examples
     mean, deviation = (np.array(one).reshape(examples.shape) for one in (examples.mean, examples.deviation))

@@ -30,5 +30,5 @@ def test_a_thread_that_fails_ends_the_process_with_a_code_and_its_traceback(
 def test_each_thread_has_a_guard_or_hands_on_what_it_raises() -> None:
     root = Path(fedgossip.__file__).parent
     bare = {str(path.relative_to(root)) for path in root.rglob("*.py") if "threading.Thread(" in path.read_text()}
-    loops = {"drivers/loops/hosting.py", "drivers/loops/simulating.py"}  # to the loop, and to the simulation
+    loops = {"drivers/loops/joining.py", "drivers/loops/simulating.py"}  # to the loop, and to the simulation
     assert bare == {"base/guarded_threads.py", *loops}

@@ -44,7 +44,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.protocols.servers.key_lists import LISTS_MAX, NewestLists
 from fedgossip.protocols.servers.shard_clocks import ShardChange
-from fedgossip.protocols.servers.shard_copies import change_messages
+from fedgossip.protocols.servers.tenure_shards import change_messages
 from fedgossip.report.page.numbers import data_size
 
 

@@ -24,8 +24,7 @@ from commands import Said, typed
 import fedgossip
 from fedgossip.base import outside_files
 from fedgossip.cli.wording import words_for
-from fedgossip.report.board.catalogue import Catalogue
-from fedgossip.report.board.pages import Board
+from fedgossip.report.board.pages import Board, Catalogue
 
 pytestmark = pytest.mark.sockets  # the run of the honest folder is one of processes
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core import wire
-from fedgossip.core.headers import Vocabulary
 from fedgossip.core.messages import (
     DECLARED,
     MEMBERS_MAX,
@@ -46,7 +45,7 @@ from fedgossip.core.messages import (
     Pong,
     Suspicion,
 )
-from fedgossip.core.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, FrameError
+from fedgossip.core.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, FrameError, Vocabulary
 
 SCHEMA = "0123456789abcdef"
 PER_CHUNK = CHUNK_BYTES // 4

@@ -11,10 +11,9 @@ from hub_kit import invite, wheel
 
 import fedgossip
 from fedgossip.base.vectors import frozen
-from fedgossip.core import headers
-from fedgossip.core.headers import VOCABULARY
+from fedgossip.core import wire
 from fedgossip.core.messages import Hello, Invite, Model
-from fedgossip.core.wire import CHUNK_BYTES, wire_bytes
+from fedgossip.core.wire import CHUNK_BYTES, VOCABULARY, wire_bytes
 from fedgossip.net.links.outbox import Cuts, Outbox
 from fedgossip.simulation.simulator import Simulator
 
@@ -23,13 +22,13 @@ from fedgossip.simulation.simulator import Simulator
 def encoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the header of a message was made, by its kind."""
     counts: Counter[str] = Counter()
-    plain = headers.Vocabulary.encoded
+    plain = wire.Vocabulary.encoded
 
-    def counted(self: headers.Vocabulary, message: Any) -> bytes:
+    def counted(self: wire.Vocabulary, message: Any) -> bytes:
         counts[type(message).__name__] += 1
         return plain(self, message)
 
-    monkeypatch.setattr(headers.Vocabulary, "encoded", counted)
+    monkeypatch.setattr(wire.Vocabulary, "encoded", counted)
     return counts
 
 

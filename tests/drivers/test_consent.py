@@ -41,7 +41,7 @@ from fedgossip.net import descriptors
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
 from fedgossip.plans import compose
-from fedgossip.report.board.catalogue import Catalogue
+from fedgossip.report.board.pages import Catalogue
 from fedgossip.runs.trace.files import Opening
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('RAN').write_text('ran')\n"

@@ -30,7 +30,7 @@ from fedgossip.core.run_format import OVER
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.handoff import Meeting
-from fedgossip.drivers.loops.hosting import HostThread
+from fedgossip.drivers.loops.joining import HostThread
 from fedgossip.drivers.loops.seats import hold, is_there
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.runs.run_lock import RunLock

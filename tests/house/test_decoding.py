@@ -21,7 +21,7 @@ from secure_kit import public, signer
 from fedgossip.audit import entries, records
 from fedgossip.base.decoding import DEPTH_MAX, UnreadableError, from_json, from_msgpack, from_toml, json_value
 from fedgossip.base.errors import ConfigError, ProtocolError
-from fedgossip.core.headers import VOCABULARY
+from fedgossip.core.wire import VOCABULARY
 from fedgossip.net.identity import Identity
 from fedgossip.report.watch.follow import _json
 from fedgossip.runs import checkpoints

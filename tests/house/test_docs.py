@@ -6,6 +6,7 @@ import ast
 import keyword
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,53 @@ def test_every_name_between_backticks_in_a_docstring_is_one_of_the_code() -> Non
     known |= {part for name in ALGORITHMS for part in name.split("-")}  # names made of functions' names
     unknown = [(where, words) for where, words in quoted if set(re.findall(r"[A-Za-z_]\w*", words)) - known]
     assert unknown == []
+
+
+DOTTED = re.compile(r"`([a-z_]+(?:\.\w+)+)`|\b[Ss]ee ([a-z_]+(?:\.\w+)+)|\b(fedgossip(?:\.\w+)+)")
+"""A dotted path in a docstring: between backticks, behind "see", or from the package on."""
+FILE_NAME = re.compile(r".*\.(csv|json|jsonl|log|md|npz|onnx|pt|py|safetensors|toml|txt|zip)")
+
+
+@cache
+def _names_in(module: Path) -> frozenset[str]:
+    return frozenset(names_in(module)) if module.exists() else frozenset()
+
+
+def leads_from(folder: Path, parts: list[str]) -> bool:
+    """Whether parts of a dotted path lead from a folder to a folder, a module, or a name in one."""
+    first, rest = parts[0], parts[1:]
+    if (folder / first).is_dir():
+        return not rest or leads_from(folder / first, rest)
+    if (module := folder / f"{first}.py").exists():
+        return not rest or rest[0] in _names_in(module)
+    return first in _names_in(folder / "__init__.py")
+
+
+def dead_paths(path: Path, settings: str) -> Iterator[str]:
+    """Yield the paths in docstrings of a module that lead nowhere: dotted ones of modules, and those with slashes."""
+    texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr))
+    for text in (str(node.value) for node in texts if isinstance(node, ast.Constant)):
+        yield from (found for words in QUOTED.findall(text) if "/" in words for found in lacking(words))
+        for quoted, seen, whole in DOTTED.findall(text):
+            words = quoted or seen or whole
+            parts = words.removeprefix("fedgossip.").split(".")
+            homes = [path.parent] if quoted else [file.parent for file in FILES if file.stem == parts[0]]
+            of_modules = whole or parts[0] in packages() or any((home / f"{parts[0]}.py").exists() for home in homes)
+            leads = any(leads_from(home, parts) for home in (PACKAGE, path.parent, *homes))
+            if of_modules and not leads and f"`{words}" not in settings and not FILE_NAME.fullmatch(words):
+                yield words
+
+
+def test_every_path_in_a_docstring_leads_somewhere() -> None:
+    settings = (ROOT / "docs" / "reference" / "reference.md").read_text()
+    assert [(_module(path), words) for path in FILES for words in dead_paths(path, settings)] == []
+
+
+def test_a_path_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    dead = ["base.nothing", "fedgossip.base.nothing", "protocols/gossip/nothing", "seeds.nothing"]
+    module = tmp_path / "module.py"
+    module.write_text(f'"""{dead[1]}, `base.seeds.stream`, `{dead[0]}`, `{dead[2]}`; see {dead[3]}."""')
+    assert sorted(dead_paths(module, "")) == dead
 
 
 def _module(path: Path) -> str:

@@ -16,7 +16,7 @@ from torch import nn
 
 import fedgossip
 from fedgossip.base.errors import ConfigError
-from fedgossip.core import headers
+from fedgossip.core import wire
 from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness, in_words
 from fedgossip.data.dataset import Dataset, from_arrays
@@ -186,9 +186,9 @@ def test_all_that_differs_is_named() -> None:
 
 
 def test_a_hello_crosses_the_wire_whole_and_no_longer_row_of_numbers_does() -> None:
-    assert headers.VOCABULARY.message_of(headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(OURS))) == OURS
+    assert wire.VOCABULARY.message_of(wire.VOCABULARY.decoded(wire.VOCABULARY.encoded(OURS))) == OURS
     with pytest.raises(Exception, match="length"):
-        headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(_changed({"probe": (0.0,) * 17})))
+        wire.VOCABULARY.decoded(wire.VOCABULARY.encoded(_changed({"probe": (0.0,) * 17})))
 
 
 # --- over real processes ----------------------------------------------------------------------------------------------

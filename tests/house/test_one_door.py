@@ -54,14 +54,14 @@ BY_WHOSE = {
 
 NOT_FROM_OUTSIDE = {
     # files of this package, of torch or of the kernel
-    "report/board/pages.py": 1, "cli/init.py": 2, "cli/output.py": 2, "cli/vocabulary.py": 1, "core/event_kinds.py": 1,
+    "report/board/pages.py": 1, "cli/init.py": 2, "cli/output.py": 2, "cli/explain.py": 1, "core/event_kinds.py": 1,
     "base/kernels.py": 2, "data/bundled.py": 1, "learning/one_model/portable.py": 1,
     "net/streams/sealing.py": 1, "report/page/markup.py": 3,
     "lab/repro/published.py": 1, "report/watch/local_server.py": 2,
     # the sources of modules that this process has imported already
     "learning/models/exporting.py": 1,
     # locks, folders, and files that are written: what is opened is not read
-    "drivers/fork_server.py": 1, "base/file_locks.py": 1, "learning/one_model/gpu_semaphore.py": 4,
+    "drivers/fork_server.py": 1, "base/file_locks.py": 1, "learning/one_model/sharing.py": 4,
     "drivers/loops/seats.py": 2, "net/identity.py": 2, "base/owner_files.py": 4, "plans/federated/policy.py": 2,
     "runs/run_lock.py": 1, "runs/incarnations.py": 1, "audit/transcript.py": 1,
     # names that `outside_files.check_file` has looked at, for libraries that open by name

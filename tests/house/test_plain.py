@@ -23,11 +23,11 @@ from fedgossip.base.decoding import UnreadableError
 from fedgossip.base.untrusted_text import json_text, line, masked, no_formula, printable
 from fedgossip.cli import text, wording
 from fedgossip.cli.run import progress
-from fedgossip.core.headers import VOCABULARY
 from fedgossip.core.messages import Refusal
 from fedgossip.core.messages.federated import REFUSALS
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import peer_roles
+from fedgossip.core.wire import VOCABULARY
 from fedgossip.protocols.federated.spending import EXHAUSTED
 from fedgossip.report.page.markup import text as marked
 from fedgossip.secure.aborts import Reason

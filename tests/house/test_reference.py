@@ -12,8 +12,8 @@ from commands import in_process
 
 from fedgossip.base.errors import EXIT_CODES, FedgossipError
 from fedgossip.cli import COMMANDS, main
+from fedgossip.cli.explain import CODE, COMMAND, EVENT, KEY, Term, entries, terms
 from fedgossip.cli.topology.topology import COMPARED
-from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, KEY, Term, entries, terms
 from fedgossip.core.event_kinds import event_kinds
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.compared import COMPARE

@@ -16,7 +16,7 @@ from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.task import Job
-from fedgossip.learning.processes.compressed import WHOLE_STEPS
+from fedgossip.learning.processes.worker import WHOLE_STEPS
 from fedgossip.learning.task import TorchTask, TrainSettings
 
 pytestmark = pytest.mark.sockets

@@ -14,7 +14,7 @@ import pytest
 from commands import wait_until
 
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.learning.one_model.gpu_semaphore import SHARE_OF_ROOM, Slots, ours, take_emptiest
+from fedgossip.learning.one_model.sharing import SHARE_OF_ROOM, Slots, ours, take_emptiest
 
 FREE, PEAK = 1000, 400
 AT_ONCE = int(SHARE_OF_ROOM * FREE) // PEAK

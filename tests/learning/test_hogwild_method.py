@@ -21,7 +21,7 @@ from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.learning.processes import processes
 from fedgossip.plans import compose
 from fedgossip.report.page.reading import read_run
-from fedgossip.report.page.repeating import repeating
+from fedgossip.report.page.sections import repeating
 
 COMMON: dict[str, Any] = {
     "rounds": 3,

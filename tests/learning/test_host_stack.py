@@ -18,9 +18,8 @@ from fedgossip.base.vectors import RowGroups, ordered_mix_rows
 from fedgossip.core.records import NetworkRow, Row
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.many_nodes import host_mixing, stacked_engine
-from fedgossip.learning.many_nodes.host_mixing import HostMixing, room_of
-from fedgossip.learning.many_nodes.host_stack import HostStack
+from fedgossip.learning.many_nodes import resident, stacked_engine
+from fedgossip.learning.many_nodes.resident import HostMixing, HostStack, room_of
 from fedgossip.plans import compose
 from fedgossip.topology import build, resolve
 
@@ -53,7 +52,7 @@ def alike(n: int) -> RowGroups:
 @pytest.mark.parametrize("at_once", [1, 1 << 18])
 @pytest.mark.parametrize("graph", ["ring", "regular:4", "star", "complete", "alike"])
 def test_mixing_has_the_bits_of_the_ordered_sum(graph: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_mixing, "COLUMNS_OF_ALL", at_once)
+    monkeypatch.setattr(resident, "COLUMNS_OF_ALL", at_once)
     n = 12
     groups = alike(n) if graph == "alike" else build(resolve(graph, n, seed=0), "metropolis").rows_by_degree()
     x = np.random.default_rng(1).standard_normal((n, 379)).astype(np.float32)

@@ -25,8 +25,15 @@ from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
 from fedgossip.learning.dp_sgd import private
 from fedgossip.learning.dp_sgd.layered import Layered
-from fedgossip.learning.dp_sgd.per_example import Alone, check_apart, per_example, trained
-from fedgossip.learning.dp_sgd.private import UNITS, PrivateGradients, add_clipped
+from fedgossip.learning.dp_sgd.private import (
+    UNITS,
+    Alone,
+    PrivateGradients,
+    add_clipped,
+    check_apart,
+    per_example,
+    trained,
+)
 from fedgossip.learning.dp_sgd.record_privacy import PoissonBatches, RecordPrivacy
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.models import models

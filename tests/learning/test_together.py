@@ -24,7 +24,7 @@ from fedgossip.core.records import EventRow
 from fedgossip.core.task import Job, Update
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning.many_nodes import job_blocks
-from fedgossip.learning.many_nodes.module_stack import ModuleStack
+from fedgossip.learning.many_nodes.job_blocks import ModuleStack
 from fedgossip.learning.one_model import devices
 from fedgossip.learning.one_model.module_engine import Assignment
 from fedgossip.learning.one_model.sharing import OutOfMemory

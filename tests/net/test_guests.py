@@ -13,9 +13,8 @@ from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, 
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli import cli
-from fedgossip.core.headers import VOCABULARY, Header
 from fedgossip.core.messages import DECLARED, AnyMessage, Carrier, Entry, Join
-from fedgossip.core.wire import frames
+from fedgossip.core.wire import VOCABULARY, Header, frames
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify

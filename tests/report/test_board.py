@@ -21,9 +21,7 @@ from test_watch_page import ask, rendered
 from fedgossip.cli.wording import words_for
 from fedgossip.report.board import catalogue as catalogues
 from fedgossip.report.board import heads
-from fedgossip.report.board.catalogue import Catalogue
-from fedgossip.report.board.pages import RUNS_AT_ONCE, Board
-from fedgossip.report.board.run_curves import COLUMNS, POINTS_MAX, RunCurves
+from fedgossip.report.board.pages import COLUMNS, POINTS_MAX, RUNS_AT_ONCE, Board, Catalogue, RunCurves
 from fedgossip.report.watch.local_server import HttpAnswer, LocalServer
 from tests.commands import finish, start, wait_until
 from tests.written import Written, network_row, peer_row, rounds

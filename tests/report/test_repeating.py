@@ -16,7 +16,7 @@ from fedgossip.cli import cli
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.report.page import sections
 from fedgossip.report.page.reading import read_run
-from fedgossip.report.page.repeating import repeating
+from fedgossip.report.page.sections import repeating
 
 QUADRATIC = {"kind": "quadratic", "dim": 3, "sigma": 0.1, "placement": "random"}
 GOSSIP: dict[str, Any] = {"rounds": 6, "topology": {"graph": "complete", "n": 4}, "task": QUADRATIC}

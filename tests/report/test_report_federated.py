@@ -17,7 +17,7 @@ from fedgossip.core.machine import Aggregated
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import FOLLOWED_MOST
 from fedgossip.core.roles import federated_roles, peer_roles
-from fedgossip.report.page import attendance, bars, spending, write_comparison, write_report
+from fedgossip.report.page import bars, federated, write_comparison, write_report
 from fedgossip.report.page.federated import attended, head, lines
 from fedgossip.report.page.numbers import shown_round
 from fedgossip.report.page.participation import Participation, Took
@@ -335,7 +335,7 @@ def test_contributions_are_counted_in_words(reports: dict[str, Path]) -> None:
 
 def test_of_many_clients_only_how_often_is_drawn(reports: dict[str, Path], tmp_path: Path) -> None:
     few, (_, many) = page(reports["long_run"]), account(wide_run(tmp_path))
-    assert attendance.turns(many, "turns") and attendance.lanes(many, "lanes") is None
+    assert federated.turns(many, "turns") and federated.lanes(many, "lanes") is None
     assert ("id", "lanes") in few.attributes and ("id", "turns") not in few.attributes
     assert "each column is 3" in few.text  # 400 rounds in at most 160 columns
 
@@ -390,7 +390,7 @@ def test_privacy_is_shown_against_its_limit(reports: dict[str, Path]) -> None:
 
 
 def test_a_run_with_a_budget_and_no_rows_of_it_shows_the_sum(tmp_path: Path) -> None:
-    shown = spending.privacy(*account(plain_run(tmp_path, privacy={"epsilon": 3.25, "unit": "record"})))
+    shown = federated.privacy(*account(plain_run(tmp_path, privacy={"epsilon": 3.25, "unit": "record"})))
     assert shown and "3.25" in shown and "<figure" not in shown
 
 

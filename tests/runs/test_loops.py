@@ -603,7 +603,7 @@ def test_an_asynchronous_loop_never_waits_for_its_neighbour(tmp_path: Path) -> N
 
 
 def test_a_launcher_that_is_gone_ends_the_loop_with_an_error() -> None:
-    from fedgossip.drivers.loops.hosting import HostThread
+    from fedgossip.drivers.loops.joining import HostThread
     from fedgossip.runs.peer_files import PeerEnded
 
     ended = PeerEnded("interrupted", 3, {}, exit_code=130)

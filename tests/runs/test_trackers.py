@@ -19,7 +19,7 @@ from fedgossip.core.records import EventRow, NetworkRow, PeerRow
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.sections import TRACKERS
 from fedgossip.plans import compose
-from fedgossip.runs import trackers, tracking
+from fedgossip.runs import tracking
 
 CONTENT: dict[str, Any] = {
     "name": "tracked",
@@ -64,12 +64,12 @@ def listen(monkeypatch: pytest.MonkeyPatch, kind: type[Any] = Listening) -> list
         there.append(kind(place, folder))
         return there[-1]
 
-    monkeypatch.setattr(trackers, "KINDS", {**trackers.KINDS, "wandb": made})
+    monkeypatch.setattr(tracking, "KINDS", {**tracking.KINDS, "wandb": made})
     return there
 
 
 def test_every_tracker_that_may_be_named_is_there() -> None:
-    assert tuple(trackers.KINDS) == TRACKERS
+    assert tuple(tracking.KINDS) == TRACKERS
 
 
 def test_a_tracker_is_told_the_settings_and_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_a_password_in_the_address_of_a_tracker_is_in_no_file_of_the_run(
         places.append(place)
         return _Refusing(place, folder)
 
-    monkeypatch.setitem(trackers.KINDS, "mlflow", made)  # type: ignore[arg-type]
+    monkeypatch.setitem(tracking.KINDS, "mlflow", made)  # type: ignore[arg-type]
     run = fedgossip.simulate({**CONTENT, "track": {"to": [SECRET]}}, out=tmp_path / "run", report=True)
     assert places == [SECRET.removeprefix("mlflow:")], "the tracker itself has it"
     (failure,) = failures(run)
@@ -271,13 +271,13 @@ def test_a_password_in_the_address_of_a_tracker_is_in_no_file_of_the_run(
 
 def test_a_run_that_goes_on_has_its_password_of_the_environment_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = load_experiment({**CONTENT, "track": {"to": [SECRET]}}).to_dict()["track"]["to"]
-    for word in trackers.MLFLOW_WORDS:
+    for word in tracking.MLFLOW_WORDS:
         monkeypatch.delenv(word, raising=False)
     with pytest.raises(ConfigError, match="the password is not kept"):
-        trackers.make_tracker(kept[0], Path("run"))
+        tracking.make_tracker(kept[0], Path("run"))
     places = []
-    monkeypatch.setitem(trackers.KINDS, "mlflow", lambda place, folder: places.append(place))  # type: ignore[arg-type]
-    for word in trackers.MLFLOW_WORDS:
+    monkeypatch.setitem(tracking.KINDS, "mlflow", lambda place, folder: places.append(place))  # type: ignore[arg-type]
+    for word in tracking.MLFLOW_WORDS:
         monkeypatch.setenv(word, "x")
-    trackers.make_tracker(kept[0], Path("run"))
+    tracking.make_tracker(kept[0], Path("run"))
     assert places == ["https://ml.example.org"]

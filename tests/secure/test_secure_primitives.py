@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import entropy_of
 
-from fedgossip.secure import graph, polynomials, primitives, ring, shamir
+from fedgossip.secure import graph, primitives, ring, shamir
 from fedgossip.secure.primitives import Secret, keystream, transcript
 from fedgossip.secure.simulation_cache import REMEMBERED_BYTES, Remembered, memory, remembering
 
@@ -214,15 +214,15 @@ def test_two_secrets_that_are_split_together_have_the_shares_of_each_alone(t: in
 def test_polynomials_of_digits_have_the_values_of_integers(terms: int, places: list[int], data: object) -> None:
     elements = st.one_of(st.integers(0, shamir.P - 1), st.sampled_from([0, 1, shamir.P - 1, 2**256 - 2**16]))
     both = data.draw(st.tuples(*[st.lists(elements, min_size=terms, max_size=terms)] * 2))  # type: ignore[attr-defined]
-    found = polynomials.values_of_two([[c.to_bytes(32, "little") for c in one] for one in both], tuple(places))
+    found = shamir.values_of_two([[c.to_bytes(32, "little") for c in one] for one in both], tuple(places))
     for coefficients, values in zip(both, found, strict=True):
         expected = [sum(c * x**j for j, c in enumerate(coefficients[::-1])) % shamir.P for x in places]
         assert [int.from_bytes(value, "little") for value in values] == expected
 
 
 def test_digits_of_the_largest_polynomials_are_still_exact() -> None:
-    terms, highest = polynomials.TERMS_MOST, (2**256 - 2**16).to_bytes(32, "little")
-    (values, _), x = polynomials.values_of_two([[highest] * terms] * 2, (5000, 4999)), 5000
+    terms, highest = shamir.TERMS_MOST, (2**256 - 2**16).to_bytes(32, "little")
+    (values, _), x = shamir.values_of_two([[highest] * terms] * 2, (5000, 4999)), 5000
     expected = sum((2**256 - 2**16) * x**j for j in range(terms)) % shamir.P
     assert int.from_bytes(values[0], "little") == expected
 

@@ -55,9 +55,9 @@ def test_words_are_doubly_stochastic_for_every_n(word, n, data):
 
 
 def resolve_words(word: str, n: int, k: int) -> Mixing:
-    from fedgossip.topology.graphs import words
+    from fedgossip.topology.graphs import grammar
 
-    return {"debruijn": words.debruijn, "kautz": words.kautz}[word](n, k)
+    return {"debruijn": grammar.debruijn, "kautz": grammar.kautz}[word](n, k)
 
 
 @pytest.mark.parametrize(("n", "k", "rounds"), [(16, 2, 4), (25, 5, 2), (64, 4, 3), (100, 10, 2)])

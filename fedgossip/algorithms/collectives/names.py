@@ -6,11 +6,180 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedgossip.algorithms.collectives.direct import all_to_all, gather_all_to_all, star
-from fedgossip.algorithms.collectives.doubling import halving_doubling, power_below, recursive_doubling
-from fedgossip.algorithms.collectives.rings import ring, ring_gather, ring_naive
-from fedgossip.algorithms.collectives.table import Table
-from fedgossip.algorithms.collectives.trees import tree
+from fedgossip.algorithms.collectives.table import Move, Table, Way
+
+# All-reduce on a binomial tree with root 0: 2 ceil(log2 m) steps of a whole vector each.
+
+
+def tree(workers: int) -> Table:
+    """Reduce to rank 0, then broadcast from it.
+
+    In step k of the reduction the ranks that are odd multiples of 2^k send to the rank 2^k below them, and have no
+    more to do; the broadcast takes the same edges the other way, in the opposite order.
+    """
+    found: list[list[Move]] = [[] for _ in range(workers)]
+    edges = []
+    distance = 1
+    while distance < workers:
+        edges += [(rank, rank - distance) for rank in range(distance, workers, 2 * distance)]
+        distance *= 2
+    for child, parent in edges:
+        found[child].append(Move(Way.SEND, parent, 0, 1))
+        found[parent].append(Move(Way.ADD, child, 0, 1))
+    for child, parent in reversed(edges):
+        found[parent].append(Move(Way.SEND, child, 0, 1))
+        found[child].append(Move(Way.REPLACE, parent, 0, 1))
+    return Table(1, tuple(map(tuple, found)))
+
+
+# All-reduce on a ring, and all-gather: every rank sends to the next one alone.
+#
+# Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel and
+# Distributed Computing 69 (2009).
+
+
+def ring(workers: int) -> Table:
+    """Scatter-reduce, then all-gather, of m parts: 2 (m - 1) / m of a vector sent by each, in 2 (m - 1) steps.
+
+    In step s of the first half rank r sends part r - s to rank r + 1, which adds it; so rank r ends with the sum of
+    part r + 1, and that travels round in the second half.
+    """
+    m = workers
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        found: list[Move] = []
+        for way, shift in ((Way.ADD, 0), (Way.REPLACE, 1)):
+            for step in range(m - 1):
+                out, come = (rank + shift - step) % m, (rank + shift - step - 1) % m
+                found.append(Move(Way.SEND, (rank + 1) % m, out, out + 1))
+                found.append(Move(way, (rank - 1) % m, come, come + 1))
+        return tuple(found)
+
+    return Table(m, tuple(moves(rank) for rank in range(m)))
+
+
+def ring_naive(workers: int) -> Table:
+    """The whole vector twice round: once for the sum, once for its distribution; 2 (m - 1) steps of a whole vector
+    each."""
+    m = workers
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        before, after = (rank - 1) % m, (rank + 1) % m
+        found = [Move(Way.ADD, before, 0, 1)] if rank > 0 else []
+        if rank < m - 1:
+            found += [Move(Way.SEND, after, 0, 1), Move(Way.REPLACE, before, 0, 1)]
+        if rank != m - 2:
+            found.append(Move(Way.SEND, after, 0, 1))
+        return tuple(found)
+
+    return Table(1, tuple(moves(rank) for rank in range(m)) if m > 1 else ((),))
+
+
+def ring_gather(workers: int) -> Table:
+    """All-gather: part r is rank r's, and travels round; m - 1 parts sent by each, in m - 1 steps."""
+    m = workers
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        found: list[Move] = []
+        for step in range(m - 1):
+            out, come = (rank - step) % m, (rank - step - 1) % m
+            found.append(Move(Way.SEND, (rank + 1) % m, out, out + 1))
+            found.append(Move(Way.REPLACE, (rank - 1) % m, come, come + 1))
+        return tuple(found)
+
+    return Table(m, tuple(moves(rank) for rank in range(m)))
+
+
+# All-reduce by partners at distances of powers of two.
+#
+# p is the largest power of two that is not above m.  The m - p ranks above fold first: each sends its vector to the
+# rank p below it, which adds it, and sends the sum back at the end.
+#
+# Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, Int. J. High
+# Performance Computing Applications 19 (2005).
+
+
+def power_below(workers: int) -> int:
+    """Return the largest power of two that is at most `workers`."""
+    return 1 << (workers.bit_length() - 1)
+
+
+def recursive_doubling(workers: int) -> Table:
+    """Whole vectors are exchanged with rank XOR 1, 2, 4, ...: log2 p steps."""
+
+    def moves(rank: int, p: int) -> list[Move]:
+        partners = [rank ^ (1 << k) for k in range(p.bit_length() - 1)]
+        return [Move(way, partner, 0, 1) for partner in partners for way in (Way.SEND, Way.ADD)]
+
+    return _folded(workers, 1, moves)
+
+
+def halving_doubling(workers: int) -> Table:
+    """Rabenseifner's: scatter-reduce by halves, all-gather by doubling; 2 (p - 1) / p of a vector in 2 log2 p steps.
+
+    With the partner at distance p / 2, p / 4, ..., 1 a rank keeps the half of its stretch given by its id, and adds to
+    it what the partner sends; so it ends with part number `rank`, and the exchanges are repeated in reverse.
+    """
+
+    def moves(rank: int, p: int) -> list[Move]:
+        found: list[Move] = []
+        back: list[Move] = []
+        first, stop = 0, p
+        distance = p // 2
+        while distance:
+            partner, middle = rank ^ distance, (first + stop) // 2
+            keep, give = ((first, middle), (middle, stop)) if rank < partner else ((middle, stop), (first, middle))
+            found += [Move(Way.SEND, partner, *give), Move(Way.ADD, partner, *keep)]
+            back = [Move(Way.SEND, partner, *keep), Move(Way.REPLACE, partner, *give), *back]
+            first, stop = keep
+            distance //= 2
+        return found + back
+
+    return _folded(workers, power_below(workers), moves)
+
+
+def _folded(workers: int, parts: int, moves: Callable[[int, int], list[Move]]) -> Table:
+    p = power_below(workers)
+    found = [moves(rank, p) for rank in range(p)] + [[] for _ in range(p, workers)]
+    for rank in range(p, workers):
+        partner = rank - p
+        found[rank] = [Move(Way.SEND, partner, 0, parts), Move(Way.REPLACE, partner, 0, parts)]
+        found[partner] = [Move(Way.ADD, rank, 0, parts), *found[partner], Move(Way.SEND, rank, 0, parts)]
+    return Table(parts, tuple(map(tuple, found)))
+
+
+# All-reduce without relays: through one rank, or everyone to everyone; sums without an order (`ExactSum`).  And
+# all-gather.
+
+
+def star(workers: int) -> Table:
+    """Reduce to rank 0, which receives from all, then broadcast from it: 2 steps, 2 (m - 1) vectors through one
+    rank."""
+    others = range(1, workers)
+    hub = [Move(Way.ADD, rank, 0, 1) for rank in others] + [Move(Way.SEND, rank, 0, 1) for rank in others]
+    spokes = [(Move(Way.SEND, 0, 0, 1), Move(Way.REPLACE, 0, 0, 1)) for _ in others]
+    return Table(1, (tuple(hub), *spokes), exact=True)
+
+
+def all_to_all(workers: int) -> Table:
+    """Every rank sends its vector to every other: 1 step, m (m - 1) vectors."""
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        others = [(rank + k) % workers for k in range(1, workers)]  # not all to rank 0 first
+        return (*(Move(Way.SEND, to, 0, 1) for to in others), *(Move(Way.ADD, to, 0, 1) for to in sorted(others)))
+
+    return Table(1, tuple(moves(rank) for rank in range(workers)), exact=True)
+
+
+def gather_all_to_all(workers: int) -> Table:
+    """All-gather: part r is rank r's, which sends it to all others: m - 1 parts sent by each, in 1 step."""
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        others = [(rank + k) % workers for k in range(1, workers)]
+        sends = [Move(Way.SEND, to, rank, rank + 1) for to in others]
+        return (*sends, *(Move(Way.REPLACE, of, of, of + 1) for of in sorted(others)))
+
+    return Table(workers, tuple(moves(rank) for rank in range(workers)))
 
 
 @dataclass(frozen=True)

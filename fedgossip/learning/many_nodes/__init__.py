@@ -4,12 +4,12 @@ It imports `one_model`, `learning.settings` and torch; `simulation.resident_roun
 `core.resident_models`.
 
 A job of 64 nodes: `job_blocks` groups jobs, `stacked_engine` trains a stack of linear layers by batched products,
-`module_stack` any other module on a GPU, up to 64 jobs in one gradient: vmap of grad of functional_call, over rows [k,
+`job_blocks` any other module on a GPU, up to 64 jobs in one gradient: vmap of grad of functional_call, over rows [k,
 trained], on which optimisers are elementwise.  Batches are grouped by size and not padded, so that BatchNorm sees what
 it would see alone. Dropout is refused: its masks would not be the loop's.  Whatever the stack raises, the loop trains
 those jobs again, and the task reports it (`ReportingTask`).
 
-On the CPU (`host_stack`, `host_mixing`) models stay in the layout in which products read them, once in memory.
+On the CPU (`resident`) models stay in the layout in which products read them, once in memory.
 Training copies a block of nodes, lets the copy take the local steps and adds the changes.  Mixing scales some columns
 of all nodes into a buffer, sums rows there (embedding_bag, which adds term after term) and writes them back, so that a
 row passes through memory once, however many neighbours receive it.

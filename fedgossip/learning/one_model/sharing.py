@@ -1,4 +1,4 @@
-"""Several clients on one GPU: each trains in its turn (`gpu_semaphore`), and again after running out of memory.
+"""Several clients on one GPU: each trains in its turn, and again after running out of memory.
 
 Another user's process, or a batch of longer texts, may use memory that was free when the turn was given.  Then the job
 is trained again alone, and if that does not help, with every batch in two, four, eight pieces: the gradients add up to
@@ -12,18 +12,19 @@ import gc
 import hashlib
 import os
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from fedgossip.base.errors import TrainingError
+from fedgossip.base import file_locks
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.learning.one_model import devices, portable
-from fedgossip.learning.one_model.gpu_semaphore import Slots, ours, take_emptiest, user
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 Result = TypeVar("Result")
@@ -128,3 +129,202 @@ def folder_of(device: torch.device) -> Path:
     properties: Any = torch.cuda.get_device_properties(device)
     name = str(getattr(properties, "uuid", f"{properties.name}-{device.index}")).replace(" ", "-")
     return Path(tempfile.gettempdir()) / f"fedgossip-{user()}" / f"cuda-{name}"
+
+
+# Turns on a GPU, so that the clients of one machine together stay within its memory.  No torch.
+#
+# Processes of one user coordinate through locked files in a folder per GPU; a lock ends with its process.
+#
+#     here-PID-N   locked by every client that is on this GPU, as long as it lives
+#     queue        locked by the client waiting for a turn; the others wait behind it, so none starves
+#     slot-N       locked by every client that trains now; contains its maximum bytes, and its process
+#     room         free bytes while no client trained
+#     peak-KIND    maximum observed bytes of a job of this kind
+#     door         locked for the short while in which one of these is read or changed
+#
+# A turn is given when the bytes of all that train now and those of the new one fit into the room: for jobs of one kind
+# floor(0.9 room / peak) at a time.  The first job of a kind trains alone and is measured.
+
+
+SHARE_OF_ROOM = 0.9
+"""Of the free memory: allocators round up, and leave holes."""
+
+MOST_SLOTS = 64
+TURN_SECONDS = 1800.0
+"""The longest wait for a turn; a job that trains longer than that keeps the others out by error."""
+
+POLL_SECONDS = 0.02
+
+
+class Memory(Protocol):
+    """The measurements of a device's memory for a turn."""
+
+    def free(self) -> int:
+        """Return the bytes free now, for any process."""
+        ...
+
+    def began(self) -> None:
+        """Begin a job: its allocations count from here on."""
+        ...
+
+    def peak(self) -> int:
+        """Return the maximum bytes of this process since `began`, beyond its bytes then."""
+        ...
+
+    def give_back(self) -> None:
+        """Release unused memory of this process to the device."""
+        ...
+
+
+class Slots:
+    """The turns of one GPU, for jobs of one kind.  Without a `memory` to ask, every turn is for one client alone."""
+
+    def __init__(self, folder: Path, kind: str, memory: Memory | None = None, patience: float = TURN_SECONDS) -> None:
+        self.folder, self._memory, self._patience = ours(folder), memory, patience
+        self._peak_file, self._room_file = folder / f"peak-{kind}", folder / "room"
+
+    @contextmanager
+    def turn(self, *, alone: bool = False) -> Iterator[None]:
+        """Hold a slot while training.  Raises TrainingError, naming the holders, after too long a wait."""
+        until = time.monotonic() + self._patience
+        with locked(self.folder / "queue", until):
+            slot = self._slot(alone or self._memory is None, until)
+        try:
+            if self._memory:
+                self._memory.began()
+            yield
+            if self._memory:
+                self._note(self._memory.peak())
+        finally:
+            self.give_back()
+            os.close(slot)
+
+    def give_back(self) -> None:
+        """Release unused memory of this process to the GPU."""
+        if self._memory:
+            self._memory.give_back()
+
+    def _slot(self, alone: bool, until: float) -> int:
+        while (slot := self._admitted(alone, until)) is None:
+            _wait(self.folder, until)
+        return slot
+
+    def _admitted(self, alone: bool, until: float) -> int | None:
+        """Return an acquired slot, or None while there is no room for one more."""
+        with locked(self.folder / "door", until):
+            held = {int(path.name.partition("-")[2]): _number(path) for path in _held(self.folder, "slot")}
+            free = self._memory.free() if self._memory else 0
+            if not held:
+                self._room_file.write_text(str(free))
+            room, need = int(SHARE_OF_ROOM * _number(self._room_file)), _number(self._peak_file)
+            if alone or not need:  # an unmeasured job may need all memory
+                fits, need = not held, room
+            else:
+                fits = not held or (sum(held.values()) + need <= room and need <= free)
+            place = next((number for number in range(MOST_SLOTS) if number not in held), None)
+            if not fits or place is None:
+                return None
+            return _opened(self.folder / f"slot-{place}", f"{need} {os.getpid()}")
+
+    def _note(self, peak: int) -> None:
+        """Keep the peak of a job that went well, for all that will train such jobs."""
+        with locked(self.folder / "door", time.monotonic() + self._patience):
+            self._peak_file.write_text(str(max(1, peak, _number(self._peak_file))))
+
+
+def take_emptiest(folders: Sequence[Path]) -> tuple[int, int]:
+    """Take a place on the GPU with the fewest clients; return its number, and a descriptor that holds the place."""
+    until = time.monotonic() + TURN_SECONDS
+    with ExitStack() as doors:
+        for folder in folders:
+            doors.enter_context(locked(folder / "door", until))
+        crowds = [len(_held(folder, "here")) for folder in folders]
+        chosen = crowds.index(min(crowds))
+        return chosen, _placed(folders[chosen])
+
+
+def _placed(folder: Path) -> int:
+    taken = {path.name for path in folder.glob("here-*")}
+    name = next(name for number in range(1 << 16) if (name := f"here-{os.getpid()}-{number}") not in taken)
+    return _opened(folder / name, "")
+
+
+def user() -> int:
+    """Return the user id of this process; 0 on Windows, as in its files."""
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def ours(folder: Path) -> Path:
+    """Return the folder, made where it was not there.  Raises ConfigError where it, or its parent, is another's."""
+    for one in (folder.parent, folder):
+        one.mkdir(mode=0o700, exist_ok=True)
+        if one.stat().st_uid != user() or one.is_symlink():
+            raise ConfigError(f"{one} is not ours", "The clients of a GPU agree there; remove it, or set TMPDIR.")
+    return folder
+
+
+# --- locked files -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(path: Path, until: float) -> Iterator[None]:
+    """Hold the lock of a file.  Raises TrainingError where it cannot be had by then."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        while not file_locks.taken(file):
+            _wait(path.parent, until)
+        yield
+    finally:
+        os.close(file)
+
+
+def _opened(path: Path, content: str) -> int:
+    """Return a descriptor that holds the lock of a file with this content, uncontended at this moment."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.write(file, content.encode())
+    if not file_locks.taken(file):
+        raise AssertionError(f"{path}: somebody holds what nobody else may want")
+    return file
+
+
+def _held(folder: Path, kind: str) -> list[Path]:
+    """Return the locked files of a kind, and remove the others; only while holding the door."""
+    found = []
+    for path in folder.glob(f"{kind}-*"):
+        if _is_held(path):
+            found.append(path)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _is_held(path: Path) -> bool:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return not file_locks.taken(file)
+    finally:
+        os.close(file)
+
+
+def _number(path: Path) -> int:
+    """Return the first number in a file; 0 of none."""
+    return int(next(iter(_words(path)), 0))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def _wait(folder: Path, until: float) -> None:
+    """Wait a little.  Raises TrainingError when it is time to give up."""
+    if time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+        return
+    who = sorted({word for path in folder.glob("slot-*") for word in _words(path)[1:]})
+    raise TrainingError(
+        f"no turn to train on {folder.name}: process {', '.join(who) or 'unknown'} has it for too long",
+        "Is that process stopped?  End it, or give the clients GPUs of their own.",
+    )

@@ -37,7 +37,7 @@ void.  What j did in round s never changes, so each answer may be lost, repeated
 or stored while nothing is lost.  A debt that cannot be settled, since j died or slept to the end, is reported as
 `unsettled`.  An arc without its reverse has no account (`one_sided`); push-sum is the method for such graphs.
 
-An asynchronous exchange (`async_gossip`, `exchanges`), while training goes on.  i offers x_i to j; j, unless it is
+An asynchronous exchange (`async_gossip`), while training goes on.  i offers x_i to j; j, unless it is
 busy and declines, computes h = (x_i - x_j) / 2, adds h to x_j and answers h; i subtracts h from x_i.  The same h is
 added and subtracted, so the sum is kept to rounding, without locks, without bipartite graphs, for any n.  j stores its
 answer until i has it: a repeated offer gets the same answer and changes nothing.

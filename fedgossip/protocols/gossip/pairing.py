@@ -31,7 +31,7 @@ class Flight:
 
 
 class Pairing:
-    """Schedules one peer's offers.  `count` numbers them for the seeded draws; `exchanges` are begun per round.
+    """Schedules one peer's offers.  `count` numbers them for the seeded draws; `async_gossip` are begun per round.
 
     A due exchange is in one of three exclusive states: its offer is not scheduled, scheduled (`planned`), or in flight
     (`flight`).  It takes at most ATTEMPTS offers, to different partners where there are several.

@@ -10,7 +10,7 @@ then.
 
 Shards are the parts to which consistent hashing gives the same owner and the same copies: a shard moves as a whole.
 With `replication` its owner sends the gradient of each step, of a table the rows and their keys, to the servers that
-keep copies (`shard_copies`); these make the same step, and the owner answers when all have it.
+keep copies (`tenure_shards`); these make the same step, and the owner answers when all have it.
 
 The manager (`server_manager`) announces by numbered tenures which servers are there, on disk first.  Messages of
 another tenure are dropped, so an owner that is cut off answers nothing.  The next owner has everything that was

@@ -8,7 +8,7 @@
 and from everywhere Stopping to finished.
 
 A worker pushes the gradient of its clock and pulls the shard for its next one; the pull is answered when
-`shard_clocks` permits the reading and all copies are safe (`shard_copies`).  The reply to a pull for clock c + 1
+`shard_clocks` permits the reading and all copies are safe (`tenure_shards`).  The reply to a pull for clock c + 1
 acknowledges the push of c: so a worker has one push under way for each shard, repeats it until the reply, and it
 counts once.  Repeated messages are answered from stored state.  A worker that is silent while others wait is left out
 (`attendance`).

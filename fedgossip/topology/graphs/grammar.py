@@ -6,17 +6,20 @@ that bring their weights, and schedules.  Some take other names behind their col
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
-from fedgossip.topology.graphs import composed, equitopo, families, words
-from fedgossip.topology.graphs.graph import Topology
+from fedgossip.topology.graphs import equitopo, families
+from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
 from fedgossip.topology.schedules import cycles, leja, matcha, random_schedules
-from fedgossip.topology.schedules.schedules import Schedule
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Schedule
+from fedgossip.topology.weights.mixing import Mixing, assemble
 from fedgossip.topology.weights.weights import build
 
 Number = TypeVar("Number", int, float)
@@ -288,15 +291,15 @@ def _local(request: Request) -> Schedule:
 
 
 def _spanning_tree(request: Request) -> Topology:
-    return composed.spanning_tree(request.graph(request.arguments))
+    return spanning_tree(request.graph(request.arguments))
 
 
 def _debruijn(request: Request) -> Mixing:
-    return words.debruijn(request.size(), request.numbers(int, 1)[0])
+    return debruijn(request.size(), request.numbers(int, 1)[0])
 
 
 def _kautz(request: Request) -> Mixing:
-    return words.kautz(request.size(), request.numbers(int, 1)[0])
+    return kautz(request.size(), request.numbers(int, 1)[0])
 
 
 def _equi_static(both_ways: bool) -> Callable[[Request], Mixing]:
@@ -328,7 +331,7 @@ def _leja(request: Request) -> Schedule:
 
 
 def _shuffled(request: Request) -> Schedule:
-    return composed.shuffled(request.mixing(request.arguments), request.seed)
+    return shuffled(request.mixing(request.arguments), request.seed)
 
 
 def _every(request: Request) -> Schedule:
@@ -336,7 +339,7 @@ def _every(request: Request) -> Schedule:
     seldom, usual = _two_names(rest)
     if not count.isdecimal() or not usual:
         raise ConfigError(f"graph {request.spec!r} cannot be read", f"Write it as {request.form}.")
-    return composed.every(request.spec, int(count), request.changing(seldom), request.changing(usual))
+    return every(request.spec, int(count), request.changing(seldom), request.changing(usual))
 
 
 def _two_names(text: str) -> tuple[str, str]:
@@ -445,3 +448,129 @@ SCHEDULES: dict[str, TimeVarying] = {
     "shuffled": TimeVarying("shuffled:ring", "a graph whose nodes get new places in every round", _shuffled, ANY),
     "every": TimeVarying("every:10:complete:ring", "the first graph in every 10th round, else the second", _every, ANY),
 }
+
+
+# Graphs and schedules made of others: relabelled in every round, one every so many rounds, a tree out of a graph.
+
+
+def shuffled(mixing: Mixing, seed: int) -> Random:
+    """Return the schedule that gives the nodes of `mixing` new places at random in every round.
+
+    In expectation a round leaves (||W||_F^2 - 1)/(n - 1) of sum ||x_i - mean||^2, whatever the direction.  Raises
+    ConfigError for weights with rows or columns that do not sum to one.
+    """
+    name = f"shuffled:{mixing.name}"
+    if mixing.stochastic != "both":
+        raise ConfigError(f"{name}: {mixing.rule} weights do not keep the mean", "Use metropolis weights.")
+    n, graph = mixing.n, mixing.topology
+    others = mixing.ids != mixing.receivers
+    receivers, senders, weights = mixing.receivers[others], mixing.ids[others], mixing.values[others]
+    own = mixing.values[~others]
+
+    def draw(stream: np.random.Generator) -> Mixing:
+        places = stream.permutation(n).astype(np.int64)
+        round = Topology.from_edges(n, places[graph.edges], name, graph.directed)
+        kept = np.empty(n)
+        kept[places] = own
+        return assemble(round, mixing.rule, places[receivers], places[senders], weights, kept)
+
+    left = (float(mixing.values @ mixing.values) - 1.0) / max(1, n - 1)
+    return Random(name, n, mixing.rule, seed, draw, left)
+
+
+def every(name: str, count: int, seldom: Schedule, usual: Schedule) -> Schedule:
+    """Return the schedule that uses `seldom` in every count-th round, the last of count, and `usual` in the others.
+
+    Each goes on where it was: of a cycle no round is left out.  Raises ConfigError for a count below 2 and for
+    schedules of unequal sizes or promises.
+    """
+    if count < 2:
+        raise ConfigError(f"{name}: every {count} rounds", "Give at least 2, e.g. every:10:complete:ring.")
+    if seldom.n != usual.n or seldom.stochastic != usual.stochastic:
+        differ = f"{seldom.n} and {usual.n} nodes" if seldom.n != usual.n else "different sums of weights"
+        raise ConfigError(f"{name}: {seldom.name!r} and {usual.name!r} have {differ}", "Give two that fit together.")
+    for part in (seldom, usual):
+        if isinstance(part, Cycle) and part.algorithm:
+            raise ConfigError(f"{name}: {part.name!r} is for the algorithm of this name alone", "Take another graph.")
+
+    def make(round: int) -> Mixing:
+        before, left = divmod(round, count)
+        return seldom.mixing(before) if left == count - 1 else usual.mixing(before * (count - 1) + left)
+
+    def links(node: int) -> tuple[int, ...]:
+        return tuple({*seldom.partners(node), *usual.partners(node)})
+
+    rule = seldom.rule if seldom.rule == usual.rule else f"{seldom.rule}, {usual.rule}"
+    if seldom.period and usual.period:
+        blocks = math.lcm(seldom.period, usual.period // math.gcd(usual.period, count - 1))
+        return Cycle(name, seldom.n, count * blocks, rule, make, stochastic=seldom.stochastic)
+    return Endless(name, seldom.n, rule, make, links, seldom.stochastic)
+
+
+def spanning_tree(graph: Topology) -> Topology:
+    """Return a tree of shortest ways from the node with the most neighbours, along edges of `graph`.
+
+    Raises ConfigError for a directed graph, and for one that falls apart.
+    """
+    name = f"spanning-tree:{graph.name}"
+    if graph.directed or not graph.is_connected:
+        what = "is directed" if graph.directed else "falls apart"
+        raise ConfigError(f"{name}: the graph {what}", "A tree needs an undirected graph that hangs together.")
+    root = int(graph.degrees().argmax())
+    above: dict[int, int] = {root: root}
+    ring = [root]
+    while ring:
+        found = {other: node for node in reversed(ring) for other in graph.neighbours(node) if other not in above}
+        above.update(found)
+        ring = sorted(found)
+    edges: IntArray = np.array([(node, before) for node, before in above.items() if node != before], np.int64)
+    return Topology.from_edges(graph.n, edges.reshape(-1, 2), name, labels=graph.labels, positions=graph.positions)
+
+
+# Generalised de Bruijn and Kautz graphs: few arcs per node, and the mean after about log_K n rounds.
+#
+# Both bring their weights: every node sends to K others, equal shares.  Any n; where an arc would go from a node to
+# itself the node keeps that share.
+#
+# Source: Imase and Itoh, Design to minimize diameter on building-block network, IEEE Transactions on Computers C-30
+# (1981), and A design for directed graphs with minimum diameter, C-32 (1983).
+
+
+def debruijn(n: int, k: int) -> Mixing:
+    """Return the mixing in which i sends 1/k of its model to k i + r mod n, r = 0..k-1.
+
+    Rows and columns sum to one for every n.  The exact mean after D rounds where n = k^D: no eigenvalue
+    but 1 and 0.  Raises ConfigError for a k that is not from 1 to n - 1.
+    """
+    _require("debruijn", n, k)
+    ids = np.arange(n, dtype=np.int64)
+    receivers = (k * ids[:, None] + np.arange(k)) % n
+    return _shared(f"debruijn:{k}", n, receivers, np.full((n, k), 1.0 / k), 0.0)
+
+
+def kautz(n: int, k: int) -> Mixing:
+    """Return the mixing in which i gives 1/(k + 1) to each of -(k i + r) mod n, r = 1..k, and to itself.
+
+    Rows and columns sum to one for every n; the Kautz graph where n = k^D + k^(D-1).  Raises ConfigError for a k that
+    is not from 1 to n - 1.
+    """
+    _require("kautz", n, k)
+    ids = np.arange(n, dtype=np.int64)
+    receivers = -(k * ids[:, None] + np.arange(1, k + 1)) % n
+    return _shared(f"kautz:{k}", n, receivers, np.full((n, k), 1.0 / (k + 1)), 1.0 / (k + 1))
+
+
+def _shared(name: str, n: int, receivers: IntArray, weights: FloatArray, own: float) -> Mixing:
+    senders = np.repeat(np.arange(n, dtype=np.int64), receivers.shape[1])
+    to, shares = receivers.ravel(), weights.ravel()
+    loops = senders == to
+    kept = np.asarray(own + np.bincount(senders[loops], shares[loops], n), np.float64)
+    arcs = np.stack([senders[~loops], to[~loops]], axis=1)
+    topology = Topology.from_edges(n, arcs, name, directed=True)
+    return assemble(topology, "uniform", to[~loops], senders[~loops], shares[~loops], kept)
+
+
+def _require(word: str, n: int, k: int) -> None:
+    if not 1 <= k < n:
+        most = f"at most {n - 1}" if n > 2 else "and more than two nodes"
+        raise ConfigError(f"{word}:{k} of {n} nodes", f"Give at least 1 arc per node, {most}, e.g. {word}:2.")

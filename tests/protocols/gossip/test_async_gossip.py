@@ -36,8 +36,7 @@ from fedgossip.core.messages import Ack, Answer, Decline, Leaving, Model, Offer,
 from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.learning.analytic import Averaging
-from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
-from fedgossip.protocols.gossip.exchanges import LIFE
+from fedgossip.protocols.gossip.async_gossip import LIFE, AsyncGossip, AsyncSettings
 from fedgossip.protocols.gossip.peer_sampling import (
     FLOOR,
     RULES,
