@@ -19,7 +19,7 @@ import pytest
 from test_watch_page import ask, rendered
 
 from fedgossip.cli.wording import words_for
-from fedgossip.report.board import catalogue as catalogues
+from fedgossip.report.board import pages
 from fedgossip.report.board import heads
 from fedgossip.report.board.pages import COLUMNS, POINTS_MAX, RUNS_AT_ONCE, Board, Catalogue, RunCurves
 from fedgossip.report.watch.local_server import HttpAnswer, LocalServer
@@ -52,7 +52,7 @@ def look(found: Catalogue) -> None:
 
 def listed(found: Catalogue) -> dict[str, dict[str, Any]]:
     """Every run as the page has it, by its folder."""
-    told = [catalogues.row(key, run) for key, run in found.since(0, 10**6).runs]
+    told = [pages.row(key, run) for key, run in found.since(0, 10**6).runs]
     return {run["folder"]: dict(run) for run in told}
 
 
@@ -99,7 +99,7 @@ def test_only_what_is_new_is_read_and_told_again(tmp_path: Path, monkeypatch: py
     before = found.since(0, 100).version
     read: list[str] = []
     real = heads.read_head
-    monkeypatch.setattr(catalogues, "read_head", lambda folder, marks: read.append(folder.name) or real(folder, marks))
+    monkeypatch.setattr(pages, "read_head", lambda folder, marks: read.append(folder.name) or real(folder, marks))
     look(found)
     assert read == [] and not found.since(before, 100).runs
     finished(tmp_path / "d")
@@ -125,7 +125,7 @@ def test_a_thousand_runs_are_there_before_they_are_read(tmp_path: Path, monkeypa
         assert go_on.wait(60)
         return real(folder, marks)
 
-    monkeypatch.setattr(catalogues, "read_head", slow)
+    monkeypatch.setattr(pages, "read_head", slow)
     found = Catalogue(tmp_path)
     board = Board(found, words_for)
     reader = threading.Thread(target=found.look, args=(120.0,))
