@@ -19,8 +19,8 @@ Rules of events and effects:
   coordinator waits for such a client as for one that crashed.
 - A timer's key carries what made it relevant, ("deadline", round): a stale timer no longer matches.
 - A machine checks first and assigns after: on a ProtocolError its state is unchanged, and a bad message costs that
-  message only.  At the host an unforeseen exception costs one message too (`machine.guarded_handle`); in a simulation it is
-  raised, since the fault is then ours.
+  message only.  At the host an unforeseen exception costs one message too (`machine.guarded_handle`); in a simulation
+  it is raised, since the fault is then ours.
 - A refusal is written once for each cause, with the sender and the reason, and again with its count.
 - A machine that ends before its time returns `Finish` with a `Failure`: the host raises it, and a simulation reports
   it and ends as a run of processes does.

@@ -113,7 +113,7 @@ def test_a_run_is_the_same_with_trackers_and_without(tmp_path: Path) -> None:
 def test_csv_has_a_column_for_a_number_that_begins_later_also_after_a_resume(tmp_path: Path) -> None:
     """What peers log has no value before their first round of it."""
     for step, values in enumerate([{"loss": 1.0}, {"loss": 0.5, "logged/f1": 0.9}, {"logged/f1": 0.8}]):
-        trackers.CsvTracker("", tmp_path).measured(step, values)  # each a life of its own
+        tracking.CsvTracker("", tmp_path).measured(step, values)  # each a life of its own
     assert (tmp_path / "rounds.csv").read_text() == "round,loss,logged/f1\n0,1.0,\n1,0.5,0.9\n2,,0.8\n"
 
 
