@@ -115,10 +115,6 @@ def member_of(setup: Message, channel: Channel, boards: Mapping[str, SharedArray
     return (HogwildWorker if setup.settings["parallel"] == HOGWILD else CollectiveWorker)(setup, channel, boards)
 
 
-if __name__ == "__main__":
-    serve(member_of)
-
-
 # Compressed gradients among processes with the whole model each: the hooks of torch's DDP.
 #
 #     powersgd:RANK   each gradient is a matrix M; P = M Q and Q = M' P are added up in place of it,
@@ -266,3 +262,7 @@ class HogwildWorker(ModuleMember):
         finally:
             self._held.keep_apart()
         return TrainReply(done.loss, 0, len(mine.counts), self._held.written)
+
+
+if __name__ == "__main__":
+    serve(member_of)
