@@ -54,6 +54,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/stacked.py --nodes 100 --rounds 3
 	$(BIN)/python benchmarks/row_kernels.py --nodes 1000 --turns 1
 	$(BIN)/python benchmarks/growth.py --most 64
+	$(BIN)/python benchmarks/population.py --turns 1 --clients 1000 2000
 	$(BIN)/python benchmarks/simulated_clients.py --turns 1 --clients 100 --cohort 10 --sides 8
 	$(BIN)/python benchmarks/local_training.py --turns 1 --examples 256
 	$(BIN)/python benchmarks/any_module.py --turns 1 --nodes 4 --steps 3

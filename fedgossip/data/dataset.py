@@ -243,6 +243,10 @@ def check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
 
 def check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
     """Raise ConfigError for a node without examples, or with places outside the set."""
+    if all(len(share) for share in shares.values()) and shares:
+        places = np.concatenate(list(shares.values()))  # at once: a call for each of a million takes twelve seconds
+        if 0 <= places.min() and places.max() < examples:
+            return
     for node, share in shares.items():
         if len(share) == 0:
             raise ConfigError(f"node {node} has no training example", "Use fewer peers or another partition.")

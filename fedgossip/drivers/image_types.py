@@ -42,8 +42,8 @@ RENAMED: Mapping[str, str] = {
 
 ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Buffered": frozenset({"uninformed"}),
-    "Coordinator": frozenset({"uninformed"}),
-    "CoordinatorSettings": frozenset({"below"}),
+    "Coordinator": frozenset({"invited", "uninformed"}),
+    "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
     "Meter": frozenset({"_of_jobs"}),
     "ParcelMail": frozenset({"late_from"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),

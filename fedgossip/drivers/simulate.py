@@ -43,7 +43,7 @@ from fedgossip.runs.tracking import Tracking
 from fedgossip.runs.trained_table import TrainedTable
 from fedgossip.secure.simulation_cache import remembering
 from fedgossip.simulation.network import SimulatedNetwork
-from fedgossip.simulation.simulator import Simulator
+from fedgossip.simulation.simulator import VACANT, Simulator
 from fedgossip.topology import Mixing, Schedule
 
 UNCOLLECTED_FROM = 256
@@ -125,6 +125,7 @@ def simulate_plan(
     compose.check_task(plan, task)
     plan = plan.with_segments(segments_of(task)).with_table(table_of(task))
     initial, script = [task.initial(node) for node in range(plan.n)], faults_of(plan)
+    plan = plan.with_vacancies() if engine == "sim" else plan
     if engine == "stacked" and script:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
     folder = Path(out) if out is not None else None
@@ -286,12 +287,14 @@ def _simulator(
 ) -> Made:
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     restarts = script.restarts and recovers(plan)
-    machines = [
-        peer_of(plan, node, initial[node], task.schema)
-        if restarts
-        else plan.machine(node, initial[node], task.schema, own=plan.simulated(node))
-        for node in range(plan.n)
-    ]
+
+    def seat(node: NodeId) -> Machine:
+        if restarts:
+            return peer_of(plan, node, initial[node], task.schema)
+        return plan.machine(node, initial[node], task.schema, own=plan.simulated(node))
+
+    vacant = plan.vacant
+    machines = [VACANT if node in vacant else seat(node) for node in range(plan.n)]
     links = [plan.partners(node) for node in range(plan.n)]
     soon = plan.for_restart()
 
@@ -304,14 +307,14 @@ def _simulator(
     timed = plan.experiment.simulation.per_example is not None
     examples = examples_of(plan.experiment, shares.sizes) if timed else None
     run = machines, links, task, network, record, keeper
-    simulator = Simulator(*run, script=script, rebirth=rebirth, examples=examples)
+    simulator = Simulator(*run, script=script, rebirth=rebirth, examples=examples, seat=seat if vacant else None)
 
     def finish(between: Callable[[], None]) -> Results:
         vectors = simulator.run(between=between)
         there = [vectors.get(node) for node in range(plan.n)]
         return Results(there, simulator.counts, simulator.failures, simulator.payload, simulator.checkpoints)
 
-    return simulator, finish, {"script": script, "rebirth": rebirth}
+    return simulator, finish, {"script": script, "rebirth": rebirth, "seat": seat}
 
 
 def _stacked(

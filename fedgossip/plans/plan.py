@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
@@ -238,6 +238,15 @@ class Plan(Protocol):
         """The same plan, where the task is made.  Raises ConfigError for running statistics that it cannot average."""
         ...
 
+    @property
+    def vacant(self) -> Collection[NodeId]:
+        """The participants of a simulation whose machines are made at the first message to them."""
+        ...
+
+    def with_vacancies(self) -> Plan:
+        """The same plan for a simulation, in which seats are vacant until the first message where that saves much."""
+        ...
+
     def with_table(self, table: KeyedTable | None) -> Plan:
         """The same plan, where the model is this table.  Raises ConfigError where such a run has none, or needs one."""
         ...
@@ -372,6 +381,13 @@ class PlanDefaults:
     @property
     def externals(self) -> Mapping[str, object]:
         return {}
+
+    @property
+    def vacant(self) -> Collection[NodeId]:
+        return ()
+
+    def with_vacancies(self) -> Self:
+        return self
 
     def seated(self, seat: Seat) -> Machine:
         """Make the machine of one participant; see `Plan.machine`."""

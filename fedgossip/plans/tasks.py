@@ -56,9 +56,13 @@ MADE_BY = {
 """The commands that make a run of sums of an experiment."""
 
 
+SPREAD_MOST = 10_000
+"""Maximum number of peers whose examples of each class are counted for the summary and the report."""
+
+
 @dataclass(frozen=True)
 class DataShares:
-    """The number of examples of each peer; `counts` is [n][classes], None where there are no classes."""
+    """The number of examples of each peer; `counts` is [n][classes], None without classes or for too many peers."""
 
     source: str
     classes: int | None = None
@@ -303,10 +307,12 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False)
     described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest, notes=train.notes)
     if len(shares) == n:
         described = replace(described, sizes=[len(shares[node]) for node in range(n)])
-    if len(shares) == n and train.kind in (CLASSIFICATION, LANGUAGE):
-        labels = train.labels
-        counts = [np.bincount(labels[shares[node]], minlength=train.classes).tolist() for node in range(n)]
-        described = replace(described, counts=counts)
+    if len(shares) == n <= SPREAD_MOST and train.kind in (CLASSIFICATION, LANGUAGE):
+        sizes, classes = [len(shares[node]) for node in range(n)], train.classes
+        labels = train.labels[np.concatenate([shares[node] for node in range(n)])]
+        of = np.repeat(np.arange(n), sizes) * classes + labels
+        counts = np.bincount(of, minlength=n * classes).reshape(n, classes)
+        described = replace(described, counts=counts.tolist())
     return replace(found, train=_flipped(e, train, shares)), described
 
 

@@ -87,11 +87,14 @@ class SimulatedNetwork:
 
     def __init__(self, settings: NetworkSettings, n: int, seed: int) -> None:
         self.settings = settings
-        self._links = [seeds.stream(seed, "network", node) for node in range(n)]
-        self._draws = [seeds.stream(seed, "device", node) for node in range(n)]
         spread = settings.speed_spread
-        self._speed = [float(rng.lognormal(0.0, spread)) if spread else 1.0 for rng in self._draws]
-        self._devices = [_device(settings, node) for node in range(n)]
+        drawn = bool(spread or settings.training_jitter)
+        self._links = [seeds.stream(seed, "network", node) for node in range(n)] if settings.jitter else []
+        self._draws = [seeds.stream(seed, "device", node) for node in range(n)] if drawn else []
+        self._speed = [float(rng.lognormal(0.0, spread)) for rng in self._draws] if spread else [1.0] * n
+        usual = _device(settings, -1)
+        named = frozenset[NodeId]().union(*(one.nodes for one in settings.classes))
+        self._devices = [_device(settings, node) if node in named else usual for node in range(n)]
         self._up = [device.bandwidth for device in self._devices]
         self._down = [device.downlink for device in self._devices]
         self._latency_ns = [int(device.latency * NS) for device in self._devices]

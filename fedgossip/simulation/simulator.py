@@ -88,12 +88,24 @@ Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
 """(node, incarnation, its newest checkpoint): the machine that replaces the dead one."""
 
 
+class Vacant:
+    """The seat of a client without an invitation: nobody is there yet, and nothing is done."""
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002
+        return []
+
+
+VACANT = Vacant()
+"""A million clients of which a round invites fifty cost fifty machines a round."""
+
+
 class Simulator:
     """One run.  `links[i]` are the known peers of i; `write` receives the rows of the record as they are logged.
 
     `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
     `starts`: the late peers, each with its second.  `on_crash(node, machine)` is called when a peer dies. `examples`
-    returns the number of examples of a job, where that determines its time; else all jobs take as long.
+    returns the number of examples of a job, where that determines its time; else all jobs take as long.  A `VACANT`
+    machine is replaced by that of `seat(node)` at the first message to it, linked since the start.
     """
 
     def __init__(
@@ -111,12 +123,13 @@ class Simulator:
         starts: Mapping[NodeId, float] | None = None,
         on_crash: Callable[[NodeId, Machine], None] | None = None,
         examples: Callable[[Job], int] | None = None,
+        seat: Callable[[NodeId], Machine] | None = None,
     ) -> None:
         assert rebirth or not script.restarts, "the script restarts peers: give rebirth"
         self.machines, self.network, self.task = list(machines), network, task
         self.record, self.write, self.script = record, write, script
         self.starts = dict(starts or {})
-        self.rebirth, self.on_crash, self.examples = rebirth, on_crash, examples
+        self.rebirth, self.on_crash, self.examples, self.seat = rebirth, on_crash, examples, seat
         self.checkpoint_every = checkpoint_every
         self.connections = SimulatedLinks(links)
         self.now_ns = 0
@@ -139,7 +152,8 @@ class Simulator:
         self._adding: dict[NodeId, int] = {}  # until when
         self._counts_sums = network.settings.summing > 0
         self._happened = 0  # number of applied faults of the script
-        self._meters = [Meter(node) for node in range(len(machines))]
+        nobody = Meter(-1)
+        self._meters = [nobody if one is VACANT else Meter(node) for node, one in enumerate(machines)]
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._training = LazyTraining()
         self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
@@ -182,12 +196,22 @@ class Simulator:
                 self._push(int(self.starts[node] * NS), node, Begin())
                 self.connections.forget(node)
                 continue
+            if self.machines[node] is VACANT:
+                continue
             self._push(0, node, Started())
             for other in known:
                 if other in self.starts:
                     self.connections.give_up((node, other))
                 else:
                     self._push(0, node, PeerJoined(other))
+
+    def _fill(self, node: NodeId) -> None:
+        """Give a vacant seat its machine, with the links that it has had since the start."""
+        assert self.seat is not None
+        self.machines[node], self._meters[node] = self.seat(node), Meter(node)
+        self._handle(node, Started())
+        for other in self.connections.known[node]:
+            self._handle(node, PeerJoined(other))
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -300,6 +324,8 @@ class Simulator:
             link = node, to
             if to in dead or (down and link in down):
                 continue
+            if self.seat is not None and self.machines[to] is VACANT:
+                self._fill(to)
             if message is not received.message:
                 self._meters[node].sent(*cost, times)
                 received, cost, times = Received(node, message), self._priced(message), 0

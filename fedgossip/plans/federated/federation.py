@@ -9,7 +9,7 @@ cryptography without secrets.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -75,6 +75,8 @@ from fedgossip.secure.session_history import AskedBefore, Questions
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 
 FEDBUFF = "fedbuff"
+SEATED_MOST = 1_000
+"""Maximum number of clients that all have a machine from the start of a simulation, and receive its last model."""
 WEIGHT_MAX = 10_000
 """Maximum number of examples of a client in a secure sum, by default."""
 
@@ -101,6 +103,8 @@ class FederationPlan(PlanDefaults):
     """Checks of local clients before they answer, where sums are exact."""
     abstaining: frozenset[NodeId] = frozenset()
     """Clients that are held here and answer each invitation with a refusal: their tables do not fit."""
+    vacancies: bool = False
+    """Whether clients take their seats with their first invitation, in a simulation."""
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Self:
         length = segments[-1].stop if segments else 0
@@ -242,6 +246,16 @@ class FederationPlan(PlanDefaults):
         return not self.secure and not self.experiment.loops
 
     @property
+    def vacant(self) -> Collection[NodeId]:
+        return range(self.learners) if self.vacancies else ()
+
+    def with_vacancies(self) -> FederationPlan:
+        """Faults name clients before their first invitation, and fedbuff's clients are all invited early."""
+        many = self.learners > SEATED_MOST and not self.buffered
+        flat = not self.section.tiers
+        return replace(self, vacancies=many and flat and not self.experiment.faults)
+
+    @property
     def banner(self) -> Sequence[str]:
         return banner_of(self)
 
@@ -252,7 +266,13 @@ class FederationPlan(PlanDefaults):
     def masks(self) -> bool:
         return self.secure
 
+    @cached_property
+    def _coordinator_alone(self) -> Sequence[NodeId]:
+        return (self.coordinator,)
+
     def partners(self, node: NodeId) -> Sequence[NodeId]:
+        if self.vacancies:  # a tuple for each of a million clients takes a second
+            return range(self.learners) if node == self.coordinator else self._coordinator_alone
         below = () if node < self.learners else self.tree.group(node).members
         return below if node == self.coordinator else (*below, self.tree.parent(node))
 
@@ -432,6 +452,7 @@ class FederationPlan(PlanDefaults):
             patience=self.experiment.stop.patience,
             every=0 if self.experiment.selects_at_clients else self.experiment.eval.every,
             below=group.tier,
+            informs_uninvited=not self.vacancies,
         )
 
     def _coordinator(self, seat: Seat, who: Credentials | None) -> Coordinator[Any]:
@@ -573,7 +594,8 @@ class FederationPlan(PlanDefaults):
         said, clients = words[self.coordinator], words[: self.coordinator]
         if said != "finished":
             return said or "failed"
-        whole = all(word in ("finished", EXHAUSTED) for word in clients) or not any(clients)  # arrays have no clients
+        words = [word for word in clients if word] if self.vacancies else clients
+        whole = all(word in ("finished", EXHAUSTED) for word in words) or not any(words)  # arrays have no clients
         return "finished" if whole else PARTIAL
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:

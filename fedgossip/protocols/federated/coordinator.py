@@ -176,6 +176,9 @@ class CoordinatorSettings:
         """Return whether the model after `round` is to be measured before the next round begins."""
         return self.patience > 0 and self.every > 0 and round % self.every == 0 and 0 < round < self.rounds
 
+    informs_uninvited: bool = True
+    """Whether clients that were never invited receive the last model too; a simulated population does without."""
+
     @property
     def endless(self) -> bool:
         """Whether it goes on until too few clients are left: their loops end it."""
@@ -218,6 +221,7 @@ class Coordinator(Generic[State]):
         self.company = PartnerSet(node, clients)
         self.phase, self.summed = "new", 0  # number of elements
         self.exchange: Exchange | None = None
+        self.invited: set[NodeId] = set()  # where only these receive the last model
         self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted
         self.done: set[NodeId] = set()  # clients with the final model
         self.uninformed: set[NodeId] = set()  # at the end: present clients without it
@@ -357,10 +361,10 @@ class Coordinator(Generic[State]):
         """Begin once all clients are present at the start, or enough of them later."""
         company = self.company
         members = self.summing.members if self.summing else None
-        left = len(company.left) if members is None else len(company.left & members)
-        if self.phase == "gathering" and len(members or company.partners) - left < self.need:
+        left, need = len(company.left) if members is None else len(company.left & members), self.need
+        if self.phase == "gathering" and len(members or company.partners) - left < need:
             return self._give_up()  # departed clients do not return
-        if self.phase != "gathering" or len(company.linked) < self.need:
+        if self.phase != "gathering" or len(company.linked) < need:
             return []
         if not self.began_ns and len(company.linked) + len(company.left) < len(company.partners):
             return []  # a thousand links are made one by one: the lists below would be built for each
@@ -416,6 +420,8 @@ class Coordinator(Generic[State]):
                 effects += self._over(Abandoned(0, self.need, "INTERRUPTED", "the coordinator was stopped"))
                 continue
             draw = self._cohort(here)
+            if not self.settings.informs_uninvited:
+                self.invited.update(draw.invited)
             if len(draw.invited) <= draw.wanted:
                 self.drawn.update(draw.invited)
             if len(draw.invited) >= self.need:
@@ -518,6 +524,8 @@ class Coordinator(Generic[State]):
     def _conclude(self, failure: Failure | None = None) -> list[Effect]:
         self.phase, self.exchange, self.failure = "leaving", None, failure
         self.uninformed = set(self.company.here()) - self.done
+        if not self.settings.informs_uninvited:
+            self.uninformed &= self.invited
         if not self.uninformed:
             return self._finish()
         again, drain = self.settings.again_ns, self.settings.drain_ns

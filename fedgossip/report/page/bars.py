@@ -58,8 +58,10 @@ def by_class(data: DataSpread) -> bool:
 
 def time_spent(run: RecordedRun, name: str) -> str | None:
     """Return the seconds of each peer or client by activity; None where no time was recorded."""
-    activities = CLIENT_ACTIVITIES if run.summary.led else ACTIVITIES
-    seconds = np.array([[time_of(run, peer)[activity] for peer in run.learners] for activity, _ in activities])
+    led = run.summary.led
+    activities = CLIENT_ACTIVITIES if led else ACTIVITIES
+    each = [time_of(run, peer, led=led) for peer in run.learners]
+    seconds = np.array([[one[activity] for one in each] for activity, _ in activities])
     if not seconds.any():
         return None
     unit, length = second_unit(float(seconds.sum(axis=0).max()))
@@ -74,12 +76,12 @@ def time_spent(run: RecordedRun, name: str) -> str | None:
     return draw(name, HEIGHT, paint)
 
 
-def time_of(run: RecordedRun, peer: PeerTotal) -> dict[str, float]:
-    """Return the seconds of one peer by activity.
+def time_of(run: RecordedRun, peer: PeerTotal, *, led: bool) -> dict[str, float]:
+    """Return the seconds of one peer by activity, in a run that is `led` by a coordinator or not.
 
     A client's rows end with its training: it spent the rest of the run waiting, for its turn or for others.
     """
-    if not run.summary.led:
+    if not led:
         return peer.seconds
     training, communicating = peer.seconds["training"], peer.seconds["communicating"]
     waiting = max(0.0, (run.summary.seconds or 0.0) - training - communicating)

@@ -271,7 +271,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
     heads += ["Sent", "Received", *(name.capitalize() for name, _ in bars.CLIENT_ACTIVITIES)]
     rows = []
     for node, client in enumerate(run.learners):
-        seconds = bars.time_of(run, client)
+        seconds = bars.time_of(run, client, led=True)
         rows.append(
             [
                 str(node),

@@ -29,7 +29,7 @@ from fedgossip.report.page.participation import Participation
 from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound, ReportedRound
 
 EVENTS_KEPT = 200
-PARTICIPANTS_MAX = 1_000_000
+PARTICIPANTS_MAX = 1_000_001  # a million clients, and their coordinator
 """Maximum number of participants of a run that is read."""
 ABOUT_SEVERAL_MODELS = (
     "score_mean_peer",

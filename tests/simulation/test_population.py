@@ -1,0 +1,109 @@
+"""A simulated population costs its cohorts: clients take their seats with their first invitation; no bit changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgossip import simulate
+from fedgossip.core.records import NetworkRow
+from fedgossip.drivers.sim_checkpoint import Pauses
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
+from fedgossip.plans.federated import federation
+from fedgossip.plans.plan import PlanDefaults
+from fedgossip.protocols.federated.client import Client
+
+CLIENTS = 1_200
+KINDS: dict[str, dict[str, Any]] = {
+    "secure": {},
+    "plain": {"secure": {"on": False}},
+    "scaffold": {"secure": {"on": False}, "algorithm": "scaffold"},
+    "over-selected": {"over_selection": 1.5, "secure": {"on": False}},
+    "by share": {"participation": 0.02, "cohort": None},
+}
+
+
+def crowd(clients: int = CLIENTS, rounds: int = 4, **section: Any) -> dict[str, Any]:
+    about = {"clients": clients, "cohort": 20, **section}
+    about = {key: value for key, value in about.items() if value is not None}
+    return {"rounds": rounds, "task": {"kind": "quadratic", "dim": 5}, "coordinator": about}
+
+
+@pytest.fixture
+def seated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The clients that got a machine."""
+    found: list[int] = []
+    made = Client.__init__
+
+    def counting(self: Client, node: int, *rest: Any, **named: Any) -> None:
+        found.append(node)
+        made(self, node, *rest, **named)
+
+    monkeypatch.setattr(Client, "__init__", counting)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vacant_seats_change_no_bit(kind: str, seated: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same models, rounds, times and cohorts as with a machine for each client from the start."""
+    late = simulate(crowd(**KINDS[kind]))
+    few = len(seated)
+    monkeypatch.setattr(federation, "SEATED_MOST", CLIENTS)
+    early = simulate(crowd(**KINDS[kind]))
+    assert few <= 4 * 30 and len(seated) - few == CLIENTS, "a client costs a machine with its first invitation alone"
+    assert late.digest == early.digest is not None
+    assert late.summary["status"] == early.summary["status"] == "finished"
+
+    def told(run: Any) -> list[tuple[Any, ...]]:
+        rows = [row for row in run.rows if isinstance(row, NetworkRow)]
+        return [(row.round, row.seconds, row.test_loss, row.loss, row.bytes_sent) for row in rows]
+
+    assert told(late) == told(early)
+
+
+@pytest.mark.timeout(60)
+def test_of_a_hundred_thousand_clients_the_invited_ones_get_machines(seated: list[int]) -> None:
+    """It takes a second or two; a list that is walked for each client took minutes."""
+    run = simulate(crowd(100_000, rounds=3))
+    assert run.summary["status"] == "finished" and len(seated) <= 60
+
+
+def test_a_population_with_faults_has_all_its_seats_taken(seated: list[int]) -> None:
+    """A fault may strike a client before its first invitation."""
+    run = simulate({**crowd(1_001, rounds=1), "faults": [{"kind": "crash", "peers": [7], "start": 0.0}]})
+    assert len(seated) == 1_001
+    assert run.summary["events"]["crashed"] == 1
+
+
+def test_a_stopped_population_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = compose.plan(load_experiment(crowd(secure={"on": False}, algorithm="scaffold")))
+    whole = simulate_plan(plan)
+    asked = Pauses.__call__
+    calls = iter(range(10**9))
+
+    def stopping(self: Pauses) -> None:
+        asked(self)
+        if next(calls) == 40:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Pauses, "__call__", stopping)
+        stopped = simulate_plan(plan, out=folder)
+    assert stopped.summary["status"] == "interrupted"
+    on = simulate_plan(plan, out=folder, resume=True)
+    assert on.summary["status"] == "finished" and on.digest == whole.digest
+
+
+def test_other_plans_have_no_vacant_seat() -> None:
+    plan = compose.plan(
+        load_experiment({"rounds": 1, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}})
+    )
+    assert isinstance(plan, PlanDefaults) and not plan.with_vacancies().vacant
+    small = compose.plan(load_experiment(crowd(1_000)))
+    assert not small.with_vacancies().vacant
+    assert len(compose.plan(load_experiment(crowd())).with_vacancies().vacant) == CLIENTS
