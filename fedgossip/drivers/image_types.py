@@ -47,6 +47,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Meter": frozenset({"_of_jobs"}),
     "ParcelMail": frozenset({"late_from"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
+    "Simulator": frozenset({"seat"}),
     "Network": frozenset(
         {"_aside", "_kept", "_scored", "_untold", "at_clients", "best", "best_model", "ended_with"},
     ),
