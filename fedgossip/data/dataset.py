@@ -245,7 +245,7 @@ def check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
     """Raise ConfigError for a node without examples, or with places outside the set."""
     if all(len(share) for share in shares.values()) and shares:
         places = np.concatenate(list(shares.values()))  # at once: a call for each of a million takes twelve seconds
-        if 0 <= places.min() and places.max() < examples:
+        if places.min() >= 0 and places.max() < examples:
             return
     for node, share in shares.items():
         if len(share) == 0:

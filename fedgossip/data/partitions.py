@@ -56,7 +56,10 @@ def partition(
         )
     if kind == "natural":
         params["groups"] = groups
-    shares = [np.sort(share).astype(np.int64, copy=False) for share in split(classes, n, stream(seed, "partition", n), **params)]
+    shares = [
+        np.sort(share).astype(np.int64, copy=False)
+        for share in split(classes, n, stream(seed, "partition", n), **params)
+    ]
     for peer, share in enumerate(shares):
         if len(share) == 0:
             raise ConfigError(f"partition {kind!r}: peer {peer} has no example, an empty partition", "Use fewer peers.")

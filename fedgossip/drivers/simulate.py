@@ -123,9 +123,8 @@ def simulate_plan(
         task, shares = compose.task_of(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)
     compose.check_task(plan, task)
-    plan = plan.with_segments(segments_of(task)).with_table(table_of(task))
+    plan = plan.with_segments(segments_of(task)).with_table(table_of(task)).with_engine(engine)
     initial, script = [task.initial(node) for node in range(plan.n)], faults_of(plan)
-    plan = plan.with_vacancies() if engine == "sim" else plan
     if engine == "stacked" and script:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
     folder = Path(out) if out is not None else None

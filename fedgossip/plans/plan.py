@@ -243,8 +243,8 @@ class Plan(Protocol):
         """The participants of a simulation whose machines are made at the first message to them."""
         ...
 
-    def with_vacancies(self) -> Plan:
-        """The same plan for a simulation, in which seats are vacant until the first message where that saves much."""
+    def with_engine(self, engine: str) -> Plan:
+        """The same plan as an engine runs it: with machines ("sim") seats may be vacant until their first message."""
         ...
 
     def with_table(self, table: KeyedTable | None) -> Plan:
@@ -386,7 +386,7 @@ class PlanDefaults:
     def vacant(self) -> Collection[NodeId]:
         return ()
 
-    def with_vacancies(self) -> Self:
+    def with_engine(self, engine: str) -> Self:  # noqa: ARG002
         return self
 
     def seated(self, seat: Seat) -> Machine:

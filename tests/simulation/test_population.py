@@ -103,7 +103,7 @@ def test_other_plans_have_no_vacant_seat() -> None:
     plan = compose.plan(
         load_experiment({"rounds": 1, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}})
     )
-    assert isinstance(plan, PlanDefaults) and not plan.with_vacancies().vacant
+    assert isinstance(plan, PlanDefaults) and not plan.with_engine("sim").vacant
     small = compose.plan(load_experiment(crowd(1_000)))
-    assert not small.with_vacancies().vacant
-    assert len(compose.plan(load_experiment(crowd())).with_vacancies().vacant) == CLIENTS
+    assert not small.with_engine("sim").vacant
+    assert len(compose.plan(load_experiment(crowd())).with_engine("sim").vacant) == CLIENTS

@@ -249,9 +249,9 @@ class FederationPlan(PlanDefaults):
     def vacant(self) -> Collection[NodeId]:
         return range(self.learners) if self.vacancies else ()
 
-    def with_vacancies(self) -> FederationPlan:
+    def with_engine(self, engine: str) -> FederationPlan:
         """Faults name clients before their first invitation, and fedbuff's clients are all invited early."""
-        many = self.learners > SEATED_MOST and not self.buffered
+        many = engine == "sim" and self.learners > SEATED_MOST and not self.buffered
         flat = not self.section.tiers
         return replace(self, vacancies=many and flat and not self.experiment.faults)
 
