@@ -131,7 +131,7 @@ def test_whatever_starts_a_participant_does_it_behind_the_gate() -> None:
 
 def test_every_kind_of_sums_is_asked_for_by_a_command_that_is_tried() -> None:
     tried = {"statistics": "data agree", "evaluation": "evaluate", "glm": "fit of glm", "trees": "fit of trees",
-             "survival": "fit of kaplan-meier", "cox": "fit of cox"}  # fmt: skip
+             "survival": "fit of kaplan-meier", "cox": "fit of cox", "tables": "fit of table1"}  # fmt: skip
     assert set(tried) == set(SUMS) and set(tried.values()) <= set(ASKED)
 
 

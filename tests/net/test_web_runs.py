@@ -194,6 +194,7 @@ def test_squid_and_nginx_pass_a_call_on(tmp_path: Path, monkeypatch: pytest.Monk
                   proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection upgrade; }} }} }}"""
         )
         (tmp_path / "squid.conf").write_text(
+            "shutdown_lifetime 0 seconds\n"
             f"http_port 127.0.0.1:{proxy}\nacl there port {front}\nhttp_access allow CONNECT there\n"
             "http_access deny all\npid_filename none\naccess_log none\ncache_log /dev/null\ncoredump_dir none\n"
         )

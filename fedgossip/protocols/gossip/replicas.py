@@ -88,7 +88,8 @@ class ReplicaGossip:
             case Received(sender, CodedModel() as coded):
                 return self._code(self._changed(sender, coded, now_ns))
             case Received(sender, Model() as model):
-                known = frozen(model.vectors[0])  # read-only: else the sum of the round would be made in its memory
+                # read-only: else the sum of the round would be made in its memory; one without vectors is refused below
+                known = frozen(model.vectors[0]) if model.vectors else self.first
                 effects += self.machine.handle(event, now_ns)  # raises for a model that does not fit
                 return self._code([*effects, *self._whole(sender, model.round, known, now_ns)])
         return self._code([*self.machine.handle(event, now_ns), *self._asks()])
@@ -124,6 +125,9 @@ class ReplicaGossip:
             what = f"a change from version {coded.base} to {coded.round} from node {sender}, of {rounds} rounds"
             advice = "Were the peers started from the same experiment file?"
             raise ProtocolError(f"{where}: {what}", advice, peer=sender)
+        if len(coded.vectors) != 1:
+            what = f"a change of {len(coded.vectors)} vectors from node {sender}, where one is due"
+            raise ProtocolError(f"{where}: {what}", peer=sender)
         try:
             self._decoded(coded)
         except ProtocolError as error:
