@@ -41,6 +41,7 @@ COMMANDS = {
     "peer": ("fedgossip.cli.run.peer", "Run one peer of a run over several machines."),
     "coordinator": ("fedgossip.cli.run.federation", "Run the coordinator of a federated run over several machines."),
     "client": ("fedgossip.cli.run.federation", "Run one client of a federated run over several machines."),
+    "step": ("fedgossip.cli.run.step", "Go on with a run by folder, as far as that is possible now."),
     "worker": ("fedgossip.cli.run.worker", "Run one worker of a parallel run over several machines."),
     "server": ("fedgossip.cli.run.worker", "Run one server of a parallel run over several machines."),
     "manager": (

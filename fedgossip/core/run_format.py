@@ -119,6 +119,13 @@ TRACE: InPeer = "trace.bin"
 """All events and effects of its first life, for `fedgossip replay`; with --trace.  Later lives: trace.1.bin, ..."""
 TRACES: InPeer = "trace*.bin"
 """The traces of all its lives."""
+JOURNAL: InPeer = "journal.bin"
+"""Of a run by folder: every event of the participant, from which `fedgossip step` goes on.  It holds the secrets of
+masks, and is removed when the run has ended and all was fetched."""
+FOLDER_STATE: InPeer = "folder.json"
+"""Of a run by folder: the participant's key of this run, and those of its partners."""
+STEP: InPeer = "step.json"
+"""Of a run by folder: the command that `fedgossip step` repeats, and the folder that it was given in."""
 REVOKED: InPeer = "revoked.toml"
 """The members that the organiser has revoked, as far as this one has received it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from fedgossip.data.objectives import SUMS
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.record_digests import source_digest
 from fedgossip.drivers.members import Informed, member_of
-from fedgossip.experiment import BEST
+from fedgossip.experiment import BEST, FederatedExperiment, GossipExperiment
 from fedgossip.net.callers import check_clients
 from fedgossip.net.descriptors import check_links
 from fedgossip.net.endpoints import Endpoints, Members
+from fedgossip.net.folders.folder_links import FolderLinks
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.hub.tier import TierLinks
@@ -39,6 +41,8 @@ from fedgossip.plans.plan import Plan
 from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.runs.incarnations import MakeMachine
 from fedgossip.runs.mask_ledger import private_maker
+from fedgossip.runs.trace.journal import Journal
+from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.session import Policy
 
 
@@ -58,6 +62,17 @@ class Given:
     masked: Path | None
     spent: Path | None
     data: str = ""
+    journal: Journal | None = None
+
+
+@dataclass(frozen=True)
+class FolderCarrier:
+    """A shared folder in place of sockets.  `poll_seconds`: the longest time between two looks into it; `once`: do what
+    can be done now, and end."""
+
+    root: Path
+    poll_seconds: float = 2.0
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,31 @@ class Made:
     recorder: Recorder | None = None
     events: Sequence[EventRow] = ()
     """Rows that open the record."""
+
+
+def folder_links(node: NodeId, identity: Identity, carrier: FolderCarrier, folder: Path) -> FolderLinks:
+    """Return a participant's links through a shared folder; its private state is in its own.  Raises ConfigError."""
+    poll_seconds = 0.0 if carrier.once else carrier.poll_seconds
+    return FolderLinks(node, carrier.root, identity, folder / run_format.FOLDER_STATE, poll_seconds)
+
+
+def check_journalled(plan: Plan) -> None:
+    """Raise ConfigError for a run that cannot go on from a journal of its events, and so not over a folder."""
+    e = plan.experiment
+    what = ""
+    if not isinstance(e, FederatedExperiment | GossipExperiment):
+        what = f"a run of [{e.kind}]"
+    elif isinstance(e, GossipExperiment) and (plan.masks or e.algorithm.mode != "sync"):
+        what = "private gossip" if plan.masks else "asynchronous gossip"
+    elif any(plan.spends(node) for node in range(plan.n)):
+        what = "a run with a budget of privacy"
+    elif e.selects:
+        what = 'a run with eval.keep = "best" or stop.patience'
+    elif isinstance(e, FederatedExperiment) and e.coordinator.algorithm == "fedbuff":
+        what = "fedbuff"
+    if what:
+        advice = "Rounds of federated runs, with secure sums or without, fits, and synchronous gossip go over a folder."
+        raise ConfigError(f"{what} does not go over a folder", advice)
 
 
 def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT) -> Transport:
@@ -125,12 +165,17 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     role, run, spends = plan.roles.of(node).name, given.hello.experiment, plan.spends(node)
     recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends))
     ledger = _ledger(plan, node, given, stack)
+    journal = given.journal
+    entropy: Entropy = journal.entropy if journal else os.urandom
     before = recorder.account(ledger) if ledger and spends else ()
     if spends and given.spent is None and isinstance(plan, FederationPlan):  # of this machine: the ledger is the run's
         before = [*before, *plan.agreed_before(node)]
     exact = ledger.exact_before(recorder.first) if ledger else {}
     if ledger and not spends:
         ledger.note_exact(TRAINING if plan.experiment.learns else plan.experiment.task.kind, recorder.first)
+    if journal:
+        journal.note(len(recorder.past), "")
+        recorder.repeat(journal.logged)
     own = None
     if plan.masks or spends:
         total = ledger.total() if ledger and node < plan.learners else None
@@ -138,7 +183,11 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
         if ledger and plan.exact_layout and node < plan.learners:
             recorder.keep_companies(ledger)
             company = ledger.company(plan.exact_layout)
-        own = real(given.identity, given.endpoints, given.policy, recorder.past, before, total, company)
+        past = recorder.past
+        if journal:
+            journal.note(len(past), company)
+            past, company = past[: journal.logged], journal.company
+        own = real(given.identity, given.endpoints, given.policy, past, before, total, company, entropy)
     if own and plan.masks and node >= plan.learners:
         recorder.transcribe(own.roster.first(plan.n - 1))
 

@@ -42,19 +42,23 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.messages import Expected, Hello
 from fedgossip.core.records import EventRow, PeerRow, Row, read_rows
-from fedgossip.core.run_format import ENDPOINT, ROWS
+from fedgossip.core.run_format import ENDPOINT, FOLDER_STATE, JOURNAL, ROWS
 from fedgossip.core.task import LocalTask, give_memory, memory_of, segments_of, table_of
 from fedgossip.drivers.participant import (
+    FolderCarrier,
     Given,
     Made,
+    check_journalled,
     check_open_files,
     check_recordable,
     check_selection,
+    folder_links,
     made_by,
     transport_of,
 )
 from fedgossip.net.endpoints import Endpoint, Endpoints, Members, block, load_endpoints, signed
 from fedgossip.net.faulty import Faults
+from fedgossip.net.folders.folder_links import FolderLinks
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.routing import DIRECT, Ways
@@ -65,6 +69,7 @@ from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
 from fedgossip.runs import incarnations
 from fedgossip.runs.checkpoints import SECONDS, Checkpoints
+from fedgossip.runs.collect import last_word
 from fedgossip.runs.incarnations import Life
 from fedgossip.runs.peer_files import (
     LifeTotals,
@@ -77,12 +82,17 @@ from fedgossip.runs.peer_files import (
 )
 from fedgossip.runs.run_directory import describe, state_plan, write_whole
 from fedgossip.runs.trace.files import Opening, Trace, Traced
+from fedgossip.runs.trace.journal import Journal
 from fedgossip.secure.session import Policy
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
 """Maximum wait for a collector to reach all peers; longer than the collector's own wait, so that the collector reports
 the missing peers.
 """
+
+
+WAITING = "waiting"
+"""The status of a participant whose run is not over, and that can do nothing now."""
 
 
 class Stopper:
@@ -146,6 +156,7 @@ def run_peer(
     asked_to_stop: threading.Event | None = None,
     first_work: Callable[[], None] | None = None,
     wait_seconds: float = WAIT_FOR_ENDPOINTS_SECONDS,
+    carrier: FolderCarrier | None = None,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, also recorded in ended.json.
 
@@ -165,39 +176,66 @@ def run_peer(
     `ways`: routes to other peers beside their addresses.  `asked_to_stop`: once set, the peer says goodbye and ends.
     `first_work` is called before the first number is computed from its own data, see `Ports`.  `wait_seconds`: maximum
     wait for the file `endpoints`.
+
+    `carrier`: messages are files of a shared folder.  Every event is in a journal then, and `resume` goes on in the
+    same incarnation, after the last of them; status WAITING: the run is not over, and nothing can be done now.
     """
     check_recordable(plan, trace_bytes)
+    if carrier:
+        check_journalled(plan)
+        if resume and (over := _over(folder)):
+            return over
     check_selection(plan, whole=child)
     with _logged_errors(folder):
         check_open_files(plan, [node])
-        links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
+        links: Transport
+        if carrier:
+            links = folder_links(node, identity, carrier, folder)
+        else:
+            links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
     stopper = Stopper(links, child=child, asked=asked_to_stop)
     with contextlib.ExitStack() as stack, contextlib.closing(links), stopper as stop:
         # a refused resume changes nothing
         with _logged_errors(folder) if child or not resume else contextlib.nullcontext():
             if not child:  # without a collector that writes it
                 describe(folder, plan)
-            where = signed(identity, links.address if plan.roles.listens(node) else "")
+            where = signed(identity, links.address if plan.roles.listens(node) and not carrier else "")
             write_whole(folder / ENDPOINT, block(node, where).encode())
             plan, task, shares = _with_task(plan, node, learning)
             if not child:
                 state_plan(folder, plan, task)
             task = faults.on_task(task) if faults else task
-            begin = incarnations.next_after if resume else incarnations.first
+            begin = incarnations.next_after if resume and not carrier else incarnations.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
             known = (
                 endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan, stop, wait_seconds)
             )
             hello = _hello_of(plan, node, task, shares, life)
+            journal = stack.enter_context(_journal_of(folder, hello)) if carrier else None
             expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
             links.connect(() if members else plan.partners(node), known, expected, hello)
-            if resume and not child:  # a collector may have read further: the rows that it read must stay
+            if resume and not (child or carrier):  # a collector may have read further: the rows that it read stay
                 incarnations.cut_rows(folder / ROWS, life.round)
             files = PeerFiles(folder, node, plan, task, snapshots=child)
-            given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data)
+            given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data,
+                          journal)  # fmt: skip
             made = stack.enter_context(made_by(plan, node, given))
-        one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made, first_work)
+        one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made, first_work, carrier, journal)
         return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)
+
+
+def _journal_of(folder: Path, hello: Hello) -> Journal:
+    """Open a participant's journal.  Raises ResumeError where it is gone, and the run was begun with it."""
+    path = folder / JOURNAL
+    if (folder / FOLDER_STATE).exists() and not path.exists():
+        text = f"{path} is gone, and this participant has sent messages by it"
+        raise ResumeError(text, "Put it back; without it a new run is needed, in a new folder.")
+    return Journal(path, hello.experiment, hello.schema)
+
+
+def _over(folder: Path) -> PeerEnded | None:
+    """Return the end of a run by folder whose messages were all fetched; None where there is something to do."""
+    return None if (folder / JOURNAL).exists() else last_word(folder)
 
 
 @contextlib.contextmanager
@@ -244,17 +282,21 @@ class _PeerLife:
         checkpoint_seconds: float,
         made: Made,
         first_work: Callable[[], None] | None,
+        carrier: FolderCarrier | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        self._made, self._first_work = made, first_work
+        self._made, self._first_work, self._carrier, self._journal = made, first_work, carrier, journal
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
-        before = read_rows(files.folder / ROWS) if life.again else []  # of the lives before
+        before = read_rows(files.folder / ROWS) if life.again or journal else []  # of the lives before
         self._seconds_before = max((row.seconds for row in before if isinstance(row, PeerRow)), default=0.0)
         self.counts: dict[str, int] = {}
         """Counts of events beside the machine's reports."""
         self._attendance = ExchangeCounts(plan.exchanges)
         for row in before:
             self._attendance.take(row)
+        if journal:
+            journal.rounds = {row.round for row in before if isinstance(row, PeerRow)}
         self._turn = threading.Lock()
         self._totals_before = (life_totals_in(files.folder) if life.again else None) or LifeTotals()
         self._counted: Callable[[], tuple[dict[str, int], dict[NodeId, int]]] = lambda: ({}, {})
@@ -275,14 +317,21 @@ class _PeerLife:
                 ports = replace(ports, log=recorder.log, witness=recorder.witness)
             if self._first_work:
                 ports = replace(ports, first_work=self._first_work)
+            if self._journal:
+                assert isinstance(links, FolderLinks)
+                ports = replace(ports, journal=self._journal, resume=links.resume)
+                files.round = max(self._journal.rounds, default=files.round)
             host = Host(self.node, machine, links, self.task, self.hello, ports)
             del machine
             self._counted = lambda: ({**host.counted(), **self.counts}, dict(links.traffic.sent))
             try:
-                vector = host.run()
+                vector = host.run_while(lambda: not (self._carrier and self._carrier.once))
             except FedgossipError as failure:
                 error, vector = failure, host.result  # earlier progress is kept
         written = self._kept.close()
+        if vector is None and not error:
+            self.counts |= files.lost()
+            return PeerEnded(WAITING, files.round, *self._counted()[:1])
         try:
             files.save(vector)
         except NotWrittenError as failure:
@@ -298,6 +347,8 @@ class _PeerLife:
             try_to_tell(files.folder, ended)
             raise error
         write_ended(files.folder, ended)
+        if self._journal and isinstance(links, FolderLinks) and not links.unfetched:
+            self._journal.remove()
         return ended
 
     def _machine(self, trace_bytes: int, stack: contextlib.ExitStack) -> Machine:

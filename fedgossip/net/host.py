@@ -5,8 +5,12 @@ from __future__ import annotations
 import heapq
 import re
 import time
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from fedgossip.base.errors import FedgossipError, PeerError
 from fedgossip.base.untrusted_text import line
@@ -50,7 +54,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Hello, Invite, Join, Leaving
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import EventRow, PeerRow, Row, event_row
-from fedgossip.core.task import HeldTask, LocalTask
+from fedgossip.core.task import HeldTask, LocalTask, give_memory, memory_of
 from fedgossip.net.endpoints import Endpoint, is_web
 from fedgossip.net.greeting import refused
 from fedgossip.net.training_thread import Evaluate, TrainingThread, WorkerPorts
@@ -149,6 +153,28 @@ IDLE_MS = 500
 """The longest sleep: signals and a vanished parent are noticed within it."""
 
 
+class EventJournal(Protocol):
+    """A journal: iterating gives the (now_ns, event) of earlier processes, in order."""
+
+    rounds: set[int]
+    """The rounds whose rows were written."""
+
+    @property
+    def began_ns(self) -> int:
+        """When the run began, in nanoseconds since 1970."""
+        ...
+
+    @property
+    def memory(self) -> Mapping[str, npt.NDArray[Any]] | None:
+        """The task's state after the last training."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]: ...
+    def write(self, now_ns: int, event: Event, memory: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
+        """Put an event on disk.  Raises NotWrittenError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The host's connections to the outside: the writer of rows, the receivers of vectors, the stop flag."""
@@ -172,6 +198,10 @@ class Ports:
     """Called once, before the first number is made of the node's own data; where it raises FedgossipError none is."""
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
     """(round, model): return the score of the model after that round."""
+    journal: EventJournal | None = None
+    """Where each event is on disk before the machine sees it; the run goes on after the events that are there."""
+    resume: Callable[[Mapping[NodeId, int]], None] = lambda _: None
+    """Called with the number of messages of each partner that the journal has, before anything else is done."""
 
 
 class Host:
@@ -214,17 +244,30 @@ class Host:
 
     def run(self) -> Vector:
         """Run the machine to its end.  Raises the error that ended it, after the goodbye."""
+        result = self.run_while(lambda: True)
+        assert result is not None
+        return result
+
+    def run_while(self, more: Callable[[], bool]) -> Vector | None:
+        """Run the machine to its end, or while `more` returns True of the moments at which nothing can be done now.
+
+        Returns None where the run is not over: nothing is sent to say so, and the journal goes on from here.
+        """
         self._training.start()
+        waits = False
         try:
-            self.tell(Started())
-            while self.result is None:
-                self._step()
+            if self._continue() == 0:
+                self.tell(Started())
+            while self.result is None and not waits:
+                waits = (self._step() and not more()) or self._is_paused()
+            if self.result is not None and self.ports.journal:
+                self.links.poll(0)  # what was received last is acknowledged
         finally:
             stopped = self.ports.stop()  # before a loop beside us receives the end, and leaves too
             self._training.end()
             if isinstance(self.task, HeldTask):
                 self.task.dismiss()
-            self.links.close(self._drain_seconds(stopped=stopped))
+            self.links.close(HURRY_SECONDS if waits else self._drain_seconds(stopped=stopped))
         self._training.join(EVALUATE_SECONDS if not self.ports.stop() else 1.0)
         self._take_answers()
         self._refusals.close()
@@ -243,9 +286,77 @@ class Host:
             return HURRY_SECONDS
         return TURN_AWAY_SECONDS if self._turned_away else FLUSH_SECONDS
 
+    def _continue(self) -> int:
+        """Pass the machine the events of the journal, and do what of their effects is not done; return their number."""
+        journal, count = self.ports.journal, 0
+        if journal is None:
+            return 0
+        received: Counter[NodeId] = Counter()
+        owed: dict[Hashable, Effect] = {}
+        last_ns = 0
+        for now_ns, event in journal:
+            count, last_ns = count + 1, now_ns
+            self._note_again(event, received, owed)
+            try:
+                effects = guarded_handle(self.machine, event, now_ns)
+            except PeerError:
+                continue
+            for effect in effects:
+                if (key := _job_of(effect)) is not None:
+                    owed[key] = effect
+                else:
+                    self._perform_again(effect, now_ns)
+        # by the clock of this machine, also of the time in which no process ran; never back
+        since_ns = max(last_ns, time.time_ns() - journal.began_ns)
+        self._zero = time.monotonic_ns() - since_ns
+        if journal.memory is not None:
+            give_memory(self.task, self.node, journal.memory)
+        self.ports.resume(received)
+        for effect in owed.values():
+            self._perform(effect, last_ns, 0)
+        return count
+
+    def _note_again(self, event: Event, received: Counter[NodeId], owed: dict[Hashable, Effect]) -> None:
+        """Note what an event of the journal has changed beside the machine."""
+        match event:
+            case Received(sender):
+                received[sender] += 1
+            case PeerJoined(node, life):
+                for group in (self._greeted, self._up, self._joined):
+                    group.add(node)
+                self._lives[node], self._met = life, True
+            case PeerGone(node):
+                self._joined.discard(node)
+                self._gone.add(node)
+            case Fired(key):
+                self._timers.pop(key, None)
+            case Trained(job):
+                owed.pop(("train", job), None)
+            case ModelMeasured(round):
+                owed.pop(("measure", round), None)
+
+    def _perform_again(self, effect: Effect, now_ns: int) -> None:
+        """Perform an effect that an earlier process may have performed: nothing is done twice, and nothing left out."""
+        match effect:
+            case SetTimer(key, after_ns):
+                self._set_timer(key, after_ns, now_ns)
+            case Report(name):
+                self._count(name)
+            case Refused():
+                self._count("refused")
+            case RoundDone(round) | LocalWork(round) if self.ports.journal and round in self.ports.journal.rounds:
+                self._round = round
+            case Checkpoint() | Outgoing():
+                pass
+            case _:
+                self._perform(effect, now_ns, 0)
+
     def tell(self, event: Event) -> None:
         """Pass one event to the machine and perform its effects."""
         now_ns = self.clock()  # read once: handled, and recorded, with the same value
+        if self.ports.journal:
+            memory = memory_of(self.task, self.node) if isinstance(event, Trained) else None
+            self.ports.journal.write(now_ns, event, memory)
         try:
             effects = guarded_handle(self.machine, event, now_ns)
         except PeerError as error:
@@ -257,9 +368,12 @@ class Host:
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Do what there is to do, waiting a while for more; return whether there was nothing."""
+        busy = not self._training.idle
         events = self.links.poll(self._sleep_ms())
-        stops = self.ports.stop()
+        quiet = not (busy or events)
+        stops = self.ports.stop() and not self.ports.journal
         goodbyes = [event for event in events if stops and _is_goodbye(event)]
         events.reverse()
         while events:  # no reference is kept: the next model reuses the memory of this one
@@ -272,11 +386,26 @@ class Host:
         for event in goodbyes:
             self._take_event(event)
         self._take_answers()
+        if self.ports.journal and not quiet:  # a message that waited in time is not late because we slept
+            return False
         while self._due and self._due[0][0] <= self.clock():
+            quiet = False
             _, sequence, key = heapq.heappop(self._due)
             if self._timers.get(key) == sequence:
                 del self._timers[key]
                 self._fire(key)
+        return quiet
+
+    def _is_paused(self) -> bool:
+        """Whether we are to stop, and another process will go on: the others need not know."""
+        return self.ports.journal is not None and self.result is None and self.ports.stop()
+
+    def _end_with(self, error: FedgossipError) -> None:
+        """End the run by this error; with a journal another process can go on, once the cause is mended."""
+        if self.ports.journal:
+            raise error
+        self._fatal = self._fatal or error
+        self.tell(Stopping())
 
     def _sleep_ms(self) -> int:
         if not self._due:
@@ -386,8 +515,7 @@ class Host:
             first = self._refused[min(self._refused)]
             why = line(first.text, TEXT_LETTERS)
             self._turned_away = True
-            self._fatal = PeerError(f"nobody to learn with: {why}", first.advice, peer=first.sender)
-            self.tell(Stopping())
+            self._end_with(PeerError(f"nobody to learn with: {why}", first.advice, peer=first.sender))
         else:
             self.tell(PeerGone(node))
 
@@ -472,10 +600,11 @@ class Host:
             of.discard(node)
         self._timers.pop(("grace", node), None)
 
-    def _set_timer(self, key: Hashable, after_ns: int) -> None:
+    def _set_timer(self, key: Hashable, after_ns: int, now_ns: int | None = None) -> None:
         self._sequence += 1
         self._timers[key] = self._sequence
-        heapq.heappush(self._due, (self.clock() + after_ns, self._sequence, key))
+        due_ns = (self.clock() if now_ns is None else now_ns) + after_ns
+        heapq.heappush(self._due, (due_ns, self._sequence, key))
         if len(self._due) > 2 * len(self._timers) + REPLACED_MAX:  # a frequent sender replaces a long timer each time
             self._due = [due for due in self._due if self._timers.get(due[2]) == due[1]]
             heapq.heapify(self._due)
@@ -505,8 +634,17 @@ class Host:
                 case PeerRow() as row:
                     self.ports.write(row)
                 case FedgossipError() as error:
-                    self._fatal = self._fatal or error
-                    self.tell(Stopping())
+                    self._end_with(error)
+
+
+def _job_of(effect: Effect) -> Hashable | None:
+    """Return the name of a job for the training thread, by which its result names it; None of other effects."""
+    match effect:
+        case Train(job):
+            return "train", job
+        case MeasureModel(round):
+            return "measure", round
+    return None
 
 
 def _is_goodbye(event: LinkEvent) -> bool:

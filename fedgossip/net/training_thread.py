@@ -64,6 +64,7 @@ class TrainingThread:
         self.began_ns: int | None = None
         """The beginning of the first training."""
         self._working = False
+        self._put = self._ended = 0  # jobs
         self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[WorkerAnswer | FedgossipError] = queue.SimpleQueue()
         if isinstance(task, ReportingTask):
@@ -75,7 +76,13 @@ class TrainingThread:
 
     def put(self, job: WorkerJob) -> None:
         """Queue a job; it is done when those before it are."""
+        self._put += 1
         self._jobs.put(job)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every job is done, and every answer was taken."""
+        return self._put == self._ended and self._answers.empty()
 
     def answers(self) -> Iterator[WorkerAnswer | FedgossipError]:
         """Yield the answers since the last call."""
@@ -107,6 +114,7 @@ class TrainingThread:
                     self._answers.put(answer)
                 del answer
             del job  # the next may be long in coming, and this is a model
+            self._ended += 1
             self._ports.wake()
 
     def _done(self, job: WorkerJob) -> WorkerAnswer | None:

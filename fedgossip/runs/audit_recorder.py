@@ -25,6 +25,9 @@ from fedgossip.secure.session import ParticipantRoster
 CONSENT = "consent"
 """The kind of the line that is written before a client signs the others of a sum."""
 
+TRANSCRIPT = "transcript"
+"""The kind of the line at the end of a session's transcript, with its hash."""
+
 
 class Recorder:
     """Writes log and transcripts.  A context manager.  Raises NotWrittenError: nothing may leave that is not logged."""
@@ -37,6 +40,14 @@ class Recorder:
         self._open: tuple[int, Transcript] | None = None
         self._ledger: SpentLedger | None = None
         self._companies: SpentLedger | None = None
+        self._again, self._transcribed, self._repeats = 0, set[object](), False
+
+    def repeat(self, logged: int) -> None:
+        """Expect the lines behind the first `logged` again, from a machine that is passed the same events: they, and
+        transcripts that are whole, are not written twice."""
+        repeated = self._log.past[logged:]
+        self._again, self._repeats = len(repeated), True
+        self._transcribed = {facts["session"] for kind, facts in repeated if kind == TRANSCRIPT}
 
     def account(self, ledger: SpentLedger) -> Sequence[Mapping[str, object]]:
         """Write every spend into the ledger too, before the log; return the ledger's spends that this log lacks."""
@@ -62,6 +73,9 @@ class Recorder:
         self._roster = roster
 
     def log(self, line: Log) -> None:
+        if self._again:
+            self._again -= 1
+            return
         facts = {**line.facts, "sha256": digest(line.hashed)} if line.hashed else line.facts
         if line.kind == SPENT and self._ledger:
             self._ledger.add(facts)
@@ -71,6 +85,9 @@ class Recorder:
 
     def witness(self, seen: Witness) -> None:
         if self._roster is None:
+            return
+        if seen.session in self._transcribed:
+            self._again -= not seen.frame
             return
         if not seen.frame:
             self._close(seen.session, seen.outcome)
@@ -86,6 +103,8 @@ class Recorder:
         if self._open is None or self._open[0] != session:
             folder = self.folder / run_format.TRANSCRIPTS
             owner_files.made(folder)
+            if self._repeats:  # the process before has written the beginning
+                (folder / f"{session:06d}{run_format.TRANSCRIPT}").unlink(missing_ok=True)
             key = bytes.fromhex(self._identity.verify)
             self._open = session, Transcript(folder, session, roster, key, self._identity.sign_bytes)
         return self._open[1]
@@ -94,7 +113,7 @@ class Recorder:
         if self._open and self._open[0] == session:
             digest = self._open[1].close(outcome)
             self._open = None
-            self._log.append("transcript", {"session": session, "outcome": outcome, "sha256": digest.hex()})
+            self._log.append(TRANSCRIPT, {"session": session, "outcome": outcome, "sha256": digest.hex()})
 
     def __enter__(self) -> Recorder:
         return self

@@ -13,6 +13,7 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.drivers.loops.description import Described
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.plans.federated.federation import FederationPlan
 
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @participant.options
 @click.option("--id", "node", type=click.IntRange(min=0), help="Which one this is, with coordinator.tiers.")
+@participant.folder_options("coordinator")
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: its address in the endpoints]")
 @click.option(
     "--script",
@@ -38,6 +40,7 @@ def coordinator(
     seed: int | None,
     out: Path | None,
     resume: bool,
+    carrier: FolderCarrier | None,
 ) -> int:
     """Be the coordinator of the federated run that the file EXPERIMENT describes; every client needs the same file.
 
@@ -53,7 +56,7 @@ def coordinator(
         advice = f"Its id is {last}: leave --id out." if plan.tree.flat else f"Give {first} to {last}, the root."
         raise ConfigError(f"there is no coordinator {node}", advice)
     loop = _first_model(plan, script)
-    known = load_endpoints(endpoints, plan.n, plan.roles.listens)
+    known = load_endpoints(endpoints, plan.n, participant.listens(plan, carrier))
     return participant.Participant(
         experiment,
         plan,
@@ -67,6 +70,7 @@ def coordinator(
         bind,
         learning=loop.learning if loop else None,
         prepare=loop.keep if loop else None,
+        carrier=carrier,
         overrides=overrides,
         seed=seed,
     ).take_part("waiting for its clients")
@@ -88,6 +92,7 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this is.")
 @participant.options
+@participant.folder_options("coordinator")
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
@@ -113,6 +118,7 @@ def client(
     seed: int | None,
     out: Path | None,
     resume: bool,
+    carrier: FolderCarrier | None,
 ) -> int:
     """Be client K of the federated run that the file EXPERIMENT describes.  It calls the coordinator, and needs no
     open port."""
@@ -126,7 +132,7 @@ def client(
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {plan.learners - 1}.")
     if dry_run:
         return _checked(plan, node, key, endpoints, policy, ledger, None if resume else out)
-    known = load_endpoints(endpoints, plan.n, plan.roles.listens)
+    known = load_endpoints(endpoints, plan.n, participant.listens(plan, carrier))
     learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
     terms = demands(policy, plan, node, known, learning[0] if plan.secure else None)
     where = known[plan.tree.parent(node)].address
@@ -144,6 +150,7 @@ def client(
         learning=learning,
         limits=how_long(policy),
         spent=ledger,
+        carrier=carrier,
         overrides=overrides,
         seed=seed,
     ).take_part(f"calling the coordinator at {where}, which begins when enough clients are there")

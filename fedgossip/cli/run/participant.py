@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,11 +17,12 @@ import click
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo, some
-from fedgossip.core.run_format import MASKED, MODEL, MODEL_BEST, PEER_KEY, ROWS, SPENT
+from fedgossip.core.run_format import MASKED, MODEL, MODEL_BEST, PEER_KEY, ROWS, SPENT, STEP
 
 if TYPE_CHECKING:
     from fedgossip.cli.sites.approval import Gate
     from fedgossip.core.task import LocalTask
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.net.endpoints import Endpoint, Members
     from fedgossip.net.relays.routing import Ways
     from fedgossip.plans.approvals.approvals import ApprovalRequest, HowLong
@@ -47,6 +51,59 @@ def options(command: Command) -> Command:
     for option in reversed(given):
         command = option(command)
     return command
+
+
+DEADLINE_HOURS = 72.0
+"""Maximum wait in each phase of a round over a folder: people carry it, or cron looks once a day."""
+
+FOLDER = "folder:"
+
+
+def folder_options(section: str) -> Callable[[Command], Command]:
+    """The options of a participant that may exchange messages through a folder; `section` has the run's deadlines.
+
+    The command receives `carrier`, None for sockets.
+    """
+
+    def added(command: Command) -> Command:
+        given: list[Callable[[Command], Command]] = [
+            click.option("--links", metavar="folder:DIR", default="",
+                         help="Exchange messages as sealed files in DIR, a folder that all see.  [default: sockets]"),
+            click.option("--poll", metavar="SECONDS", type=click.FloatRange(min=0.05, max=86400), default=2.0,
+                         show_default=True, help="The longest time between two looks into DIR."),
+            click.option("--once", is_flag=True, help="With a folder: do what can be done now, and end; then: step."),
+            click.option("--deadline", metavar="HOURS", type=click.FloatRange(min=0, min_open=True, max=100_000),
+                         default=DEADLINE_HOURS, show_default=True,
+                         help="With a folder: maximum wait in each phase of a round; the same at all participants."),
+        ]  # fmt: skip
+
+        @functools.wraps(command)
+        def taken(*words: Any, links: str, poll: float, once: bool, deadline: float, **named: Any) -> Any:
+            from fedgossip.base.errors import ConfigError
+            from fedgossip.drivers.participant import FolderCarrier
+
+            if links and not (links.startswith(FOLDER) and links != FOLDER):
+                raise ConfigError(f"--links {links}: neither left out nor folder:DIR", "Write --links folder:/mnt/run")
+            if once and not links:
+                raise ConfigError("--once is for a run over a folder", "Add --links folder:DIR.")
+            carrier = FolderCarrier(Path(links.removeprefix(FOLDER)), poll, once) if links else None
+            if carrier:
+                keys = "start_timeout", "deadline", "least_deadline"
+                waits = tuple(f"{section}.{key}={deadline * 3600}" for key in keys)
+                named["overrides"] = (*waits, *named["overrides"])
+            return command(*words, carrier=carrier, **named)
+
+        wrapped: Command = taken
+        for option in reversed(given):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return added
+
+
+def listens(plan: Plan, carrier: FolderCarrier | None) -> Callable[[int], bool]:
+    """Return who needs an address in the endpoints: nobody over a folder."""
+    return plan.roles.listens if carrier is None else lambda _: False
 
 
 @dataclass(frozen=True)
@@ -82,6 +139,7 @@ class Participant:
     spent: Path | None = None
     """File of its spent privacy budget; None: beside the key."""
     ways: Ways | None = None
+    carrier: FolderCarrier | None = None
     trace_bytes: int = 0
     again: str = ""
     """The command that resumes after an interruption; "" for this one with --out and --resume."""
@@ -96,7 +154,7 @@ class Participant:
         """Run to the end; return the exit code.  Raises FedgossipError."""
         from fedgossip.base.errors import TooFewPeersError
         from fedgossip.cli.run.progress import Progress
-        from fedgossip.drivers.peer import run_peer
+        from fedgossip.drivers.peer import WAITING, run_peer
         from fedgossip.net.relays.routing import DIRECT
         from fedgossip.runs.peer_files import empty_folder
         from fedgossip.runs.run_directory import new_path
@@ -104,6 +162,8 @@ class Participant:
         identity, gate = self._identity(), self.gate or self._gate()
         who = self.title.replace(" ", "")
         folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
+        if self.carrier:
+            write_step(folder)
         if self.prepare:
             self.prepare(folder)
         if gate:
@@ -111,7 +171,9 @@ class Participant:
         for line in self.plan.banner:
             echo(line, err=True)
         bind = self.bind or self.known[self.node].address
-        where = f"{self.title} at {bind}" if self.plan.roles.listens(self.node) else self.title
+        where = f"{self.title} at {bind}" if listens(self.plan, self.carrier)(self.node) else self.title
+        if self.carrier:
+            where, waiting = f"{self.title} by the folder {self.carrier.root}", "looking for messages"
         echo(f"{where}: {waiting}", err=True)
         rounds, roles = self.plan.experiment.rounds, self.plan.roles
         score = self.plan.experiment.score
@@ -135,7 +197,12 @@ class Participant:
                 data=self.data,
                 ways=self.ways or DIRECT,
                 first_work=gate.open if gate else None,
+                carrier=self.carrier,
             )
+        if ended.status == WAITING:
+            echo(f"waiting for the others, after {some(ended.rounds, 'round')}", err=True)
+            echo(f"To go on: fedgossip step {quoted(folder)}", err=True)
+            return 0
         early = ended.counts.get("ended_early")
         word = f"ended by the {self._leader}" if early else ended.status
         echo(f"{word} after {some(ended.rounds, 'round')}; everything is in {folder}", err=True)
@@ -248,6 +315,15 @@ class Participant:
         if incarnation_of(self.out) < 0:
             raise ResumeError(f"{self.out}: no run has begun here", "Leave --resume out to start.")
         return self.out
+
+
+def write_step(folder: Path) -> None:
+    """Write the command as given, and the folder that it was given in, for `fedgossip step`."""
+    from fedgossip.runs.run_directory import write_whole
+
+    content = {"in": os.fspath(Path.cwd()), "words": shlex.split(_line(folder.resolve()))[1:]}
+    if not (folder / STEP).exists():  # `step` itself was given other words
+        write_whole(folder / STEP, json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
 def _line(folder: Path) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fedgossip.cli.run import participant
+
+if TYPE_CHECKING:
+    from fedgossip.drivers.participant import FolderCarrier
 
 
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which node of the graph this is.")
 @participant.options
+@participant.folder_options("algorithm")
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: this peer's address in the endpoints]")
 @click.option(
     "--members",
@@ -44,6 +49,7 @@ def peer(
     resume: bool,
     trace: bool,
     trace_limit: float,
+    carrier: FolderCarrier | None,
 ) -> int:
     """Be peer K of the run that the file EXPERIMENT describes; every machine needs the same file."""
     from fedgossip.base.errors import ConfigError
@@ -67,7 +73,10 @@ def peer(
             advice = "Leave --trace out, or run it without --members and --join."
             raise ConfigError("the events of a member cannot be replayed yet", advice)
     members = load_members(endpoints, node) if open_run or join else None
-    known = dict(members.endpoints if members else load_endpoints(endpoints, plan.n))
+    if carrier and (members or trace):
+        raise ConfigError("--members, --join and --trace do not go with a folder", "Leave them out, or --links.")
+    listens = participant.listens(plan, carrier)
+    known = dict(members.endpoints if members else load_endpoints(endpoints, plan.n, listens))
     limit = int(trace_limit * 1e9) if trace else 0
     return participant.Participant(
         experiment,
@@ -82,6 +91,7 @@ def peer(
         bind,
         members,
         join,
+        carrier=carrier,
         trace_bytes=limit,
         overrides=overrides,
         seed=seed,

@@ -53,9 +53,10 @@ def real(
     spent: Sequence[Mapping[str, object]] = (),
     total: TotalBudget | None = None,
     company: str = "",
+    entropy: Entropy = os.urandom,
 ) -> Credentials:
     """Return the credentials of a participant of a real run.  Raises ConfigError for entries that are not signed."""
-    return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent, total, company)
+    return Credentials(identity.sign_bytes, entropy, roster_of(endpoints), policy, log, spent, total, company)
 
 
 class DrawnMembers(Sequence[RosterMember]):

@@ -47,13 +47,13 @@ LIMIT_BYTES = 2 << 30
 
 HEADER_BYTES_MAX = 64 << 20
 
-_FRAME = struct.Struct("<IQI")
+FRAME = struct.Struct("<IQI")
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-class _Shape(msgspec.Struct, array_like=True):
+class Shape(msgspec.Struct, array_like=True):
     """One array of the body, one-dimensional.  `mine`: it belonged to the machine, which may have written to it."""
 
     dtype: str
@@ -79,7 +79,7 @@ class _Opening(_Record, tag="opening"):
     version: str
     experiment: dict[str, Any]
     resumed: _Resumed | None
-    arrays: list[_Shape]
+    arrays: list[Shape]
     segments: list[tuple[str, int, tuple[int, ...]]] = []
     """The segments of the vector; None in older traces: one segment."""
     statistics: int = 0
@@ -90,7 +90,7 @@ class _Told(_Record, tag="told"):
     now_ns: int
     event: str
     fields: dict[str, Any]
-    arrays: list[_Shape]
+    arrays: list[Shape]
 
 
 class _Answered(_Record, tag="answered"):
@@ -106,7 +106,7 @@ def _number(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is no part of a trace")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_number)
+ENCODER = msgspec.msgpack.Encoder(enc_hook=_number)
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
@@ -149,14 +149,14 @@ class Trace:
         o = opening
         about = o.node, o.incarnation, o.schema, o.version, dict(o.experiment)
         segments = [(one.name, one.start, one.shape) for one in o.segments]
-        header = _Opening(*about, resumed, _shapes(arrays), segments, statistics_in(o.segments))
+        header = _Opening(*about, resumed, shapes_of(arrays), segments, statistics_in(o.segments))
         self._write(header, arrays)
 
     def told(self, now_ns: int, event: Event) -> None:
         """Write an event, before the machine sees it, which may use up the vectors that it brings."""
         if self._file:
             fields, arrays = taken_apart(event)
-            self._write(_Told(now_ns, type(event).__name__, fields, _shapes(arrays)), arrays)
+            self._write(_Told(now_ns, type(event).__name__, fields, shapes_of(arrays)), arrays)
 
     def answered(self, effects: Sequence[Effect | str]) -> None:
         """Write the effects of the event; a text stands for itself."""
@@ -167,16 +167,16 @@ class Trace:
     def _write(self, header: _Record, arrays: Sequence[Array]) -> None:
         if self._file is None:
             return
-        text, bodies = _encoder.encode(header), [raw(array) for array in arrays]
+        text, bodies = ENCODER.encode(header), [raw(array) for array in arrays]
         size, crc = sum(len(body) for body in bodies), zlib.crc32(text)
         for body in bodies:
             crc = zlib.crc32(body, crc)
-        whole = _FRAME.size + len(text) + size
+        whole = FRAME.size + len(text) + size
         if self._size + whole > self.limit_bytes:
             self._give_up("trace_full", f"{self._size:,} bytes written; the limit is {self.limit_bytes:,}")
             return
         try:
-            self._file.write(_FRAME.pack(len(text), size, crc) + text)
+            self._file.write(FRAME.pack(len(text), size, crc) + text)
             for body in bodies:
                 self._file.write(body)
             self._file.flush()  # handed to the system, so that it outlives a kill of this process
@@ -202,8 +202,8 @@ class Trace:
             self._file = None
 
 
-def _shapes(arrays: Sequence[Array]) -> list[_Shape]:
-    return [_Shape(array.dtype.name, array.size, bool(array.flags.writeable)) for array in arrays]
+def shapes_of(arrays: Sequence[Array]) -> list[Shape]:
+    return [Shape(array.dtype.name, array.size, bool(array.flags.writeable)) for array in arrays]
 
 
 class Traced:
@@ -294,14 +294,14 @@ class Reading:
 
     def _next(self) -> tuple[_Opening | _Told | _Answered, list[Array]] | None:
         at = self._file.tell()
-        frame = self._file.read(_FRAME.size)
+        frame = self._file.read(FRAME.size)
         if not frame:
             return None
-        if len(frame) < _FRAME.size:
+        if len(frame) < FRAME.size:
             self.end = "torn"
             return None
-        length, size, crc = _FRAME.unpack(frame)
-        if at + _FRAME.size + length + size > self._bytes:
+        length, size, crc = FRAME.unpack(frame)
+        if at + FRAME.size + length + size > self._bytes:
             self.end = "torn"
             return None
         text, body = self._file.read(min(length, HEADER_BYTES_MAX)), bytearray(size)
@@ -310,7 +310,7 @@ class Reading:
             raise self._broken(f"the record at byte {at} is not as it was written")
         try:
             header = from_msgpack(_decoder, text)
-            arrays = [] if isinstance(header, _Answered) else list(_arrays(header.arrays, body))
+            arrays = [] if isinstance(header, _Answered) else list(arrays_in(header.arrays, body))
         except Exception as error:  # as above
             raise self._broken(f"the record at byte {at}: {error}") from None
         return header, arrays
@@ -329,7 +329,7 @@ def _lines(record: tuple[_Opening | _Told | _Answered, list[Array]] | None) -> l
     return record[0].effects if record and isinstance(record[0], _Answered) else None
 
 
-def _arrays(shapes: Sequence[_Shape], body: bytearray) -> Iterator[Array]:
+def arrays_in(shapes: Sequence[Shape], body: bytearray) -> Iterator[Array]:
     start = 0
     for shape in shapes:
         if shape.dtype not in DTYPES:

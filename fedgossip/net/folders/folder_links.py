@@ -1,0 +1,430 @@
+"""The links of one participant through a folder, with the same calls as links by sockets.
+
+A partner's link is up when its greeting is there, and never down: silence is normal, and the machines' own deadlines
+decide.  Messages are numbered per direction from 1 by their order; `resume` continues after those that a journal has,
+and a machine that is replayed sends the same messages under the same numbers, so one that is on the way, or was
+acknowledged, is not written twice.  A message counts as received at the `poll` after the one that returned it: its
+owner has put it on its own disk by then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import select
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import AnyMessage, Expected, Hello
+from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, chunks, packed
+from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.net.folders.pair_folder import LISTED, PairReader, PairWriter, folder_of, names_in
+from fedgossip.net.folders.sealed_files import (
+    GREETING,
+    MESSAGE,
+    OVERHEAD,
+    RECEIPT,
+    PairSecrets,
+    Way,
+    agreed,
+    public_of,
+)
+from fedgossip.net.identity import Identity, check_public, raw
+from fedgossip.net.measuring.traffic import Traffic
+from fedgossip.net.sockets import Wakeable, Waker
+from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected, Woken
+
+RUN = "fedgossip-"
+"""The folder of a run begins so; 16 hex digits of its name follow."""
+
+FILES, BYTES = 64, 4 << 30
+"""Maximum number of files, and of bytes, that wait in the folder for one partner; further messages wait in memory."""
+
+WAITING = 10_000
+"""Maximum number of messages that a partner has not fetched; then the run ends here, with this as its cause."""
+
+REPEAT_SECONDS = 3600.0
+"""Age at which the oldest file that a partner has not fetched is written again: a synchroniser may have lost it."""
+
+BUSY_SECONDS, GROWTH = 0.02, 1.5
+"""Delay before the folder is looked at again after something happened, and its growth while nothing does."""
+
+SMALL_BYTES = 1 << 20
+
+_LENGTH, _MARK = struct.Struct("<I"), struct.Struct("<cII")
+
+
+class FolderState(msgspec.Struct):
+    """A participant's private state of a run by folder: its key of this run, and those of the partners that greeted."""
+
+    secret: str
+    partners: dict[int, str] = {}
+
+
+@dataclass(slots=True)
+class _Pair:
+    node: NodeId
+    writer: PairWriter
+    reader: PairReader
+    assembler: Assembler
+    first: bytes
+    """The secret of the long-term keys."""
+    waiting: deque[tuple[int, AnyMessage]] = field(default_factory=deque)
+    """Messages that the partner has not acknowledged, by number."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Bytes of those that are in the folder."""
+    sent: int = 0
+    acknowledged: int = 0
+    taken: int = 0
+    receipted: int = -1
+    greeted: bool = False
+    repeated: float = 0.0
+    swept: bool = False
+
+
+class FolderLinks(Wakeable):
+    """`root`: the shared folder; `state`: this participant's private file; `poll_seconds`: the longest time between two
+    looks into the folder, 0: a look at every poll."""
+
+    def __init__(self, node: NodeId, root: Path, identity: Identity, state: Path, poll_seconds: float) -> None:
+        self.node, self.root, self.identity, self._state_path = node, root, identity, state
+        self.poll_seconds = poll_seconds
+        self.address = f"folder {root}"
+        self.bytes_sent = self.dropped = 0
+        self.traffic = Traffic()
+        self._waker = Waker()
+        self._pairs: dict[NodeId, _Pair] = {}
+        self._run, self._folder = b"", root
+        self._hello = b""
+        self._state = FolderState("")
+        self._due, self._rest = 0.0, BUSY_SECONDS
+        self._refused: set[tuple[NodeId, str]] = set()
+        self._closed = False
+        if not root.is_dir():
+            raise ConfigError(f"{root}: no such folder", "Make it, or mount it; a run makes only folders inside.")
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """The partners of this participant."""
+        return tuple(self._pairs)
+
+    @property
+    def unfetched(self) -> int:
+        """The number of messages that partners have not acknowledged."""
+        return sum(pair.sent - pair.acknowledged for pair in self._pairs.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether every message is in the folder, or acknowledged."""
+        return all(len(pair.sizes) >= len(pair.waiting) for pair in self._pairs.values())
+
+    # --- beginning --------------------------------------------------------------------------------------------------
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Take the folder of this run, and greet the partners.
+
+        Raises ConfigError where the folder holds another run, or where this participant has begun there with another
+        private state; nothing is written then.
+        """
+        keys = _keys_of(endpoints)
+        self._run = _name_of(hello, keys)
+        self._folder = self.root / f"{RUN}{self._run[:8].hex()}"
+        for name in names_in(self.root, RUN):
+            if name != self._folder.name:
+                text = f"{self.root} holds another run ({name}), and this one is {self._folder.name}"
+                raise ConfigError(text, "Give each run a folder of its own; all participants need the same experiment.")
+        self._take_state()
+        secret = bytes.fromhex(self._state.secret)
+        process = public_of(secret)
+        unlike = replace(hello, process=int.from_bytes(hashlib.sha256(process).digest()[:6], "little"))
+        self._hello = _content(unlike)
+        limit = HEADER_BYTES_MAX + SMALL_BYTES + 2 * max(expected.payload_bytes, 8 * expected.words)
+        own = raw(self.identity.secret)
+        for node in partners:
+            first = PairSecrets(agreed(own, raw(keys[node])))
+            out = Way(self._run, self.node, node)
+            writer = PairWriter(self._folder, out, process, first)
+            reader = PairReader(self._folder, out.back, limit, first)
+            self._pairs[node] = _Pair(node, writer, reader, Assembler(expected), first.first)
+        self._check_begun(process)
+
+    def _take_state(self) -> None:
+        """Read the private state; make one in a first life.  Raises ConfigError, NotWrittenError."""
+        try:
+            data = outside_files.read_bytes(self._state_path)
+            self._state = from_json(msgspec.json.Decoder(FolderState), data)
+        except FileNotFoundError:
+            self._state = FolderState(secrets.token_bytes(32).hex())
+        except (OSError, UnreadableError) as error:
+            raise ConfigError(f"{self._state_path}: cannot be read: {error}", "Put a good copy there.") from None
+
+    def _check_begun(self, process: bytes) -> None:
+        """Raise ConfigError where another process has written under this participant's name."""
+        for pair in self._pairs.values():
+            greeting = pair.writer.own_greeting()
+            if greeting is not None and greeting.process != process:
+                text = (
+                    f"{self.root}: participant {self.node} has begun this run already, from another folder of its own"
+                )
+                raise ConfigError(text, "Go on there: fedgossip step FOLDER.  A new run needs a new folder to share.")
+        self._keep_state()
+
+    def _keep_state(self) -> None:
+        try:
+            owner_files.placed(self._state_path, msgspec.json.encode(self._state))
+            owner_files.sync_folder(self._state_path.parent)
+        except OSError as error:
+            raise NotWrittenError(self._state_path, error) from None
+
+    def resume(self, received: Mapping[NodeId, int]) -> None:
+        """Continue after so many messages of each partner, which are in this participant's journal."""
+        for node, count in received.items():
+            if node in self._pairs:
+                self._pairs[node].taken = count
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:  # noqa: ARG002
+        """Refuse: who takes part in a run by folder is fixed."""
+        raise ConfigError(f"participant {node} cannot be added to a run by folder", "Run it with sockets: --links.")
+
+    def part(self, node: NodeId) -> None:
+        """Neither send to a partner nor receive from it any more."""
+        self._pairs.pop(node, None)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message` under the next number.  Raises NetworkError where the partner has not fetched WAITING."""
+        pair = self._pairs.get(to)
+        if pair is None:
+            return
+        pair.sent += 1
+        pair.waiting.append((pair.sent, message))
+        self.bytes_sent += packed(message).size
+        self.traffic.queued(to, message.payload_bytes)
+        self._due = 0.0
+        if len(pair.waiting) > WAITING:
+            text = f"participant {to} has not fetched the last {len(pair.waiting):,} messages from {self.root}"
+            raise NetworkError(text, "Does it run, and does its machine see the folder?")
+
+    def _push(self, pair: _Pair, events: list[LinkEvent]) -> bool:
+        """Write what there is room for; return whether something was written."""
+        if not pair.greeted:
+            return False
+        done = False
+        for number, message in pair.waiting:
+            if number in pair.sizes:
+                continue
+            waiting = sum(pair.sizes.values())
+            if pair.sizes and (len(pair.sizes) >= FILES or waiting + message.payload_bytes > BYTES):
+                break
+            content = _content(message)
+            size = OVERHEAD + len(content)  # an earlier process may have written it
+            if pair.writer.size(MESSAGE, number) != size and not self._written(pair, MESSAGE, number, content, events):
+                break
+            pair.sizes[number] = size
+            done = True
+        return done
+
+    def _written(self, pair: _Pair, kind: bytes, number: int, content: bytes, events: list[LinkEvent]) -> bool:
+        try:
+            pair.writer.put(kind, number, content)
+        except OSError as error:
+            text = f"{self.root} cannot be written: {error.strerror or error}; {self.unfetched} messages wait"
+            self._report(pair.node, f"folder_{error.errno}", text, "Work goes on when there is room.", events)
+            return False
+        self._refused = {one for one in self._refused if not one[1].startswith("folder_")}
+        return True
+
+    def _take_receipt(self, pair: _Pair, events: list[LinkEvent]) -> bool:
+        """Remove what the partner has acknowledged, and restore what has disappeared; return whether there was any."""
+        if not pair.waiting or not pair.greeted:
+            return False
+        count = max([pair.acknowledged, *(one for one in pair.reader.receipts() if one <= pair.sent)])
+        done = count > pair.acknowledged
+        if done:
+            pair.writer.drop(pair.acknowledged + 1, count)
+            pair.acknowledged = count
+            while pair.waiting and pair.waiting[0][0] <= count:
+                pair.sizes.pop(pair.waiting.popleft()[0], None)
+            pair.repeated = time.monotonic()
+        for number in [number for number in pair.sizes if pair.writer.size(MESSAGE, number) is None]:
+            del pair.sizes[number]  # it was removed by another hand, and is written again
+        if pair.sizes and time.monotonic() - (pair.repeated or time.monotonic()) > REPEAT_SECONDS:
+            pair.repeated = time.monotonic()
+            number, message = pair.waiting[0]
+            self._written(pair, MESSAGE, number, _content(message), events)
+        pair.repeated = pair.repeated or time.monotonic()
+        return done
+
+    # --- receiving --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        events: list[LinkEvent] = []
+        self._acknowledge(events)
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            if time.monotonic() >= self._due or not self.poll_seconds:
+                self._look(events)
+            rest = max(0.0, min(until, self._due) - time.monotonic())
+            if self._woken(0.0 if events else rest):
+                events.append(Woken())
+            if events or time.monotonic() >= until or not self.poll_seconds:
+                return events
+
+    def _woken(self, seconds: float) -> bool:
+        ready, _, _ = select.select([self._waker.fileno()], [], [], seconds)
+        if ready:
+            self._waker.clear()
+        return bool(ready)
+
+    def _look(self, events: list[LinkEvent]) -> None:
+        """Look once into the folders of all partners."""
+        done = False
+        for pair in self._pairs.values():
+            if not pair.swept and pair.writer.folder.is_dir():
+                pair.swept = True
+                pair.writer.sweep(0)
+            if pair.writer.size(GREETING, 0) is None:
+                self._written(pair, GREETING, 0, self._hello, events)
+            done |= self._take_greeting(pair, events) or self._take_message(pair, events)
+            done |= self._take_receipt(pair, events)
+            done |= self._push(pair, events)
+        quiet = min(self._rest * GROWTH, self.poll_seconds) if self.poll_seconds else BUSY_SECONDS
+        self._rest = BUSY_SECONDS if done else quiet
+        # a share of it is drawn: many participants do not look at once
+        self._due = time.monotonic() + self._rest * (0.75 + 0.25 * os.urandom(1)[0] / 255)
+
+    def _take_greeting(self, pair: _Pair, events: list[LinkEvent]) -> bool:
+        if pair.greeted:
+            return False
+        known = self._state.partners.get(pair.node)
+        pair.reader.process = bytes.fromhex(known) if known else None
+        try:
+            found = pair.reader.take(GREETING, 0)
+            if found is None:
+                return False
+            sealed, content = found
+            hello = _message(content, pair.assembler)
+            if not isinstance(hello, Hello):
+                raise FrameError("ungreeted", f"participant {pair.node} greets with another message")
+            later = agreed(bytes.fromhex(self._state.secret), sealed.process)
+        except (FrameError, OSError, ValueError) as error:
+            self._refuse(pair.node, error, events)
+            return False
+        if known is None:
+            self._state.partners[pair.node] = sealed.process.hex()
+            self._keep_state()
+        pair.reader.process = sealed.process
+        pair.writer.secrets = pair.reader.secrets = PairSecrets(pair.first, later)
+        pair.greeted = True
+        events += [Arrived(pair.node, hello), LinkUp(pair.node)]
+        return True
+
+    def _take_message(self, pair: _Pair, events: list[LinkEvent]) -> bool:
+        if not pair.greeted:
+            return False
+        try:
+            found = pair.reader.take(MESSAGE, pair.taken + 1)
+            if found is None:
+                return False
+            message = _message(found[1], pair.assembler)
+        except (FrameError, OSError) as error:
+            self._refuse(pair.node, error, events)
+            return False
+        pair.taken += 1
+        self.traffic.heard(pair.node, more=False)
+        events.append(Arrived(pair.node, message, len(found[1])))
+        return True
+
+    def _acknowledge(self, events: list[LinkEvent]) -> None:
+        """Acknowledge what the last `poll` returned."""
+        for pair in self._pairs.values():
+            due = pair.greeted and 0 < pair.taken != pair.receipted
+            if due and self._written(pair, RECEIPT, pair.taken, b"", events):
+                pair.receipted = pair.taken
+
+    def _refuse(self, node: NodeId, error: Exception, events: list[LinkEvent]) -> None:
+        if isinstance(error, FrameError):
+            self._report(node, error.reason, f"{folder_of(self._folder, Way(b'', node, self.node)).name}: {error}",
+                         error.advice, events)  # fmt: skip
+        else:
+            self._report(node, "folder_read", f"{self.root} cannot be read: {error}", "Is it mounted?", events)
+
+    def _report(self, node: NodeId, reason: str, text: str, advice: str, events: list[LinkEvent]) -> None:
+        """Report a cause once: the same file is met at every look."""
+        if (node, reason) not in self._refused and len(self._refused) < LISTED:
+            self._refused.add((node, reason))
+            events.append(Rejected(node, reason, text, advice))
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Write for at most `drain_seconds` what there is room for; the folder keeps it when this process ends."""
+        if self._closed:
+            return
+        self._closed = True
+        until = time.monotonic() + drain_seconds
+        while True:
+            for pair in self._pairs.values():
+                self._push(pair, [])
+            if self.idle or time.monotonic() >= until:
+                break
+            time.sleep(BUSY_SECONDS)
+            for pair in self._pairs.values():
+                self._take_receipt(pair, [])
+        self._waker.close()
+
+
+def _keys_of(endpoints: Endpoints) -> dict[NodeId, str]:
+    """Return the keys of all.  Raises ConfigError for one that cannot be, and for two participants with one."""
+    keys = {node: check_public(endpoint.key, f"participant {node}") for node, endpoint in sorted(endpoints.items())}
+    seen: dict[str, NodeId] = {}
+    for node, key in keys.items():
+        if key in seen:
+            raise ConfigError(f"participants {seen[key]} and {node} have one key", "Make a key on each machine.")
+        seen[key] = node
+    return keys
+
+
+def _name_of(hello: Hello, keys: Mapping[NodeId, str]) -> bytes:
+    """Return the name of a run: 16 bytes of a hash of its experiment and of its participants' keys."""
+    about = [hello.experiment, hello.schema, *(f"{node}={key}" for node, key in sorted(keys.items()))]
+    return hashlib.sha256("\n".join(about).encode()).digest()[:16]
+
+
+def _content(message: AnyMessage) -> bytes:
+    """Return a message as bytes: the length of its header, the header, its vectors."""
+    header = packed(message).header
+    return b"".join([_LENGTH.pack(len(header)), header, *chunks(message)])
+
+
+def _message(content: bytes, assembler: Assembler) -> AnyMessage:
+    """Return the message of `_content`.  Raises FrameError."""
+    view = memoryview(content)
+    if len(view) < _LENGTH.size:
+        raise FrameError("truncated", f"a message of {len(view)} bytes")
+    (length,) = _LENGTH.unpack_from(view)
+    at = _LENGTH.size + length
+    assembler.mark(_MARK.pack(b"H", 1, 0))
+    message = assembler.header(bytes(view[_LENGTH.size : at]))
+    index = 0
+    while message is None:
+        target = assembler.mark(_MARK.pack(b"C", 1, index))
+        assert target is not None
+        piece = view[at : at + len(target)]
+        target[: len(piece)] = piece
+        message = assembler.landed(len(piece))
+        at, index = at + len(piece), index + 1
+    if at != len(view):
+        raise FrameError("truncated", f"{len(view) - at} bytes after the end of a message")
+    return message

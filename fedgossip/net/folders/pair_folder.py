@@ -1,0 +1,167 @@
+"""The files on the way from one participant to another, at the writer's end and at the reader's.
+
+    writer    put(number, content)      whole under a temporary name, synced, renamed; an OSError leaves nothing behind
+              drop(up_to)               acknowledged: removed
+    reader    take(number)              the content of the next number; None: it is not there yet
+
+A reader that misses a name looks through at most LISTED names for a copy: the file under its temporary name, or a
+synchroniser's conflict copy.  Both are accepted, since the number is inside the seal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets as random_names
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from fedgossip.base import owner_files
+from fedgossip.core.wire import FrameError
+from fedgossip.net.folders.sealed_files import (
+    GREETING,
+    MESSAGE,
+    OVERHEAD,
+    RECEIPT,
+    PairSecrets,
+    SealedFile,
+    Way,
+    parsed,
+    seal,
+)
+
+SUFFIX, PART = ".fgm", ".part"
+_GREETING, _RECEIPT = "greeting", "received"
+
+LISTED = 4096
+"""Maximum number of names of a folder that are looked at; strangers' files beyond hide copies, and no message."""
+
+
+def folder_of(root: Path, way: Way) -> Path:
+    """Return the folder of one direction."""
+    return root / f"from-{way.sender:06d}-to-{way.receiver:06d}"
+
+
+def names_in(folder: Path, begin: str = "") -> Iterator[str]:
+    """Yield the names in a folder that begin so, of the first LISTED; none where it cannot be listed."""
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for entry in islice(found, LISTED):
+            if entry.name.startswith(begin):
+                yield entry.name
+
+
+def _stem(kind: bytes, number: int) -> str:
+    return {GREETING: _GREETING, RECEIPT: _RECEIPT}.get(kind) or f"{number:010d}"
+
+
+class PairWriter:
+    """The writer's end.  `secrets` may change, when the partner's key of this run is known."""
+
+    def __init__(self, root: Path, way: Way, process: bytes, secrets: PairSecrets) -> None:
+        self.folder, self.way, self.process, self.secrets = folder_of(root, way), way, process, secrets
+
+    def put(self, kind: bytes, number: int, content: bytes) -> int:
+        """Write a file; return its size.  Raises OSError, and leaves the file that was there."""
+        data = seal(kind, self.way, number, self.process, content, self.secrets)
+        stem = _stem(kind, number)
+        self.folder.mkdir(parents=True, exist_ok=True)  # the modes are those of the shared folder
+        part = self.folder / f"{stem}.{random_names.token_hex(4)}{PART}"
+        try:
+            with part.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.folder / f"{stem}{SUFFIX}")
+            with contextlib.suppress(OSError):  # some network file systems cannot sync a folder
+                owner_files.sync_folder(self.folder)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+        return len(data)
+
+    def size(self, kind: bytes, number: int) -> int | None:
+        """Return the size of a file of ours; None where it is not there."""
+        try:
+            return (self.folder / f"{_stem(kind, number)}{SUFFIX}").stat().st_size
+        except OSError:
+            return None
+
+    def drop(self, first: int, last: int) -> None:
+        """Remove the messages `first` to `last`."""
+        for number in range(first, last + 1):
+            with contextlib.suppress(OSError):
+                (self.folder / f"{_stem(MESSAGE, number)}{SUFFIX}").unlink(missing_ok=True)
+
+    def sweep(self, acknowledged: int) -> None:
+        """Remove what earlier processes left: temporary files, and messages that were acknowledged."""
+        for name in names_in(self.folder):
+            number = name[:10] if name[:10].isdigit() else ""
+            if name.endswith(PART) or (number and name == f"{number}{SUFFIX}" and int(number) <= acknowledged):
+                with contextlib.suppress(OSError):
+                    (self.folder / name).unlink()
+
+    def own_greeting(self) -> SealedFile | None:
+        """Return the header of the greeting that is there under our name."""
+        try:
+            return parsed((self.folder / f"{_GREETING}{SUFFIX}").read_bytes())
+        except (OSError, FrameError):
+            return None
+
+
+class PairReader:
+    """The reader's end.  `limit`: maximum bytes of a file."""
+
+    def __init__(self, root: Path, way: Way, limit: int, secrets: PairSecrets) -> None:
+        self.folder, self.way, self.limit, self.secrets = folder_of(root, way), way, limit, secrets
+        self.process: bytes | None = None
+        """The sender's key of this run, once its greeting was accepted."""
+
+    def take(self, kind: bytes, number: int | None) -> tuple[SealedFile, bytes] | None:
+        """Return the file of this number and its content; None where neither it nor a copy is there.
+
+        Raises FrameError where the only files there are refused, and NotADirectoryError, PermissionError, ... where the
+        folder cannot be read.
+        """
+        stem = _stem(kind, number or 0)
+        refused: FrameError | None = None
+        try:
+            if found := self._opened(f"{stem}{SUFFIX}", kind, number):
+                return found
+        except FrameError as error:
+            refused = error
+        for name in names_in(self.folder, stem):
+            if name == f"{stem}{SUFFIX}":
+                continue
+            try:
+                if found := self._opened(name, kind, number):
+                    return found
+            except FrameError as error:
+                refused = refused or (None if name.endswith(PART) else error)  # a part may still be growing
+        if refused:
+            raise refused
+        return None
+
+    def receipts(self) -> Iterator[int]:
+        """Yield the numbers of the authentic receipts that are there: a synchroniser may leave older copies."""
+        for name in {f"{_RECEIPT}{SUFFIX}", *names_in(self.folder, _RECEIPT)}:
+            with contextlib.suppress(FrameError, OSError):
+                if found := self._opened(name, RECEIPT, None):
+                    yield found[0].number
+
+    def _opened(self, name: str, kind: bytes, number: int | None) -> tuple[SealedFile, bytes] | None:
+        try:
+            with open(self.folder / name, "rb", opener=_no_link) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > self.limit + OVERHEAD:
+                    raise FrameError("oversized", f"a file of {size:,} bytes; the limit is {self.limit + OVERHEAD:,}")
+                data = file.read(size)
+        except FileNotFoundError:
+            return None
+        sealed = parsed(data)
+        sealed.check(kind, self.way, number, self.process)
+        return sealed, sealed.open(self.secrets)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))

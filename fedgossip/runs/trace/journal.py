@@ -1,0 +1,251 @@
+"""The journal of a participant: every event is on disk before its machine sees it, so that a new process can go on.
+
+A machine's state is a function of its events, so none of its state is written: a process that goes on makes the same
+machine, and passes it the same events (`Host`). Random bytes of secrets are of that function too: each event has a
+seed of its own, drawn when it is written, and a machine draws from the seed of the event that it handles.
+
+    file      "fgjourn1", then records as in a trace (`files`): an opening, then one for each event
+    secrets   the seeds are those of a run's masks: the file is its owner's alone, and removed at the end of the run
+
+A record cut short by a kill is cut off: its event was not handled, and what brought it is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from fedgossip.base import file_locks
+from fedgossip.base.decoding import from_msgpack
+from fedgossip.base.errors import NotWrittenError, ResumeError
+from fedgossip.base.version import __version__
+from fedgossip.core.machine import Event
+from fedgossip.runs.trace.events import Array, put_together, raw, taken_apart
+from fedgossip.runs.trace.files import ENCODER, FRAME, HEADER_BYTES_MAX, Shape, arrays_in, shapes_of
+
+MAGIC = b"fgjourn1"
+
+SEED_BYTES = 32
+"""Bytes of an event's seed."""
+
+
+class _Begun(msgspec.Struct, tag_field="kind", tag="begun", forbid_unknown_fields=True):
+    """What a process that goes on must have in common with the first."""
+
+    version: str
+    experiment: str
+    schema: str
+    began_ns: int
+    """Nanoseconds since 1970, by this machine's clock."""
+    seed: bytes
+
+
+class _Noted(msgspec.Struct, tag_field="kind", tag="noted", forbid_unknown_fields=True):
+    """The participant's log when the run began."""
+
+    logged: int
+    """Its lines."""
+    company: str
+    """Hash of the clients of earlier exact sums of the same records."""
+
+
+class _Event(msgspec.Struct, tag_field="kind", tag="event", forbid_unknown_fields=True):
+    now_ns: int
+    event: str
+    fields: dict[str, Any]
+    arrays: list[Shape]
+    seed: bytes
+    memory: list[str] = []
+    """Names of the task's state after a training; its arrays are the last."""
+
+
+_decoder: msgspec.msgpack.Decoder[_Begun | _Noted | _Event] = msgspec.msgpack.Decoder(_Begun | _Noted | _Event)
+
+
+class Journal:
+    """The journal of one participant's life, written and read by one thread.  A context manager.
+
+    `rounds`: the rounds whose rows are in the participant's record.  `entropy` gives the random bytes of the event that
+    is handled.  Raises ResumeError for a journal of another run or release, one that was changed, and one that another
+    process writes.
+    """
+
+    def __init__(self, path: Path, experiment: str, schema: str) -> None:
+        self.path = path
+        self.rounds: set[int] = set()
+        self.memory: Mapping[str, Array] | None = None
+        """The task's state after the last training that was read; None without one."""
+        self.logged, self.company = -1, ""
+        self._seed, self._drawn = b"", 0
+        new = not path.exists()
+        self._file = file_locks.opened(path)
+        try:
+            if not file_locks.taken(self._file):
+                raise ResumeError(f"{path}: another process goes on with this run", "Wait until it has ended.")
+            self._end = os.fstat(self._file).st_size
+            if new or self._end == 0:
+                seed = os.urandom(SEED_BYTES)
+                self._begun = _Begun(__version__, experiment, schema, time.time_ns(), seed)
+                self._end = 0
+                self._append(MAGIC, self._begun, [])
+            else:
+                self._begun = self._opening(experiment, schema)
+        except BaseException:
+            self.close()
+            raise
+        self._load_note()
+        self._reseed(self._begun.seed)
+
+    @property
+    def began_ns(self) -> int:
+        """When the run began, in nanoseconds since 1970, by this machine's clock."""
+        return self._begun.began_ns
+
+    def _opening(self, experiment: str, schema: str) -> _Begun:
+        if os.pread(self._file, len(MAGIC), 0) != MAGIC:
+            raise self._broken("not a journal")
+        found = self._record(len(MAGIC))
+        if found is None or not isinstance(found[0], _Begun):
+            raise self._broken("no opening")
+        begun = found[0]
+        if begun.version != __version__:
+            text = f"{self.path}: begun by fedgossip {begun.version}, this is {__version__}"
+            raise ResumeError(text, "Go on with the release that began the run.")
+        if (begun.experiment, begun.schema) != (experiment, schema):
+            raise ResumeError(f"{self.path}: begun with another experiment or model", "Name the same file and keys.")
+        return begun
+
+    def note(self, logged: int, company: str) -> None:
+        """Note the state of the participant's log at the beginning; what was noted first stays."""
+        if self.logged < 0:
+            self.logged, self.company = logged, company
+            self._append(b"", _Noted(logged, company), [])
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]:
+        """Yield (now_ns, event) of each event that was written; `entropy` is that of the event meanwhile.
+
+        A record cut short is cut off.  Raises ResumeError for a damaged one.
+        """
+        at = len(MAGIC)
+        while (found := self._record(at)) is not None:
+            header, arrays, at = found
+            if isinstance(header, _Event):
+                count = len(arrays) - len(header.memory)
+                try:
+                    event = put_together(header.event, header.fields, arrays[:count])
+                except Exception as error:
+                    raise self._broken(f"an event that cannot be read: {error!r}") from None
+                if header.memory or header.event == "Trained":
+                    self.memory = dict(zip(header.memory, arrays[count:], strict=True))
+                self._reseed(header.seed)
+                yield header.now_ns, event
+        if at < self._end:
+            os.ftruncate(self._file, at)
+            self._end = at
+
+    def _load_note(self) -> None:
+        if (found := self._record(len(MAGIC))) and (second := self._record(found[2])) and isinstance(second[0], _Noted):
+            self.logged, self.company = second[0].logged, second[0].company
+
+    def write(self, now_ns: int, event: Event, memory: Mapping[str, Array] | None = None) -> None:
+        """Put an event on disk, before its machine sees it.  Raises NotWrittenError; nothing is changed then."""
+        fields, arrays = taken_apart(event)
+        kept = dict(memory or {})
+        seed = os.urandom(SEED_BYTES)
+        shapes = shapes_of([*arrays, *kept.values()])
+        header = _Event(now_ns, type(event).__name__, fields, shapes, seed, list(kept))
+        self._append(b"", header, [*arrays, *kept.values()])
+        self._reseed(seed)
+
+    def entropy(self, size: int) -> bytes:
+        """Return random bytes that are a function of the handled event's seed and of those drawn before."""
+        self._drawn += 1
+        cipher = Cipher(AES256(self._seed), CTR(self._drawn.to_bytes(8, "big") + bytes(8))).encryptor()
+        return cipher.update(bytes(size))
+
+    def remove(self) -> None:
+        """Remove the file: the run has ended, and its secrets are not needed any more."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reseed(self, seed: bytes) -> None:
+        self._seed, self._drawn = seed, 0
+
+    def _append(self, begin: bytes, header: msgspec.Struct, arrays: list[Array]) -> None:
+        text, bodies = ENCODER.encode(header), [raw(array) for array in arrays]
+        crc = zlib.crc32(text)
+        for body in bodies:
+            crc = zlib.crc32(body, crc)
+        parts: list[bytes | memoryview] = [
+            begin,
+            FRAME.pack(len(text), sum(len(body) for body in bodies), crc),
+            text,
+            *bodies,
+        ]
+        try:
+            for part in parts:
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            raise NotWrittenError(self.path, error) from None
+        self._end += sum(len(part) for part in parts)
+
+    def _record(self, at: int) -> tuple[_Begun | _Noted | _Event, list[Array], int] | None:
+        """Return the record at a byte, its arrays, and the byte after it; None at the end, and for a torn one."""
+        frame = os.pread(self._file, FRAME.size, at)
+        if len(frame) < FRAME.size:
+            return None
+        length, size, crc = FRAME.unpack(frame)
+        after = at + FRAME.size + length + size
+        if after > self._end:
+            return None
+        if length > HEADER_BYTES_MAX:
+            raise self._broken(f"the record at byte {at} is too long")
+        text, body = self._read(at + FRAME.size, length), bytearray(self._read(at + FRAME.size + length, size))
+        if zlib.crc32(body, zlib.crc32(text)) != crc:
+            raise self._broken(f"the record at byte {at} is not as it was written")
+        try:
+            header = from_msgpack(_decoder, bytes(text))
+            arrays = list(arrays_in(header.arrays, body)) if isinstance(header, _Event) else []
+        except Exception as error:
+            raise self._broken(f"the record at byte {at}: {error}") from None
+        return header, arrays, after
+
+    def _read(self, at: int, size: int) -> bytes:
+        """Read `size` bytes: one call of the system gives 2 GiB at most."""
+        parts = []
+        while size:
+            part = os.pread(self._file, min(size, 1 << 30), at)
+            if not part:
+                raise self._broken(f"it ends at byte {at}")
+            parts.append(part)
+            at, size = at + len(part), size - len(part)
+        return b"".join(parts)
+
+    def _broken(self, text: str) -> ResumeError:
+        return ResumeError(f"{self.path}: {text}", "Put a good copy there; a run that was damaged cannot go on.")

@@ -1,0 +1,163 @@
+"""A run by folder whose participants do what they can, in turn, as cron calls them; and a synchroniser between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedgossip.base.vectors import Vector, digest
+from fedgossip.core.records import PeerRow, Row, read_rows
+from fedgossip.drivers import peer as peers
+from fedgossip.drivers.participant import FolderCarrier
+from fedgossip.drivers.simulate import simulate
+from fedgossip.experiment import checked
+from fedgossip.net.endpoints import Endpoint, signed
+from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
+from fedgossip.runs.peer_files import PeerEnded
+
+HOURS = 72 * 3600.0
+TURNS = 400
+"""Maximum number of turns of all participants until a run is over."""
+
+
+def federated(clients: int = 5, rounds: int = 3, *, secure: bool = True, dim: int = 3) -> dict[str, Any]:
+    waits = {"deadline": HOURS, "least_deadline": HOURS, "start_timeout": HOURS}
+    coordinator = {"clients": clients, "min_clients": 3, "secure": {"on": secure}, **waits}
+    return {"rounds": rounds, "task": _task(dim), "coordinator": coordinator}
+
+
+def gossip(peers: int = 4, rounds: int = 4, *, dim: int = 3) -> dict[str, Any]:
+    waits = {"deadline": HOURS, "least_deadline": HOURS, "start_timeout": HOURS}
+    return {
+        "rounds": rounds,
+        "task": _task(dim),
+        "topology": {"n": peers, "graph": "ring"},
+        "algorithm": {"name": "dsgd", **waits},
+    }
+
+
+def _task(dim: int) -> dict[str, Any]:
+    return {"kind": "quadratic", "dim": dim, "sigma": 0.1, "placement": "random"}
+
+
+@dataclass
+class FolderRun:
+    """`shared(node)`: the folder as this participant's machine sees it."""
+
+    place: Path
+    content: Mapping[str, Any]
+    shared: Callable[[int], Path] = field(default=lambda _: Path())
+
+    def __post_init__(self) -> None:
+        self.plan = compose.plan(checked(dict(self.content), "test"))
+        self.identities = [Identity.new() for _ in range(self.plan.n)]
+        self.endpoints: dict[int, Endpoint] = {k: signed(one, "") for k, one in enumerate(self.identities)}
+        if self.shared(0) == Path():
+            common = self.place / "shared"
+            common.mkdir(exist_ok=True)
+            self.shared = lambda _: common
+
+    def own(self, node: int) -> Path:
+        return self.place / f"own{node}"
+
+    def step(self, node: int) -> PeerEnded:
+        """Let one participant do what it can."""
+        folder = self.own(node)
+        again = folder.exists()
+        folder.mkdir(exist_ok=True)
+        return peers.run_peer(
+            self.plan,
+            node,
+            folder,
+            identity=self.identities[node],
+            bind="",
+            endpoints=self.endpoints,
+            resume=again,
+            carrier=FolderCarrier(self.shared(node), once=True),
+        )
+
+    def killed_step(self, node: int, at: int) -> int | None:
+        """Let it do so in a process of its own, which is killed at its `at`-th write; None: it ended before that."""
+        child = os.fork()
+        if not child:
+            try:
+                _kill_at(at)
+                self.step(node)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            return at
+        assert os.WEXITSTATUS(status) == 0, f"participant {node} failed"
+        return None
+
+    def over(self, turn: Callable[[int], object] = lambda _: None, nodes: Iterable[int] | None = None) -> dict[int, str]:
+        """Call all in turn until each has ended; return their statuses."""
+        order = list(range(self.plan.n) if nodes is None else nodes)
+        status: dict[int, str] = {}
+        for number in range(TURNS):
+            for node in order:
+                if status.get(node, peers.WAITING) == peers.WAITING:
+                    status[node] = self.step(node).status
+                    turn(node)
+            if len(status) == self.plan.n and peers.WAITING not in status.values():
+                self.turns = number + 1
+                return status
+        raise AssertionError(f"not over after {TURNS} turns: {status}")
+
+    def vector(self, node: int) -> Vector:
+        from safetensors.numpy import load_file
+
+        found: Vector = load_file(self.own(node) / "vector.safetensors")["vector"]
+        return found
+
+    def digest(self) -> str:
+        outcome = self.plan.outcome([self.vector(node) for node in range(self.plan.n)])
+        return digest([vector for vector in outcome if vector is not None])
+
+    def rows(self, node: int) -> list[Row]:
+        return read_rows(self.own(node) / "metrics.jsonl")
+
+    def rounds(self, node: int) -> list[int]:
+        return [row.round for row in self.rows(node) if isinstance(row, PeerRow)]
+
+    def simulated(self) -> str:
+        return simulate(self.plan.experiment).digest
+
+
+def _kill_at(at: int) -> None:
+    """Kill this process by SIGKILL at its `at`-th call that changes a file: before it, or in its middle."""
+    count = 0
+    write, replace, fsync, unlink = os.write, os.replace, os.fsync, os.unlink
+
+    def counted() -> bool:
+        nonlocal count
+        count += 1
+        return count == at
+
+    def dying_write(file: int, data: Any) -> int:
+        if counted():
+            write(file, bytes(data)[: len(bytes(data)) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(file, data)
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any, **named: Any) -> Any:
+            if counted():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*given, **named)
+
+        return called
+
+    os.write, os.replace, os.fsync, os.unlink = dying_write, dying(replace), dying(fsync), dying(unlink)
+    old_replace, old_unlink = Path.replace, Path.unlink
+    Path.replace, Path.unlink = dying(old_replace), dying(old_unlink)  # type: ignore[method-assign]
