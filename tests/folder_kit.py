@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from fedgossip.plans import compose
 from fedgossip.runs.peer_files import PeerEnded
 
 HOURS = 72 * 3600.0
-TURNS = 400
+TURNS = 200
 """Maximum number of turns of all participants until a run is over."""
 
 
@@ -100,7 +102,9 @@ class FolderRun:
         assert os.WEXITSTATUS(status) == 0, f"participant {node} failed"
         return None
 
-    def over(self, turn: Callable[[int], object] = lambda _: None, nodes: Iterable[int] | None = None) -> dict[int, str]:
+    def over(
+        self, turn: Callable[[int], object] = lambda _: None, nodes: Iterable[int] | None = None
+    ) -> dict[int, str]:
         """Call all in turn until each has ended; return their statuses."""
         order = list(range(self.plan.n) if nodes is None else nodes)
         status: dict[int, str] = {}
@@ -161,3 +165,56 @@ def _kill_at(at: int) -> None:
     os.write, os.replace, os.fsync, os.unlink = dying_write, dying(replace), dying(fsync), dying(unlink)
     old_replace, old_unlink = Path.replace, Path.unlink
     Path.replace, Path.unlink = dying(old_replace), dying(old_unlink)  # type: ignore[method-assign]
+
+
+class Synchroniser:
+    """A folder for each participant, whose files reach the others late, out of order, twice, in conflict copies, and
+    without their last rename."""
+
+    def __init__(self, place: Path, n: int, seed: int) -> None:
+        self._place, self._draw = place, random.Random(seed)
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self._late: list[tuple[Path, Path, bytes]] = []
+        self.counts: Counter[str] = Counter()
+        self._known = range(n)
+
+    def folder(self, node: int) -> Path:
+        """The folder as this participant sees it."""
+        found = self._place / f"synchronised {node}"
+        found.mkdir(exist_ok=True)
+        return found
+
+    def turn(self) -> None:
+        """Carry a part of what is new in each folder to all others."""
+        for source in self._known:
+            root = self.folder(source)
+            for path in sorted(root.rglob(f"from-{source:06d}-*/*.fgm")):
+                about = path.stat()
+                if self._seen.get(path) == (about.st_mtime_ns, about.st_ino):
+                    continue
+                if self._draw.random() < 0.4:
+                    self.counts["delayed"] += 1
+                    continue
+                self._seen[path] = about.st_mtime_ns, about.st_ino
+                for target in self._known:
+                    if target != source:
+                        self._carry(path, self.folder(target) / path.relative_to(root))
+        self._draw.shuffle(self._late)
+        while self._late and self._draw.random() < 0.7:
+            _, path, data = self._late.pop()
+            self.counts["doubled"] += 1
+            path.write_bytes(data)
+
+    def _carry(self, path: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        data, fate = path.read_bytes(), self._draw.random()
+        if fate < 0.15:
+            self.counts["rename dropped"] += 1
+            target.with_name(f"{target.stem}.0badcafe.part").write_bytes(data)
+        elif fate < 0.3:
+            self.counts["conflict"] += 1
+            target.with_name(f"{target.stem} (conflicted copy 2026-11-28).fgm").write_bytes(data)
+        else:
+            target.write_bytes(data)
+        if self._draw.random() < 0.2:  # again later, when it may be acknowledged and gone
+            self._late.append((path, target, data))

@@ -319,7 +319,7 @@ class _PeerLife:
                 ports = replace(ports, first_work=self._first_work)
             if self._journal:
                 assert isinstance(links, FolderLinks)
-                ports = replace(ports, journal=self._journal, resume=links.resume)
+                ports = replace(ports, journal=self._journal, resume=links.resume, finish=links.finish)
                 files.round = max(self._journal.rounds, default=files.round)
             host = Host(self.node, machine, links, self.task, self.hello, ports)
             del machine

@@ -202,6 +202,8 @@ class Ports:
     """Where each event is on disk before the machine sees it; the run goes on after the events that are there."""
     resume: Callable[[Mapping[NodeId, int]], None] = lambda _: None
     """Called with the number of messages of each partner that the journal has, before anything else is done."""
+    finish: Callable[[], None] = lambda: None
+    """Called when the machine has ended: with a journal, nothing that partners sent is needed any more."""
 
 
 class Host:
@@ -261,7 +263,8 @@ class Host:
             while self.result is None and not waits:
                 waits = (self._step() and not more()) or self._is_paused()
             if self.result is not None and self.ports.journal:
-                self.links.poll(0)  # what was received last is acknowledged
+                self.ports.finish()
+                self.links.poll(0)
         finally:
             stopped = self.ports.stop()  # before a loop beside us receives the end, and leaves too
             self._training.end()

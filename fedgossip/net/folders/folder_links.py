@@ -62,6 +62,9 @@ BUSY_SECONDS, GROWTH = 0.02, 1.5
 
 SMALL_BYTES = 1 << 20
 
+END = 2**64 - 1
+"""The number in the receipt of a participant whose machine has ended: it fetches nothing more."""
+
 _LENGTH, _MARK = struct.Struct("<I"), struct.Struct("<cII")
 
 
@@ -193,6 +196,11 @@ class FolderLinks(Wakeable):
             if node in self._pairs:
                 self._pairs[node].taken = count
 
+    def finish(self) -> None:
+        """Note that nothing more is needed from the partners: what they have sent, and send, counts as received."""
+        for pair in self._pairs.values():
+            pair.taken = END
+
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:  # noqa: ARG002
         """Refuse: who takes part in a run by folder is fixed."""
         raise ConfigError(f"participant {node} cannot be added to a run by folder", "Run it with sockets: --links.")
@@ -250,7 +258,8 @@ class FolderLinks(Wakeable):
         """Remove what the partner has acknowledged, and restore what has disappeared; return whether there was any."""
         if not pair.waiting or not pair.greeted:
             return False
-        count = max([pair.acknowledged, *(one for one in pair.reader.receipts() if one <= pair.sent)])
+        found = [pair.sent if one == END else one for one in pair.reader.receipts()]
+        count = max([pair.acknowledged, *(one for one in found if one <= pair.sent)])
         done = count > pair.acknowledged
         if done:
             pair.writer.drop(pair.acknowledged + 1, count)
@@ -333,7 +342,7 @@ class FolderLinks(Wakeable):
         return True
 
     def _take_message(self, pair: _Pair, events: list[LinkEvent]) -> bool:
-        if not pair.greeted:
+        if not pair.greeted or pair.taken == END:
             return False
         try:
             found = pair.reader.take(MESSAGE, pair.taken + 1)

@@ -1,0 +1,127 @@
+"""Runs whose participants share a folder and never meet: the simulator's bits, whatever the folder does to the files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from folder_kit import FolderRun, Synchroniser, federated, gossip
+
+from fedgossip.core.records import EventRow
+from fedgossip.core.run_format import JOURNAL
+from fedgossip.net.folders import pair_folder
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder in memory where the system has one: a disk's syncs take longer than all else."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="fedgossip folder ü ", dir=memory if memory.is_dir() else None))
+    yield folder
+    shutil.rmtree(folder)
+
+
+pytestmark = pytest.mark.sockets
+"""Participants that are killed are processes."""
+
+RUNS = {
+    "secure sums": federated(),
+    "plain sums": federated(3, 2, secure=False),
+    "ring": gossip(),
+}
+
+
+def check_ended(run: FolderRun, rounds: int) -> None:
+    """Every round is there once, at everybody; nothing that was sent is left, and no secret."""
+    assert run.digest() == run.simulated()
+    for node in range(run.plan.n):
+        assert run.rounds(node) == list(range(1, rounds + 1)), node
+        ended = json.loads((run.own(node) / "ended.json").read_text())
+        assert (ended["status"], ended["exit_code"]) == ("finished", 0)
+    for node in range(run.plan.n):  # what was fetched after its sender's end
+        run.step(node)
+    for node in range(run.plan.n):
+        run.step(node)
+        assert not (run.own(node) / JOURNAL).exists()
+    assert not list(run.shared(0).rglob("0*.fgm"))
+
+
+@pytest.mark.parametrize("content", RUNS.values(), ids=RUNS)
+def test_the_bits_are_the_simulators(content: dict[str, object], place: Path) -> None:
+    run = FolderRun(place, content)
+    run.over()
+    check_ended(run, int(content["rounds"]))  # type: ignore[call-overload]
+
+
+def killed(run: FolderRun, kills: int, seed: int, most: int = 60) -> int:
+    """Kill participants at random writes, in turn with whole steps; return how many were killed."""
+    draw, done = random.Random(seed), 0
+    for _ in range(4 * kills):
+        node = draw.randrange(run.plan.n)
+        done += run.killed_step(node, draw.randint(1, most)) is not None
+        if done == kills:
+            break
+        if draw.random() < 0.3:
+            run.step(draw.randrange(run.plan.n))
+    return done
+
+
+@pytest.mark.parametrize("content", [federated(3, 2), gossip(3, 3)], ids=["secure sums", "ring"])
+def test_a_kill_at_any_write_loses_nothing_and_doubles_nothing(content: dict[str, object], place: Path) -> None:
+    run = FolderRun(place, content)
+    assert killed(run, 4, seed=3) == 4
+    run.over()
+    check_ended(run, int(content["rounds"]))  # type: ignore[call-overload]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("content", [federated(3, 30), gossip(4, 30)], ids=["secure sums", "ring"])
+def test_two_hundred_kills(content: dict[str, object], place: Path) -> None:
+    run = FolderRun(place, content)
+    assert killed(run, 200, seed=5) == 200
+    run.over()
+    check_ended(run, int(content["rounds"]))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("content", [federated(3, 2), gossip(3, 3)], ids=["secure sums", "ring"])
+def test_a_synchroniser_that_delays_reorders_doubles_and_forgets(content: dict[str, object], place: Path) -> None:
+    n = FolderRun(place, content).plan.n
+    sync = Synchroniser(place, n, seed=2)
+    run = FolderRun(place, content, sync.folder)
+    run.over(lambda _: sync.turn())
+    assert run.digest() == run.simulated()
+    assert min(sync.counts[what] for what in ("delayed", "conflict", "rename dropped", "doubled")) > 0, sync.counts
+    assert all(run.rounds(node) == list(range(1, int(content["rounds"]) + 1)) for node in range(run.plan.n))  # type: ignore[call-overload]
+
+
+def test_forty_rounds_by_calls_of_cron(place: Path) -> None:
+    run = FolderRun(place, gossip(2, 40) | {"topology": {"n": 2, "graph": "path"}})
+    run.over()
+    assert run.turns > 20
+    check_ended(run, 40)
+
+
+def refusals(run: FolderRun, node: int) -> list[str]:
+    return [row.value["reason"] for row in run.rows(node) if isinstance(row, EventRow) and row.name == "refused"]
+
+
+def test_a_full_folder_is_reported_and_work_goes_on_with_room(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FolderRun(place, gossip(3, 3))
+    for node in range(3):
+        run.step(node)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pair_folder.PairWriter, "put", full)
+        assert [run.step(node).status for node in range(3)] == ["waiting"] * 3
+    assert f"folder_{errno.ENOSPC}" in refusals(run, 0) + refusals(run, 1) + refusals(run, 2)
+    run.over()
+    check_ended(run, 3)
