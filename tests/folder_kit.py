@@ -22,24 +22,21 @@ from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
 from fedgossip.runs.peer_files import PeerEnded
 
-HOURS = 72 * 3600.0
 TURNS = 200
 """Maximum number of turns of all participants until a run is over."""
 
 
 def federated(clients: int = 5, rounds: int = 3, *, secure: bool = True, dim: int = 3) -> dict[str, Any]:
-    waits = {"deadline": HOURS, "least_deadline": HOURS, "start_timeout": HOURS}
-    coordinator = {"clients": clients, "min_clients": 3, "secure": {"on": secure}, **waits}
+    coordinator = {"clients": clients, "min_clients": 3, "secure": {"on": secure}}
     return {"rounds": rounds, "task": _task(dim), "coordinator": coordinator}
 
 
 def gossip(peers: int = 4, rounds: int = 4, *, dim: int = 3) -> dict[str, Any]:
-    waits = {"deadline": HOURS, "least_deadline": HOURS, "start_timeout": HOURS}
     return {
         "rounds": rounds,
         "task": _task(dim),
         "topology": {"n": peers, "graph": "ring"},
-        "algorithm": {"name": "dsgd", **waits},
+        "algorithm": {"name": "dsgd"},
     }
 
 

@@ -68,11 +68,22 @@ class Given:
 @dataclass(frozen=True)
 class FolderCarrier:
     """A shared folder in place of sockets.  `poll_seconds`: the longest time between two looks into it; `once`: do what
-    can be done now, and end."""
+    can be done now, and end; `patience_seconds`: the least wait for a participant that is missing in a round."""
 
     root: Path
     poll_seconds: float = 2.0
     once: bool = False
+    patience_seconds: float = 72 * 3600.0
+
+    def stretch(self, plan: Plan) -> float:
+        """Return the factor by which all waits of a participant are longer than by sockets, 1 or more.
+
+        The others need not have the same: it is no part of the experiment.
+        """
+        e = plan.experiment
+        assert isinstance(e, FederatedExperiment | GossipExperiment)
+        waits = e.coordinator if isinstance(e, FederatedExperiment) else e.algorithm
+        return max(1.0, self.patience_seconds / (min(waits.least_deadline, waits.deadline) or waits.deadline))
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,8 @@ def check_journalled(plan: Plan) -> None:
         what = "private gossip" if plan.masks else "asynchronous gossip"
     elif any(plan.spends(node) for node in range(plan.n)):
         what = "a run with a budget of privacy"
+    elif isinstance(e, FederatedExperiment) and e.coordinator.tiers:
+        what = "a run with coordinator.tiers"
     elif e.selects:
         what = 'a run with eval.keep = "best" or stop.patience'
     elif isinstance(e, FederatedExperiment) and e.coordinator.algorithm == "fedbuff":

@@ -320,6 +320,8 @@ class _PeerLife:
             if self._journal:
                 assert isinstance(links, FolderLinks)
                 ports = replace(ports, journal=self._journal, resume=links.resume, finish=links.finish)
+                if self._carrier:
+                    ports = replace(ports, stretch=self._carrier.stretch(self.plan))
                 files.round = max(self._journal.rounds, default=files.round)
             host = Host(self.node, machine, links, self.task, self.hello, ports)
             del machine

@@ -202,6 +202,8 @@ class Ports:
     """Where each event is on disk before the machine sees it; the run goes on after the events that are there."""
     resume: Callable[[Mapping[NodeId, int]], None] = lambda _: None
     """Called with the number of messages of each partner that the journal has, before anything else is done."""
+    stretch: float = 1.0
+    """So many times as long as its machine demands is each wait: where messages are slower than sockets."""
     finish: Callable[[], None] = lambda: None
     """Called when the machine has ended: with a journal, nothing that partners sent is needed any more."""
 
@@ -342,7 +344,7 @@ class Host:
         """Perform an effect that an earlier process may have performed: nothing is done twice, and nothing left out."""
         match effect:
             case SetTimer(key, after_ns):
-                self._set_timer(key, after_ns, now_ns)
+                self._set_timer(key, self._stretched(after_ns), now_ns)
             case Report(name):
                 self._count(name)
             case Refused():
@@ -541,7 +543,7 @@ class Host:
             case Train() | ChooseRows() | MeasureModel() | Checkpoint(durable=False):
                 self._training.put(effect)
             case SetTimer(key, after_ns):
-                self._set_timer(key, after_ns)
+                self._set_timer(key, self._stretched(after_ns))
             case Meet(node, address, key):
                 self._meet(node, Endpoint(address, key))
             case Part(node):
@@ -602,6 +604,9 @@ class Host:
         for of in (self._greeted, self._joined, self._up, self._gone):
             of.discard(node)
         self._timers.pop(("grace", node), None)
+
+    def _stretched(self, after_ns: int) -> int:
+        return after_ns if self.ports.stretch == 1.0 else int(after_ns * self.ports.stretch)
 
     def _set_timer(self, key: Hashable, after_ns: int, now_ns: int | None = None) -> None:
         self._sequence += 1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @participant.options
 @click.option("--id", "node", type=click.IntRange(min=0), help="Which one this is, with coordinator.tiers.")
-@participant.folder_options("coordinator")
+@participant.folder_options
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: its address in the endpoints]")
 @click.option(
     "--script",
@@ -92,7 +92,7 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this is.")
 @participant.options
-@participant.folder_options("coordinator")
+@participant.folder_options
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),

@@ -53,52 +53,45 @@ def options(command: Command) -> Command:
     return command
 
 
-DEADLINE_HOURS = 72.0
-"""Maximum wait in each phase of a round over a folder: people carry it, or cron looks once a day."""
+PATIENCE_HOURS = 72.0
+"""The least wait for a missing participant over a folder: people carry it, or cron looks once a day."""
 
 FOLDER = "folder:"
 
 
-def folder_options(section: str) -> Callable[[Command], Command]:
-    """The options of a participant that may exchange messages through a folder; `section` has the run's deadlines.
+def folder_options(command: Command) -> Command:
+    """The options of a participant that may exchange messages through a folder.
 
     The command receives `carrier`, None for sockets.
     """
+    given: list[Callable[[Command], Command]] = [
+        click.option("--links", metavar="folder:DIR", default="",
+                     help="Exchange messages as sealed files in DIR, a folder that all see.  [default: sockets]"),
+        click.option("--poll", metavar="SECONDS", type=click.FloatRange(min=0.05, max=86400), default=2.0,
+                     show_default=True, help="The longest time between two looks into DIR."),
+        click.option("--once", is_flag=True, help="With a folder: do what can be done now, and end; then: step."),
+        click.option("--patience", metavar="HOURS", type=click.FloatRange(min=0, min_open=True, max=100_000),
+                     default=PATIENCE_HOURS, show_default=True,
+                     help="With a folder: the least wait for a participant that is missing; the file's waits are "
+                          "longer in proportion."),
+    ]  # fmt: skip
 
-    def added(command: Command) -> Command:
-        given: list[Callable[[Command], Command]] = [
-            click.option("--links", metavar="folder:DIR", default="",
-                         help="Exchange messages as sealed files in DIR, a folder that all see.  [default: sockets]"),
-            click.option("--poll", metavar="SECONDS", type=click.FloatRange(min=0.05, max=86400), default=2.0,
-                         show_default=True, help="The longest time between two looks into DIR."),
-            click.option("--once", is_flag=True, help="With a folder: do what can be done now, and end; then: step."),
-            click.option("--deadline", metavar="HOURS", type=click.FloatRange(min=0, min_open=True, max=100_000),
-                         default=DEADLINE_HOURS, show_default=True,
-                         help="With a folder: maximum wait in each phase of a round; the same at all participants."),
-        ]  # fmt: skip
+    @functools.wraps(command)
+    def taken(*words: Any, links: str, poll: float, once: bool, patience: float, **named: Any) -> Any:
+        from fedgossip.base.errors import ConfigError
+        from fedgossip.drivers.participant import FolderCarrier
 
-        @functools.wraps(command)
-        def taken(*words: Any, links: str, poll: float, once: bool, deadline: float, **named: Any) -> Any:
-            from fedgossip.base.errors import ConfigError
-            from fedgossip.drivers.participant import FolderCarrier
+        if links and not (links.startswith(FOLDER) and links != FOLDER):
+            raise ConfigError(f"--links {links}: neither left out nor folder:DIR", "Write --links folder:/mnt/run")
+        if once and not links:
+            raise ConfigError("--once is for a run over a folder", "Add --links folder:DIR.")
+        root = Path(links.removeprefix(FOLDER))
+        return command(*words, carrier=FolderCarrier(root, poll, once, patience * 3600) if links else None, **named)
 
-            if links and not (links.startswith(FOLDER) and links != FOLDER):
-                raise ConfigError(f"--links {links}: neither left out nor folder:DIR", "Write --links folder:/mnt/run")
-            if once and not links:
-                raise ConfigError("--once is for a run over a folder", "Add --links folder:DIR.")
-            carrier = FolderCarrier(Path(links.removeprefix(FOLDER)), poll, once) if links else None
-            if carrier:
-                keys = "start_timeout", "deadline", "least_deadline"
-                waits = tuple(f"{section}.{key}={deadline * 3600}" for key in keys)
-                named["overrides"] = (*waits, *named["overrides"])
-            return command(*words, carrier=carrier, **named)
-
-        wrapped: Command = taken
-        for option in reversed(given):
-            wrapped = option(wrapped)
-        return wrapped
-
-    return added
+    wrapped: Command = taken
+    for option in reversed(given):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def listens(plan: Plan, carrier: FolderCarrier | None) -> Callable[[int], bool]:
@@ -321,7 +314,9 @@ def write_step(folder: Path) -> None:
     """Write the command as given, and the folder that it was given in, for `fedgossip step`."""
     from fedgossip.runs.run_directory import write_whole
 
-    content = {"in": os.fspath(Path.cwd()), "words": shlex.split(_line(folder.resolve()))[1:]}
+    words = shlex.split(_line(folder.resolve()))[1:]
+    words = [word for word in words if word != "--resume"] if words[0] == "fit" else words  # which has no such option
+    content = {"in": os.fspath(Path.cwd()), "words": words}
     if not (folder / STEP).exists():  # `step` itself was given other words
         write_whole(folder / STEP, json.dumps(content, indent=1, ensure_ascii=False).encode())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which node of the graph this is.")
 @participant.options
-@participant.folder_options("algorithm")
+@participant.folder_options
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: this peer's address in the endpoints]")
 @click.option(
     "--members",

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.sites.fit_words import describe, why_not
 from fedgossip.cli.sites.sums import EXPERIMENT, SET, OtherMachines, Record, held_by, over_machines, summed
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.sites.plans.sums import PlannedFit
 
 
 @click.command()
 @EXPERIMENT
 @over_machines
+@folder_options
 @click.option("--to", type=click.Path(path_type=Path), help="Folder to make for the fit.  [default: fits/NAME]")
 @click.option(
     "--bin-records",
@@ -42,6 +45,7 @@ def fit(
     bin_records: int | None,
     as_json: bool,
     overrides: tuple[str, ...],
+    carrier: FolderCarrier | None,
 ) -> int:
     """Fit the model that model.source names to all sites' tables, by secure sums: it is that of all records in one
     place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson), boosted trees (trees:100x6), survival
@@ -57,10 +61,10 @@ def fit(
     from fedgossip.sites.plans.fits import planned_fit
 
     whole = load_experiment(experiment, overrides)
-    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run)
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run, carrier)
     planned, folder = planned_fit(whole), to or Path("fits") / (whole.name or experiment.stem)
     layout = planned.layout
-    if folder.exists() and not dry_run:
+    if folder.exists() and not (dry_run or known.goes_on):
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
     if bin_records and getattr(layout.design, "bin_records", bin_records) < bin_records:
         text = f"bin_records = {layout.design.bin_records} in model.source, and this site asks for {bin_records}"
@@ -72,6 +76,8 @@ def fit(
     ended = list[int]()
 
     def write(vector: Any, record: Record) -> None:
+        if known.goes_on and (folder / planned.run.file).exists():  # by the step before
+            return
         ended.append(_write(folder, planned, vector, record, as_json=as_json))
 
     return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened) or max(ended, default=0)

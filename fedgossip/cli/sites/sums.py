@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.sites.approval import Gate
     from fedgossip.core.task import LocalTask
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.plans.approvals.approvals import ApprovalRequest
     from fedgossip.plans.federated.federation import FederationPlan
     from fedgossip.runs.peer_files import PeerEnded
@@ -78,6 +79,12 @@ class OtherMachines:
     policy: Path
     dry_run: bool
     """Whether only the opened values are listed."""
+    carrier: FolderCarrier | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a process before has begun this run over a folder."""
+        return self.carrier is not None and self.out is not None and (self.out / run_format.STEP).exists()
 
 
 def with_others(
@@ -97,9 +104,9 @@ def with_others(
     approval of another plan, of which this is a step.  A site whose records do not fit reports that to the others and
     here, and takes no part.  Raises ConfigError where this site has not approved the plan.
     """
-    from fedgossip.base.errors import FedgossipError, TooFewPeersError
+    from fedgossip.base.errors import ConfigError, FedgossipError, TooFewPeersError
     from fedgossip.base.owner_files import made
-    from fedgossip.cli.run.participant import Participant
+    from fedgossip.cli.run.participant import Participant, listens
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans.approvals.approvals import request_of
     from fedgossip.plans.approvals.plan_statement import statement_of
@@ -125,7 +132,9 @@ def with_others(
         if ended.status in ("finished", "partial") and node not in refused:
             write(final_vector(folder), record)
 
-    everybody = load_endpoints(known.endpoints, plan.n, plan.roles.listens)
+    if known.carrier and known.out is None:
+        raise ConfigError("--links without --out", "Name the folder of this site's log, for `fedgossip step`.")
+    everybody = load_endpoints(known.endpoints, plan.n, listens(plan, known.carrier))
 
     def wanted() -> ApprovalRequest:
         return request_of(plan, statement_of(plan, task, opened), node, everybody)
@@ -139,13 +148,14 @@ def with_others(
         known.endpoints,
         everybody,
         known.out,
-        resume=False,
+        resume=known.goes_on,
         limits=how_long(known.policy),
         request=wanted,
         gate=gate,
         bind=known.bind,
         spent=known.ledger,
         learning=(task, shares),
+        carrier=known.carrier,
         overrides=known.overrides,
         concluded=concluded,
     )

@@ -101,6 +101,8 @@ class FolderLinks(Wakeable):
     looks into the folder, 0: a look at every poll."""
 
     def __init__(self, node: NodeId, root: Path, identity: Identity, state: Path, poll_seconds: float) -> None:
+        if not root.is_dir():
+            raise ConfigError(f"{root}: no such folder", "Make it, or mount it; a run makes only folders inside.")
         self.node, self.root, self.identity, self._state_path = node, root, identity, state
         self.poll_seconds = poll_seconds
         self.address = f"folder {root}"
@@ -114,8 +116,6 @@ class FolderLinks(Wakeable):
         self._due, self._rest = 0.0, BUSY_SECONDS
         self._refused: set[tuple[NodeId, str]] = set()
         self._closed = False
-        if not root.is_dir():
-            raise ConfigError(f"{root}: no such folder", "Make it, or mount it; a run makes only folders inside.")
 
     @property
     def partners(self) -> tuple[NodeId, ...]:

@@ -1,4 +1,4 @@
-"""Runs whose participants share a folder and never meet: the simulator's bits, whatever the folder does to the files."""
+"""Runs whose participants share a folder and never meet: the simulator's bits, whatever happens to the files."""
 
 from __future__ import annotations
 

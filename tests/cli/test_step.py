@@ -1,0 +1,146 @@
+"""`fedgossip step`: what a person, or cron, types for a run whose messages are files of a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import fit_sites
+import pytest
+from commands import typed
+
+from fedgossip.base.vectors import digest
+from fedgossip.drivers.simulate import simulate
+from fedgossip.net.endpoints import block, signed
+from fedgossip.net.identity import Identity
+
+EXPERIMENT = """
+rounds = 2
+task = { kind = "quadratic", dim = 3, sigma = 0.1, placement = "random" }
+"""
+RING = '[topology]\nn = 3\ngraph = "ring"\n'
+CLIENTS = "[coordinator]\nclients = 3\nmin_clients = 3\n"
+
+
+@pytest.fixture(autouse=True)
+def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk's syncs take longer than all else; what they are for is tested with the kills."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def prepared(folder: Path, sections: str, n: int) -> Path:
+    """Write the experiment, keys and endpoints of all, and make the shared folder."""
+    (folder / "pilot.toml").write_text(EXPERIMENT + sections)
+    blocks = []
+    for node in range(n):
+        identity = Identity.new()
+        identity.save(folder / f"{node}.key")
+        blocks.append(block(node, signed(identity, "")))
+    (folder / "endpoints.toml").write_text("\n".join(blocks))
+    shared = folder / "with space ü"
+    shared.mkdir()
+    return shared
+
+
+def begin(folder: Path, shared: Path, node: int, command: tuple[str, ...], *more: str) -> None:
+    words = [command[0], "pilot.toml", *command[1:], "--endpoints", "endpoints.toml", "--key", f"{node}.key"]
+    said = typed([*words, "--out", f"out{node}", "--links", f"folder:{shared}", "--once", *more], folder)
+    assert said.code == 0, said.err
+    assert f"fedgossip step out{node}" in said.err
+
+
+def vector(folder: Path, node: int) -> object:
+    from safetensors.numpy import load_file
+
+    return load_file(folder / f"out{node}" / "vector.safetensors")["vector"]
+
+
+def step_all(folder: Path, nodes: range) -> None:
+    for _ in range(30):
+        said = [typed(["step", f"out{node}"], folder) for node in nodes]
+        assert {one.code for one in said} == {0}, [one.err for one in said]
+        if all("The run is over" in one.err for one in said):
+            return
+    raise AssertionError([one.err for one in said])
+
+
+def test_peers_of_a_ring_go_on_by_steps(tmp_path: Path) -> None:
+    shared = prepared(tmp_path, RING, 3)
+    for node in range(3):
+        begin(tmp_path, shared, node, ("peer", "--id", str(node)))
+    step_all(tmp_path, range(3))
+    found = digest([vector(tmp_path, node) for node in range(3)])  # type: ignore[misc]
+    assert found == simulate(tmp_path / "pilot.toml").digest
+
+
+def test_a_usb_stick_between_three_hospitals_and_a_coordinator(tmp_path: Path) -> None:
+    """Each machine has the folder while the stick is there: one at a time."""
+    stick = prepared(tmp_path, CLIENTS, 4)
+    assert typed(["privacy", "policy", "pilot.toml", "--endpoints", "endpoints.toml"], tmp_path).code == 0
+    begin(tmp_path, stick, 3, ("coordinator",))
+    for node in range(3):
+        begin(tmp_path, stick, node, ("client", "--id", str(node)))
+    step_all(tmp_path, range(4))
+    assert digest([vector(tmp_path, 3)]) == simulate(tmp_path / "pilot.toml").digest  # type: ignore[list-item]
+
+
+def test_a_fit_of_five_sites_has_the_bytes_of_one_machine(tmp_path: Path) -> None:
+    for site in range(fit_sites.SITES):
+        fit_sites.patients(tmp_path / f"site-{site}.csv", site)
+    fit_sites.patients(tmp_path / "test.csv", 99)
+    name, query = "kaplan-meier", fit_sites.TIMES
+    text = fit_sites.own_tables(name, query, source=fit_sites.SOURCE[name], more='[task]\nkind = "regression"\n')
+    (tmp_path / f"{name}.toml").write_text(text)
+    assert typed(["data", "agree", f"{name}.toml"], tmp_path).code == 0
+    assert typed(["fit", f"{name}.toml", "--to", "here"], tmp_path).code == 0
+    (tmp_path / "shared").mkdir()
+    found = [tmp_path / f"machine{node}" for node in range(fit_sites.SITES + 1)]
+    keys = []
+    for node, machine in enumerate(found):
+        machine.mkdir()
+        own = [f"site-{node}.csv"] if node < fit_sites.SITES else []
+        for file in (*fit_sites.files(name), *own):
+            shutil.copy(tmp_path / file, machine)
+        keys.append(typed(["keys", "new", "--id", str(node), "--client"], machine).out)
+    for machine in found:
+        (machine / "endpoints.toml").write_text("\n".join(keys))
+    for node, machine in enumerate(found):
+        words = ["fit", f"{name}.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit"]
+        words += ["--id", str(node)] if node < fit_sites.SITES else []
+        said = typed([*words, "--links", "folder:../shared", "--once"], machine)
+        assert said.code == 0, said.err
+    for _ in range(20):
+        said_of = [typed(["step", "log"], machine) for machine in found]
+        if all((machine / "fit" / "survival.json").exists() for machine in found):
+            break
+    assert {one.code for one in said_of} == {0}, [one.err for one in said_of]
+    texts = {(machine / "fit" / "survival.json").read_bytes() for machine in [*found, tmp_path / "here"] if machine.name
+             != "here"}  # fmt: skip
+    assert texts == {(tmp_path / "here" / "survival.json").read_bytes()}
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["step", "nowhere"], "nowhere: no participant of a run by folder"),
+        (["step", "out0", "--every", "soon"], "'soon' is no time"),
+        (["peer", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml", "--once"], "--once is for a run over"),
+        (["peer", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml", "--links", "box:x"], "neither left out"),
+        (
+            ["peer", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml", "--key", "0.key", "--once", "--links",
+             "folder:gone", "--out", "o"],
+            "gone: no such folder",
+        ),
+        (
+            ["peer", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml", "--key", "0.key", "--once", "--links",
+             "folder:with space ü", "--set", 'algorithm.mode="async"', "--out", "o"],
+            "asynchronous gossip does not go over a folder",
+        ),
+    ],
+)  # fmt: skip
+def test_each_mistake_has_its_line(tmp_path: Path, words: list[str], error: str) -> None:
+    prepared(tmp_path, RING, 3)
+    said = typed(words, tmp_path)
+    assert said.code == 2
+    assert error in said.errors[0]
