@@ -35,8 +35,8 @@ from fedgossip.net.folders.sealed_files import (
     MESSAGE,
     OVERHEAD,
     RECEIPT,
+    Direction,
     PairSecrets,
-    Way,
     agreed,
     public_of,
 )
@@ -156,7 +156,7 @@ class FolderLinks(Wakeable):
         own = raw(self.identity.secret)
         for node in partners:
             first = PairSecrets(agreed(own, raw(keys[node])))
-            out = Way(self._run, self.node, node)
+            out = Direction(self._run, self.node, node)
             writer = PairWriter(self._folder, out, process, first)
             reader = PairReader(self._folder, out.back, limit, first)
             self._pairs[node] = _Pair(node, writer, reader, Assembler(expected), first.first)
@@ -202,7 +202,7 @@ class FolderLinks(Wakeable):
             pair.taken = END
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:  # noqa: ARG002
-        """Refuse: who takes part in a run by folder is fixed."""
+        """Refuse: who takes part in a run by folder is fixed.  Raises ConfigError."""
         raise ConfigError(f"participant {node} cannot be added to a run by folder", "Run it with sockets: --links.")
 
     def part(self, node: NodeId) -> None:
@@ -366,8 +366,8 @@ class FolderLinks(Wakeable):
 
     def _refuse(self, node: NodeId, error: Exception, events: list[LinkEvent]) -> None:
         if isinstance(error, FrameError):
-            self._report(node, error.reason, f"{folder_of(self._folder, Way(b'', node, self.node)).name}: {error}",
-                         error.advice, events)  # fmt: skip
+            place = folder_of(self._folder, Direction(b"", node, self.node)).name
+            self._report(node, error.reason, f"{place}: {error}", error.advice, events)
         else:
             self._report(node, "folder_read", f"{self.root} cannot be read: {error}", "Is it mounted?", events)
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets as random_names
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from uuid import uuid4
 
 from fedgossip.base import owner_files
 from fedgossip.core.wire import FrameError
@@ -24,9 +24,9 @@ from fedgossip.net.folders.sealed_files import (
     MESSAGE,
     OVERHEAD,
     RECEIPT,
+    Direction,
     PairSecrets,
     SealedFile,
-    Way,
     parsed,
     seal,
 )
@@ -38,7 +38,7 @@ LISTED = 4096
 """Maximum number of names of a folder that are looked at; strangers' files beyond hide copies, and no message."""
 
 
-def folder_of(root: Path, way: Way) -> Path:
+def folder_of(root: Path, way: Direction) -> Path:
     """Return the folder of one direction."""
     return root / f"from-{way.sender:06d}-to-{way.receiver:06d}"
 
@@ -58,7 +58,7 @@ def _stem(kind: bytes, number: int) -> str:
 class PairWriter:
     """The writer's end.  `secrets` may change, when the partner's key of this run is known."""
 
-    def __init__(self, root: Path, way: Way, process: bytes, secrets: PairSecrets) -> None:
+    def __init__(self, root: Path, way: Direction, process: bytes, secrets: PairSecrets) -> None:
         self.folder, self.way, self.process, self.secrets = folder_of(root, way), way, process, secrets
 
     def put(self, kind: bytes, number: int, content: bytes) -> int:
@@ -66,7 +66,7 @@ class PairWriter:
         data = seal(kind, self.way, number, self.process, content, self.secrets)
         stem = _stem(kind, number)
         self.folder.mkdir(parents=True, exist_ok=True)  # the modes are those of the shared folder
-        part = self.folder / f"{stem}.{random_names.token_hex(4)}{PART}"
+        part = self.folder / f"{stem}.{uuid4().hex[:8]}{PART}"
         try:
             with part.open("xb") as file:
                 file.write(data)
@@ -112,7 +112,7 @@ class PairWriter:
 class PairReader:
     """The reader's end.  `limit`: maximum bytes of a file."""
 
-    def __init__(self, root: Path, way: Way, limit: int, secrets: PairSecrets) -> None:
+    def __init__(self, root: Path, way: Direction, limit: int, secrets: PairSecrets) -> None:
         self.folder, self.way, self.limit, self.secrets = folder_of(root, way), way, limit, secrets
         self.process: bytes | None = None
         """The sender's key of this run, once its greeting was accepted."""

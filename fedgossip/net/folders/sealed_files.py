@@ -44,7 +44,7 @@ _PURPOSE = b"fedgossip 1 folder"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Direction:
     """One direction between two participants of a run: `run` is its name, 16 bytes."""
 
     run: bytes
@@ -52,8 +52,8 @@ class Way:
     receiver: NodeId
 
     @property
-    def back(self) -> Way:
-        return Way(self.run, self.receiver, self.sender)
+    def back(self) -> Direction:
+        return Direction(self.run, self.receiver, self.sender)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def public_of(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def seal(kind: bytes, way: Way, number: int, process: bytes, content: bytes, secrets: PairSecrets) -> bytes:
+def seal(kind: bytes, way: Direction, number: int, process: bytes, content: bytes, secrets: PairSecrets) -> bytes:
     """Return the file of one message.  Raises ValueError for one that is too long."""
     if len(content) > CONTENT_BYTES_MAX:
         raise ValueError(f"a message of {len(content):,} bytes; the limit of a folder is {CONTENT_BYTES_MAX:,}")
@@ -93,12 +93,12 @@ class SealedFile:
     """A file whose header was read; nothing in it is authentic before `open`."""
 
     kind: bytes
-    way: Way
+    way: Direction
     number: int
     process: bytes
     data: bytes = field(repr=False)
 
-    def check(self, kind: bytes, way: Way, number: int | None, process: bytes | None) -> None:
+    def check(self, kind: bytes, way: Direction, number: int | None, process: bytes | None) -> None:
         """Raise FrameError, by name, for a file that stands in another's place; None: not compared."""
         if self.way.run != way.run:
             raise FrameError("another_run", "a file of another run", "Give each run a folder of its own.")
@@ -133,7 +133,7 @@ def parsed(data: bytes) -> SealedFile:
     _, _, kind, run, sender, receiver, number, process, length, _ = _HEADER.unpack_from(data)
     if len(data) != OVERHEAD + length:
         raise FrameError("truncated", f"a file of {len(data):,} bytes; {OVERHEAD + length:,} were sealed")
-    return SealedFile(kind, Way(run, sender, receiver), number, process, data)
+    return SealedFile(kind, Direction(run, sender, receiver), number, process, data)
 
 
 def _key(secrets: bytes, salt: bytes, header: bytes) -> bytes:

@@ -53,7 +53,7 @@ FRAME = struct.Struct("<IQI")
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-class Shape(msgspec.Struct, array_like=True):
+class ArrayShape(msgspec.Struct, array_like=True):
     """One array of the body, one-dimensional.  `mine`: it belonged to the machine, which may have written to it."""
 
     dtype: str
@@ -79,7 +79,7 @@ class _Opening(_Record, tag="opening"):
     version: str
     experiment: dict[str, Any]
     resumed: _Resumed | None
-    arrays: list[Shape]
+    arrays: list[ArrayShape]
     segments: list[tuple[str, int, tuple[int, ...]]] = []
     """The segments of the vector; None in older traces: one segment."""
     statistics: int = 0
@@ -90,7 +90,7 @@ class _Told(_Record, tag="told"):
     now_ns: int
     event: str
     fields: dict[str, Any]
-    arrays: list[Shape]
+    arrays: list[ArrayShape]
 
 
 class _Answered(_Record, tag="answered"):
@@ -202,8 +202,8 @@ class Trace:
             self._file = None
 
 
-def shapes_of(arrays: Sequence[Array]) -> list[Shape]:
-    return [Shape(array.dtype.name, array.size, bool(array.flags.writeable)) for array in arrays]
+def shapes_of(arrays: Sequence[Array]) -> list[ArrayShape]:
+    return [ArrayShape(array.dtype.name, array.size, bool(array.flags.writeable)) for array in arrays]
 
 
 class Traced:
@@ -329,7 +329,7 @@ def _lines(record: tuple[_Opening | _Told | _Answered, list[Array]] | None) -> l
     return record[0].effects if record and isinstance(record[0], _Answered) else None
 
 
-def arrays_in(shapes: Sequence[Shape], body: bytearray) -> Iterator[Array]:
+def arrays_in(shapes: Sequence[ArrayShape], body: bytearray) -> Iterator[Array]:
     start = 0
     for shape in shapes:
         if shape.dtype not in DTYPES:

@@ -7,12 +7,15 @@ seed of its own, drawn when it is written, and a machine draws from the seed of 
     file      "fgjourn1", then records as in a trace (`files`): an opening, then one for each event
     secrets   the seeds are those of a run's masks: the file is its owner's alone, and removed at the end of the run
 
+Source of the random bytes: SHAKE256 (NIST FIPS 202) of the seed and a counter.
+
 A record cut short by a kill is cut off: its event was not handled, and what brought it is still there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 import zlib
@@ -21,9 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES256
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from fedgossip.base import file_locks
 from fedgossip.base.decoding import from_msgpack
@@ -31,12 +31,14 @@ from fedgossip.base.errors import NotWrittenError, ResumeError
 from fedgossip.base.version import __version__
 from fedgossip.core.machine import Event
 from fedgossip.runs.trace.events import Array, put_together, raw, taken_apart
-from fedgossip.runs.trace.files import ENCODER, FRAME, HEADER_BYTES_MAX, Shape, arrays_in, shapes_of
+from fedgossip.runs.trace.files import ENCODER, FRAME, HEADER_BYTES_MAX, ArrayShape, arrays_in, shapes_of
 
 MAGIC = b"fgjourn1"
 
 SEED_BYTES = 32
 """Bytes of an event's seed."""
+
+_PURPOSE = b"fedgossip 1 entropy of a journal's event"
 
 
 class _Begun(msgspec.Struct, tag_field="kind", tag="begun", forbid_unknown_fields=True):
@@ -63,7 +65,7 @@ class _Event(msgspec.Struct, tag_field="kind", tag="event", forbid_unknown_field
     now_ns: int
     event: str
     fields: dict[str, Any]
-    arrays: list[Shape]
+    arrays: list[ArrayShape]
     seed: bytes
     memory: list[str] = []
     """Names of the task's state after a training; its arrays are the last."""
@@ -170,8 +172,7 @@ class Journal:
     def entropy(self, size: int) -> bytes:
         """Return random bytes that are a function of the handled event's seed and of those drawn before."""
         self._drawn += 1
-        cipher = Cipher(AES256(self._seed), CTR(self._drawn.to_bytes(8, "big") + bytes(8))).encryptor()
-        return cipher.update(bytes(size))
+        return hashlib.shake_256(_PURPOSE + self._seed + self._drawn.to_bytes(8, "big")).digest(size)
 
     def remove(self) -> None:
         """Remove the file: the run has ended, and its secrets are not needed any more."""
