@@ -255,8 +255,8 @@ class Host:
     def run_while(self, more: Callable[[], bool]) -> Vector | None:
         """Run the machine to its end, or while `more` returns True of the moments at which nothing can be done now.
 
-        Returns None where the run is not over: nothing is sent to say so, and the journal goes on from here.  Raises the
-        error that ended the run.
+        Returns None where the run is not over: nothing is sent to say so, and the journal goes on from here.
+        Raises the error that ended it.
         """
         self._training.start()
         waits = False

@@ -27,7 +27,7 @@ from fedgossip.plans import compose
 from fedgossip.runs import checkpoints
 from fedgossip.runs.checkpoints import About, RefusedError, Stored, tensor_file
 from fedgossip.runs.trace.events import TraceError
-from fedgossip.runs.trace.files import _FRAME, MAGIC, Opening, Reading, Trace, Traced
+from fedgossip.runs.trace.files import FRAME, MAGIC, Opening, Reading, Trace, Traced
 
 MUTANTS = 200
 EVIL: list[Any] = [
@@ -166,8 +166,8 @@ def trace(tmp_path: Path) -> Path:
 def records(path: Path) -> list[tuple[Any, bytes]]:
     content, at, found = path.read_bytes(), len(MAGIC), []
     while at < len(content):
-        length, size, _ = _FRAME.unpack_from(content, at)
-        at += _FRAME.size
+        length, size, _ = FRAME.unpack_from(content, at)
+        at += FRAME.size
         found.append((msgspec.msgpack.decode(content[at : at + length]), content[at + length : at + length + size]))
         at += length + size
     return found
@@ -177,7 +177,7 @@ def put(path: Path, told: list[tuple[Any, bytes]]) -> Path:
     content = [MAGIC]
     for header, body in told:
         text = msgspec.msgpack.encode(header)
-        content += [_FRAME.pack(len(text), len(body), zlib.crc32(body, zlib.crc32(text))), text, body]
+        content += [FRAME.pack(len(text), len(body), zlib.crc32(body, zlib.crc32(text))), text, body]
     path.write_bytes(b"".join(content))
     return path
 

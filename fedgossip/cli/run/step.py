@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -52,12 +51,13 @@ def _is_over(run: Path) -> bool:
 def _command_in(run: Path) -> tuple[list[str], str]:
     """Return the command that goes on, and the folder to give it in.  Raises ConfigError."""
     from fedgossip.base import outside_files
+    from fedgossip.base.decoding import UnreadableError, json_value
     from fedgossip.base.errors import ConfigError
 
     try:
-        content = json.loads(outside_files.read_text(run / STEP))
+        content = json_value(outside_files.read_text(run / STEP))
         words, place = [str(word) for word in content["words"]], str(content["in"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, UnreadableError, ValueError, KeyError, TypeError) as error:
         text = f"{run}: no participant of a run by folder ({error})"
         raise ConfigError(text, "Name the folder that --out gave, of a command with --links folder:DIR.") from None
     if words[:1] not in (["peer"], ["coordinator"], ["client"], ["fit"]):

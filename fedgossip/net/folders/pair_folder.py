@@ -11,13 +11,14 @@ synchroniser's conflict copy.  Both are accepted, since the number is inside the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from uuid import uuid4
 
-from fedgossip.base import owner_files
+from fedgossip.base import outside_files, owner_files
 from fedgossip.core.wire import FrameError
 from fedgossip.net.folders.sealed_files import (
     GREETING,
@@ -104,7 +105,7 @@ class PairWriter:
     def own_greeting(self) -> SealedFile | None:
         """Return the header of the greeting that is there under our name."""
         try:
-            return parsed((self.folder / f"{_GREETING}{SUFFIX}").read_bytes())
+            return parsed(outside_files.read_bytes(self.folder / f"{_GREETING}{SUFFIX}"))
         except (OSError, FrameError):
             return None
 
@@ -150,18 +151,15 @@ class PairReader:
                     yield found[0].number
 
     def _opened(self, name: str, kind: bytes, number: int | None) -> tuple[SealedFile, bytes] | None:
+        most = self.limit + OVERHEAD
         try:
-            with open(self.folder / name, "rb", opener=_no_link) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > self.limit + OVERHEAD:
-                    raise FrameError("oversized", f"a file of {size:,} bytes; the limit is {self.limit + OVERHEAD:,}")
-                data = file.read(size)
+            data = outside_files.read_bytes(self.folder / name, most)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise FrameError("oversized", f"a file of more than {most:,} bytes") from None
+            raise
         sealed = parsed(data)
         sealed.check(kind, self.way, number, self.process)
-        return sealed, sealed.open(self.secrets)
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        return sealed, sealed.content(self.secrets)

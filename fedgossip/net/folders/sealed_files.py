@@ -90,7 +90,7 @@ def seal(kind: bytes, way: Direction, number: int, process: bytes, content: byte
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """A file whose header was read; nothing in it is authentic before `open`."""
+    """A file whose header was read; nothing in it is authentic before `content`."""
 
     kind: bytes
     way: Direction
@@ -111,7 +111,7 @@ class SealedFile:
             text = f"two processes write as participant {way.sender}, with its key"
             raise FrameError("twin", text, "Stop one of them; each participant has a folder and a key of its own.")
 
-    def open(self, secrets: PairSecrets) -> bytes:
+    def content(self, secrets: PairSecrets) -> bytes:
         """Return the content.  Raises FrameError where the file is not as its sender sealed it."""
         header = self.data[: _HEADER.size]
         try:
