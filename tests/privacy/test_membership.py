@@ -181,7 +181,7 @@ def test_nobody_is_made_to_refute_what_is_said_of_no_life_of_its_own(
         w.push(0, 1, Received(2, MembershipUpdate((signed(said, signer("sign2")),))))
     w.run(5)
     assert victim.me.incarnation == life and gone(w) == set()
-    assert sorted(victim.refusals) == sorted([f"ahead 1 {life + 1}", f"range 1 {incarnation}"])
+    assert sorted(victim._spread.refusals) == sorted([f"ahead 1 {life + 1}", f"range 1 {incarnation}"])
 
 
 @pytest.mark.parametrize("kind", [Ping, Pong])
