@@ -55,6 +55,9 @@ class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 HALF_MISSING = "half_missing"
 """The event of a run that continues but cannot end well; shown however many events were shown before."""
 
+MISSED = "missed"
+"""A round lacks the models of some partners."""
+
 SKIPPED = "skipped"
 """Rounds that a peer of a synchronous run left out: its value is their number, its round the next that it does."""
 

@@ -53,6 +53,19 @@ def test_only_neighbours_are_weighed(topology, rule):
         assert mixing.targets(node) == topology.neighbours(node)
 
 
+def test_sources_are_counted_as_in_the_rows():
+    without_itself = np.array([[0.0, 1.0, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]])
+    for mixing in (
+        build(resolve("erdos-renyi:0.4", 9, seed=1)),
+        build(resolve("exponential", 8)),
+        Mixing.from_matrix(without_itself, stochastic="rows"),
+    ):
+        n = mixing.n
+        assert [mixing.sources(node) for node in range(n)] == [
+            len(mixing.row(node).keys() - {node}) for node in range(n)
+        ]
+
+
 @given(connected_graphs())
 def test_metropolis_is_one_over_one_plus_the_larger_degree(topology):
     """Xiao and Boyd (2004), local-degree weights with one added, so that no own weight vanishes."""
@@ -262,7 +275,7 @@ def test_push_sum_finds_the_mean_on_a_directed_graph(rounds, error):
 def test_without_the_masses_a_directed_graph_finds_another_number():
     """Plain averaging with rows normalised weighs node i by the left Perron vector, not by 1 / n."""
     W = push_weights(CHORD).matrix()
-    rows = Mixing.from_matrix(W / W.sum(axis=1, keepdims=True), stochastic="rows")
+    rows = Mixing.from_matrix(W / W.sum(axis=1, keepdims=True), stochastic="receiving")
     assert abs((np.linalg.matrix_power(rows.matrix(), 200) @ np.arange(1.0, 6))[0] - 3) > 0.1
 
 

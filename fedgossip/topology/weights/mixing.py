@@ -133,6 +133,19 @@ class Mixing:
         here = slice(self.starts[node], self.starts[node + 1])
         return dict(zip(self.ids[here].tolist(), self.values[here].tolist(), strict=True))
 
+    def sources(self, node: int) -> int:
+        """Return the number of others whose models `node` sums."""
+        return self._sources[node]
+
+    @cached_property
+    def _sources(self) -> list[int]:
+        lengths = np.diff(self.starts)
+        own = np.repeat(np.arange(len(lengths)), lengths) == self.ids
+        others: list[int] = (
+            lengths - np.logical_or.reduceat(np.append(own, False), self.starts[:-1]) * (lengths > 0)
+        ).tolist()
+        return others
+
     def targets(self, node: int) -> tuple[int, ...]:
         """Return the others whose rows contain `node`: whom it has to send to; ascending."""
         starts, receivers = self._columns
