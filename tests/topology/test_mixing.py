@@ -275,7 +275,7 @@ def test_push_sum_finds_the_mean_on_a_directed_graph(rounds, error):
 def test_without_the_masses_a_directed_graph_finds_another_number():
     """Plain averaging with rows normalised weighs node i by the left Perron vector, not by 1 / n."""
     W = push_weights(CHORD).matrix()
-    rows = Mixing.from_matrix(W / W.sum(axis=1, keepdims=True), stochastic="receiving")
+    rows = Mixing.from_matrix(W / W.sum(axis=1, keepdims=True), stochastic="rows")
     assert abs((np.linalg.matrix_power(rows.matrix(), 200) @ np.arange(1.0, 6))[0] - 3) > 0.1
 
 
