@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from commands import Said, typed
-from fit_sites import SITES, fit_on, machines
+from fit_sites import SITES, fit_on, machines, own_tables
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment
@@ -492,6 +492,29 @@ def test_strata_have_no_coefficient_and_a_hazard_each(folder: Path, tmp_path: Pa
     last = found.strata[1].points[-1]
     survival = float(row[f"survival at {last.time:g}"])
     assert -math.log(survival) / last.hazard == pytest.approx(float(row["relative hazard"]), rel=1e-6)
+
+
+def test_a_fit_that_sites_end_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    """Of 60 records a site, few carry the sum of a column with a hazard ratio of e for each deviation."""
+    for site in range(SITES + 1):
+        x, times, died, _ = strong(site)
+        rows = [f"{row[0]:.3f},{row[1]:.3f},{time:.0f},{had:d}" for row, time, had in zip(x, times, died, strict=True)]
+        name = f"site-{site}.csv" if site < SITES else "test.csv"
+        (tmp_path / name).write_text("\n".join(["a,b,days,died", *rows]))
+    text = own_tables("h", "label=days,died", source="cox?every=20&until=400")
+    (tmp_path / "h.toml").write_text(text.replace("[data]", '[task]\nkind = "regression"\n[data]'))
+    assert typed(["data", "agree", "h.toml"], tmp_path).code == 0
+    said = typed(["fit", "h.toml"], tmp_path)
+    assert said.code == 9 and "sites refused a point at which few of their records count" in said.err, said
+    assert "cox?ridge=1" in said.err and "largest estimate" not in said.err
+    assert "count there for 'a'" in (tmp_path / "fits/h/metrics.jsonl").read_text()
+
+
+def strong(seed: int) -> Pooled:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(60, 2))
+    time, end = rng.exponential(200 * np.exp(-x @ [1.0, -0.5])), rng.uniform(50, 500, 60)
+    return x, np.ceil(np.minimum(time, end)), time <= end, np.zeros(60, int)
 
 
 @pytest.mark.parametrize(("suppress", "events"), [(3, 10), (10, 10), (11, 11), (20, 20)])

@@ -30,7 +30,7 @@ from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
 from fedgossip.sites.evaluation.evaluated import read as evaluation_file
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
-from fedgossip.sites.fits.glm.glm_result import fit_of
+from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.trees.tree_result import trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
@@ -198,13 +198,8 @@ def test_errors_of_a_fit_tell_not_how_few_share_two_categories(shared: int, roun
         mean=(0.0, 0.0), deviation=(1.0, 1.0), steps=4,
     )  # fmt: skip
     layout = GlmLayout(design)
-    records = SiteRecords(np.column_stack([np.ones(120), both]), rng.normal(size=120))
-    pooled = layout.site(records, 0, None)
-    for number in range(1, layout.rounds):
-        sums = layout.site(records, number, layout.reached(pooled, number))
-        pooled = as_vector(words_of([a + b for a, b in zip(*map(numbers_of, (pooled, sums)), strict=True)]))
-    fit = fit_of(layout, pooled, 3, suppress=5)
-    assert fit is not None and fit.rounded == rounded and fit.converged
+    fit = fitted(layout, SiteRecords(np.column_stack([np.ones(120), both]), rng.normal(size=120)))
+    assert fit.rounded == rounded and fit.converged
     known = [[value is not None for value in row] for row in fit.covariance]
     assert known == np.eye(3, dtype=bool).tolist() if rounded else np.all(known)
     if not rounded:
@@ -216,6 +211,32 @@ def test_errors_of_a_fit_tell_not_how_few_share_two_categories(shared: int, roun
         assert fit.null_deviance is not None
         for loss in (fit.deviance, fit.null_deviance):
             assert loss == round(loss, digits), "two digits of a deviance's error, the square root of 2 n"
+
+
+@pytest.mark.parametrize("family", ["linear", "logistic", "poisson"])
+@pytest.mark.parametrize(("of_outcome", "rounded"), [(3, True), (37, True), (12, False), (0, False)])
+def test_a_fit_tells_not_how_few_of_a_category_have_an_outcome(family: str, of_outcome: int, rounded: bool) -> None:
+    """exp(estimate) of one category is the odds, or the rate, of its cells; 37: the other outcome has 3 of 40."""
+    design = GlmDesign(
+        family=family, outcome="y", encoding=TableEncoding((EncodedColumn("a", categories=("no", "yes")),)),
+        columns=("a=yes",), places=(1,), mean=(0.0,), deviation=(1.0,), steps=12,
+    )  # fmt: skip
+    x, y = np.zeros(120), (np.arange(120) % 2).astype(float)
+    x[:40], y[:40] = 1, np.arange(40) < of_outcome
+    fit = fitted(GlmLayout(design), SiteRecords(np.column_stack([np.ones(120), x]), y))
+    assert fit.rounded == rounded
+    assert rounded == all(one.error == float(f"{one.error:.2g}") for one in fit.coefficients)
+
+
+def fitted(layout: GlmLayout, records: SiteRecords) -> GlmFit:
+    """Return the fit of these records."""
+    pooled = layout.site(records, 0, None)
+    for number in range(1, layout.rounds):
+        sums = layout.site(records, number, layout.reached(pooled, number))
+        pooled = as_vector(words_of([a + b for a, b in zip(*map(numbers_of, (pooled, sums)), strict=True)]))
+    fit = fit_of(layout, pooled, 3, suppress=5)
+    assert fit is not None
+    return fit
 
 
 def numbers_of(vector: Vector) -> list[int]:

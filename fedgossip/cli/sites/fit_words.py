@@ -30,6 +30,10 @@ def why_not(found: Any) -> str:
     return WORDS[type(found).__name__][1](found)
 
 
+def _after(steps: int) -> str:
+    return f"not at the end after {'one step' if steps == 1 else f'{steps} steps'}"
+
+
 # --- generalised linear models ----------------------------------------------------------------------------------------
 
 
@@ -81,15 +85,15 @@ def _glm_tests(found: GlmFit) -> list[str]:
 def _glm_not(found: GlmFit) -> str:
     if found.converged:
         return ""
+    from fedgossip.sites.fits.effective_records import CUT_SHORT, LOOK
+
     d = found.design
     if d.family == "logistic" and found.null_deviance and found.deviance < 0.01 * found.null_deviance:
         text = f"the columns separate nearly every {d.outcome} from the others, so the coefficients diverge"
         advice = "Leave out the separating column (the largest estimates), or use softmax with weight_decay."
         return f"error: {text}\n{advice}"
     if found.steps < d.steps:
-        text = "the last rounds failed, or sites refused a point at which few of their records count"
-        advice = "Read the events of the rounds (metrics.jsonl); where coefficients diverge, leave the column out."
-        return f"error: not at the end after {found.steps} steps: {text}\n{advice}"
+        return f"error: {_after(found.steps)}: {CUT_SHORT}\n{LOOK}."
     return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
 
 
@@ -138,12 +142,17 @@ def _cox_not(found: CoxFit) -> str:
     """Report the diverging columns; where one predicts the order of events, no finite estimate is the best."""
     if found.converged:
         return ""
+    from fedgossip.sites.fits.effective_records import CUT_SHORT, LOOK
+
     d = found.design
     scaled = [abs(one.estimate) * by for one, by in zip(found.coefficients, d.deviation, strict=True)]
     name = found.coefficients[max(range(len(scaled)), key=scaled.__getitem__)].name
     text = f"the likelihood grows without end with the estimate of {name}: it orders the records by {d.event} = 1"
+    if max(scaled) < 5 and found.steps < d.steps:
+        small = 'or keep estimates small:  model.source = "cox?ridge=1"'
+        return f"error: {_after(found.steps)}: {CUT_SHORT}\n{LOOK}; {small}."
     if max(scaled) < 5:
-        text = f"not at the end after {found.steps} steps; the largest estimate is that of {name}"
+        text = f"{_after(found.steps)}; the largest estimate is that of {name}"
     return f'error: {text}\nLeave it out, drop=COLUMN; or keep estimates small:  model.source = "cox?ridge=1".'
 
 

@@ -16,6 +16,13 @@ from collections.abc import Sequence
 
 from fedgossip.sites.fits.glm.glm import Values
 
+CUT_SHORT = "the last rounds failed, or sites refused a point at which few of their records count"
+"""Why a fit has taken fewer steps than it may, and is not at its end."""
+LOOK = (
+    "The events of its rounds (metrics.jsonl) name the column: values far out, or a rare category, carry its sum, or "
+    "its coefficients diverge. Declare its bounds or cuts in [data.columns], or leave it out, drop=COLUMN"
+)
+
 
 def effective(weights: Values, unit: float = 0.0) -> float:
     """Return the effective number of records [m] with these weights, all >= 0; 0 where all are 0."""

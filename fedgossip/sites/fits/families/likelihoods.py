@@ -25,7 +25,7 @@ from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.table_files import TableFile
 from fedgossip.sites.fits.design_columns import RECORDS_EACH, check_counted, design_columns
-from fedgossip.sites.fits.effective_records import too_few
+from fedgossip.sites.fits.effective_records import CUT_SHORT, LOOK, too_few
 from fedgossip.sites.fits.families.family import (
     Cell,
     FamilyDesign,
@@ -111,6 +111,14 @@ class Likelihood(ABC):
     def check(self, d: FamilyDesign, y: Values) -> None:  # noqa: B027
         """Raise ConfigError for outcomes [m, labels] that the family does not have; classes are those agreed on."""
 
+    def outcomes(self, d: FamilyDesign, y: Values) -> Values:
+        """Return which records [m, k] have each outcome that a category's cells count, or the counts [m, 1] of each."""
+        return np.asarray(y[:, :1] == np.arange(len(d.classes)), np.float64)
+
+    def is_binary(self, d: FamilyDesign, first: Values) -> bool:  # noqa: ARG002
+        """Return whether all counts are 0 or 1, by the sums of `first`."""
+        return False
+
     def more(self, d: FamilyDesign) -> int:  # noqa: ARG002
         """Return the number of further sums of `LikelihoodTerms`."""
         return 0
@@ -175,8 +183,8 @@ class LikelihoodFamily:
         last = [{"squares": SumBlock(k * (k + 1) // 2)}] if self._robust(d) else []
         width = len(d.columns) + 1
         start = {"first": SumBlock(first), "products": SumBlock(width * (width + 1) // 2)}
-        if d.classes:
-            start["classes"] = SumBlock(len(d.classes) * width)
+        if outcomes := self.of.outcomes(d, np.ones((1, self.of.labels))).shape[1]:
+            start["outcomes"] = SumBlock(outcomes * width)
         return [start, *[one] * STEPS, *last]
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
@@ -217,8 +225,8 @@ class LikelihoodFamily:
         if round == 0:
             products = (site.x.T @ site.x)[upper(len(d.columns) + 1)]
             start: dict[str, npt.ArrayLike] = {"first": self.of.first(d, site.y), "products": products}
-            if d.classes:
-                start["classes"] = (site.y == np.arange(len(d.classes))).T.astype(float) @ site.x
+            if (outcomes := self.of.outcomes(d, site.y)).size:
+                start["outcomes"] = outcomes.T @ site.x
             return start
         state, rows = self.state(d, pooled), upper(len(self.of.names(d)))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -261,8 +269,10 @@ class LikelihoodFamily:
         errors = np.sqrt(np.diag(turned @ spread @ turned.T))
         likelihood, free = -state.sums.deviance / 2, max(1, state.sums.records - rank_of(state.sums.information))
         products = symmetric(pooled[0]["products"], len(d.columns) + 1)
-        few = few_share(d, products, pooled[0].records, d.suppress)  # as of glm: exact ones would count them
-        if few := few or (bool(d.classes) and _few_of_a_class(d, pooled[0]["classes"])):
+        outcomes = pooled[0].of.get("outcomes", np.zeros(0)).reshape(-1, len(products))
+        if self.of.is_binary(d, pooled[0]["first"]):
+            outcomes = np.stack([products[0] - outcomes[0], outcomes[0]])
+        if few := few_share(d, products, pooled[0].records, d.suppress, outcomes):  # as of glm
             errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
             both = zip(estimates.tolist(), errors.tolist(), strict=True)
             estimates = np.array([rounded_to(one, error, 3) for one, error in both])
@@ -280,26 +290,17 @@ class LikelihoodFamily:
         remarks += [f"compared with: {', '.join(d.against)}"] if d.against else []
         if few:
             remarks.append(
-                f"rounded: fewer than {d.suppress} records share two categories, and exact errors would count them"
+                f"rounded: fewer than {d.suppress} records share two categories, or one and an outcome, and exact "
+                "errors would count them"
             )
         silent = [names[k] for k in state.silent]
         remarks += [f"depend on each other, so have no errors: {', '.join(silent)}"] if silent else []
-        problem = "" if state.converged else f"not at the end after {state.steps} steps: an estimate diverges"
+        why = "an estimate diverges" if state.steps >= STEPS else f"{CUT_SHORT}.  {LOOK}"
+        problem = "" if state.converged else f"not at the end after {state.steps} steps: {why}"
         forest = (self.of.ratio, "ratio from", "ratio to", 1.0)
         table = ResultTable("estimates", head, tuple(rows), forest)
         title = f"{self.of.title(d)}, at the end after {state.steps} steps" if not problem else self.of.title(d)
         return FamilyResult(title, (table,), remarks, problem)
-
-
-def _few_of_a_class(d: FamilyDesign, sums: Values) -> bool:
-    """Return whether a class of the outcome has 1 to `suppress` - 1 records of some category."""
-    counts = np.rint(sums.reshape(len(d.classes), -1))
-    for column in (one for one in d.encoding.columns if one.categories):
-        mine = [k for k, name in enumerate(d.columns, 1) if name in column.features]
-        cells = np.concatenate([counts[:, mine], (counts[:, 0] - counts[:, mine].sum(axis=1))[:, None]], axis=1)
-        if mine and ((cells > 0) & (cells < d.suppress)).any():
-            return True
-    return False
 
 
 def _last(state: Newton) -> Values:

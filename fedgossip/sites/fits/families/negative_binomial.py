@@ -44,6 +44,12 @@ class NegativeBinomial(Likelihood):
     def first(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
         return np.array([y.sum(), (y * y).sum()])
 
+    def outcomes(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
+        return y
+
+    def is_binary(self, d: FamilyDesign, first: Values) -> bool:  # noqa: ARG002
+        return bool(first[0] == first[1])
+
     def start(self, d: FamilyDesign, first: Values, records: int) -> Values:
         mean = first[0] / records
         if mean <= 0:

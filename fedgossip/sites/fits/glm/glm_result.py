@@ -106,9 +106,9 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> GlmFit | None:
     """Return the fit of the sums; None after too few complete rounds.
 
-    Where fewer than `suppress` records share two categories, exact errors would disclose their number: errors then have
-    two digits, estimates one more, no covariance is reported, and deviances have two digits of a deviance's own error,
-    sqrt(2 free): with few combinations of categories, few tables match an exact deviance.
+    Where fewer than `suppress` records share two categories, or a category and an outcome, exact numbers would disclose
+    how many: errors then have two digits, estimates one more, no covariance is reported, and deviances have two digits
+    of a deviance's own error, sqrt(2 free): with few combinations of categories, few tables match an exact deviance.
     """
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
@@ -132,7 +132,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     estimates, spread = turned @ best, _turned(turned, spread)
     names = (INTERCEPT, *design.columns)
     errors = np.sqrt(np.diag(spread))
-    if few := _few_share(layout, state.first, suppress):
+    if few := _few_share(layout, vector, state.first, suppress):
         errors = np.array([rounded_to(one, one, 2) for one in errors.tolist()])
         estimates = np.array([rounded_to(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
         best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
@@ -197,12 +197,33 @@ def _tests(
             yield TermTest(column.name, statistic, len(mine), float(special.fdtrc(len(mine), free, statistic)), free)
 
 
-def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> bool:
+def _few_share(layout: GlmLayout, vector: Vector, first: PointSums | None, suppress: int) -> bool:
     """Return `few_share` of the sums at the first point, where all records have equal weight."""
     if first is None:
         return False
     products = first.information * (first.records / first.information[0, 0])
-    return few_share(layout.design, products, first.records, suppress)
+    mean = float(layout.design.of_family.mean(np.array(layout.first_point(vector))))
+    outcomes = _outcomes(layout.design.family, first, mean, products[0], first.gradient + mean * products[0])
+    return few_share(layout.design, products, first.records, suppress, outcomes)
+
+
+def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Values) -> Values:
+    """Return the sums of scaled columns over the records of each outcome, [k, p + 1], and `sums` weighted by counts.
+
+    `ones`, `sums` [p + 1]: of the columns, and of them times the outcome.  The outcome of a linear model counts where
+    it is one of two neighbouring whole numbers, as in `few_share`.  A count is that of records where it is 0 or 1, and
+    not larger than their number elsewhere.
+    """
+    records, total = first.records, sums[0]
+    if family == "linear":
+        low = math.floor(total / records + 1e-9)
+        squares = first.deviance - mean * (records * mean - 2 * total)  # its deviance is that from `mean`
+        if abs(squares - (2 * low + 1) * total + low * (low + 1) * records) >= 1e-6 * records:
+            return np.zeros((0, len(sums)))
+        sums = sums - low * ones
+    elif family == "poisson" and abs(first.least - 2 * total) >= 1e-6 * records:  # y - y log y + log y! is y of 0 and 1
+        return sums[None]
+    return np.stack([ones - sums, sums])
 
 
 class ScaledColumns(Protocol):
@@ -218,38 +239,44 @@ class ScaledColumns(Protocol):
     def encoding(self) -> TableEncoding: ...
 
 
-def few_share(design: ScaledColumns, products: Values, records: int, suppress: int) -> bool:
-    """Return whether two categories of different columns have 1 to `suppress` - 1 records in common.
+def few_share(
+    design: ScaledColumns, products: Values, records: int, suppress: int, outcomes: Values | None = None
+) -> bool:
+    """Return whether two categories of different columns, or one and an outcome, share 1 to `suppress` - 1 records.
 
     `products`: X'X of scaled columns and their ones, [p + 1, p + 1], which counts them.  A number with the value a or
     a + 1 in every record is a category too: then, for whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
+    `outcomes`: sums of the same columns over the records of each outcome, [k, p + 1].
     """
     columns = design.columns
     codes = list[int]()
     units = np.diag([1.0, *design.deviation])
     units[1:, 0] = design.mean
     counts = units @ products @ units.T
+    of_outcome = np.zeros((0, len(units))) if outcomes is None else outcomes @ units.T
     for place in range(1, len(counts)):
         low = math.floor(counts[0, place] / records + 1e-9)
         off = counts[place, place] - (2 * low + 1) * counts[0, place] + low * (low + 1) * records
         if abs(off) < 1e-6 * records:
             less = np.eye(len(counts))
             less[place, 0] = -low
-            counts = less @ counts @ less.T
+            counts, of_outcome = less @ counts @ less.T, of_outcome @ less.T
             codes.append(place)
     groups: dict[str, list[int]] = {}
     for place, name in enumerate(columns, 1):
         column = next((one for one in design.encoding.columns if name in one.features), None)
         if (column is not None and column.categories) or place in codes:
             groups.setdefault(column.name if column else name, []).append(place)
+    tables = [_without_sums(of_outcome[:, [0, *one]]) for one in groups.values()]
     for one, other in itertools.combinations(groups.values(), 2):
-        table = counts[np.ix_([0, *one], [0, *other])].copy()
-        table[0] -= table[1:].sum(axis=0)  # the reference category
-        table[:, 0] -= table[:, 1:].sum(axis=1)
-        whole = np.rint(table)
-        if ((whole > 0) & (whole < suppress)).any():
-            return True
-    return False
+        tables.append(_without_sums(_without_sums(counts[np.ix_([0, *one], [0, *other])]).T))
+    whole = [np.rint(table) for table in tables]
+    return any(bool(((table > 0) & (table < suppress)).any()) for table in whole)
+
+
+def _without_sums(table: Values) -> Values:
+    """Return a table with the records of the reference category in its first column, which had those of all."""
+    return np.concatenate([table[:, :1] - table[:, 1:].sum(axis=1, keepdims=True), table[:, 1:]], axis=1)
 
 
 def rounded_to(value: float, error: float, digits: int) -> float:
