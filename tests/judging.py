@@ -28,6 +28,11 @@ sex = { categories = ["f", "m", "x", "rare"] }
 device = "cpu"
 lr = 0.5
 
+[study]
+sites = ["North", "South", "East", "West", "Harbour & Sons"]
+purpose = "To find <i>what</i> is to be looked at first"
+contact = "Dr. A. Weber, data@north.example"
+
 [coordinator]
 clients = 5
 min_clients = 3

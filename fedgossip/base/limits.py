@@ -68,6 +68,38 @@ class OneOf:
 
 
 @dataclass(frozen=True)
+class Words:
+    """Text for people, or a list of texts, each one line of printable letters."""
+
+    most: int
+    entries: int = 0
+    """Maximum length of the list; 0 for a single text."""
+
+    refusal = "cannot be shown as it is"
+
+    def allows(self, value: object) -> bool:
+        if self.entries:
+            return (
+                isinstance(value, list) and len(value) <= self.entries and all(one and self._fits(one) for one in value)
+            )
+        return self._fits(value)
+
+    def _fits(self, value: object) -> bool:
+        return isinstance(value, str) and len(value) <= self.most and value.isprintable() and value == value.strip()
+
+    def advice(self, value: object) -> str:
+        texts = value if isinstance(value, list) else [value]
+        if longest := max((len(str(one)) for one in texts if len(str(one)) > self.most), default=0):
+            return f"Write {self.wording}; one has {longest}."
+        return f"Write {self.wording}, without line breaks, control characters and outer spaces; none empty in a list."
+
+    @property
+    def wording(self) -> str:
+        one = f"at most {self.most} letters"
+        return f"at most {self.entries} texts of {one}" if self.entries else one
+
+
+@dataclass(frozen=True)
 class KnownNames:
     """The names of a table, and what each is in a few words: `explain` and the reference print them.
 
@@ -81,7 +113,7 @@ class KnownNames:
         return ", ".join(f"`{name}` ({what})" if what else f"`{name}`" for name, what in self.names.items())
 
 
-Limit = Within | OneOf
+Limit = Within | OneOf | Words
 
 Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
 SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
@@ -107,4 +139,4 @@ def _limits_of(section: Hashable) -> Sequence[tuple[str, Limit]]:
 
 
 def _in(hint: object) -> Iterator[Limit]:
-    yield from (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Within | OneOf))
+    yield from (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Limit))

@@ -58,7 +58,7 @@ ITEM_BYTES = {"float32": 4, "float64": 8}
 
 CARRIED = (
     "seed", "rounds", "name", "topology", "algorithm", "forecast", "coordinator", "parallel",
-    "data", "model", "train", "eval", "task",
+    "data", "model", "train", "eval", "task", "study",
 )  # fmt: skip
 """Sections and keys that an invite may carry; [track] would send a member's record to where the organiser wants it."""
 

@@ -18,6 +18,7 @@ from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import MOST, Limit, Within, limits_of
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.messages import WORKERS_MAX
 from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of
 from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, objective_of
@@ -44,7 +45,7 @@ def check(experiment: Experiment, where: str) -> None:
     _check_loop(experiment, where)
     for key, value, limit in _limited(experiment):
         if not limit.allows(value):
-            raise ConfigError(f"{where}: {key} = {value!r} {limit.refusal}", limit.advice(value))
+            raise ConfigError(f"{where}: {key} = {line(repr(value))} {limit.refusal}", limit.advice(value))
     _check_seed("seed", experiment.seed, where)
     _check_objective(experiment, where)
     _check_convex(experiment, where)

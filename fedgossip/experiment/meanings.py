@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.base.limits import ABOVE_0, KnownNames, OneOf, Within, between
+from fedgossip.base.limits import ABOVE_0, KnownNames, Limit, between
 from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import keys_of, section_in
@@ -180,7 +180,7 @@ def _allowed(hint: Any) -> str:
     """Return the declared limits in words."""
     for one in (hint, *typing.get_args(hint)):
         for limit in getattr(one, "__metadata__", ()):
-            if isinstance(limit, Within | OneOf | KnownNames):
+            if isinstance(limit, Limit | KnownNames):
                 return limit.wording
             if isinstance(limit, msgspec.Meta):
                 return between(ABOVE_0 if limit.gt == 0 else limit.ge or 0, limit.le or math.inf)

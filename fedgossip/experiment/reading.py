@@ -102,7 +102,19 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
         raise ConfigError(f'{where}: rounds = "endless": only loops of your own end by themselves', advice)
     kind.check(experiment, where)
     check(experiment, where)
+    _check_study(experiment, kind.size, where)
     return experiment
+
+
+def _check_study(experiment: Experiment, size: str, where: str) -> None:
+    """Raise ConfigError where study.sites has other than one name for each of the participants, whose number is the
+    key `size`."""
+    section, key = size.split(".")
+    named, count = experiment.study.sites, getattr(getattr(experiment, section), key)
+    if len(set(named)) != len(named):
+        raise ConfigError(f"{where}: study.sites has a name twice", "Give each site a name of its own.")
+    if named and count is not None and len(named) != count:
+        raise ConfigError(f"{where}: study.sites has {len(named)} names, and {size} = {count}", "Name all, or none.")
 
 
 def _raced(content: dict[str, Any]) -> dict[str, Any]:

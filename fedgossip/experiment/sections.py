@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from fedgossip.base import seeds
-from fedgossip.base.limits import MOST, OneOf, Within
+from fedgossip.base.limits import MOST, OneOf, Within, Words
 from fedgossip.base.scores import ACCURACY, NO_SCORE, Score
 from fedgossip.base.untrusted_text import masked
 from fedgossip.data.named_code import code_in
@@ -86,6 +86,25 @@ class StopSection(msgspec.Struct, forbid_unknown_fields=True):
     [topology] end so in a simulation alone, for none of them has all models."""
 
 
+STUDY_LETTERS, STUDY_SITES = 500, 1024
+
+
+class StudySection(msgspec.Struct, forbid_unknown_fields=True):
+    """[study]: what people have agreed on beside the run: part of the plan and its hash, shown wherever the plan is, on
+    the card and in the release; no effect on the run."""
+
+    sites: Annotated[list[str], Words(100, STUDY_SITES)] = msgspec.field(default_factory=list)
+    """Names of the sites, in any order; as many as take part."""
+    purpose: Annotated[str, Words(STUDY_LETTERS)] = ""
+    """Purpose of the study."""
+    legal_basis: Annotated[str, Words(STUDY_LETTERS)] = ""
+    """Legal basis of the processing at the sites."""
+    retention: Annotated[str, Words(STUDY_LETTERS)] = ""
+    """How long the model, the logs and the approvals are kept, and by whom."""
+    contact: Annotated[str, Words(STUDY_LETTERS)] = ""
+    """Person or office that answers questions."""
+
+
 TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
 """Trackers; a colon and a place may follow."""
 
@@ -128,6 +147,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     eval: EvalSection = msgspec.field(default_factory=EvalSection)
     stop: StopSection = msgspec.field(default_factory=StopSection)
     track: TrackSection = msgspec.field(default_factory=TrackSection)
+    study: StudySection = msgspec.field(default_factory=StudySection)
     simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
     task: TaskSection = msgspec.field(default_factory=TaskSection)
     faults: list[Fault] = msgspec.field(default_factory=list)
@@ -199,6 +219,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
             del content["data"][key]
         if self.stop == StopSection():
             del content["stop"]
+        study = {key: one for key, one in content.pop("study").items() if one}
+        content |= {"study": study} if study else {}
         if server := content.get("parallel", {}).get("server"):
             for key in ("filters", "pull_codec"):
                 server.pop(key) if not server[key] else None

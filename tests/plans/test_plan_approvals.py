@@ -21,7 +21,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.plans.approvals import plan_statement
+from fedgossip.plans.approvals import plan_statement, statement_words
 from fedgossip.plans.approvals.approvals import Approval, ApprovalRequest, HowLong, read_signed, request_of
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
@@ -319,6 +319,84 @@ def test_a_site_reads_compares_approves_and_revokes(desk: Desk) -> None:
     assert twice.code == 2 and "was revoked" in twice.err
     wrong = desk.typed("plan", "approve", "pilot.toml", *NAMED[:3], "1", "--plan", statement.hash[:8])
     assert wrong.code == 2 and "is not the key that" in wrong.err
+
+
+def test_a_plan_is_compared_by_telephone(desk: Desk) -> None:
+    """Forty digits: whoever writes both plans has to try 2^66 for two that read out alike."""
+    desk.typed("plan", "show", "pilot.toml", "--out", "plan.json")
+    digits = desk.typed("plan", "hash", "pilot.toml").out.strip()
+    assert digits.replace(" ", "") == str(int(stated(desk.folder / "pilot.toml").hash, 16))[-40:]
+    assert [len(one) for one in digits.split(" ")] == [5] * 8
+    assert desk.typed("plan", "hash", "plan.json").out.strip() == digits
+    assert f"by telephone   {digits}" in desk.typed("plan", "show", "pilot.toml").out
+    same = desk.typed("plan", "hash", "pilot.toml", "--against", digits.replace(" ", ""))
+    assert same.code == 0 and same.err == "The same plan.\n"
+    misheard = f"{digits[:6]}{(int(digits[6]) + 1) % 10}{digits[7:]}"
+    other = desk.typed("plan", "hash", "pilot.toml", "--against", misheard)
+    assert other.code == 1 and "ANOTHER PLAN: group 2 differs." in other.err
+    assert desk.typed("plan", "hash", "pilot.toml", "--set", "seed=2", "--against", digits).code == 1
+    for wrong in (digits[:-1], "", "abcde " * 8):
+        said = desk.typed("plan", "hash", "plan.json", "--against", wrong)
+        assert said.code == (2 if wrong else 0) and len(said.errors) == bool(wrong)
+    assert "has its keys" in desk.typed("plan", "hash", "plan.json", "--set", "seed=2").err
+
+
+STUDY = """
+[study]
+sites = ["North", "South & Sons", "West"]
+purpose = "To learn who needs a call"
+legal_basis = "Consent"
+retention = "Ten years, at North"
+contact = "Dr. Weber"
+"""
+
+
+def test_a_plan_shows_what_people_agreed_on_beside_the_run(desk: Desk) -> None:
+    """A file without it has the plan that it had; one letter of it is another plan."""
+    path = desk.folder / "pilot.toml"
+    before = stated(path)
+    path.write_text(EXPERIMENT + "[study]\npurpose = ''\nsites = []\n")
+    assert stated(path) == before and "study" not in before.experiment
+    path.write_text(EXPERIMENT + STUDY)
+    shown = " ".join(desk.typed("plan", "show", "pilot.toml").out.split())
+    for words in (
+        "sites North; South & Sons; West",
+        "purpose To learn",
+        "legal basis Consent",
+        "kept Ten years",
+        "contact Dr.",
+    ):
+        assert words in shown
+    assert stated(path).hash not in (before.hash, stated(path, "study.contact=Dr. Webes").hash)
+    sent = replace_text(stated(path), "study.purpose", "To \x1b[2Jlearn\nbudget  none")
+    (purpose,) = (text for what, text in statement_words.lines(sent) if what == "purpose")
+    assert purpose == "To [2Jlearn budget none"
+
+
+def replace_text(statement: PlanStatement, key: str, text: str) -> PlanStatement:
+    section, name = key.split(".")
+    return msgspec.structs.replace(
+        statement, experiment={**statement.experiment, section: {**statement.experiment[section], name: text}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("purpose = 'a\tb'", "cannot be shown as it is"),
+        ("purpose = ' a'", "cannot be shown as it is"),
+        (f"contact = '{'x' * 501}'", "cannot be shown as it is"),
+        ("sites = ['a', 'b']", "has 2 names, and coordinator.clients = 3"),
+        ("sites = ['a', 'b', 'a']", "has a name twice"),
+        ("sites = ['a', 'b', '']", "cannot be shown as it is"),
+        ("sites = 'abc'", "expected `array`"),
+        ("purposes = 'a'", "unknown key 'study.purposes'"),
+    ],
+)
+def test_a_study_that_cannot_be_shown_is_refused_in_one_line(desk: Desk, key: str, told: str) -> None:
+    (desk.folder / "pilot.toml").write_text(f"{EXPERIMENT}[study]\n{key}\n")
+    said = desk.typed("plan", "show", "pilot.toml")
+    assert said.code == 2 and told in said.err and len(said.errors) == 1
 
 
 def test_a_client_takes_part_in_approved_plans_alone(desk: Desk) -> None:

@@ -184,6 +184,7 @@ def test_a_release_is_sound_and_says_what_the_run_and_the_sites_say(released: Pa
     assert [one.sound for one in release.logs] == [True, True] and release.logs[1].what == "log of client 1"
     page = (judged / "run" / "card.html").read_text()
     assert "Not to tell a patient anything &lt;b&gt;by itself&lt;/b&gt;." in page
+    assert "North; South; East; West; Harbour &amp; Sons" in page and "&lt;i&gt;what&lt;/i&gt;" in page
     for words in (
         f"{evaluation['score']:.3g}", f"on {evaluation['records']} records of 5 sites", "plan signed by 5 of 5 sites",
         "2 logs verified", release.plan[:16], "1 to 6", "Nobody promises anything of single records",

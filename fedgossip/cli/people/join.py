@@ -231,8 +231,11 @@ def _shown(
     run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]
 ) -> list[tuple[str, str]]:
     """Print the facts for a person's consent before anything runs."""
+    import msgspec
+
     from fedgossip.drivers import proposals
     from fedgossip.experiment.sections import ENDLESS
+    from fedgossip.plans.approvals.statement_words import study_lines
 
     e, terms = run.experiment, run.terms(proposal.parameters, proposals.ITEM_BYTES.get(proposal.dtype, 4))
     steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
@@ -242,6 +245,7 @@ def _shown(
     rows = [
         ("Experiment", line(e.name or run.name)),
         ("Organiser", f"key {invitation.key}"),
+        *((what.capitalize(), text) for what, text in study_lines(msgspec.to_builtins(e.study))),
         *_learned(e, proposal, own),
         ("Rounds", f"{rounds}{trained}"),
         ("Method", terms.how),

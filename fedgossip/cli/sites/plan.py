@@ -78,6 +78,56 @@ def show(
     _say(found)
 
 
+@plan.command("hash")
+@_experiment
+@click.option("--against", metavar="DIGITS", default="", help="The groups that another site has read out to you.")
+def hash_(
+    experiment: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    model: Path | None,
+    run_code: bool,
+    against: str,
+) -> int:
+    """Print the hash of EXPERIMENT's plan as digits to read out by telephone; or of a plan.json.
+
+    With --against it compares, and ends with code 1 where another plan was read out.
+    """
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.plans.approvals import plan_statement
+
+    if experiment.suffix == ".json":
+        if overrides or model or seed is not None:
+            advice = "Name the experiment file, or leave --set, --seed and --model out."
+            raise ConfigError(f"{experiment}: a plan.json has its keys, its seed and its model already", advice)
+        found = plan_statement.read(experiment)
+    else:
+        _, found = stated(experiment, overrides, seed, model, run_code=run_code)
+    own = plan_statement.spoken(found.hash)
+    echo(own)
+    if not against:
+        return 0
+    fault = _other_plan(own.split(), "".join(against.split()))
+    echo(fault or "The same plan.", err=True)
+    return int(bool(fault))
+
+
+def _other_plan(own: Sequence[str], digits: str) -> str:
+    """Return what differs from the digits that were read out; "" for nothing.  Raises ConfigError for no digits."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.plans.approvals.plan_statement import GROUP_DIGITS
+
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) != GROUP_DIGITS * len(own):
+        text = f"these are {len(digits)} characters; a plan is read out as {len(own)} groups of {GROUP_DIGITS} digits"
+        raise ConfigError(text, "Have it read out again: fedgossip plan hash FILE at both ends.")
+    heard = [digits[at : at + GROUP_DIGITS] for at in range(0, len(digits), GROUP_DIGITS)]
+    wrong = [str(at + 1) for at, (one, other) in enumerate(zip(own, heard, strict=True)) if one != other]
+    if not wrong:
+        return ""
+    which = f"group {wrong[0]} differs" if len(wrong) == 1 else f"groups {', '.join(wrong)} differ"
+    return f"ANOTHER PLAN: {which}.  Where one group alone differs, have it read out again; else compare the files."
+
+
 @plan.command()
 @_experiment
 @KEY
@@ -173,6 +223,7 @@ def approve(
     from fedgossip.cli.people.invited import invite_text
     from fedgossip.net.invites.invitation import read
     from fedgossip.plans.approvals.approvals import request_to_join
+    from fedgossip.plans.approvals.plan_statement import spoken
 
     run, statement = stated(experiment, overrides, seed, model, run_code=run_code)
     approvals = _approvals(key)
@@ -189,7 +240,8 @@ def approve(
     echo(f"Approved: plan {made.plan}, for {made.rounds} rounds, until {until}.  It is in {approvals.path}.")
     if request.records:
         echo(f"It is with the records that this site has now ({request.records[:16]}), and with no others.")
-    echo("Other sites have approved the same where they name this hash.", err=True)
+    echo(f"By telephone: {spoken(made.plan)}", err=True)
+    echo("Other sites have approved the same where they read out these digits.", err=True)
 
 
 def _request(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.base.untrusted_text import quoted
+from fedgossip.base.untrusted_text import line, quoted
 from fedgossip.cli.text import columns, echo, print_json
 from fedgossip.core import run_format
 
@@ -92,6 +92,7 @@ def _lines(made: Release) -> list[str]:
         ["judged", _judged(made)],
         ["logs", _logs(made)],
         ["files", f"{len(made.files) + 1}"],
+        *([what, line(said, 1000)] for what, said in made.study),
         ["signed by", made.signer],
     ]
     return [columns(rows)]

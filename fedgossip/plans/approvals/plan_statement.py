@@ -44,6 +44,17 @@ HASH_SHOWN = 16
 """Digits of a hash that are printed where people compare; 64 bits."""
 
 
+TELEPHONE_GROUPS, GROUP_DIGITS = 8, 5
+"""Digits by which a plan is compared by telephone: 40, 132 bits, so that nobody can search two plans alike (2^66)."""
+
+
+def spoken(sha256: str) -> str:
+    """Return a hash of 64 hex digits as decimal digits in groups, to be read aloud."""
+    count = TELEPHONE_GROUPS * GROUP_DIGITS
+    digits = f"{int(sha256, 16) % 10**count:0{count}d}"
+    return " ".join(digits[at : at + GROUP_DIGITS] for at in range(0, count, GROUP_DIGITS))
+
+
 class StatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Model properties that must agree between sites."""
 

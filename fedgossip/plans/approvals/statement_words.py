@@ -9,13 +9,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedgossip.base.untrusted_text import line
 from fedgossip.data.columns.declarations import declared_columns
 from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN
 from fedgossip.data.objectives import EVALUATION, STATISTICS, SUMS
 from fedgossip.experiment.meanings import keys
-from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement, differences
+from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement, differences, spoken
 from fedgossip.privacy.guarantee import meaning
 
+STUDY_SHOWN = 10_000
+"""Maximum letters of a text of [study]; names of all sites are one text."""
 COLUMNS_SHOWN = 12
 """Maximum number of columns that are named."""
 EMPTY_CELLS = {
@@ -37,6 +40,7 @@ def lines(statement: PlanStatement) -> list[tuple[str, str]]:
         ("learns", _learns(statement)),
         ("from", _from(statement)),
         ("who", _who(statement)),
+        *study_of(statement),
         *(("before", _sentence(one)) for one in terms.before),
         ("rounds", _rounds(statement)),
         (
@@ -48,7 +52,32 @@ def lines(statement: PlanStatement) -> list[tuple[str, str]]:
         ("own code", _named(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
         ("common files", _named(statement.files) or "None."),
         ("version", f"fedgossip {statement.version}"),
+        ("by telephone", spoken(statement.hash)),
     ]
+
+
+STUDY = {
+    "sites": "sites",
+    "purpose": "purpose",
+    "legal_basis": "legal basis",
+    "retention": "kept",
+    "contact": "contact",
+}
+"""Keys of [study] and the words before each, in the order in which to read them."""
+
+
+def study_lines(study: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Return (what, text) of what people have agreed on beside the run; [] where the file has no [study].
+
+    Texts of a received plan are untrusted: each is one printable line.
+    """
+    texts = {key: "; ".join(map(str, one)) if isinstance(one, list) else str(one) for key, one in study.items()}
+    return [(what, line(texts[key], STUDY_SHOWN)) for key, what in STUDY.items() if texts.get(key)]
+
+
+def study_of(statement: PlanStatement) -> tuple[tuple[str, str], ...]:
+    """Return the same of a plan."""
+    return tuple(study_lines(statement.experiment.get("study", {})))
 
 
 def _who(statement: PlanStatement) -> str:

@@ -36,7 +36,9 @@ from fedgossip.core.run_format import (
 )
 from fedgossip.learning.models.model_files import ModelFacts
 from fedgossip.net.endpoints import load_blocks, roster_of
+from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import JOINING, read_signed, site_of
+from fedgossip.plans.approvals.statement_words import study_of
 from fedgossip.secure.session import ParticipantRoster
 from fedgossip.sites.releases.released import FORMAT, Release, ReleasedLog
 from fedgossip.sites.releases.signed_zip import ASK, ReleaseError, SignedZip, open_signed
@@ -141,6 +143,8 @@ def _of_plan(folder: Path, release: Release) -> Iterator[str]:
     path = folder / PLAN
     if path.is_file() and hashlib.sha256(outside_files.read_bytes(path)).hexdigest() != release.plan:
         yield f"{PLAN}: not the plan that the card tells of"
+    elif release.study and study_of(plan_statement.read(path)) != release.study:
+        yield f"{PLAN}: another study than {RELEASE} names"
     if not (folder / APPROVAL).is_file():
         if release.approvals:
             yield f"no {APPROVAL} in it"

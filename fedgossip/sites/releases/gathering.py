@@ -38,6 +38,7 @@ from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import Approval, read_signed, site_of
+from fedgossip.plans.approvals.statement_words import study_of
 from fedgossip.report.page.participation import Took
 from fedgossip.report.page.reading import read_run
 from fedgossip.sites.evaluation import evaluated
@@ -132,6 +133,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         agreed_file=str(plan.experiment["data"].get("agreed") or AGREED),
         judged=evaluation is not None,
         fit=fitted[0] if fitted else "",
+        study=study_of(plan),
         files={},
     )
     contents[CARD] = model_card.page(release, statistics, evaluation, fitted[1] if fitted else None).encode()

@@ -114,6 +114,9 @@ def _use(release: Release) -> Markup | None:
     return section(
         "What it is for",
         *(paragraph(part) for part in release.use.split("\n\n")),
+        facts_table("The study", [(what.capitalize(), said, "") for what, said in release.study])
+        if release.study
+        else None,
         facts_table(
             "The model",
             [

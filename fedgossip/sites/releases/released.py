@@ -97,6 +97,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Whether the release contains an evaluation by all sites."""
     fit: str = ""
     """The file of the fit by sums over the sites; "" for a trained model."""
+    study: tuple[tuple[str, str], ...] = ()
+    """What people agreed on beside the run ([study] of the plan), as (what, text)."""
     files: dict[str, str]
     """sha256 of each file of the release but this one."""
 
