@@ -30,7 +30,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
 from fedgossip.secure.checks import keys_are_signed
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.primitives import digest, small_order, verify
@@ -339,7 +339,7 @@ def _pairs(fates: Sequence[tuple[int, bool]]) -> str:
     return fates_of(*(ranges([v for v, lives in fates if lives is kind]) for kind in (True, False)))
 
 
-def _encoding_told(d: Descriptor) -> Encoding:
+def _encoding_told(d: Descriptor) -> RingEncoding:
     """Return facts on the encoding of a session's numbers, from its description."""
     if d.width > 1:
         return ExactSums((1,), d.ring_bits)

@@ -5,6 +5,7 @@ argument. docs/privacy/attacks.md says what is defended and what is not.
 
     client.py   the client's steps              server.py   the coordinator's
     session.py  what both must agree on         aborts.py   why a session is given up
+    sums.py     both as a library: frames in, frames out (docs/privacy/secure-library.md)
 
 A step object holds what it may hold, and each method returns the next step and uses its own up, so that an order that
 is not the protocol's cannot be written.  `step.frame` is what to send; a driver (`protocols.federated.secure_round`
@@ -39,3 +40,18 @@ code of real participants, which compute everything.
 Sources: Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017; Bell et al.,
 Secure single-server aggregation with (poly)logarithmic overhead, CCS 2020.
 """
+
+from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.sum_encoding import Encoding, ExactEncoding, SumResult
+from fedgossip.secure.sums import SumClient, SumServer, sign_card
+
+__all__ = [
+    "Encoding",
+    "ExactEncoding",
+    "Reason",
+    "RoundAbandoned",
+    "SumClient",
+    "SumResult",
+    "SumServer",
+    "sign_card",
+]

@@ -11,7 +11,7 @@ from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import Words
 
 
-class Encoding(Protocol):
+class RingEncoding(Protocol):
     """The encoding, equal at every client and pinned by each."""
 
     @property
@@ -54,7 +54,7 @@ class Encoding(Protocol):
     @property
     def metrics(self) -> tuple[tuple[str, float], ...]: ...
 
-    def clipped_at(self, clip: float) -> Encoding:
+    def clipped_at(self, clip: float) -> RingEncoding:
         """Return the same encoding with another clip."""
         ...
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.fixed_point import BIT
 from fedgossip.secure.noise import LARGEST
 
@@ -44,7 +44,7 @@ class NoiseRule:
     honest: int
     bits: float = 0.0
 
-    def at(self, fixed: Encoding) -> Noise:
+    def at(self, fixed: RingEncoding) -> Noise:
         """Return the noise that each client adds to a sum of these numbers."""
         norm = rounded_norm(fixed.clip_l2 * fixed.limit / fixed.clip_inf, fixed.length)
         bit_sigma = self.bits * BIT / math.sqrt(self.honest)

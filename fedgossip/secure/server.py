@@ -28,7 +28,7 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.secure import frames, shamir
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.checks import keys_are_signed
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.frames import commitment
 from fedgossip.secure.pairwise import mask_infos, self_key
 from fedgossip.secure.primitives import Agreement, Sign, digest, public_of, small_order, verify
@@ -176,7 +176,7 @@ LANES = 4
 def invite(
     roster: ParticipantRoster,
     descriptor: Descriptor,
-    fixed: Encoding,
+    fixed: RingEncoding,
     sign: Sign,
     ahead: Mapping[int, frames.Keys] | None = None,
 ) -> Inviting:

@@ -19,7 +19,7 @@ import msgspec
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.noise_rule import NO_NOISE, Noise, NoiseRule
 from fedgossip.secure.primitives import LABEL, Sign, digest, transcript, verify
 from fedgossip.secure.ring import RING_BITS
@@ -192,7 +192,7 @@ def model_hash(model: bytes | memoryview) -> bytes:
 
 def proposal(
     roster: ParticipantRoster,
-    fixed: Encoding,
+    fixed: RingEncoding,
     cohort: Sequence[int],
     *,
     task_id: str,
@@ -243,7 +243,7 @@ def _refuse(reason: Reason, what: str) -> RoundAbandoned:
     return RoundAbandoned(reason, what, stage=Stage.KEYS)
 
 
-def check_sound(d: Descriptor, roster: ParticipantRoster, fixed: Encoding) -> None:
+def check_sound(d: Descriptor, roster: ParticipantRoster, fixed: RingEncoding) -> None:
     """Raise RoundAbandoned for a descriptor that no client should accept."""
     n, m = len(d.cohort), d.k + 1
     if d.proto != LABEL or d.ring_bits != fixed.ring_bits:
@@ -279,7 +279,7 @@ class Policy:
     coordinator: bytes = field(repr=False)
     """The coordinator's Ed25519 key: frames without its signature have no effect."""
     task_id: str
-    fixed: Encoding
+    fixed: RingEncoding
     n_min: int = 5
     """Minimum number of clients in a sum; 3 or more."""
     cohort_max: int = graph.COHORT_MAX
@@ -295,7 +295,7 @@ class Policy:
                 f"A sum of fewer than {N_MIN} tells about each; at most {graph.COHORT_MAX} take part.",
             )
 
-    def numbers(self, d: Descriptor) -> Encoding:
+    def numbers(self, d: Descriptor) -> RingEncoding:
         """Return the encoding of numbers in this session: the pinned one, with the session's clip."""
         return self.fixed.clipped_at(d.clip_l2)
 

@@ -10,9 +10,10 @@ in every other one, over lives.  A sum needs consents of more than two thirds of
 that differ by one client have an honest client in common that would have to consent to both.
 
 Exact sums contain no randomness, and the sums of two rounds differ by little.  Their rule is another: the clients of
-the first sum are those of every other one, in this run and in later ones of the same numbers (`Encoding.together`).  A
-client knows them before it consents, and more than two thirds of them have to; so two sums of different clients would
-need one that consents to both.  The same input may be masked again: it can be in one sum alone.
+the first sum are those of every other one, in this run and in later ones of the same numbers
+(`RingEncoding.together`).  A client knows them before it consents, and more than two thirds of them have to; so two
+sums of different clients would need one that consents to both.  The same input may be masked again: it can be in one
+sum alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+import msgspec
+
+from fedgossip.base.decoding import from_msgpack
 from fedgossip.base.vectors import Vector
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.session import Descriptor, round_of
@@ -141,10 +145,42 @@ class Past:
         if (fingerprint := self._unfinished.get(session)) is not None:
             self._forget(fingerprint)
 
+    def state(self) -> bytes:
+        """Return the whole memory as bytes, for `Past.of`."""
+        cohorts = [bits.to_bytes(-(-bits.bit_length() // 8), "little") for bits in sorted(self._cohorts)]
+        saved = _Saved(
+            self.session, self.round, self.company, self.members, cohorts, self._unfinished, list(self._agreed.items())
+        )
+        return msgspec.msgpack.encode(saved)
+
+    @classmethod
+    def of(cls, state: bytes) -> Past:
+        """Return the memory in the bytes of `state`.  Raises UnreadableError."""
+        saved, past = from_msgpack(_SAVED, state), cls()
+        past.session, past.round, past.company, past.members = saved.session, saved.round, saved.company, saved.members
+        past._cohorts = {int.from_bytes(bits, "little") for bits in saved.cohorts}
+        past._unfinished, past._agreed = saved.unfinished, dict(saved.agreed)
+        return past
+
     @property
     def unfinished(self) -> Mapping[int, bytes]:
         """Return the inputs masked in sessions without a result here."""
         return self._unfinished
+
+
+class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A `Past` on disk."""
+
+    session: int
+    round: int
+    company: str
+    members: str
+    cohorts: list[bytes]
+    unfinished: dict[int, bytes]
+    agreed: list[tuple[bytes, str]]
+
+
+_SAVED = msgspec.msgpack.Decoder(_Saved)
 
 
 @lru_cache(maxsize=8)

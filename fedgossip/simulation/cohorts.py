@@ -29,7 +29,7 @@ from fedgossip.core.wire import wire_bytes
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
 from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.federated.tier_sums import apart
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.noise_rule import NO_NOISE
 from fedgossip.secure.ring import RING_BITS, add
 
@@ -43,7 +43,7 @@ class Rounds:
     clients: int
     rounds: int
     least: int
-    fixed: Encoding | None
+    fixed: RingEncoding | None
     chances: Sequence[Callable[[int], Chances]]
     score: Score = ACCURACY
     telling: Telling = EVERYTHING

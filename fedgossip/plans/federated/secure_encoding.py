@@ -12,7 +12,7 @@ from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
 from fedgossip.protocols.federated.client_metrics import Telling
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
 from fedgossip.secure.noise_rule import NoiseRule, client_sigma, rounded_norm
@@ -59,7 +59,7 @@ class Numbers:
         """Whether the sum hides each client by noise."""
         return self.section.privacy.unit == "client"
 
-    def fixed_point(self, length: int, layout: str) -> Encoding:
+    def fixed_point(self, length: int, layout: str) -> RingEncoding:
         """Return the encoding of contributions of a model of `length` elements."""
         if self.exact is not None:
             return self.exact

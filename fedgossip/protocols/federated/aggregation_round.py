@@ -25,7 +25,7 @@ from fedgossip.core.machine import Effect, NodeId, Report, Send
 from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured, Subtotal
 from fedgossip.protocols.federated.client_round import Chances
 from fedgossip.protocols.federated.gathering import Gathered
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.noise_rule import Noise
 from fedgossip.secure.ring import Words
@@ -51,7 +51,7 @@ class LeafSum:
     total: Words
     clients: int
 
-    def integers(self, fixed: Encoding, chances: Chances, noise: Noise) -> Quantised:  # noqa: ARG002
+    def integers(self, fixed: RingEncoding, chances: Chances, noise: Noise) -> Quantised:  # noqa: ARG002
         """Return the words as they are: each client has rounded its own, and added its noise."""
         return Quantised.of_sum(self.total)
 

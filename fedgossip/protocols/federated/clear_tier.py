@@ -27,7 +27,7 @@ from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, L
 from fedgossip.protocols.federated.client_round import Chances, ClientPart, Summand
 from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.noise_rule import NO_NOISE, Noise
 from fedgossip.secure.ring import Words, add
 
@@ -36,7 +36,7 @@ from fedgossip.secure.ring import Words, add
 class ClearSumming:
     """Opens the rounds of one life of a coordinator."""
 
-    fixed: Encoding
+    fixed: RingEncoding
     reading: SumReading
     least: int
     """Minimum number of members in a sum."""
@@ -156,7 +156,7 @@ class ClearRound:
 class AnsweringInIntegers:
     """Answers with the integers themselves."""
 
-    fixed: Encoding
+    fixed: RingEncoding
     chances: Callable[[int], Chances]
     """Random streams of a round."""
     noise: Noise = NO_NOISE

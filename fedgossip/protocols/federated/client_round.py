@@ -29,7 +29,7 @@ from fedgossip.protocols.gossip.refusals import refused_by
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.noise_rule import Noise
@@ -68,7 +68,7 @@ class PreparedContribution:
     def clients(self) -> int:
         return 1
 
-    def integers(self, fixed: Encoding, chances: Chances, noise: Noise) -> Quantised:
+    def integers(self, fixed: RingEncoding, chances: Chances, noise: Noise) -> Quantised:
         return integers(fixed, self, chances, noise)
 
 
@@ -80,7 +80,7 @@ class Summand(Protocol):
         """Number of clients in it."""
         ...
 
-    def integers(self, fixed: Encoding, chances: Chances, noise: Noise) -> Quantised:
+    def integers(self, fixed: RingEncoding, chances: Chances, noise: Noise) -> Quantised:
         """Return its words in the ring.  Raises RoundAbandoned."""
         ...
 
@@ -359,7 +359,7 @@ class Chances:
     noise: Entropy
 
 
-def integers(fixed: Encoding, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
+def integers(fixed: RingEncoding, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
     """Return a client's input to the sum: rounded, and hidden by its share of the noise if there is some."""
     metrics = work.metrics([name for name, _ in fixed.metrics])
     weight = 1 if fixed.weight_max == 1 else work.weight

@@ -35,7 +35,7 @@ from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, L
 from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, Reason, RoundAbandoned, Stage
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, ParticipantRoster, proposal, ranges, session_of
@@ -48,7 +48,7 @@ class SessionTerms:
     """The common terms of all sessions of a run."""
 
     roster: ParticipantRoster
-    fixed: Encoding
+    fixed: RingEncoding
     sign: Sign = field(repr=False)
     task_id: str
     n_min: int
@@ -119,7 +119,7 @@ class SecureSumming:
         return self._last
 
     @property
-    def fixed(self) -> Encoding:
+    def fixed(self) -> RingEncoding:
         """The encoding of numbers as integers in the next session."""
         fixed = self.terms.fixed
         return fixed.clipped_at(min(self.clipping.clip, fixed.clip_inf)) if self.clipping else fixed

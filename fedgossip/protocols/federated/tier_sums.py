@@ -20,7 +20,7 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.protocols.federated.aggregation_round import LeafSum
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.fixed_point import CLIPPED, DecodedSum
 from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.ring import Words
@@ -49,12 +49,12 @@ class SumReading:
     onward: bool = False
     """Whether the sum is for another coordinator."""
 
-    def decoded(self, total: Words, members: Sequence[NodeId], fixed: Encoding) -> DecodedSum:
+    def decoded(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> DecodedSum:
         """Return the values in a sum over `members`.  Raises RoundAbandoned for a sum that these cannot make."""
         noise = self.noise.at(fixed) if self.noise else NO_NOISE
         return fixed.decode(total, self._clients(total, members, fixed), noise.sigma, noise.bit_sigma)
 
-    def _clients(self, total: Words, members: Sequence[NodeId], fixed: Encoding) -> int:
+    def _clients(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> int:
         """Return the number of clients in a sum, as it states it where members are coordinators."""
         if not self.below:
             return len(members)
@@ -76,7 +76,7 @@ class SumReading:
         vectors = (self.coding.whole(mean, round),) if self.coding else apart(mean, self.rule.vectors)
         return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0))
 
-    def facts(self, found: DecodedSum, fixed: Encoding) -> dict[str, object]:
+    def facts(self, found: DecodedSum, fixed: RingEncoding) -> dict[str, object]:
         """Return the facts for the records."""
         facts: dict[str, object] = {"clients": found.clients, "loss": found.metrics.get("loss")}
         if fixed.tells == CLIPPED:

@@ -31,7 +31,7 @@ from fedgossip.protocols.federated.client_round import Summand
 from fedgossip.protocols.federated.leaf import LeafCoordinator
 from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure.aborts import Stage
-from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.fixed_point import DecodedSum, Quantised
 from fedgossip.secure.ring import Words
 
@@ -137,7 +137,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     found = Seen([])
     decoded = SumReading.decoded
 
-    def watched(self: SumReading, total: Words, members: Sequence[NodeId], fixed: Encoding) -> DecodedSum:
+    def watched(self: SumReading, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> DecodedSum:
         if self.below and len(members) > 1:
             found.totals.append(total.copy())
         return decoded(self, total, members, fixed)
