@@ -54,6 +54,7 @@ class _Invite(msgspec.Struct):
     own: int = 0
     fixed: bool = False
     called: bool = True
+    folder: bool = False
 
 
 _DECODER = msgspec.json.Decoder(_Invite)
@@ -77,7 +78,7 @@ class Hosted:
         guests = [_GuestRow(node, one.key, one.verify, one.address, one.signature) for node, one in found]
         content = _Invite(
             party.secret.hex(), party.expires, seats.count, self.experiment, self.ports, guests, list(party.founders),
-            party.ended, seats.own, seats.fixed, seats.called,
+            party.ended, seats.own, seats.fixed, seats.called, seats.folder,
         )  # fmt: skip
         write_whole(self.folder / INVITE, msgspec.json.format(msgspec.json.encode(content), indent=1))
 
@@ -90,8 +91,9 @@ class Hosted:
         return Guest(self.peer.public, self.peer.verify, address, signed(self.peer, address).signature)
 
 
-def seats_of(plan: Plan) -> Seats:
-    """Return the places of a run: a coordinator's own is its organiser's, of equals the first.
+def seats_of(plan: Plan, *, folder: bool = False) -> Seats:
+    """Return the places of a run, by sockets or through a folder: a coordinator's own is its organiser's, of equals the
+    first.
 
     Raises ConfigError for tiers of coordinators: people that join take the free places in the order of their arrival.
     """
@@ -100,7 +102,7 @@ def seats_of(plan: Plan) -> Seats:
         raise ConfigError(text, "Start all with the keys of all: fedgossip coordinator and client, each with --id K.")
     own = 0 if plan.roles.leader is None else plan.roles.leader
     called = any(plan.roles.listens(node) for node in range(plan.n) if node != own)
-    return Seats(plan.n, own, fixed=not is_open(plan), called=called)
+    return Seats(plan.n, own, fixed=folder or not is_open(plan), called=called and not folder, folder=folder)
 
 
 def ways_of(plan: Plan, through: Through | None, whereabouts: Callable[[], str] | None) -> Ways:
@@ -131,9 +133,10 @@ def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int,
 
 
 def _reopen(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: Seats) -> Hosted:
-    if (invite.experiment, invite.seats) != (experiment, seats.count):
+    if (invite.experiment, invite.seats, invite.folder) != (experiment, seats.count, seats.folder):
         advice = f"Go on with that one, or remove {place}: its invite is of no use then."
-        raise ConfigError(f"{place} holds an invite to another experiment, whose run has not ended", advice)
+        how = "to another experiment" if invite.folder == seats.folder else "by another way than --links says"
+        raise ConfigError(f"{place} holds an invite {how}, whose run has not ended", advice)
     return Hosted(place, organiser, _identity(place / PEER_KEY), _party(invite), experiment, invite.ports)
 
 
@@ -187,5 +190,5 @@ def _party(invite: _Invite) -> Party:
     guests: dict[NodeId, Guest] = {}
     for one in invite.guests:
         guests[one.node] = Guest(one.key, one.verify, one.address, one.signature)
-    secret, seats = bytes.fromhex(invite.secret), Seats(invite.seats, invite.own, invite.fixed, invite.called)
-    return Party(secret, invite.expires, seats, guests, tuple(invite.founders), invite.ended)
+    seats = Seats(invite.seats, invite.own, invite.fixed, invite.called, invite.folder)
+    return Party(bytes.fromhex(invite.secret), invite.expires, seats, guests, tuple(invite.founders), invite.ended)

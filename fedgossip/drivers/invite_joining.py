@@ -38,7 +38,7 @@ from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, signed
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invites.invitation import Invitation
 from fedgossip.net.invites.invite_admission import Seats
-from fedgossip.net.invites.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, InviteClient
+from fedgossip.net.invites.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, Asking
 from fedgossip.protocols.members.membership_updates import admission_of
 
 LOST_SECONDS = 120.0
@@ -69,24 +69,25 @@ def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Jo
     return Joined(path, key, given or Identity.load(key))
 
 
-def proposal(client: InviteClient, seconds: float = ANSWER_SECONDS) -> Proposal:
+def proposal(client: Asking, seconds: float = ANSWER_SECONDS) -> Proposal:
     """Request the proposed experiment.  Raises NetworkError, PeerError."""
     return _of_kind(client.ask(InviteProof(client.who, __version__), seconds), Proposal)
 
 
-def test_set(client: InviteClient, proposed: Proposal) -> bytes:
+def test_set(client: Asking, proposed: Proposal) -> bytes:
     """Fetch the common test set, of a size that `experiment_of` has checked.  Raises NetworkError, PeerError."""
     found = bytearray()
-    while len(found) < proposed.test_bytes:
-        part = _of_kind(client.ask(FileQuery(client.who, len(found))), FilePart)
-        if part.start != len(found) or not 0 < len(part.data) <= FILE_PART:
+    starts = range(0, proposed.test_bytes, FILE_PART)
+    for answer in client.ask_all([FileQuery(client.who, start) for start in starts]):
+        part = _of_kind(answer, FilePart)
+        if part.start != len(found) or len(part.data) != min(FILE_PART, proposed.test_bytes - len(found)):
             raise PeerError("the common test set arrives in another order", SAME, peer=ORGANISER)
         found += part.data
     return bytes(found)
 
 
 def enrolled(
-    client: InviteClient, seats: Seats, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
+    client: Asking, seats: Seats, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
 ) -> Beginning:
     """Request a place, and wait for the start; pass progress to `tell` meanwhile.  Raises NetworkError, PeerError."""
     question = Enrol(client.who, __version__, address, signed(client.identity, address).signature)
@@ -124,7 +125,7 @@ def keep_members(folder: Path, beginning: Beginning) -> None:
 
 def _check(one: Entry, organiser: str, seats: Seats) -> None:
     try:
-        if one.address or seats.called or one.node == seats.own:
+        if one.address or seats.addressed(one.node):
             check_reachable(one.address, f"member {one.node}")
         check_public(one.key, f"member {one.node}")
     except ConfigError as error:

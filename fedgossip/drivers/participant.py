@@ -114,6 +114,8 @@ def check_journalled(plan: Plan) -> None:
         what = "a run with a budget of privacy"
     elif isinstance(e, FederatedExperiment) and e.coordinator.tiers:
         what = "a run with coordinator.tiers"
+    elif e.loops:
+        what = "a training loop of one's own"
     elif e.selects:
         what = 'a run with eval.keep = "best" or stop.patience'
     elif isinstance(e, FederatedExperiment) and e.coordinator.algorithm == "fedbuff":

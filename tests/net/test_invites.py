@@ -60,7 +60,7 @@ SCHEMES = st.sampled_from(["tcp", "relay"])
 PLACES = st.builds(lambda scheme, host, port: f"{scheme}://{host}:{port}", SCHEMES, HOSTS, st.integers(1, 65535))
 INVITATIONS = st.builds(
     Invitation,
-    st.lists(PLACES, max_size=3, unique=True).map(tuple),
+    st.lists(PLACES | st.just("folder:Jürgen's disk"), max_size=3, unique=True).map(tuple),
     st.just(KEY),
     st.binary(min_size=16, max_size=16),
     st.integers(0, 2**32 - 1),

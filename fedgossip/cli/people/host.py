@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.cli.people.invited import InvitedSeat, script_of, web_options
+from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
     import ssl
 
     from fedgossip.base.errors import TooFewPeersError
+    from fedgossip.core.messages import Proposal
     from fedgossip.drivers.invite_hosting import Hosted
     from fedgossip.drivers.loops.description import Described
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.net.invites.invite_admission import InviteAdmission
+    from fedgossip.net.invites.invite_folder import InviteFolder
     from fedgossip.net.invites.invite_server import InviteServer
     from fedgossip.net.relays.relay import Door
     from fedgossip.net.relays.relay_client import RelayClient
+    from fedgossip.net.relays.routing import Ways
     from fedgossip.plans.plan import Plan
 
 INVITE_PORT, PEER_PORT = 5699, 5700
@@ -34,8 +39,8 @@ RELAY_SECONDS = 6.0
 """Maximum seconds to wait until relays have answered, before the invite is printed."""
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the present members."""
-TELL_SECONDS = 1.0
-"""Seconds for which waiting members receive the start, before this peer begins itself."""
+MINUTES, FOLDER_MINUTES = 60.0, 7 * 24 * 60.0
+"""Time for people to join by sockets, and through a folder, which somebody may carry."""
 
 
 @click.command()
@@ -59,10 +64,9 @@ TELL_SECONDS = 1.0
     "--expires",
     "minutes",
     type=click.FloatRange(0.01, 60 * 24 * 30),
-    default=60.0,
-    show_default=True,
     metavar="MINUTES",
-    help="Time for people to join; then the run begins with those present, if it can.",
+    help="Time for people to join; then the run begins with those present, if it can.  [default: "
+    f"{MINUTES:g}; through a folder {FOLDER_MINUTES:g}, a week]",
 )
 @click.option(
     "--address",
@@ -109,6 +113,7 @@ TELL_SECONDS = 1.0
     help="Let others on this network see that there is a run (needs the extra lan).",
 )
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@folder_options
 @portable_option
 @web_options
 @click.option("--seed", type=int, help="Replace the file's seed.")
@@ -117,7 +122,7 @@ def host(
     peers: int | None,
     data: str,
     script: str,
-    minutes: float,
+    minutes: float | None,
     addresses: tuple[str, ...],
     relays: tuple[str, ...],
     web: str | None,
@@ -131,52 +136,124 @@ def host(
     announce: bool,
     overrides: tuple[str, ...],
     seed: int | None,
+    carrier: FolderCarrier | None,
 ) -> int:
     """Print an invite to the run that the file EXPERIMENT describes, wait for others to join, and take part: as a peer
     of a graph, a worker of a parallel run, or the coordinator of clients.
 
-    Only this machine needs the file.  The same command resumes after an interruption, with the same invite.
+    Only this machine needs the file.  The same command resumes after an interruption, with the same invite.  With
+    --links folder:DIR nobody needs an address: those who join name the same folder, as they see it.
     """
     from fedgossip.drivers import invite_hosting
-    from fedgossip.drivers.participant import check_open_files
+    from fedgossip.drivers.participant import check_journalled, check_open_files
     from fedgossip.drivers.proposals import hash_of_proposal, learning_of, proposal_of
-    from fedgossip.net.endpoints import TCP
-    from fedgossip.net.invites.invitation import written
-    from fedgossip.net.invites.invite_server import InviteServer
-    from fedgossip.net.relays.addresses import Whereabouts, own_addresses
+    from fedgossip.net.invites.invite_folder import AwaitedError
 
-    front = _front(web, web_listen, cert, cert_key)
+    calls = _Calls(addresses, relays, _front(web, web_listen, cert, cert_key), invite_port, port, announce)
     whole, plan = _plan(experiment, peers, data, overrides, seed)
-    seats = invite_hosting.seats_of(plan)
+    seats = invite_hosting.seats_of(plan, folder=carrier is not None)
+    if carrier:
+        calls.check_none()
+        check_journalled(plan)
     check_open_files(plan, [seats.own])  # before anyone is invited
     loop = script_of(plan.experiment, script)
     led = _first_model(plan, loop)
     own = led.learning if led else learning_of(plan, seats.own, whole.data)
     proposal = proposal_of(whole, None if loop and not led else (own or _task(plan, seats.own))[0])
-    expires = int(time.time() + 60 * minutes)
+    expires = int(time.time() + 60 * (minutes or (FOLDER_MINUTES if carrier else MINUTES)))
     what = hash_of_proposal(proposal)
     with contextlib.ExitStack() as stack:
-        ports = _hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT)
+        ports = (0, 0) if carrier else (_hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT))
         hosted = invite_hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
         hosted = invite_hosting.renewed(hosted, time.time(), expires)
-        through = [_relay(one) for one in relays]
-        inside = {front.url: _open_front(stack, front, hosted)} if front else {}
-        through += inside
-        agent = _at_relays(stack, hosted, through, inside)
-        here = Whereabouts(hosted.ports[1], through, given=_given(addresses, hosted.ports[1]))
-        way = invite_hosting.invite_admission(hosted, here.text, proposal, whole.test)
-        server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
-        called = _given(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
-        _show(written(hosted.invitation([*called, *through])), qr=qr)
-        if announce:
-            _announce(stack, experiment.stem, hosted, called)
-        if not way.party.founders:
-            _wait(server, way, plan)
-        ways = invite_hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
-        seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / run_format.PEER_KEY, ways, hosted.ports[1],
-                           learning=own, data=whole.data, script=() if led else loop,
-                           prepare=led.keep if led else None, whole=lambda run: _write_report(plan, run))  # fmt: skip
+        if carrier:
+            opened = _open_folder(stack, carrier, hosted, proposal, whole.test)
+        else:
+            opened = _open_sockets(stack, calls, plan, hosted, proposal, whole.test, experiment.stem)
+        _show(opened.invite, qr=qr)
+        if carrier:
+            echo("Those who join name the folder as they see it: fedgossip join - --links folder:DIR", err=True)
+        server, way = opened.server, opened.server.admission
+        try:
+            if not way.party.founders:
+                _wait(server, way, plan)
+        except AwaitedError as awaited:
+            echo(f"{awaited}; to go on, type the same command again", err=True)
+            return 0
+        seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / run_format.PEER_KEY, opened.ways,
+                           hosted.ports[1] or None, learning=own, data=whole.data, script=() if led else loop,
+                           prepare=led.keep if led else None, whole=lambda run: _write_report(plan, run),
+                           carrier=carrier)  # fmt: skip
         return _take_part(seat, hosted, server, way)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """This person's options for how this machine is called."""
+
+    addresses: tuple[str, ...]
+    relays: tuple[str, ...]
+    front: _Front | None
+    invite_port: int | None
+    port: int | None
+    announce: bool
+
+    def check_none(self) -> None:
+        """Raise ConfigError where a run through a folder is to be called."""
+        from fedgossip.base.errors import ConfigError
+
+        if self.addresses or self.relays or self.front or self.invite_port or self.port:
+            text = "--address, --relay, --web and ports are of sockets, and --links is a folder"
+            raise ConfigError(text, "Leave them out, or --links.")
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What those who join meet: the text of the invite, who answers, and how the others are reached."""
+
+    invite: str
+    server: InviteServer | InviteFolder
+    ways: Ways
+
+
+def _open_folder(
+    stack: contextlib.ExitStack, carrier: FolderCarrier, hosted: Hosted, proposal: Proposal, test: bytes
+) -> _Opened:
+    """Look for requests in a shared folder."""
+    from fedgossip.drivers import invite_hosting
+    from fedgossip.net.invites.invitation import FOLDER, written
+    from fedgossip.net.invites.invite_folder import InviteFolder
+    from fedgossip.net.relays.routing import DIRECT
+
+    way = invite_hosting.invite_admission(hosted, "", proposal, test)
+    desk = InviteFolder(carrier.root, way, 0.0 if carrier.once else carrier.poll_seconds)
+    server = stack.enter_context(contextlib.closing(desk))
+    server.look()
+    return _Opened(written(hosted.invitation([f"{FOLDER}{carrier.root.resolve().name}"])), server, DIRECT)
+
+
+def _open_sockets(
+    stack: contextlib.ExitStack, calls: _Calls, plan: Plan, hosted: Hosted, proposal: Proposal, test: bytes, name: str
+) -> _Opened:
+    """Listen for requests, and at relays."""
+    from fedgossip.drivers import invite_hosting
+    from fedgossip.net.endpoints import TCP
+    from fedgossip.net.invites.invitation import written
+    from fedgossip.net.invites.invite_server import InviteServer
+    from fedgossip.net.relays.addresses import Whereabouts, own_addresses
+
+    through, front = [_relay(one) for one in calls.relays], calls.front
+    inside = {front.url: _open_front(stack, front, hosted)} if front else {}
+    through += inside
+    agent = _at_relays(stack, hosted, through, inside)
+    here = Whereabouts(hosted.ports[1], through, given=_given(calls.addresses, hosted.ports[1]))
+    way = invite_hosting.invite_admission(hosted, here.text, proposal, test)
+    server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
+    called = _given(calls.addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
+    if calls.announce:
+        _announce(stack, name, hosted, called)
+    ways = invite_hosting.ways_of(plan, agent.way if agent else None, None if calls.addresses else here)
+    return _Opened(written(hosted.invitation([*called, *through])), server, ways)
 
 
 def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
@@ -344,9 +421,9 @@ def _given(given: tuple[str, ...], port: int) -> list[str]:
     return found
 
 
-def _wait(server: InviteServer, admission: InviteAdmission, plan: Plan) -> None:
+def _wait(server: InviteServer | InviteFolder, admission: InviteAdmission, plan: Plan) -> None:
     """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
-    said, told = "", 0
+    said, told, fault = "", 0, ""
     while not admission.is_ready(now := time.time()):
         if now >= admission.party.expires:
             raise _too_few(admission, now)
@@ -358,6 +435,9 @@ def _wait(server: InviteServer, admission: InviteAdmission, plan: Plan) -> None:
         for key, why in [*admission.unfit.items()][told:]:
             echo(f"Not let in: the holder of the key {key}: {why}", err=True)
         told = len(admission.unfit)
+        if server.fault and server.fault != fault:
+            echo(server.fault, err=True)
+        fault = server.fault
     here = ", ".join(_named(admission, node, plan) for node in sorted(admission.here(time.time())))
     echo(f"Here: {here}.  It begins.", err=True)
 
@@ -398,15 +478,15 @@ def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
     return f"{label} ({host})" if host else label
 
 
-def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admission: InviteAdmission) -> int:
+def _take_part(
+    seat: InvitedSeat, hosted: Hosted, server: InviteServer | InviteFolder, admission: InviteAdmission
+) -> int:
     from fedgossip.drivers.invite_hosting import write_endpoints
 
     if not seat.again:
         admission.begin(time.time())
         write_endpoints(hosted.folder, hosted.organiser.verify, admission.members())
-    until = time.monotonic() + TELL_SECONDS
-    while not seat.again and (left := until - time.monotonic()) > 0:
-        server.serve(left)
+        server.announce()
     server.serve_beside()
     code = seat.take_part()
     if seat.is_over(code):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base import signals
-from fedgossip.cli.run.participant import Participant
+from fedgossip.cli.run.participant import Participant, is_over, listens
 from fedgossip.cli.text import echo
 from fedgossip.core.run_format import ENDPOINTS, EXPERIMENT, HOSTED, ROWS
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedgossip.cli.run.progress import Progress
     from fedgossip.cli.sites.approval import Gate
     from fedgossip.core.records import Row
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.drivers.proposals import Learning
     from fedgossip.experiment import Experiment
     from fedgossip.net.endpoints import Endpoint, Members
@@ -96,6 +97,10 @@ class InvitedSeat:
     """Its site's approval of the plan, where required."""
     whole: Callable[[Path], None] | None = None
     """Called with the folder of a coordinator or server at the end."""
+    carrier: FolderCarrier | None = None
+    """The shared folder, in place of sockets."""
+    command: str = ""
+    """The command that goes on, where it is not the one that was typed."""
 
     @property
     def out(self) -> Path:
@@ -116,9 +121,10 @@ class InvitedSeat:
         keep_experiment(self.plan, self.folder)
         if self.script:
             return self._run_script()
-        endpoints, roles = self.folder / ENDPOINTS, self.plan.roles
-        members = load_members(endpoints, self.node) if is_open(self.plan) else None
-        known = dict(members.endpoints if members else load_endpoints(endpoints, self.plan.n, roles.listens))
+        endpoints = self.folder / ENDPOINTS
+        members = load_members(endpoints, self.node) if is_open(self.plan) and not self.carrier else None
+        called = listens(self.plan, self.carrier)
+        known = dict(members.endpoints if members else load_endpoints(endpoints, self.plan.n, called))
         learning, policy = self._agreed(known)
         seat = self._participant(known, members)
         return replace(seat, policy=policy, learning=learning).take_part(self._waiting())
@@ -127,8 +133,8 @@ class InvitedSeat:
         return Participant(
             self.folder / EXPERIMENT, self.plan, self.node, self.plan.roles.label(self.node), self.key,
             self.folder / ENDPOINTS, known, self.out, self.again, f"tcp://*:{self.port}" if self.port else None,
-            members, self.late, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
-            prepare=self.prepare, gate=self.gate, whole=self.whole,
+            members, self.late, data=self.data, spent=self.spent, ways=self.ways, carrier=self.carrier,
+            again=self.command or command_line(), prepare=self.prepare, gate=self.gate, whole=self.whole,
         )  # fmt: skip
 
     def _waiting(self) -> str:
@@ -140,6 +146,8 @@ class InvitedSeat:
 
     def is_over(self, code: int) -> bool:
         """Whether the run has ended here, by the return value of `take_part`; a script may be mended and go on."""
+        if self.carrier:
+            return is_over(self.out)
         return code == 0 if self.script else code != 130
 
     def _run_script(self) -> int:

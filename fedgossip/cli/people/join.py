@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import click
 from fedgossip.base import outside_files
 from fedgossip.base.untrusted_text import line
 from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of, web_options
+from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.sites.approval import approved_to_join
 from fedgossip.cli.text import columns, echo
 from fedgossip.core import run_format
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
     from fedgossip.core.messages import Beginning, Gathering, Proposal
     from fedgossip.drivers.before_consent import DeclaredRun
     from fedgossip.drivers.invite_joining import Joined
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.experiment import Experiment
     from fedgossip.net.invites.invitation import Invitation
-    from fedgossip.net.invites.invite_client import InviteClient
+    from fedgossip.net.invites.invite_client import Asking
     from fedgossip.net.relays.reachability import Through
     from fedgossip.net.relays.relay_client import RelayClient
     from fedgossip.net.relays.routing import Ways
@@ -73,6 +76,7 @@ SEARCH_SECONDS = 3.0
     default=0.0,
     help="As a client: require `fedgossip plan approve`, valid for so many days at most; the policy records it.",
 )
+@folder_options
 @web_options
 def join(
     invite: tuple[str, ...],
@@ -85,6 +89,7 @@ def join(
     key: Path | None,
     policy: Path | None,
     approval_days: float,
+    carrier: FolderCarrier | None,
 ) -> int:
     """Take part in the run that INVITE is for; without it, list the organisers announced here.
 
@@ -92,32 +97,76 @@ def join(
     standard input.  As a text it stands in the list of processes, where every user of this machine can read it.
 
     The proposed run is shown first; nothing of it runs, or is written, before you agree.  The same command resumes
-    after an interruption.
+    after an interruption.  An invite to a folder needs --links folder:DIR, where this machine sees that folder.
     """
     from fedgossip.base.errors import NetworkError
     from fedgossip.drivers import invite_joining
     from fedgossip.net.invites.invitation import read
-    from fedgossip.net.invites.invite_client import InviteClient
+    from fedgossip.net.invites.invite_folder import AwaitedError
     from fedgossip.plans.approvals.approvals import HowLong
 
     if not invite:
         return _list()
     invitation = read(invite_text(invite))
+    _check_carrier(invitation, carrier, address, port)
     place = invite_joining.folder_of(folder, invitation, key)
     with contextlib.ExitStack() as stack:
-        more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
-        through = agent.way if agent else None
-        client = InviteClient(invitation, place.identity, _way_to(invitation, through), more)
-        stack.callback(client.close)
-        echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
-        try:
-            proposal = invite_joining.proposal(client)
-        except NetworkError as error:
-            raise _explained(error, agent) from None
+        client, agent = _at_folder(carrier, invitation, place) if carrier else _calling(stack, invitation, place)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
-        own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent)
-        plan = _agreed(proposal, invitation, place, own, yes=yes)
-        return _take_part(client, proposal, plan, place, own, agent)
+        own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent, carrier)
+        try:
+            try:
+                proposal = invite_joining.proposal(client)
+            except NetworkError as error:
+                raise _explained(error, agent) from None
+            plan = _agreed(proposal, invitation, place, own, yes=yes)
+            return _take_part(client, proposal, plan, place, own, agent, _command(invite, place))
+        except AwaitedError as awaited:
+            echo(f"{awaited}; to go on, type the same command again", err=True)
+            return 0
+
+
+def _check_carrier(
+    invitation: Invitation, carrier: FolderCarrier | None, address: str | None, port: int | None
+) -> None:
+    """Raise ConfigError where the invite and the options are not of one carrier."""
+    from fedgossip.base.errors import ConfigError
+
+    if invitation.folder is not None and carrier is None:
+        text = f"this invite is to a shared folder, {line(invitation.folder, 60)!r} at the organiser's"
+        raise ConfigError(text, "Name the same folder as this machine sees it: --links folder:DIR")
+    if invitation.folder is None and carrier:
+        advice = "Leave --links out; for a folder the organiser types `fedgossip host --links folder:DIR`."
+        raise ConfigError("this invite names addresses, and no folder", advice)
+    if carrier and (address or port):
+        raise ConfigError("--address and --port are of sockets, and --links is a folder", "Leave them out.")
+
+
+def _at_folder(carrier: FolderCarrier, invitation: Invitation, place: Joined) -> tuple[Asking, None]:
+    from fedgossip.net.invites.invite_folder import FolderClient
+
+    poll_seconds = 0.0 if carrier.once else carrier.poll_seconds
+    about = invitation, place.identity, carrier.root, place.path / run_format.REPLIES
+    echo(f"Asking the organiser through the folder {carrier.root}", err=True)
+    return FolderClient(*about, poll_seconds, carrier.patience_seconds), None
+
+
+def _calling(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> tuple[Asking, RelayClient | None]:
+    """Call the organiser, and listen at its relays."""
+    from fedgossip.net.invites.invite_client import InviteClient
+
+    more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
+    through = agent.way if agent else None
+    client = InviteClient(invitation, place.identity, _way_to(invitation, through), more)
+    stack.callback(client.close)
+    echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
+    return client, agent
+
+
+def _command(invite: tuple[str, ...], place: Joined) -> str:
+    """Return the command that goes on after the consent: the proposal of this invite can be no other one then."""
+    words = [word for word in sys.argv[1:] if word not in (*invite, "--yes")]
+    return shlex.join(["fedgossip", *words, str((place.path / run_format.INVITE_TEXT).resolve()), "--yes"])
 
 
 @dataclass(frozen=True)
@@ -131,6 +180,7 @@ class _Own:
     policy: Path
     approvals: HowLong | None
     spent: Path | None
+    carrier: FolderCarrier | None = None
 
 
 def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
@@ -255,6 +305,8 @@ def _shown(
         ("Code", _whose_code(code, own.script)),
         *_of_the_machine(e),
     ]
+    if own.carrier:
+        rows.append(("Links", f"sealed files in {own.carrier.root}: its owner sees who, when, how much"))
     if proposal.test:
         rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, from the organiser"))
     return rows
@@ -293,33 +345,56 @@ def _whose_code(code: list[str], script: str) -> str:
 
 
 def _take_part(
-    client: InviteClient, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None
+    client: Asking, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None, command: str
 ) -> int:
     from fedgossip.drivers import invite_hosting, invite_joining, proposals
-    from fedgossip.drivers.participant import check_open_files
+    from fedgossip.drivers.participant import check_journalled, check_open_files
+    from fedgossip.net.invites.invitation import written
+    from fedgossip.net.relays.routing import DIRECT
     from fedgossip.plans.federated.policy import how_long
+    from fedgossip.runs.run_directory import write_whole
+
+    if own.carrier:
+        check_journalled(plan)
+        write_whole(place.path / run_format.INVITE_TEXT, written(client.invitation).encode())
 
     test = invite_joining.test_set(client, proposal)
     proposals.keep_test(proposal, test, place.path / run_format.PROPOSED_FILES)
-    experiment, seats = keep_experiment(plan, place.path), invite_hosting.seats_of(plan)
+    seats = invite_hosting.seats_of(plan, folder=own.carrier is not None)
+    experiment = keep_experiment(plan, place.path)
     check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
     with contextlib.ExitStack() as stack:
         port = _held(stack, place, own.port) if seats.called else None
-        address, ways = _whereabouts(client, plan, own, port, agent)
+        address, ways = ("", DIRECT) if own.carrier else _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
         learning = proposals.learning_of(plan, first, own.data)  # an unreadable file is reported before the wait
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
         gate = approved_to_join(plan, task, client.invitation, place, experiment, held, own.data)
         waiting = _Waiting(plan)
-        beginning = invite_joining.enrolled(client, seats, address if seats.called else "", waiting, time.sleep)
+        beginning = invite_joining.enrolled(
+            client, seats, address if seats.called else "", waiting, _pause(own.carrier)
+        )
         invite_joining.keep_members(place.path, beginning)
         node = beginning.node
         if learning and node != first:
             learning = proposals.learning_of(plan, node, own.data)
         return InvitedSeat(
             plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
-            own.spent, script_of(plan.experiment, own.script), held, gate=gate,
+            own.spent, script_of(plan.experiment, own.script), held, gate=gate, carrier=own.carrier,
+            command=command if own.carrier else "",
         ).take_part()  # fmt: skip
+
+
+def _pause(carrier: FolderCarrier | None) -> Callable[[float], None]:
+    """Return what waits between two requests to take part."""
+    from fedgossip.net.invites.invite_folder import AwaitedError
+
+    def pause(seconds: float) -> None:
+        if carrier and carrier.once:
+            raise AwaitedError("waiting for the others")
+        time.sleep(carrier.poll_seconds if carrier else seconds)
+
+    return pause
 
 
 def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
@@ -334,7 +409,7 @@ def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int
 
 
 def _whereabouts(
-    client: InviteClient, plan: Plan, own: _Own, port: int | None, agent: RelayClient | None
+    client: Asking, plan: Plan, own: _Own, port: int | None, agent: RelayClient | None
 ) -> tuple[str, Ways]:
     """Return the member's own address for others, and our routes to them.  Raises ConfigError."""
     from fedgossip.drivers.invite_hosting import ways_of

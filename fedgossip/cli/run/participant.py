@@ -17,7 +17,7 @@ import click
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo, some
-from fedgossip.core.run_format import MASKED, MODEL, MODEL_BEST, PEER_KEY, ROWS, SPENT, STEP
+from fedgossip.core.run_format import ENDED, JOURNAL, MASKED, MODEL, MODEL_BEST, PEER_KEY, ROWS, SPENT, STEP
 
 if TYPE_CHECKING:
     from fedgossip.cli.sites.approval import Gate
@@ -156,7 +156,7 @@ class Participant:
         who = self.title.replace(" ", "")
         folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
         if self.carrier:
-            write_step(folder)
+            write_step(folder, self.again or _line(folder.resolve()))
         if self.prepare:
             self.prepare(folder)
         if gate:
@@ -310,11 +310,16 @@ class Participant:
         return self.out
 
 
-def write_step(folder: Path) -> None:
-    """Write the command as given, and the folder that it was given in, for `fedgossip step`."""
+def is_over(folder: Path) -> bool:
+    """Whether a run by folder has ended here, and the others have fetched all that this participant sent."""
+    return (folder / ENDED).exists() and not (folder / JOURNAL).exists()
+
+
+def write_step(folder: Path, command: str) -> None:
+    """Write the command that goes on, and the folder that it was given in, for `fedgossip step`."""
     from fedgossip.runs.run_directory import write_whole
 
-    words = shlex.split(_line(folder.resolve()))[1:]
+    words = shlex.split(command)[1:]
     words = [word for word in words if word != "--resume"] if words[0] == "fit" else words  # which has no such option
     content = {"in": os.fspath(Path.cwd()), "words": words}
     if not (folder / STEP).exists():  # `step` itself was given other words

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import click
 
+from fedgossip.cli.run.participant import is_over
 from fedgossip.cli.text import echo
-from fedgossip.core.run_format import ENDED, JOURNAL, STEP
+from fedgossip.core.run_format import STEP
+
+_COMMANDS = "peer", "coordinator", "client", "fit", "host", "join"
+"""The commands with --links folder:DIR."""
 
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -30,22 +34,18 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
 def step(run: Path, every: float | None) -> int:
     """Do what participant RUN can do now with the messages of its folder, and end: for cron, or a USB stick.
 
-    RUN is the folder that `peer`, `coordinator`, `client` or `fit` made with --links folder:DIR.  The exit code
-    is 0 while the run goes on, and that of the participant when it has ended.
+    RUN is the folder that `peer`, `coordinator`, `client` or `fit` made with --links folder:DIR, or the folder run in
+    that of `host` or `join`.  The exit code is 0 while the run goes on, and that of the participant when it has ended.
     """
     words, place = _command_in(run)
-    if _is_over(run):
+    if is_over(run):
         echo(f"The run is over, and all that this participant sent was fetched: {run}", err=True)
         return 0
     while True:
         code = _go_on(words, place)
-        if every is None or code or _is_over(run):
+        if every is None or code or is_over(run):
             return code
         time.sleep(every)
-
-
-def _is_over(run: Path) -> bool:
-    return (run / ENDED).exists() and not (run / JOURNAL).exists()
 
 
 def _command_in(run: Path) -> tuple[list[str], str]:
@@ -60,7 +60,7 @@ def _command_in(run: Path) -> tuple[list[str], str]:
     except (OSError, UnreadableError, ValueError, KeyError, TypeError) as error:
         text = f"{run}: no participant of a run by folder ({error})"
         raise ConfigError(text, "Name the folder that --out gave, of a command with --links folder:DIR.") from None
-    if words[:1] not in (["peer"], ["coordinator"], ["client"], ["fit"]):
+    if words[:1] not in ([one] for one in _COMMANDS):
         raise ConfigError(f"{run / STEP}: {' '.join(words[:1])!r} is no participant", "Put a good copy there.")
     return [*words, *([] if "--once" in words else ["--once"])], place
 

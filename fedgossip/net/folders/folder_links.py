@@ -13,7 +13,6 @@ import hashlib
 import os
 import secrets
 import select
-import struct
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,9 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, Expected, Hello
-from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, chunks, packed
+from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, packed
 from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.net.folders.contents import content_of, message_in
 from fedgossip.net.folders.pair_folder import LISTED, PairReader, PairWriter, folder_of, names_in
 from fedgossip.net.folders.sealed_files import (
     GREETING,
@@ -64,8 +64,6 @@ SMALL_BYTES = 1 << 20
 
 END = 2**64 - 1
 """The number in the receipt of a participant whose machine has ended: it fetches nothing more."""
-
-_LENGTH, _MARK = struct.Struct("<I"), struct.Struct("<cII")
 
 
 class FolderState(msgspec.Struct):
@@ -151,7 +149,7 @@ class FolderLinks(Wakeable):
         secret = bytes.fromhex(self._state.secret)
         process = public_of(secret)
         unlike = replace(hello, process=int.from_bytes(hashlib.sha256(process).digest()[:6], "little"))
-        self._hello = _content(unlike)
+        self._hello = content_of(unlike)
         limit = HEADER_BYTES_MAX + SMALL_BYTES + 2 * max(expected.payload_bytes, 8 * expected.words)
         own = raw(self.identity.secret)
         for node in partners:
@@ -236,7 +234,7 @@ class FolderLinks(Wakeable):
             waiting = sum(pair.sizes.values())
             if pair.sizes and (len(pair.sizes) >= FILES or waiting + message.payload_bytes > BYTES):
                 break
-            content = _content(message)
+            content = content_of(message)
             size = OVERHEAD + len(content)  # an earlier process may have written it
             if pair.writer.size(MESSAGE, number) != size and not self._written(pair, MESSAGE, number, content, events):
                 break
@@ -272,7 +270,7 @@ class FolderLinks(Wakeable):
         if pair.sizes and time.monotonic() - (pair.repeated or time.monotonic()) > REPEAT_SECONDS:
             pair.repeated = time.monotonic()
             number, message = pair.waiting[0]
-            self._written(pair, MESSAGE, number, _content(message), events)
+            self._written(pair, MESSAGE, number, content_of(message), events)
         pair.repeated = pair.repeated or time.monotonic()
         return done
 
@@ -325,7 +323,7 @@ class FolderLinks(Wakeable):
             if found is None:
                 return False
             sealed, content = found
-            hello = _message(content, pair.assembler)
+            hello = message_in(content, pair.assembler)
             if not isinstance(hello, Hello):
                 raise FrameError("ungreeted", f"participant {pair.node} greets with another message")
             later = agreed(bytes.fromhex(self._state.secret), sealed.process)
@@ -348,7 +346,7 @@ class FolderLinks(Wakeable):
             found = pair.reader.take(MESSAGE, pair.taken + 1)
             if found is None:
                 return False
-            message = _message(found[1], pair.assembler)
+            message = message_in(found[1], pair.assembler)
         except (FrameError, OSError) as error:
             self._refuse(pair.node, error, events)
             return False
@@ -409,31 +407,3 @@ def _name_of(hello: Hello, keys: Mapping[NodeId, str]) -> bytes:
     """Return the name of a run: 16 bytes of a hash of its experiment and of its participants' keys."""
     about = [hello.experiment, hello.schema, *(f"{node}={key}" for node, key in sorted(keys.items()))]
     return hashlib.sha256("\n".join(about).encode()).digest()[:16]
-
-
-def _content(message: AnyMessage) -> bytes:
-    """Return a message as bytes: the length of its header, the header, its vectors."""
-    header = packed(message).header
-    return b"".join([_LENGTH.pack(len(header)), header, *chunks(message)])
-
-
-def _message(content: bytes, assembler: Assembler) -> AnyMessage:
-    """Return the message of `_content`.  Raises FrameError."""
-    view = memoryview(content)
-    if len(view) < _LENGTH.size:
-        raise FrameError("truncated", f"a message of {len(view)} bytes")
-    (length,) = _LENGTH.unpack_from(view)
-    at = _LENGTH.size + length
-    assembler.mark(_MARK.pack(b"H", 1, 0))
-    message = assembler.header(bytes(view[_LENGTH.size : at]))
-    index = 0
-    while message is None:
-        target = assembler.mark(_MARK.pack(b"C", 1, index))
-        assert target is not None
-        piece = view[at : at + len(target)]
-        target[: len(piece)] = piece
-        message = assembler.landed(len(piece))
-        at, index = at + len(piece), index + 1
-    if at != len(view):
-        raise FrameError("truncated", f"{len(view) - at} bytes after the end of a message")
-    return message

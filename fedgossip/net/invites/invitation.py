@@ -7,7 +7,8 @@
     key    32 bytes    the organiser's public key of CURVE: it authenticates the organiser to a joiner
     secret 16 bytes    random; its holder may request to join, it travels over no network
     places             one after the other: a kind, a host (4, 16, or 1 + n bytes), a port (2 bytes); or, of a
-                       relay by the web, a kind and its URL (1 + n bytes)
+                       relay by the web, a kind and its URL (1 + n bytes); or, of a shared folder, a kind and the
+                       name that it has on the organiser's machine
     check   4 bytes    of the SHA-256 of all before
 
 All numbers are big-endian.  Capitals, white space and hyphens do not count, so that a text broken by a mail program is
@@ -43,20 +44,31 @@ _ALIKE = str.maketrans({"i": "1", "l": "1", "o": "0"})
 _IPV4, _IPV6, _NAME = 4, 6, 0
 _RELAYED = 8
 """Added to the kind of an address that is a relay's."""
-_WEB = 16
-"""The kind of a relay's address by the web."""
+_WEB, _FOLDER = 16, 32
+"""The kinds of a relay's address by the web, and of a shared folder."""
+FOLDER = "folder:"
+"""How the place of an invite begins that is a shared folder: no address, its last name alone follows."""
+FOLDER_BYTES = 60
+"""Maximum bytes of a folder's name."""
 
 ASK_ANEW = "Ask the organiser for the whole text, or for a new one."
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """`addresses`: tcp://HOST:PORT, where the organiser is called; relay://HOST:PORT or wss://HOST, through which."""
+    """`addresses`: tcp://HOST:PORT, where the organiser is called; relay://HOST:PORT or wss://HOST, through which; or
+    folder:NAME alone, where it looks for requests.
+    """
 
     addresses: tuple[str, ...]
     key: str
     secret: bytes = field(repr=False)
     expires: int
+
+    @property
+    def folder(self) -> str | None:
+        """Name of the shared folder at the organiser's; None for an invite with addresses."""
+        return next((one.removeprefix(FOLDER) for one in self.addresses if one.startswith(FOLDER)), None)
 
     @property
     def mark(self) -> str:
@@ -139,6 +151,9 @@ def _unpacked(body: bytes) -> Invitation:
 def _packed(address: str) -> bytes:
     if is_web(address):
         return bytes([_WEB, len(address)]) + address.encode()
+    if address.startswith(FOLDER):
+        name = address.removeprefix(FOLDER).encode()[:FOLDER_BYTES].decode(errors="ignore").encode()
+        return bytes([_FOLDER, len(name)]) + name
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     relayed = _RELAYED if f"{scheme}://" == RELAY else 0
@@ -163,6 +178,13 @@ def _places(body: bytes) -> Iterator[str]:
                 raise ValueError("no address")
             check_address(url, "the invite")
             yield url
+            continue
+        if body[at] == _FOLDER:
+            folder = body[at + 2 : at + 2 + body[at + 1]].decode()
+            at += 2 + body[at + 1]
+            if at > len(body) or not folder.isprintable():
+                raise ValueError("no name of a folder")
+            yield f"{FOLDER}{folder}"
             continue
         kind, scheme = body[at] % _RELAYED, RELAY if body[at] >= _RELAYED else TCP
         known = body[at] < 2 * _RELAYED

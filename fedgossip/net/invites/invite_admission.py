@@ -79,6 +79,12 @@ class Seats:
     """
     called: bool = True
     """Whether members need an address, as others connect to them."""
+    folder: bool = False
+    """All messages are files of a shared folder: nobody has an address, and one that was let in is waited for."""
+
+    def addressed(self, node: NodeId) -> bool:
+        """Whether others need the address of a member."""
+        return not self.folder and (self.called or node == self.own)
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,8 @@ class InviteAdmission:
 
     def here(self, now: float) -> tuple[NodeId, ...]:
         """Return the present members, the organiser first."""
+        if self.party.seats.folder:
+            return (self.party.seats.own, *sorted(self.party.guests))
         heard = [node for node, at in sorted(self._heard.items()) if now - at < HERE_SECONDS]
         return (self.party.seats.own, *heard)
 
@@ -208,7 +216,7 @@ class InviteAdmission:
 
     def _left(self, now: float) -> NodeId | None:
         """The place of one that was let in and has stayed away too long, where the run has not begun."""
-        if self.party.founders:
+        if self.party.founders or self.party.seats.folder:
             return None
         last = {node: max(self._heard.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}
         return next((node for node in sorted(last) if now - last[node] >= HOLD_SECONDS), None)

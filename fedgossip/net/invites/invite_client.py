@@ -6,8 +6,9 @@ Only the proof of the secret is sent, and only to the key in the invite: CURVE e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 
@@ -59,6 +60,26 @@ def refusal_error(answer: TurnedAway) -> PeerError:
     return PeerError(text.format_map(facts), advice, peer=ORGANISER)
 
 
+class Asking(Protocol):
+    """One that asks with an invite, by sockets or through a folder."""
+
+    invitation: Invitation
+    identity: Identity
+    reached: str
+
+    @property
+    def who(self) -> Invited: ...
+
+    def ask(self, question: AnyMessage, seconds: float = ANSWER_SECONDS) -> Invitations: ...
+
+    def ask_all(self, questions: Sequence[AnyMessage]) -> Iterator[Invitations]: ...
+
+
+def who_asks(invitation: Invitation, identity: Identity) -> Invited:
+    """Return the beginning of every request."""
+    return Invited(invitation.mark, identity.verify, invitation.proof(identity.public, identity.verify))
+
+
 @dataclass(slots=True)
 class _Call:
     address: str
@@ -92,8 +113,7 @@ class InviteClient:
     @property
     def who(self) -> Invited:
         """The beginning of every request."""
-        identity, verify = self.identity, self.identity.verify
-        return Invited(self.invitation.mark, verify, self.invitation.proof(identity.public, verify))
+        return who_asks(self.invitation, self.identity)
 
     def add(self, address: str) -> None:
         """Call one address more; one that cannot be called is left out."""
@@ -124,6 +144,10 @@ class InviteClient:
                         raise refusal_error(answer)
                     return answer
         raise self._nobody()
+
+    def ask_all(self, questions: Sequence[AnyMessage]) -> Iterator[Invitations]:
+        """Yield the reply to each.  Raises as `ask`."""
+        return map(self.ask, questions)
 
     def close(self) -> None:
         for one in self._calls:

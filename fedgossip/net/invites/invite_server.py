@@ -36,6 +36,8 @@ KEYS_MAX = 64
 """Maximum number of keys with counted requests; beyond, the oldest count is dropped."""
 TURN_MS = 200
 """Longest sleep between two looks at whether the server is to end."""
+ANNOUNCE_SECONDS = 1.0
+"""Seconds for which waiting members receive the start, before the organiser's own member begins."""
 STRANGERS_FIRST: NodeId = 1 << 20
 """Numbers, above those of members, that distinguish connections of answered keys."""
 
@@ -55,6 +57,7 @@ class InviteServer:
         """Raises NetworkError where the address cannot be had."""
         self.admission = admission
         self.answered = self.refused = 0
+        self.fault = ""  # a socket's faults are its callers'
         self._askers: dict[str, _Asker] = {}
         self._numbers = STRANGERS_FIRST
         self._serving: threading.Thread | None = None
@@ -83,6 +86,12 @@ class InviteServer:
         while self.answered == answered and (left := until - time.monotonic()) > 0:
             if self._turn(min(TURN_MS, int(1000 * left) + 1)):
                 return
+
+    def announce(self) -> None:
+        """Let those who wait know that the run begins, before the organiser takes part itself."""
+        until = time.monotonic() + ANNOUNCE_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            self.serve(left)
 
     def serve_beside(self) -> None:
         """Answer in a thread of its own, until `close`."""

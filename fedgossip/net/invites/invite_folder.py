@@ -1,0 +1,323 @@
+"""Requests with an invite as sealed files of a shared folder, for machines that cannot call each other.
+
+    DIR/invite-1a2b3c4d5e6f7a8b/            the invite, by its mark
+        guest-KEY/                          one that asks, by its public key, 64 hex digits
+            from-000001-to-000000/N.fgm     its requests
+            from-000000-to-000001/N.fgm     the organiser's replies
+
+Each file is sealed between the organiser's key, which is in the invite, and the guest's; N is a hash of the request, so
+it is the same in every life of a guest, and a reply belongs to one request.  A reply stays as long as its request,
+which its guest removes once it has the reply on its own disk; requests to take part are answered anew until the run
+begins.  Strangers can put requests there, which lack the proof, and learn that they are unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+
+from zmq.utils import z85
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.core.messages import FILE_PART, AnyMessage, Enrol, Gathering, Invitations, Invited, TurnedAway
+from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError
+from fedgossip.net.folders.contents import content_of, message_in
+from fedgossip.net.folders.pair_folder import LISTED, PairReader, PairWriter, names_in
+from fedgossip.net.folders.sealed_files import MESSAGE, Direction, PairSecrets, agreed, parsed
+from fedgossip.net.identity import Identity, raw
+from fedgossip.net.invites.invitation import ASK_ANEW, Invitation
+from fedgossip.net.invites.invite_admission import InviteAdmission
+from fedgossip.net.invites.invite_client import ANSWER_SECONDS, refusal_error, who_asks
+from fedgossip.net.invites.invite_server import QUESTION_BYTES, QUESTIONS, WRONG_MAX
+
+GUESTS_MAX = 256
+"""Maximum number of guests, beside those that were let in, whose requests are read at one look."""
+REFUSALS_MAX = 1000
+"""Maximum number of refusals of one request that a guest keeps."""
+BUSY_SECONDS, GROWTH = 0.02, 1.5
+"""Delay between two looks of a guest at first, and its growth while there is no reply."""
+
+_INVITE, _GUEST = "invite-", "guest-"
+_KEY, _NUMBER = re.compile(r"guest-([0-9a-f]{64})"), re.compile(r"\d{10,20}")
+
+
+class AwaitedError(FedgossipError):
+    """Nothing more can be done before another machine has been at the folder."""
+
+    exit_code = 0
+
+
+def _ways(mark: str) -> tuple[Direction, Direction]:
+    """Return the direction of requests and that of replies."""
+    run = hashlib.sha256(b"fedgossip 1 invite through a folder " + mark.encode()).digest()[:16]
+    return Direction(run, 1, 0), Direction(run, 0, 1)
+
+
+@dataclass(slots=True)
+class _Guest:
+    key: str
+    reader: PairReader
+    writer: PairWriter
+    asked: dict[int, AnyMessage | None]
+    """Requests that are there, by number; None: one that cannot be read as a request."""
+    replied: dict[int, bytes]
+    """Hashes of the replies."""
+    wrong: int = 0
+
+
+class InviteFolder:
+    """The organiser's end, with the calls of an `InviteServer`.  `poll_seconds`: the time between two looks into the
+    folder; 0: `serve` raises AwaitedError in place of a second look."""
+
+    def __init__(self, root: Path, admission: InviteAdmission, poll_seconds: float) -> None:
+        """Raises ConfigError where there is no such folder."""
+        check_folder(root)
+        self.root, self.admission, self.poll_seconds = root, admission, poll_seconds
+        self.refused = 0
+        self.fault = ""
+        """Why the last reply was not written."""
+        self._folder = root / f"{_INVITE}{admission.party.mark}"
+        self._guests: dict[str, _Guest] = {}
+        self._beside: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def serve(self, seconds: float) -> None:
+        """Wait for so long, at most, and answer.  Raises AwaitedError where the folder is looked at once."""
+        if not self.poll_seconds:
+            raise AwaitedError("waiting for the others")
+        self._closing.wait(min(seconds, self.poll_seconds))
+        self.look()
+
+    def announce(self) -> None:
+        """Let those who wait know that the run begins."""
+        self.look()
+
+    def serve_beside(self) -> None:
+        """Answer in a thread of its own, until `close`; where the folder is looked at once, all is answered."""
+        if self.poll_seconds:
+            self._beside = guarded_thread(self._serve_on, "invites")
+            self._beside.start()
+
+    def close(self) -> None:
+        """Stop answering; the replies stay in the folder."""
+        self._closing.set()
+        if self._beside:
+            self._beside.join()
+
+    def _serve_on(self) -> None:
+        while not self._closing.wait(self.poll_seconds):
+            self.look()
+
+    def look(self) -> None:
+        """Answer all requests that are in the folder now."""
+        self.fault = ""
+        known = [f"{_GUEST}{raw(one.key).hex()}" for one in self.admission.party.guests.values()]
+        others = (name for name in names_in(self._folder, _GUEST) if name not in known)
+        present = {name: self._guests.get(name) or self._guest(name) for name in [*known, *islice(others, GUESTS_MAX)]}
+        self._guests = {name: one for name, one in present.items() if one}
+        for guest in self._guests.values():
+            self._answer_all(guest)
+
+    def _guest(self, name: str) -> _Guest | None:
+        """Return the guest of a folder; None where its name is no key."""
+        if not (found := _KEY.fullmatch(name)):
+            return None
+        key, own = bytes.fromhex(found[1]), self.admission.organiser
+        asks, replies = _ways(self.admission.party.mark)
+        try:
+            secrets = PairSecrets(agreed(raw(own.secret), key))
+        except ValueError:  # of low order
+            return None
+        reader = PairReader(self._folder / name, asks, QUESTION_BYTES, secrets)
+        writer = PairWriter(self._folder / name, replies, raw(own.public), secrets)
+        return _Guest(z85.encode(key).decode(), reader, writer, {}, {})
+
+    def _answer_all(self, guest: _Guest) -> None:
+        names = islice(names_in(guest.reader.folder), LISTED)
+        found = {int(one[0]) for name in names if (one := _NUMBER.match(name))}
+        numbers = sorted(found)[:QUESTIONS]
+        guest.asked = {number: guest.asked[number] for number in numbers if number in guest.asked}
+        for number in numbers:
+            if guest.wrong >= WRONG_MAX:
+                break
+            if number in guest.asked or self._read(guest, number):
+                self._answer(guest, number)
+        left = {int(one[0]) for name in names_in(guest.writer.folder) if (one := _NUMBER.match(name))}
+        for number in left - found:  # its guest has the reply
+            guest.writer.drop(number, number)
+            guest.replied.pop(number, None)
+
+    def _read(self, guest: _Guest, number: int) -> bool:
+        try:
+            taken = guest.reader.take(MESSAGE, number)
+            if taken is None:
+                return False
+        except (FrameError, OSError):  # it may be whole at the next look
+            self.refused += 1
+            return False
+        try:
+            guest.asked[number] = message_in(taken[1], Assembler(None))
+        except FrameError:
+            guest.asked[number] = None
+        return True
+
+    def _answer(self, guest: _Guest, number: int) -> None:
+        """Write the reply to a request, where it is another one than is there."""
+        message = guest.asked[number]
+        there = guest.writer.size(MESSAGE, number) is not None
+        if there and not isinstance(message, Enrol):
+            return
+        try:
+            answer: AnyMessage = self.admission.answer(guest.key, message, time.time())
+        except NotWrittenError:  # no admission of a key that would be forgotten
+            answer = TurnedAway("disk")
+        content = content_of(answer)
+        digest = hashlib.sha256(_lasting(answer)).digest()
+        if there and guest.replied.get(number) == digest:
+            return
+        try:
+            guest.writer.put(MESSAGE, number, content)
+        except OSError as error:
+            self.fault = f"{self.root} cannot be written: {error.strerror or error}; it is tried again"
+            return
+        guest.wrong += isinstance(answer, TurnedAway)
+        guest.replied[number] = digest
+
+
+def _lasting(answer: AnyMessage) -> bytes:
+    """Return what distinguishes a reply from the one before: not the seconds that are left."""
+    return repr(answer.here).encode() if isinstance(answer, Gathering) else content_of(answer)
+
+
+class FolderClient:
+    """A guest's end, with the calls of an `InviteClient`.  `own`: a private folder, for the replies.
+
+    `poll_seconds`: the longest time between two looks; 0: `ask` raises AwaitedError where a reply is not there.
+    `patience`: the longest wait for a reply, in seconds.
+    """
+
+    def __init__(
+        self, invitation: Invitation, identity: Identity, root: Path, own: Path, poll_seconds: float, patience: float
+    ) -> None:
+        """Raises ConfigError where there is no such folder."""
+        check_folder(root)
+        self.invitation, self.identity, self.root, self.reached = invitation, identity, root, ""
+        self._own, self._poll_seconds, self._patience = own, poll_seconds, patience
+        mine = raw(identity.public)
+        place = root / f"{_INVITE}{invitation.mark}" / f"{_GUEST}{mine.hex()}"
+        asks, replies = _ways(invitation.mark)
+        try:
+            secrets = PairSecrets(agreed(raw(identity.secret), raw(invitation.key)))
+        except ValueError:  # of low order
+            raise ConfigError("the invite names a key that is none", ASK_ANEW) from None
+        self._writer = PairWriter(place, asks, mine, secrets)
+        self._reader = PairReader(place, replies, HEADER_BYTES_MAX + 2 * FILE_PART, secrets)
+        self._reader.process = raw(invitation.key)
+
+    @property
+    def who(self) -> Invited:
+        """The beginning of every request."""
+        return who_asks(self.invitation, self.identity)
+
+    def ask(self, question: AnyMessage, seconds: float = ANSWER_SECONDS) -> Invitations:  # noqa: ARG002
+        """Return the reply, or the newest one of a request to take part.
+
+        Raises AwaitedError where it is not there and the folder is looked at once, NetworkError where it is not there
+        in time, PeerError for a refusal.
+        """
+        (answer,) = self.ask_all([question])
+        return answer
+
+    def ask_all(self, questions: Sequence[AnyMessage]) -> Iterator[Invitations]:
+        """Yield the reply to each; all are asked before the first is awaited.  Raises as `ask`."""
+        for number, content in (asked := [self._numbered(one) for one in questions]):
+            if self._kept(number) is None and self._writer.size(MESSAGE, number) is None:
+                self._put(number, content)
+        for number, _ in asked:
+            yield self._reply(number)
+
+    def _numbered(self, question: AnyMessage) -> tuple[int, bytes]:
+        """Return the number and the content of a request; one that was refused before has another number."""
+        content = content_of(question)
+        for attempt in count():
+            about = hashlib.sha256(content + attempt.to_bytes(4, "big")).digest()
+            number = int.from_bytes(about[:8], "big") | 1 << 63  # as many digits for each
+            if attempt >= REFUSALS_MAX or not isinstance(self._kept(number), TurnedAway):
+                return number, content
+        raise AssertionError
+
+    def _path(self, number: int) -> Path:
+        return self._own / f"{number}.fgm"
+
+    def _kept(self, number: int) -> Invitations | None:
+        """Return a reply that is on our own disk."""
+        try:
+            sealed = parsed(outside_files.read_bytes(self._path(number), self._reader.limit))
+            return _reply_in(sealed.content(self._reader.secrets))
+        except (OSError, FrameError):
+            return None
+
+    def _put(self, number: int, content: bytes) -> None:
+        try:
+            self._writer.put(MESSAGE, number, content)
+        except OSError as error:
+            text = f"{self.root} cannot be written: {error.strerror or error}"
+            raise NetworkError(text, "Make room there, or let this user write; then type the same again.") from None
+
+    def _reply(self, number: int) -> Invitations:
+        until, rest, cause = time.monotonic() + self._patience, BUSY_SECONDS, ""
+        while True:
+            if (kept := self._kept(number)) is not None:
+                return _accepted(kept)
+            try:
+                if found := self._reader.take(MESSAGE, number):
+                    return self._took(number, found[0].data, _reply_in(found[1]))
+            except (OSError, FrameError) as error:
+                cause = f": {error}"
+            if not self._poll_seconds:
+                raise AwaitedError(f"waiting for the organiser to be at {self.root}{cause}")
+            if time.monotonic() > until:
+                text = f"the organiser has not answered in {self.root}{cause}"
+                raise NetworkError(text, "Is it the folder that the organiser sees, and does `fedgossip host` look?")
+            time.sleep(rest)
+            rest = min(rest * GROWTH, self._poll_seconds)
+
+    def _took(self, number: int, data: bytes, reply: Invitations) -> Invitations:
+        """Keep a reply that no later one replaces, and remove its request."""
+        if not isinstance(reply, Gathering):
+            try:
+                owner_files.made(self._own)
+                owner_files.placed(self._path(number), data)
+            except OSError as error:
+                raise NotWrittenError(self._path(number), error) from None
+            self._writer.drop(number, number)
+        return _accepted(reply)
+
+
+def _reply_in(content: bytes) -> Invitations:
+    """Return the reply of a file.  Raises FrameError."""
+    message = message_in(content, Assembler(None))
+    if not isinstance(message, Invitations):
+        raise FrameError("message", f"a {type(message).__name__} in the place of a reply")
+    return message
+
+
+def _accepted(reply: Invitations) -> Invitations:
+    """Return a reply.  Raises PeerError for a refusal."""
+    if isinstance(reply, TurnedAway):
+        raise refusal_error(reply)
+    return reply
+
+
+def check_folder(root: Path) -> None:
+    """Raise ConfigError where there is no such folder."""
+    if not root.is_dir():
+        raise ConfigError(f"{root}: no such folder", "Make it, or mount it; a run makes only folders inside.")
