@@ -252,6 +252,17 @@ def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(
     assert "ended with code 1 before it joined: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in said.err
 
 
+def test_loops_that_differ_are_refused_in_one_line_and_their_interrupts_are_not_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    halved = "model = model.to(torch.bfloat16) if os.environ['FEDGOSSIP_NODE'] == '1' else model\noptimizer ="
+    (folder / "train.py").write_text(SCRIPT.replace("optimizer =", halved, 1))
+    words = ["launch", "-n", "2", "--out", "out", "--show", "all", "train.py", "5", "0"]
+    said = in_process(words, folder, monkeypatch, capsys)
+    assert said.code == 2 and "'0.weight' of float32 here is of bfloat16 there" in said.errors[0], said
+    assert "Traceback" not in said.out + said.err and "KeyboardInterrupt" not in said.out + said.err
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -111,9 +111,9 @@ def test_an_asynchronous_loop_holds_the_model_that_its_peer_ends_with(name: str)
 
 def test_a_frozen_copy_that_has_moved_since_does_not_keep_a_loop_from_coming_back(tmp_path: Path) -> None:
     """A teacher, an average of weights, a target network: what is compared is what the first life began with."""
-    first = frozen(np.zeros(3, np.float32))
-    began = description.model_of([], "schema", "float32", Likeness(frozen=(1.0, 2.0), probe=(3.0,)))
-    moved = description.model_of([], "schema", "float32", Likeness(frozen=(1.5, 2.5), probe=(4.0,)))
+    first, layout = frozen(np.zeros(3, np.float32)), Layout(("w",), ((3,),), 3)
+    began = description.model_of(layout, Likeness(frozen=(1.0, 2.0), probe=(3.0,)))
+    moved = description.model_of(layout, Likeness(frozen=(1.5, 2.5), probe=(4.0,)))
     description.describe(tmp_path, began, first)
     assert description.describe(tmp_path, moved, first).likeness == began.likeness
 

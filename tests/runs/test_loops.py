@@ -305,6 +305,24 @@ def test_another_model_is_refused_naming_the_first_parameter_that_differs() -> N
         fedgossip.simulate_loop(shaped, experiment=ring(2))
 
 
+@pytest.mark.parametrize(
+    ("kinds", "refused"), [("float32 bfloat16", True), ("float64 float32", True), ("bfloat16 bfloat16", False)]
+)
+def test_loops_whose_weights_are_of_other_types_do_not_mix(kinds: str, refused: bool) -> None:
+    """A mean that one of them rounds to 8 bits is the model of the others no more."""
+
+    def typed() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1).to(getattr(torch, kinds.split()[int(os.environ["FEDGOSSIP_NODE"])]))
+        fedgossip.join(model, torch.optim.SGD(model.parameters(), 0.1))
+
+    if not refused:
+        fedgossip.simulate_loop(typed, experiment=ring(2, steps=1))
+        return
+    with pytest.raises(ConfigError, match=r"loops 0 and 1 have different models: 'weight' of \w+ here is of \w+ there"):
+        fedgossip.simulate_loop(typed, experiment=ring(2, steps=1))
+
+
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 

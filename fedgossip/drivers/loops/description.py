@@ -17,6 +17,7 @@ from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.run_format import LOOP, LOOP_FIRST
 from fedgossip.core.task import PARAMETER, Segment
 from fedgossip.drivers.loops.task import DescribedTask
+from fedgossip.learning.one_model.flat import Layout
 from fedgossip.plans.compose import DataShares
 from fedgossip.runs.run_directory import write_whole
 
@@ -25,6 +26,8 @@ class Tensor(msgspec.Struct):
     name: str
     shape: list[int]
     kind: str = PARAMETER
+    type: str = ""
+    """Its type in the loop, where tensors differ from the vector; "": that of the vector."""
 
 
 class LoopModel(msgspec.Struct):
@@ -47,6 +50,17 @@ class LoopModel(msgspec.Struct):
     @property
     def likeness(self) -> Likeness:
         return Likeness(frozen=tuple(self.frozen), probe=tuple(self.first))
+
+    def difference(self, other: LoopModel) -> str:
+        """Return in words where another layout first differs, `other` being there."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=False):
+            if (mine.name, mine.shape) != (theirs.name, theirs.shape):
+                return f"{mine.name!r} {mine.shape} here is {theirs.name!r} {theirs.shape} there"
+            if (ours := mine.type or self.dtype) != (type := theirs.type or other.dtype):
+                return f"{mine.name!r} of {ours} here is of {type} there"
+        longer, side = (self, "here") if len(self.tensors) > len(other.tensors) else (other, "there")
+        beyond = longer.tensors[min(len(self.tensors), len(other.tensors)) :]
+        return f"{beyond[0].name!r} is {side} alone" if beyond else "what of it is a parameter differs"
 
 
 @dataclass(frozen=True)
@@ -101,15 +115,29 @@ def described(folder: Path) -> Described:
     return Described(_read(folder / LOOP), frozen(load(content)["vector"]))
 
 
+def check_alike(models: Sequence[LoopModel]) -> None:
+    """Raise ConfigError, naming the first parameter that differs, for loops whose models cannot be averaged."""
+    for node, one in enumerate(models):
+        if one.schema != models[0].schema:
+            text = f"loops 0 and {node} have different models: {models[0].difference(one)} (here 0, there {node})"
+            raise ConfigError(text, "All loops need the same model; what of it travels follows from requires_grad.")
+        if unlike := models[0].likeness.unlike(one.likeness):
+            what = "first weights" if "probe" in unlike else "frozen parameters"
+            advice = "Make the model from the same seed, torch.manual_seed(0) say, or from the same checkpoint."
+            raise ConfigError(f"loops 0 and {node} begin with different {what}", advice)
+
+
 def is_described(folder: Path) -> bool:
     """Whether the loop of `folder` has written its description."""
     return (folder / LOOP).exists()
 
 
-def model_of(segments: Sequence[Segment], schema: str, dtype: str, like: Likeness) -> LoopModel:
+def model_of(layout: Layout, like: Likeness) -> LoopModel:
     """Return the description of a layout."""
-    tensors = [Tensor(one.name, list(one.shape), one.kind) for one in segments]
-    return LoopModel(schema, dtype, tensors, list(like.frozen), list(like.probe))
+    types = layout.types or ("",) * len(layout.names)
+    both = zip(layout.segments, types, strict=True)
+    tensors = [Tensor(one.name, list(one.shape), one.kind, type) for one, type in both]
+    return LoopModel(layout.schema, layout.kind, tensors, list(like.frozen), list(like.probe))
 
 
 def _read(path: Path) -> LoopModel:

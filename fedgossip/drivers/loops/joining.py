@@ -290,10 +290,10 @@ class _Alone:
 
 def described(plan: Plan, exchanged: Exchanged, where: str) -> Described:
     """Return the description of a loop's model before its run.  Raises TrainingError for non-finite weights."""
-    first, layout = exchanged.read(), exchanged.layout
+    first = exchanged.read()
     exchanged.check_finite(first, f"{where}, before the first round")
     like = likeness_of(plan, exchanged, first)
-    return Described(description.model_of(layout.segments, layout.schema, layout.kind, like), first)
+    return Described(description.model_of(exchanged.layout, like), first)
 
 
 def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -> tuple[JoinedLoop, HostThread]:

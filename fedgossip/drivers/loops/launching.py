@@ -30,7 +30,6 @@ from fedgossip.drivers.loops.scripts import Command, Scripts, kept_command
 from fedgossip.drivers.loops.seats import SeatFile, await_free
 from fedgossip.drivers.participant import check_open_files
 from fedgossip.experiment import Experiment
-from fedgossip.learning.own_loop.parameters import first_difference
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.conditions import faults_of
 from fedgossip.plans.plan import record_of
@@ -231,15 +230,7 @@ class _Launch:
         differs.
         """
         told = [description.described(folder) for folder in self.folders[: self.plan.learners]]
-        for node, one in enumerate(told):
-            if one.model.schema != told[0].model.schema:
-                where = first_difference(told[0].model.segments, one.model.segments) or "their types differ"
-                advice = "All loops need the same model; what of it travels follows from requires_grad."
-                raise ConfigError(f"loops 0 and {node} have different models: {where} (here 0, there {node})", advice)
-            if unlike := told[0].model.likeness.unlike(one.model.likeness):
-                what = "first weights" if "probe" in unlike else "frozen parameters"
-                advice = "Make the model from the same seed, torch.manual_seed(0) say, or from the same checkpoint."
-                raise ConfigError(f"loops 0 and {node} begin with different {what}", advice)
+        description.check_alike([one.model for one in told])
         return told[0]
 
     # --- the run --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import msgspec
 
 from fedgossip.base import kernels, outside_files, owner_files, signals
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, ResumeError
+from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.base.imports import PYTHON
 from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
@@ -208,4 +208,7 @@ class Scripts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, FedgossipError):  # the interrupts that follow from it print no traceback before it
+            self.poll(0.0)
+            self.shown = ()
         self.stop()

@@ -28,6 +28,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import Row
+from fedgossip.drivers.loops.description import check_alike, model_of
 from fedgossip.drivers.loops.experiments import Wished, experiment_of
 from fedgossip.drivers.loops.handoff import Meeting, Released
 from fedgossip.drivers.loops.joining import NODE, N, likeness_of, place, seat_of
@@ -37,7 +38,7 @@ from fedgossip.drivers.loops.task import LoopTask
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.learning.own_loop.global_state import GlobalState
-from fedgossip.learning.own_loop.parameters import Exchanged, first_difference
+from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.report.page.page import write_report
@@ -330,7 +331,7 @@ def _simulated(
     run: Run | None = None
     try:
         arrived = [loop.arrive(plan) for loop in loops]
-        _check_alike(arrived)
+        check_alike([model_of(one.exchanged.layout, one.like) for one in arrived])
         task = SimulatedLoops(plan, loops, arrived)
         run = simulate_plan(plan, task=task, out=out, report=report, watch=watch)
     except FedgossipError as failure:
@@ -362,15 +363,3 @@ def _end(
         if finished and raised is not None and found is None:
             found = loop.node, raised
     return found
-
-
-def _check_alike(arrived: Sequence[_Arrived]) -> None:
-    for node, one in enumerate(arrived):
-        if one.exchanged.layout.schema != arrived[0].exchanged.layout.schema:
-            where = first_difference(arrived[0].exchanged.segments, one.exchanged.segments) or "their types differ"
-            advice = "All loops need the same model; what of it travels follows from requires_grad."
-            raise ConfigError(f"loops 0 and {node} have different models: {where} (here 0, there {node})", advice)
-        if unlike := arrived[0].like.unlike(one.like):
-            what = "first weights" if "probe" in unlike else "frozen parameters"
-            advice = "Make the model from the same seed, torch.manual_seed(0) say, or from the same checkpoint."
-            raise ConfigError(f"loops 0 and {node} begin with different {what}", advice)

@@ -42,6 +42,8 @@ class Layout:
     """Number of elements that are parameters; the rest of the vector is buffers."""
     kind: str = "float32"
     """The type of the vector, or "float64"."""
+    types: tuple[str, ...] = ()
+    """The type of each tensor, where one differs from that of the vector and so rounds what is written to it."""
 
     @classmethod
     def from_module(cls, module: nn.Module, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
@@ -95,8 +97,15 @@ class Layout:
 
     @property
     def schema(self) -> str:
-        """16 hex digits of the sha256 over names, shapes and type: equal schemas mean that averaging makes sense."""
-        described = json.dumps([list(self.names), list(self.shapes), self.parameters, self.dtype.str])
+        """16 hex digits of the sha256 over names, shapes and types: equal schemas mean that averaging makes sense."""
+        parts = [
+            list(self.names),
+            list(self.shapes),
+            self.parameters,
+            self.dtype.str,
+            *([self.types] * bool(self.types)),
+        ]
+        described = json.dumps(parts)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:

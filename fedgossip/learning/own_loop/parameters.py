@@ -47,9 +47,10 @@ class Exchanged:
         self._types = [tensor.dtype for _, _, tensor in named]
         trained = sum(tensor.numel() for _, _, tensor in named if isinstance(tensor, nn.Parameter))
         names, shapes = tuple(name for _, name, _ in named), tuple(tuple(tensor.shape) for _, _, tensor in named)
-        self.layout = Layout(names, shapes, trained, _kind(named))
-        self.exact = all(kind == getattr(torch, self.layout.kind) for kind in self._types)
+        kind, types = _kind(named), tuple(str(one).removeprefix("torch.") for one in self._types)
+        self.exact = set(types) == {kind}
         """Whether the tensors represent written numbers exactly; a tensor of bfloat16 rounds them."""
+        self.layout = Layout(names, shapes, trained, kind, () if self.exact else types)
         self._buffer = self._new_buffer()
 
     @property
@@ -172,17 +173,6 @@ def optimizers_of(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
                 text = "join: the optimizer is None"
             raise ConfigError(text, "Give join() the torch.optim.Optimizer that trains the model; several in a list.")
     return found
-
-
-def first_difference(ours: Sequence[Segment], theirs: Sequence[Segment]) -> str:
-    """Return in words where two layouts first differ; "" where they do not."""
-    for mine, other in zip(ours, theirs, strict=False):
-        if (mine.name, mine.shape) != (other.name, other.shape):
-            return f"{mine.name!r} {list(mine.shape)} here is {other.name!r} {list(other.shape)} there"
-    if len(ours) != len(theirs):
-        longer, side = (ours, "here") if len(ours) > len(theirs) else (theirs, "there")
-        return f"{longer[min(len(ours), len(theirs))].name!r} is {side} alone"
-    return ""
 
 
 Named = tuple[str, str, torch.Tensor]
