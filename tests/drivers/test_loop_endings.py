@@ -32,6 +32,7 @@ from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.handoff import Meeting
 from fedgossip.drivers.loops.joining import HostThread
 from fedgossip.drivers.loops.seats import hold, is_there
+from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.runs.run_lock import RunLock
 
