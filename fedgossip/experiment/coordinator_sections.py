@@ -9,6 +9,7 @@ import msgspec
 from fedgossip.algorithms.codecs.names import FORMS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, KnownNames, OneOf, Seconds, Within
+from fedgossip.learning.personal.names import PERSONAL
 
 Count = Annotated[int | None, Within(1, MOST)]
 
@@ -92,6 +93,9 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     `geometric-median`, `clipped-mean`."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
+    personal: Annotated[str | None, KnownNames(PERSONAL)] = None
+    """A model of its own at each client, beside the shared one: the method, with options behind a question mark,
+    `ditto?lambda=0.1` (docs/use/personal.md)."""
     codec: Annotated[str, KnownNames({form: "" for form in FORMS if not form.startswith("dgc")})] = ""
     """Codec of uploaded updates; a client sends the remainder later.  With a secure sum random-k alone; empty: uncoded
     (docs/together/codecs.md)."""

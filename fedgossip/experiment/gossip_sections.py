@@ -11,6 +11,7 @@ from fedgossip.algorithms.robust.attacks import ATTACKS
 from fedgossip.algorithms.robust.combine import COMBINATIONS
 from fedgossip.base.limits import ABOVE_0, MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.data.named_code import NamesCode
+from fedgossip.learning.personal.names import PERSONAL
 from fedgossip.protocols.gossip.peer_sampling import RULES
 from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names
 
@@ -59,6 +60,9 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     { momentum = "mixed" } of push-sum, { codec = "top-k:0.1" } of choco,
     { base = "qg-dsgdm", every = 12, beta = 0.7 } of slowmo, { lr = 0.7, beta = 0.9 } of diloco,
     which takes fragments too, or a codec and gamma."""
+    personal: Annotated[str | None, KnownNames(PERSONAL)] = None
+    """A model of its own at each peer, beside the mixed one: the method, with options behind a question mark,
+    `ditto?lambda=0.1` (docs/use/personal.md)."""
     mode: Annotated[str, OneOf(MODES)] = "sync"
     """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training, without waiting."""
     partner: Annotated[str, OneOf(RULES)] = "uniform"

@@ -189,6 +189,11 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
     @property
+    def personal(self) -> str | None:
+        """The method by which participants keep models of their own; None: they have none."""
+        return None
+
+    @property
     def named_code(self) -> Sequence[str]:
         """The user's own functions and classes, "module:function"; their source must agree between participants."""
         return code_in(self)
@@ -248,6 +253,10 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
     adversary: AdversarySection = msgspec.field(default_factory=AdversarySection)
     forecast: ForecastSection = msgspec.field(default_factory=ForecastSection)
 
+    @property
+    def personal(self) -> str | None:
+        return self.algorithm.personal
+
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as `Experiment.to_dict`; runs from before rules other than sums hash alike."""
         content = super().to_dict()
@@ -275,6 +284,10 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
         if not self.coordinator.tiers:
             del content["coordinator"]["tiers"]
         return content
+
+    @property
+    def personal(self) -> str | None:
+        return self.coordinator.personal
 
     @property
     def budget(self) -> PrivacySection | None:

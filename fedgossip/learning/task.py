@@ -286,6 +286,12 @@ class TorchTask:
         """Return the metrics of the vector on the node's own test examples, where requested."""
         return self._tests.measure(job.node, job.round, job.vector, state) if job.tested and self._tests else {}
 
+    def test_own(self, node: NodeId, round: int, vector: Vector) -> Mapping[str, float]:
+        """Return the metrics of a vector [d] with the node's own tensors on its held-out examples; {} without any."""
+        with self._lock:
+            state = self._states.get(node, {})
+            return self._tests.measure(node, round, vector, state) if self._tests else {}
+
     def _state_for(self, job: Job) -> State:
         """Return the node's state, which training changes; for a job with terms without the optimiser's slots."""
         state = self._states.setdefault(job.node, {})

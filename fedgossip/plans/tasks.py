@@ -39,6 +39,7 @@ from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.linear.sparse_logistic import SparseLogistic
 from fedgossip.learning.linear.sparse_steps import SparseSteps
 from fedgossip.learning.linear.word_tables import word_table
+from fedgossip.plans.personal import with_personal
 from fedgossip.secure.primitives import Entropy
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def task_of(
             dtype=settings.dtype,
             seed=experiment.seed,
         )
-        return quadratic, DataShares("none")
+        return with_personal(experiment, quadratic), DataShares("none")
     if settings.kind == SPARSE:
         sizes = settings.dim, settings.examples, settings.nonzeros, experiment.train.batch_size
         problem = SparseLogistic(n, *sizes, seed=experiment.seed)
@@ -150,7 +151,7 @@ def task_of_dry_run(
     outlined = untrained(found.train, found.test, shares, e.model.source, e.train, objective, private=private)
     if outlined is None:
         return _by_torch(e, found, described, None)
-    return outlined, replace(described, trained_on={node: len(share) for node, share in shares.items()})
+    return with_personal(e, outlined), replace(described, trained_on={node: len(x) for node, x in shares.items()})
 
 
 def centralised(experiment: Experiment, n: int) -> dict[str, float]:
@@ -335,7 +336,8 @@ def _by_torch(
         privacy=_record_privacy(e, entropy),
         objective=replace(e.objective, kind=found.train.kind),
     )
-    return task, replace(described, trained_on={node: len(share) for node, share in shares.items()})
+    described = replace(described, trained_on={node: len(share) for node, share in shares.items()})
+    return with_personal(e, task), described
 
 
 def _served(experiment: Experiment) -> bool:

@@ -15,7 +15,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 import fedgossip
 
 FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
-FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex")
+FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex", "personal")
 ELSEWHERE = {
     "coordinator": "tests/sites/test_pilot.py",
     "edge": "tests/lab/test_edge.py",
@@ -94,6 +94,13 @@ def test_what_the_page_on_certified_models_shows_runs(reader: Reader) -> None:
     runs = summaries(reader)
     assert {run["driver"] for run in runs} == {"sim", "local", "stacked"} and len({run["digest"] for run in runs}) == 1
     assert {run["rounds"] for run in runs} == {24}
+
+
+@pytest.mark.long
+def test_what_the_page_on_personal_models_shows_runs(reader: Reader) -> None:
+    reader.read(page("personal"))
+    runs = summaries(reader)
+    assert {run["driver"] for run in runs} == {"sim", "stacked"} and len({run["digest"] for run in runs}) == 2
 
 
 def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:

@@ -24,6 +24,7 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM
 from fedgossip.plans.federated.tree import Tree, tree_of
+from fedgossip.plans.personal import check_personal_clients
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
 
@@ -43,6 +44,7 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     _check_steps(experiment, federated)
     _check_codec(s, federated, experiment.task.kind)
     _check_dual(experiment, federated)
+    check_personal_clients(experiment, federated.clients)
     if s.secure.on:
         _check_secure(s, federated)
     cohort = s.cohort or participating(s.clients, s.participation)

@@ -53,6 +53,7 @@ from fedgossip.plans.gossip.gossip_words import (
     terms_of,
 )
 from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
+from fedgossip.plans.personal import check_personal_peers
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
 from fedgossip.plans.statistics_checks import check_gossip_statistics
 from fedgossip.plans.tasks import example_counts
@@ -321,6 +322,7 @@ def gossip_plan(
     needs = made.needs
     try:
         check_pair(name, method, needs, schedule, found, experiment)
+        check_personal_peers(experiment)
         check_fragments(made, experiment.rounds)
         check_adversary(name, needs, made.slots, rule_of_models(experiment), schedule, experiment)
     except ConfigError as error:

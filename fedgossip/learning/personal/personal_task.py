@@ -1,0 +1,147 @@
+"""A task whose participants keep models of their own: it wraps the task that trains, with a personal method."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId, Report
+from fedgossip.core.model_fingerprint import Likeness
+from fedgossip.core.task import (
+    Job,
+    LocalTask,
+    ReportingTask,
+    Segment,
+    Update,
+    UsableTask,
+    give_memory,
+    memory_of,
+    model_likeness,
+    segments_of,
+)
+from fedgossip.core.whole_model import WholeModel
+from fedgossip.learning.personal.base import OWN, MemoryExchange, OwnModels, PersonalMethod
+from fedgossip.learning.settings import TrainSettings
+
+KEPT, MEMORY = "kept:", "memory:"
+"""Prefixes of a node's state: its own arrays, and the wrapped task's memory of its other models."""
+
+
+@runtime_checkable
+class TestingTask(LocalTask, Protocol):
+    """A task that tests vectors on a node's held-out examples."""
+
+    def test_own(self, node: NodeId, round: int, vector: Vector) -> Mapping[str, float]:
+        """Return {"score", "tested"} of a vector, on so many held-out examples of the node; {} without any."""
+        ...
+
+
+class PersonalTask:
+    """A StatefulTask that trains by `task` and by `method`; what is exchanged has the method's layout.
+
+    A tested job measures the model with which the node answers, on its held-out examples, before it trains.
+    """
+
+    def __init__(
+        self, task: LocalTask, method: PersonalMethod, settings: TrainSettings, *, rounds: int, seed: int
+    ) -> None:
+        self._task, self._method = task, method
+        segments = segments_of(task)
+        self.segments: tuple[Segment, ...] = method.sent(segments)
+        self._models = OwnModels(task, settings, rounds, seed, segments)
+        self.length, self.dtype = self.segments[-1].stop, task.dtype
+        names = " ".join(f"{one.name}{list(one.shape)}" for one in self.segments)
+        same = self.segments == segments
+        self.schema = task.schema if same else hashlib.sha256(f"{task.schema} {names}".encode()).hexdigest()[:16]
+        self._initial = method.first(self._models, task.initial(0)) if not same else None
+
+    def initial(self, node: NodeId) -> Vector:
+        return self._task.initial(node) if self._initial is None else self._initial
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        """See `LocalTask`; several jobs of a node are trained one after another."""
+        found: dict[int, Update] = {}
+        for wave in _waves(jobs):
+            asked = [jobs[place] for place in wave]
+            tests = [self._tested(job) if job.tested else {} for job in asked]
+            updates = self._method.train(self._models, [replace(job, tested=False) for job in asked])
+            for place, update, tested in zip(wave, updates, tests, strict=True):
+                found[place] = replace(update, metrics={**update.metrics, **tested}) if tested else update
+        return [found[place] for place in range(len(jobs))]
+
+    def _tested(self, job: Job) -> Mapping[str, float]:
+        (answer,) = self._method.answers(self._models, [job])
+        if not isinstance(self._task, TestingTask):
+            return {}
+        with MemoryExchange(self._models, [job.node], OWN):
+            return self._task.test_own(job.node, job.round, answer)
+
+    def personal_model(self, node: NodeId, vector: Vector) -> Vector:
+        """Return the model [d] of the wrapped task with which a node answers, given a received vector."""
+        return self._method.answers(self._models, [Job(node, max(0, self._models.rounds - 1), vector)])[0]
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return metrics on the common test set of what is shared; of several clusters those of the least loss."""
+        parts = [self._method.shared(self._models, vector) for vector in vectors]
+        found = iter(self._task.evaluate([one for part in parts for one in part]))
+        measured = [[next(found) for _ in part] for part in parts]
+        return [min(part, key=lambda one: one["loss"]) for part in measured]
+
+    def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the wrapped task's state of `node`, its own arrays, and the memory of their training."""
+        found = dict(memory_of(self._task, node))
+        found |= {f"{KEPT}{name}": array for name, array in self._models.of(node).items()}
+        for (whose, memory), arrays in self._models.memories.items():
+            if whose == node:
+                found |= {f"{MEMORY}{memory}:{name}": array for name, array in arrays.items()}
+        return found
+
+    def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore a state of `state`.  Raises ConfigError where it belongs to another model or method."""
+        kept = {name.removeprefix(KEPT): array for name, array in state.items() if name.startswith(KEPT)}
+        d = self._models.initial.size
+        if OWN in kept and kept[OWN].shape != (d,):
+            text = f"node {node}: the personal model has {kept[OWN].size} elements; expected {d}"
+            raise ConfigError(text, "Was the state written with another model?")
+        memories: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        for name, array in state.items():
+            if name.startswith(MEMORY):
+                memory, _, of = name.removeprefix(MEMORY).partition(":")
+                memories.setdefault(memory, {})[of] = array
+        rest = {name: array for name, array in state.items() if not name.startswith((KEPT, MEMORY))}
+        give_memory(self._task, node, rest)
+        self._models.forget(node)
+        self._models.keep(node, **{name: np.array(array) for name, array in kept.items()})
+        self._models.memories |= {(node, memory): arrays for memory, arrays in memories.items()}
+
+    def likeness(self) -> Likeness:
+        """See `ComparableTask`."""
+        return model_likeness(self._task)
+
+    def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
+        """Return the model with which `node` answers; without a node the shared one, of several clusters the first."""
+        assert isinstance(self._task, UsableTask), "only learned models are exported"
+        shared = self._method.shared(self._models, vector)[0]
+        return self._task.whole_model(shared if node is None else self.personal_model(node, vector), node)
+
+    def report_to(self, write: Callable[[Report], None]) -> None:
+        """See `ReportingTask`."""
+        if isinstance(self._task, ReportingTask):
+            self._task.report_to(write)
+
+
+def _waves(jobs: Sequence[Job]) -> list[list[int]]:
+    """Return the places of the jobs in groups: of equal rounds, and no node twice in one."""
+    waves: list[list[int]] = []
+    for place, job in enumerate(jobs):
+        last = waves[-1] if waves else []
+        fits = last and jobs[last[0]].round == job.round and all(jobs[one].node != job.node for one in last)
+        last.append(place) if fits else waves.append([place])
+    return waves

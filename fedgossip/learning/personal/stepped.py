@@ -1,0 +1,217 @@
+"""Methods that take each step of plain SGD themselves, on gradients of the task: APFL, FedRep and pFedMe.
+
+Each step of a node sees the next batch of its line; g(x) is the gradient there, eta = train.lr.
+
+    apfl     w <- w - eta g(w);   v <- v - eta alpha g(alpha v + (1 - alpha) w);   w is sent
+             alpha <- alpha - eta <v - w, g(alpha v + (1 - alpha) w)>, in [0, 1], at the first step of a round
+    fedrep   `steps` steps of the head alone, then the round's steps of the body alone; the body is sent
+    pfedme   theta <- `steps` steps of eta along g(theta) + lambda (theta - w)
+             w <- w - rate lambda (w - theta);   w is sent
+
+APFL: Deng, Kamani and Mahdavi, Adaptive personalized federated learning, 2020, algorithm 1 with its adaptive alpha.
+FedRep: Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, algorithm 1.  pFedMe: Dinh, Tran and Nguyen, NeurIPS 2020,
+algorithm 1; all its steps on one batch, theta from w; beta is lr of coordinator.options.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.limits import ABOVE_0, Within
+from fedgossip.base.vectors import Vector, frozen, linear, subtract
+from fedgossip.core.task import Job, Segment, Update, statistics_in
+from fedgossip.learning.personal.base import OfWholeModels, OwnModels
+
+ALPHA = "alpha"
+
+
+@dataclass(frozen=True)
+class Stepped(OfWholeModels):
+    """The common part of methods with steps of their own."""
+
+    private = False
+    stepped = True
+
+
+@dataclass(frozen=True)
+class Apfl(Stepped):
+    """Answers with a mixture of a model of its own and the shared one."""
+
+    alpha: Annotated[float, Within(0, 1)] = 0.5
+    """Share of the own model in the mixture, at first."""
+    adapts: Annotated[int, Within(0, 1)] = 1
+    """1: alpha is learned; 0: it stays."""
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        nodes = [job.node for job in jobs]
+        shared, own = [job.vector for job in jobs], [models.model(job) for job in jobs]
+        alphas, losses = [self._alpha(models, job) for job in jobs], []
+        eta = models.rate(jobs[0].round)
+        for k in range(models.steps):
+            step = jobs[0].round * models.steps + k
+            for_shared = models.gradients(nodes, step, shared)
+            mixed = [_mixture(*one) for one in zip(alphas, own, shared, strict=True)]
+            for_mixed = models.gradients(nodes, step, mixed)
+            losses.append([update.metrics["loss"] for update in for_shared])
+            if self.adapts and k == 0:
+                learned = zip(alphas, own, shared, for_mixed, strict=True)
+                alphas = [_learned(a, v, w, eta, _of(update)) for a, v, w, update in learned]
+            stepped = zip(alphas, own, for_mixed, strict=True)
+            own = [linear((1, v), (-eta * a, _of(update))) for a, v, update in stepped]
+            shared = [_stepped(w, eta, _of(update)) for w, update in zip(shared, for_shared, strict=True)]
+        for job, v, a in zip(jobs, own, alphas, strict=True):
+            models.keep(job.node, own=v, alpha=np.array(a))
+        return [
+            _update(update, job, w, loss, models.steps, eta)
+            for update, job, w, loss in zip(for_shared, jobs, shared, zip(*losses, strict=True), strict=True)
+        ]
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        return [_mixture(self._alpha(models, job), models.model(job), job.vector) for job in jobs]
+
+    def _alpha(self, models: OwnModels, job: Job) -> float:
+        return float(models.of(job.node).get(ALPHA, self.alpha))
+
+
+@dataclass(frozen=True)
+class PFedMe(Stepped):
+    """Answers with the minimum of the loss and a pull to the shared model, the Moreau envelope's."""
+
+    pull: Annotated[float, Within(ABOVE_0)] = 15.0
+    """lambda: a larger one keeps the own model nearer to the shared one."""
+    steps: Annotated[int, Within(1, 1000)] = 5
+    """Steps to the minimum, on one batch."""
+    rate: Annotated[float, Within(ABOVE_0)] = 0.005
+    """Learning rate of the shared model; rate times lambda is the share of the way to the own model."""
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        nodes, shared = [job.node for job in jobs], [job.vector for job in jobs]
+        eta, losses = models.rate(jobs[0].round), []
+        for k in range(models.steps):
+            own, step = shared, jobs[0].round * models.steps + k
+            for _ in range(self.steps):
+                found = models.gradients(nodes, step, own)
+                away = zip(own, shared, found, strict=True)
+                own = [_stepped(v, eta, linear((1, _of(one)), (self.pull, v), (-self.pull, w))) for v, w, one in away]
+            losses.append([update.metrics["loss"] for update in found])
+            share = self.rate * self.pull
+            shared = [linear((1 - share, w), (share, v)) for w, v in zip(shared, own, strict=True)]
+        for job, v in zip(jobs, own, strict=True):
+            models.keep(job.node, own=v)
+        return [
+            _update(update, job, w, loss, models.steps, eta)
+            for update, job, w, loss in zip(found, jobs, shared, zip(*losses, strict=True), strict=True)
+        ]
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        return [models.model(job) for job in jobs]
+
+
+@dataclass(frozen=True)
+class FedRep(Stepped):
+    """Keeps a head of its own, and sends the body."""
+
+    head: str = ""
+    """Patterns of the head's tensors, with commas between; "": the last layer's."""
+    steps: Annotated[int, Within(0, 100_000)] = 0
+    """Steps of the head in a round; 0: as many as the body's."""
+
+    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        found, start = [], 0
+        for one in self._body(segments):
+            found.append(replace(one, start=start))
+            start += one.stop - one.start
+        return tuple(found)
+
+    def first(self, models: OwnModels, x: Vector) -> Vector:
+        return frozen(x[~self._of_head(models)])
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        head, nodes = self._of_head(models), [job.node for job in jobs]
+        eta, losses = models.rate(jobs[0].round), []
+        first = self.steps or models.steps
+        whole = self.answers(models, jobs)
+        for k in range(first + models.steps):
+            step = jobs[0].round * (first + models.steps) + k
+            found = models.gradients(nodes, step, whole)
+            moving = head if k < first else ~head
+            whole = [_stepped(x, eta, np.where(moving, _of(one), 0)) for x, one in zip(whole, found, strict=True)]
+            losses.append([update.metrics["loss"] for update in found])
+        for job, x in zip(jobs, whole, strict=True):
+            models.keep(job.node, head=x[head])
+        return [
+            _update(update, job, frozen(x[~head]), loss[first:], models.steps, eta)
+            for update, job, x, loss in zip(found, jobs, whole, zip(*losses, strict=True), strict=True)
+        ]
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        return [self._whole(models, job.vector, models.of(job.node).get("head")) for job in jobs]
+
+    def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:
+        """With the head that every node begins with."""
+        return [self._whole(models, vector, None)]
+
+    def _whole(self, models: OwnModels, body: Vector, head: npt.NDArray[Any] | None) -> Vector:
+        where, whole = self._of_head(models), models.initial.copy()
+        whole[~where] = body
+        if head is not None:
+            whole[where] = head
+        return frozen(whole)
+
+    def _body(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return the tensors of the model that are sent.  Raises ConfigError for patterns of none, or of all."""
+        if statistics_in(segments):
+            text = "personal = 'fedrep' with running statistics in what is sent: its steps are of parameters"
+            raise ConfigError(text, "Take a model without them.")
+        names = [one.name for one in segments]
+        layer = names[-1].rpartition(".")[0]
+        patterns = [one.strip() for one in self.head.split(",") if one.strip()] or [f"{layer}.*"]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                advice = f"There are: {', '.join(names)}."
+                raise ConfigError(f"personal = 'fedrep': no parameter matches {pattern!r}", advice)
+        body = [one for one in segments if not any(fnmatchcase(one.name, pattern) for pattern in patterns)]
+        if not body:
+            advice = "Take a model of several layers, or name a head: fedrep?head=layer2.*."
+            raise ConfigError(f"personal = 'fedrep': the head {', '.join(patterns)} leaves no body to send", advice)
+        return body
+
+    def _of_head(self, models: OwnModels) -> npt.NDArray[np.bool_]:
+        """Return which elements of the model are the head's, [d]."""
+        found = np.ones(models.initial.size, np.bool_)
+        for one in self._body(models.segments):
+            found[one.start : one.stop] = False
+        return found
+
+
+def _of(update: Update) -> Vector:
+    assert update.difference is not None, "a gradient is one"
+    return update.difference
+
+
+def _stepped(x: Vector, eta: float, gradient: Vector) -> Vector:
+    return linear((1, x), (-eta, gradient))
+
+
+def _mixture(alpha: float, own: Vector, shared: Vector) -> Vector:
+    return linear((alpha, own), (1 - alpha, shared))
+
+
+def _learned(alpha: float, own: Vector, shared: Vector, eta: float, gradient: Vector) -> float:
+    """Return alpha after a step; products of float32 summed exactly, so that no block of nodes changes its bits."""
+    slope = math.fsum(subtract(own, shared).astype(np.float64) * gradient.astype(np.float64))
+    return min(1.0, max(0.0, alpha - eta * slope))
+
+
+def _update(found: Update, job: Job, sent: Vector, losses: Sequence[float], steps: int, eta: float) -> Update:
+    """Return the update of what is sent, with the mean loss of its steps."""
+    metrics = {"loss": float(np.mean(losses)), "steps": steps, "rate": eta}
+    return Update(subtract(sent, job.vector), found.examples, metrics)

@@ -1,0 +1,139 @@
+"""Models of the participants' own in whole runs: one digest in all drivers, secure sums, resuming, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedgossip
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import PeerRow
+from fedgossip.drivers.resume import resume
+from fedgossip.plans import compose
+
+ALL = "finetune", "ditto", "mr-mtl", "apfl", "fedrep", "pfedme", "ifca"
+Content = dict[str, Any]
+
+
+def content(**more: Any) -> Content:
+    return {
+        "rounds": 4,
+        "data": {"local_test": 0.25, "partition": {"kind": "pathological", "classes_per_peer": 4}},
+        "model": {"source": "mlp:64-16-10"},
+        "train": {"local_steps": 3, "device": "cpu"},
+        "eval": {"every": 2},
+    } | more
+
+
+def federated(personal: str | None, clients: int = 4, **more: Any) -> Content:
+    section = {"clients": clients, **({"personal": personal} if personal else {}), **more}
+    return content(coordinator=section)
+
+
+def gossip(personal: str, n: int = 8, **more: Any) -> Content:
+    return content(topology={"graph": "ring", "n": n}, algorithm={"personal": personal, **more})
+
+
+def scores(run: fedgossip.Run) -> list[tuple[int, int, float | None]]:
+    rows = [row for row in run.rows if isinstance(row, PeerRow) and row.peer < 4]
+    return sorted((row.round, row.peer, row.score) for row in rows if row.score is not None)
+
+
+@pytest.mark.parametrize("personal", ALL)
+def test_clients_end_with_one_digest_in_the_simulator_and_on_arrays_secure_and_not(personal: str) -> None:
+    """On arrays the integers of a secure sum are added without masks, keys or messages."""
+    for secure in ({}, {"secure": {"on": False}}):
+        runs = [fedgossip.simulate(federated(personal, **secure), engine=engine) for engine in ("sim", "stacked")]
+        assert len({run.digest for run in runs}) == 1
+        assert scores(runs[0]) == scores(runs[1]) and scores(runs[0])
+
+
+@pytest.mark.parametrize("personal", ALL)
+def test_peers_of_a_ring_end_with_one_digest_in_the_simulator_and_on_arrays(personal: str) -> None:
+    runs = [fedgossip.simulate(gossip(personal), engine=engine) for engine in ("sim", "stacked")]
+    assert len({run.digest for run in runs}) == 1
+
+
+def test_ditto_leaves_the_shared_model_as_it_is_without() -> None:
+    for of in (federated, gossip):
+        plain = of("ditto")
+        del plain["coordinator" if of is federated else "algorithm"]["personal"]
+        assert fedgossip.simulate(of("ditto")).digest == fedgossip.simulate(plain).digest
+
+
+@pytest.mark.sockets
+def test_processes_of_clients_and_peers_end_with_the_digest_of_the_simulator(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    some = [federated(one, 3) for one in (ALL if request.config.getoption("--long") else ("ditto",))]
+    if request.config.getoption("--long"):
+        some += [gossip(one) for one in ALL]
+    for place, one in enumerate(some):
+        run = fedgossip.run_local(one, tmp_path / str(place), report=False)
+        simulated = fedgossip.simulate(one)
+        assert run.digest == simulated.digest and scores(run) == scores(simulated)
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+@pytest.mark.parametrize("one", [federated("apfl", secure={"on": False}), gossip("mr-mtl", 4)])
+def test_a_stopped_run_goes_on_with_the_models_of_its_own(one: Content, engine: str, tmp_path: Path) -> None:
+    whole = fedgossip.simulate(one, engine=engine)
+    rows = 0
+
+    def stop(_: Any) -> None:
+        nonlocal rows
+        rows += 1
+        if rows == 12:
+            raise KeyboardInterrupt
+
+    fedgossip.simulate(one, engine=engine, out=tmp_path / "run", watch=stop)
+    again = resume(tmp_path / "run", report=False)
+    assert rows >= 12 and again.digest == whole.digest and scores(again) == scores(whole)
+
+
+def test_personal_models_serve_clients_of_two_classes_better_than_the_shared_one() -> None:
+    data = {"local_test": 0.3, "partition": {"kind": "pathological", "classes_per_peer": 2}}
+    more = {"rounds": 12, "data": data, "train": {"local_steps": 10, "device": "cpu"}}
+    of = {
+        personal: fedgossip.simulate(federated(personal, 10, secure={"on": False}) | more).accuracy["mean_peer"]
+        for personal in (None, "ditto?lambda=1", "fedrep")
+    }
+    shared = of.pop(None)
+    assert shared is not None and all(score is not None and score > shared + 0.1 for score in of.values())
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (federated("ditto", codec="top-k:0.1", secure={"on": False}), "adds what it left out"),
+        (federated("ditto") | {"train": {"personal": "layer2*"}}, "both keep parameters"),
+        (gossip("fedrep") | {"train": {"personal": "layer2*"}}, "both keep parameters"),
+        (federated("ditto?lambda=-1"), "out of range"),
+        (federated("ifca?clusters=5"), "5 clusters of 4 clients"),
+        (gossip("ifca?clusters=9"), "9 clusters of 8 peers"),
+        (federated("ditto", algorithm="fedsgd"), "by a rule of its own"),
+        (federated("mr-mtl", algorithm="scaffold"), "by a rule of its own"),
+        (gossip("mr-mtl", name="gradient-tracking"), "updates of usual training"),
+        (gossip("mr-mtl", mode="async"), "updates of usual training"),
+        (gossip("fedrep", options={"order": "cta"}), "updates of usual training"),
+        (federated("apfl") | {"train": {"local_epochs": 1}}, "local_epochs counts passes"),
+        (federated("fedrep") | {"train": {"momentum": 0.9}}, "plain steps of SGD"),
+        (federated("ditto") | {"task": {"kind": "averaging"}, "data": {}, "model": {}, "train": {}}, "trains no model"),
+        (federated("ifca", privacy={"unit": "record"}), "reads losses and gradients"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_the_run(one: Content, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        compose.plan(fedgossip.load_experiment(one))
+    assert error.value.advice and "\n" not in str(error.value.args[0])
+
+
+def test_a_dry_run_has_the_layout_of_what_is_sent() -> None:
+    for personal, length in (("ditto", 1210), ("fedrep", 1040), ("ifca?clusters=3", 3630)):
+        plan = compose.plan(fedgossip.load_experiment(federated(personal)))
+        dry, made = compose.task_of_dry_run(plan.experiment, 4)[0], compose.task_of(plan.experiment, 4)[0]
+        assert dry.length == made.length == length and dry.schema == made.schema
+        assert np.array_equal(np.zeros(length), dry.initial(0)) or personal.startswith("ifca")
