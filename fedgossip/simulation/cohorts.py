@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, is_over
+from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, effective_steps, is_over
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
@@ -136,7 +136,7 @@ def _round(
         m = update.metrics
         told = rounds.telling.of(PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
-            m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
+            effective_steps(rule, work.steps), m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
         ))  # fmt: skip
         sums.add(node, told)
         invite = Invite(number, task.schema, received, standing.counted.get(node, -1))
@@ -189,7 +189,7 @@ class _Exact:
 
     def add(self, node: NodeId, work: PreparedContribution) -> None:
         up = (self.coding.update_of(work.up[0], node, self.number),) if self.coding else work.up
-        self.total.add(node, float(work.weight), up, work.steps)
+        self.total.add(node, float(work.weight), up, work.counted)
         self.clients += 1
         if work.loss is not None:
             self.losses.append((work.examples, work.loss))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedgossip.algorithms.federated import fednova, robust
-from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, restored, saved
+from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, effective_steps, restored, saved
 from fedgossip.algorithms.federated.fedbuff import staleness_weight
 from fedgossip.algorithms.federated.names import ALGORITHMS, make
 from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum, NotSummableError
@@ -67,7 +67,7 @@ class Run:
             work = Work(update.difference, update.examples, steps, rate, extra=update.extra)
             up, self.memory[node] = rule.upload(received, self.memory.get(node, ()), work)
             weight = rule.weight(update.examples)
-            total.add(node, weight, up, steps)
+            total.add(node, weight, up, effective_steps(rule, steps))
         self.state = self.of.server.step(self.state, total.aggregate())
         self.round += 1
         return self.x
@@ -431,6 +431,19 @@ def test_fednova_is_tau_eff_times_the_mean_of_the_normalised_updates() -> None:
     d = [u.difference.astype(np.float64) / t for u, t in zip(updates, tau, strict=True)]
     expected = x + (p @ tau) * sum(share * one for share, one in zip(p, d, strict=True))
     np.testing.assert_allclose(Run(make("fednova", clients=4), task).go([0, 1, 2, 3]), expected, atol=1e-6)
+
+
+def test_fednova_counts_each_clients_own_effective_steps() -> None:
+    """Momentum .6 and tau = 1, 2, 4, 8, 3 in one epoch: tau_eff = sum p_k ||a_k|| is 9.852; ||a|| of the mean 9.566."""
+    taus, rho = (1, 2, 4, 8, 3), 0.6
+    of = make("fednova", clients=5, momentum=rho)
+    norms = [sum((1 - rho ** (tau - j)) / (1 - rho) for j in range(tau)) for tau in taus]
+    total = of.aggregation.accumulator(1, 1, np.dtype(np.float64))
+    for k, tau in enumerate(taus):
+        up, _ = of.clients.upload((), (), Work(frozen(np.array([norms[k]])), 1, tau))  # d_k = 1
+        total.add(k, of.clients.weight(tau), up, effective_steps(of.clients, tau))
+    state = of.server.step(of.server.start(frozen(np.zeros(1))), total.aggregate())
+    assert state.x[0] == pytest.approx(np.average(norms, weights=taus), rel=1e-12) == pytest.approx(9.852, abs=5e-4)
 
 
 def test_fednova_is_fedavg_where_all_take_as_many_steps() -> None:

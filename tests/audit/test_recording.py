@@ -22,7 +22,7 @@ from fedgossip.runs.audit_recorder import Recorder
 def test_a_contribution_is_logged_with_the_hash_of_what_is_sent_after_it(tmp_path: Path, vectors: int) -> None:
     up = tuple(frozen(np.arange(5, dtype=np.float32) + k) for k in range(vectors))
     part = PlainPart(9, Invite(3, "layout", up))
-    line, sent = part.trained(PreparedContribution(up, 7, 7, 2, 0.5))
+    line, sent = part.trained(PreparedContribution(up, 7, 7, 2, 2.0, 0.5))
     assert isinstance(line, Log) and isinstance(sent, Send) and isinstance(sent.message, Contribution)
     identity = Identity.new()
     with Recorder(tmp_path, 0, "client", identity, "run", synced=False) as recorder:

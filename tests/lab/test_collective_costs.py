@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from test_allreduce import NAMES, quadratic
 
 from fedgossip import simulate
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, power_below
 from fedgossip.algorithms.collectives.table import Way
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import TAIL, ChunkTaken, ReduceChunk
@@ -18,6 +19,8 @@ from fedgossip.core.records import PeerRow
 from fedgossip.core.wire import wire_bytes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.experiment import load_experiment
+from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.timeline import Act, TimedStep, seconds_of_rounds
 from fedgossip.plans import compose
 
 ROUNDS = 2
@@ -88,6 +91,41 @@ def test_what_a_chunk_costs_beside_its_elements_is_bounded() -> None:
         there, back = chunk_bytes(elements)
         assert there - 4 * elements + back <= CONTROL
         assert back <= 64, "the word that a chunk has come"
+
+
+def table_seconds(workers: int, method: str, links: EqualLinks, size: int) -> float:
+    """Return the time of a collective of vectors of `size` bytes, its table followed over the simulator's links."""
+    table = COLLECTIVES[method].table(workers)
+
+    def steps(_round: int, rank: int) -> list[TimedStep]:
+        moves = [(move, (move.stop - move.first) * size / table.parts) for move in table.moves[rank]]
+        return [TimedStep(Act.SEND if m.way is Way.SEND else Act.TAKE, m.peer, bytes_) for m, bytes_ in moves]
+
+    return seconds_of_rounds(steps, workers, links, np.zeros((1, workers)))
+
+
+BOUNDS = {  # messages of a + d/b less than the formula, and vectors of d/b more: without downlinks, and with them
+    "tree": ((2, 0), (2, 0)),
+    "recursive-doubling": ((1, 0), (1, 3)),
+    "halving-doubling": ((0, 0), (0, 0.5)),
+}
+
+
+@pytest.mark.parametrize("method", BOUNDS)
+@pytest.mark.parametrize("down", [False, True])
+def test_the_formulas_of_numbers_of_workers_that_are_no_power_of_two_keep_their_bounds(method: str, down: bool) -> None:
+    """Every m to 64; bounds that a case reaches to a tenth, so that none is too wide."""
+    rate, size = 1e9, 64 * 1000
+    less, more = BOUNDS[method][down]
+    seen = [0.0, 0.0]
+    for ratio in (0.0, 0.01, 10.0):
+        links = EqualLinks(ratio * size / rate, rate, rate if down else math.inf)
+        for m in range(2, 65):
+            off = table_seconds(m, method, links, size) - COLLECTIVES[method].seconds(m, size, links.latency, rate)
+            if m == power_below(m):
+                assert abs(off) < 1e-7, m
+            seen = [max(seen[0], -off / (links.latency + size / rate)), max(seen[1], off * rate / size)]
+    assert less * 0.9 <= seen[0] <= less + 1e-3 and more * 0.9 <= seen[1] <= more + 1e-3
 
 
 @pytest.mark.parametrize("method", NAMES)

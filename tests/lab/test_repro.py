@@ -90,8 +90,8 @@ def test_every_number_asks_for_something_that_can_fail(name: str) -> None:
     for one in result_of(name).check:
         inspect.signature(MEASURES[one.measure]).bind(**one.of)
         assert (one.expect is None) == (one.least > -float("inf") or one.most < float("inf"))
-        assert not CheckedValue(one, float("nan"), 0.0).holds
-        assert not all(CheckedValue(one, value, 0.0).holds for value in (-1e9, 1e9))
+        assert not CheckedValue(one, float("nan"), 0.0, "computed").holds
+        assert not all(CheckedValue(one, value, 0.0, "computed").holds for value in (-1e9, 1e9))
 
 
 def test_a_number_that_differs_is_told(
@@ -104,7 +104,7 @@ def test_a_number_that_differs_is_told(
     monkeypatch.setattr(published, "FOLDER", tmp_path)
     for words in (["wrong"], ["all"]):
         said = in_process(["repro", *words], tmp_path, monkeypatch, capsys)
-        assert said.code == 1 and "DIFFERS  ring: 0.949253022; published 0.9 within 0.01" in said.out
+        assert said.code == 1 and "DIFFERS  ring: 0.949253022; computed apart 0.9 within 0.01" in said.out
     told = json.loads(in_process(["repro", "wrong", "--json"], tmp_path, monkeypatch, capsys).out)
     assert told["wrong"]["agrees"] is False
     unknown = in_process(["repro", "rong"], tmp_path, monkeypatch, capsys)
@@ -113,9 +113,9 @@ def test_a_number_that_differs_is_told(
 
 def test_a_share_and_an_end_are_judged_as_they_are_written() -> None:
     near = PublishedCheck("a", "slem", expect=2.0, share=0.1)
-    assert CheckedValue(near, 2.19, 0.0).holds and not CheckedValue(near, 2.21, 0.0).holds
+    assert CheckedValue(near, 2.19, 0.0, "computed").holds and not CheckedValue(near, 2.21, 0.0, "computed").holds
     above = PublishedCheck("a", "slem", least=1.0)
-    assert CheckedValue(above, 1.0, 0.0).holds and not CheckedValue(above, 0.99, 0.0).holds
+    assert CheckedValue(above, 1.0, 0.0, "computed").holds and not CheckedValue(above, 0.99, 0.0, "computed").holds
 
 
 @pytest.mark.sockets

@@ -30,6 +30,7 @@ from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.grid import SweepCell, read_sweep
 from fedgossip.lab.sweeps.page import write_page
 from fedgossip.lab.sweeps.paired import paired_difference, rank_correlation
+from fedgossip.lab.sweeps.sweep import folder_of
 from fedgossip.lab.sweeps.table import table_of
 from fedgossip.lab.sweeps.tuning import TRIAL_SEEDS, TunedKey, Tuning, tuning_of
 
@@ -510,3 +511,19 @@ def test_the_report_of_a_sweep_has_a_page_and_the_parts_of_a_paper(
         assert f'<figure id="{name}">' in page
     in_process(["report", "s", "--paper", "again"], tmp_path, monkeypatch, capsys)
     assert all((tmp_path / "again" / name).read_bytes() == files[name] for name in files if name != "COMMANDS.txt")
+
+
+def test_the_folder_of_a_sweep_has_the_name_of_its_file(tmp_path: Path) -> None:
+    """Not that of the base, which many sweeps share."""
+    import tomli_w
+
+    keys = {"base": {**QUADRATIC, "name": "of-the-base"}, "grid": GRID}
+    (tmp_path / "graphs.toml").write_text(tomli_w.dumps(keys))
+    assert folder_of(read_sweep(tmp_path / "graphs.toml"), None) == Path("sweeps/graphs")
+
+
+def test_a_folder_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = in_process(["report", "nothing", "--paper", "out"], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and "nothing: there is no such folder" in said.err

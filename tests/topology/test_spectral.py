@@ -349,11 +349,27 @@ def test_slem_of_an_asymmetric_matrix_is_the_norm_of_its_rest():
 
 def test_random_regular_graph_of_a_hundred_thousand():
     """Near the Alon-Boppana value (2 sqrt(3) + 1) / 5 = .89282; measured .89265309 / -.49280743 on another draw."""
-    found = of("regular:4", 100_000)
+    mixing = build(resolve("regular:4", 100_000))
+    found = spectrum(mixing)
     assert found.resolved
     assert found.lambda2 == pytest.approx(0.89265309, abs=4e-4)
     assert found.lambda_n == pytest.approx(-0.49280743, abs=4e-4)
     assert found.residual < 1e-9
+    promise = forecast(mixing, 0.9, found)
+    assert abs(promise.n_w - kesten_mckay_n_w(4, 100_000)) <= promise.n_w_error < 0.002 * promise.n_w
+
+
+def kesten_mckay_n_w(d, n, gamma=0.9):
+    """n_W of a random d-regular graph: its eigenvalues have the density d sqrt(r^2 - x^2) / (2 pi (d^2 - x^2)), r^2 =
+    4 (d - 1), of which sqrt(r^2 - x^2) is r sin(t) for x = r cos(t)."""
+    t = (np.arange(100_000) + 0.5) * np.pi / 100_000
+    r = 2 * np.sqrt(d - 1)
+    density, values = (
+        d * (r * np.sin(t)) ** 2 / (2 * np.pi * (d * d - (r * np.cos(t)) ** 2)),
+        (1 + r * np.cos(t)) / (1 + d),
+    )
+    others = np.sum(density * values**2 / (1 - gamma * values**2)) * np.pi / 100_000
+    return 1 / ((1 - gamma) * (others + 1 / (1 - gamma) / n))
 
 
 @pytest.fixture
@@ -387,6 +403,15 @@ def test_estimated_effective_neighbours_lie_within_their_error(monkeypatch):
     found = forecast(mixing, 0.9)
     assert 0 < found.n_w_error < 0.02 * found.n_w
     assert abs(found.n_w - exact) < 4 * found.n_w_error
+
+
+def test_the_interval_of_an_estimated_trace_is_right_in_95_of_100_draws():
+    """Of l^2 / (1 - .9 l^2), whose sum is that of n_W; 95 of 100 draws of the signs, to the error of a count."""
+    mixing, weigh = build(resolve("regular:3", 120)), lambda values: values**2 / (1 - 0.9 * values**2)
+    exact = weigh(np.sort(np.linalg.eigvalsh(mixing.matrix()))[:-1]).sum()
+    traces = np.array([120, np.trace(mixing.matrix()), np.sum(mixing.matrix() ** 2)]) - 1
+    found = [eigen.quadrature(mixing.sparse().dot, traces, weigh, 25, seed) for seed in range(100)]
+    assert 89 <= sum(abs(value - exact) <= half for value, half in found) <= 99
 
 
 def test_what_lanczos_cannot_see_is_called_unresolved(sparse_only, monkeypatch):

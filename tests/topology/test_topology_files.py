@@ -112,6 +112,7 @@ def test_a_file_may_be_directed(tmp_path):
         (("n = 4", ""), ("not given", "nodes or n")),
         (('source = "made up"', 'source = " "'), ("source",)),
         (('source = "made up"\n', ""), ("source",)),
+        (('title = "A triangle and one more"\nsource = "made up"\n', ""), ("title and source are missing",)),
         (("[2, 3]]", "[3, 3]]"), ("node 3", "itself")),
         (("[2, 3]]", '[2, "d"]]'), ("'d'",)),
         (("n = 4", 'nodes = ["a", "b", "c", "dora"]'), None),

@@ -188,8 +188,10 @@ class Collective:
 
     Closed forms of m workers with equal links: latency a in seconds, b bytes per second each way, a vector of d bytes
     (of every rank and direction one message at a time, both directions at once).  For a tree, and the two by doubling,
-    they are exact where m is a power of two.  SettlingRun ranks that do not fold begin early: the chain is shorter, and
-    the time is off by one message of a whole vector at most.
+    `seconds` is exact where m is a power of two.  Elsewhere ranks that do not fold begin early, and a folded vector can
+    arrive beside a partner's.  Without downlinks halving-doubling is exact for every m, recursive doubling takes up to
+    one message less, a + d/b, and a tree up to two; with them a tree is as before, halving-doubling takes up to half a
+    vector more, d/(2b), and recursive doubling up to three vectors.
     """
 
     table: Callable[[int], Table]

@@ -46,7 +46,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aggregate:
-    """Aggregate of a round: vectors [d], the number of `clients`, and the weighted mean of their `steps`."""
+    """Aggregate of a round: vectors [d], the number of `clients`, and the weighted mean of their `steps`, each client's
+    as its rule counts them (`effective_steps`)."""
 
     vectors: Vectors
     clients: int
@@ -111,11 +112,25 @@ def is_over(server: object, x: Vector) -> bool:
     return isinstance(server, EndingRule) and server.over(x)
 
 
+@runtime_checkable
+class CountingRule(Protocol):
+    """A client rule whose steps count otherwise than by their number."""
+
+    def effective(self, steps: int) -> float:
+        """Return what so many steps of one client count in `Aggregate.steps`."""
+        ...
+
+
+def effective_steps(rule: object, steps: int) -> float:
+    """Return what a client's steps count in the mean of all; the coordinator and a secure sum take the same."""
+    return rule.effective(steps) if isinstance(rule, CountingRule) else float(steps)
+
+
 class Accumulator(Protocol):
     """Takes contributions in any order; the aggregate does not depend on it."""
 
-    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:
-        """Take a contribution: its vectors [d], what it counts, and its steps.
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:
+        """Take a contribution: its vectors [d], what it counts, and its effective steps.
 
         Raises NotSummableError for elements that are not finite, or too large for an exact sum; then nothing is
         changed.

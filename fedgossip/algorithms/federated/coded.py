@@ -19,7 +19,7 @@ import numpy as np
 
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.algorithms.codecs.senders import Sender, sender_of
-from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work
+from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work, effective_steps
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import NodeId, Terms
 
@@ -83,6 +83,9 @@ class CodedClient:
 
     def weight(self, examples: int) -> float:
         return self.rule.weight(examples)
+
+    def effective(self, steps: int) -> float:
+        return effective_steps(self.rule, steps)
 
     def terms(self, received: Vectors, memory: Vectors) -> Terms:
         return self.rule.terms(received, memory[len(self._start) :])

@@ -40,23 +40,22 @@ class Normalised:
     def weight(self, examples: int) -> float:
         return float(examples)
 
+    def effective(self, steps: int) -> float:
+        """Return ||a_k||_1, whose weighted mean is tau_eff."""
+        return accumulated(steps, self.momentum)
+
     def terms(self, _received: Vectors, _memory: Vectors) -> Terms:
         return Terms(momentum=self.momentum)
 
     def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
-        return (linear((1 / accumulated(work.steps, self.momentum), work.update)),), memory
+        return (linear((1 / self.effective(work.steps), work.update)),), memory
 
 
 @dataclass(frozen=True)
 class Nova:
-    """The server: x <- x + lr * tau_eff * mean d.
-
-    Where we differ with momentum: ||a|| of the mean number of steps stands for the mean of ||a||, equal where all
-    clients take the same number; clients report steps, not norms.
-    """
+    """The server: x <- x + lr * tau_eff * mean d; tau_eff is the mean of the clients' effective steps."""
 
     lr: float = 1.0
-    momentum: float = 0.0
 
     def start(self, x: Vector) -> ServerModel:
         return ServerModel(x)
@@ -65,5 +64,4 @@ class Nova:
         return (state.x,)
 
     def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
-        effective = accumulated(aggregate.steps, self.momentum)
-        return ServerModel(linear((1, state.x), (self.lr * effective, aggregate.vectors[0])))
+        return ServerModel(linear((1, state.x), (self.lr * aggregate.steps, aggregate.vectors[0])))

@@ -19,7 +19,7 @@ class MeanOf:
         self._kind = kind
         self._steps: list[tuple[float, float]] = []
 
-    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:  # noqa: ARG002
         """Add a contribution.  Raises NotSummableError, and adds nothing, where a sum of it would not be finite."""
         terms = list(zip(self._sums, vectors, strict=True))
         if len(terms) > 1 and not all(total.fits(weight, vector) for total, vector in terms):  # all of them or none

@@ -51,7 +51,7 @@ def scaffold(*, clients: int, lr: float = 1.0) -> Made:
 
 def fednova(*, lr: float = 1.0, momentum: float = 0.0) -> Made:
     """FedNova: updates over their number of steps; `momentum` is that of the clients' training."""
-    return Federated(Normalised(momentum), Mean(), Nova(lr, momentum))
+    return Federated(Normalised(momentum), Mean(), Nova(lr))
 
 
 def fedavgm(*, lr: float = 1.0, beta: float = 0.9, nesterov: bool = False) -> Made:

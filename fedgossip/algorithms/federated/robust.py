@@ -42,9 +42,9 @@ class Kept:
 
     def __init__(self, by: ByRule, kind: np.dtype[np.floating]) -> None:
         self._by, self._kind = by, kind
-        self._kept: dict[NodeId, tuple[Vectors, int]] = {}
+        self._kept: dict[NodeId, tuple[Vectors, float]] = {}
 
-    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:  # noqa: ARG002
         """Keep a contribution.  Raises NotSummableError where a sum of it would not be finite."""
         if not all(map(summable, vectors)):
             raise NotSummableError

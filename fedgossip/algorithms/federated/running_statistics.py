@@ -24,6 +24,7 @@ from fedgossip.algorithms.federated.base import (
     ServerRule,
     Vectors,
     Work,
+    effective_steps,
 )
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.robust import ByRule, median
@@ -51,6 +52,9 @@ class StatisticsClient:
     def weight(self, examples: int) -> float:
         return self.rule.weight(examples)
 
+    def effective(self, steps: int) -> float:
+        return effective_steps(self.rule, steps)
+
     def terms(self, received: Vectors, memory: Vectors) -> Terms:
         return self.rule.terms(received, memory)
 
@@ -66,7 +70,7 @@ class KeptApart:
     def __init__(self, parameters: int, rule: Accumulator, middle: Accumulator) -> None:
         self._parameters, self._rule, self._middle = parameters, rule, middle
 
-    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:
         """Keep a contribution.  Raises NotSummableError where a sum of it would not be finite."""
         if not all(map(summable, vectors)):
             raise NotSummableError

@@ -12,6 +12,7 @@ import click
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import json_value
+from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo
@@ -128,6 +129,9 @@ def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path
     if len(run_dirs) == 1 and (run_dirs[0] / SWEEP).is_file():
         _report_sweep(run_dirs[0], paper)
         return
+    for folder in run_dirs:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder", "Give the folder of a run, or of a sweep.")
     if paper is not None:
         raise click.UsageError("--paper is for the folder of a sweep")
     if len(run_dirs) == 1 and out is None:

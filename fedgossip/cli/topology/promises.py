@@ -62,6 +62,11 @@ def _of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
         ("unlucky draws", _late(promise), f"rounds, worst case: 9 in 10 of {promise.draws} draws need no more"),
         ("a round leaves", _plain(long_run), "of the worst disagreement, in the long run"),
         ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
+        (
+            "expected contraction",
+            _plain(promise.expected_contraction),
+            "‖E[W'W] - J‖: of the sum of squares, in the worst direction",
+        ),
         ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
         ("most neighbours", str(promise.degree_max), "models that the busiest node sends in a round"),
         ("messages", f"{promise.messages:.3g}", "models that a node sends in a round, on average"),
@@ -72,7 +77,7 @@ def _of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
 
 
 _METHODS = {
-    "estimated": "by random vectors and Lanczos; ± is a standard error",
+    "estimated": "by random vectors and Lanczos; ± is a 95 % interval",
     "expected": "averages over what is drawn; exact to rounding",
     "construction": "what the algorithm of this name makes of it",
     "unknown": "no formula is known",
@@ -104,9 +109,7 @@ def compared(promise: Forecast) -> tuple[str, ...]:
 
 
 def _gap(promise: Forecast) -> str:
-    """Return the gap, of a schedule the mean over its rounds; none for an exact one, as its rounds differ too much."""
-    if promise.period != 1 and promise.rate:
-        return f"{1 - promise.rate:.4g}"
+    """Return the gap; a graph that changes has none."""
     if promise.spectral_gap is None:
         return "-" if promise.resolved else "unresolved"
     return f"{promise.spectral_gap:.4g}"

@@ -10,7 +10,6 @@ import numpy as np
 
 from fedgossip.lab.advise.rates import measured_rate, neighbours_of, rate_at
 from fedgossip.topology import Mixing, Topology, build, forecast_of, resolve, resolve_schedule, spectrum
-from fedgossip.topology.schedules.schedules import Random
 from fedgossip.topology.spectra.sequences import product_norm
 
 DRAWS = 400
@@ -50,10 +49,8 @@ def norm_of_round(graph: str, n: int) -> float:
 
 def square_left(graph: str, n: int | None = None) -> float:
     """Return ||E[W'W] - J||, the share of the worst expected sum of squares left after a drawn round."""
-    schedule = resolve_schedule(graph, n)
-    if isinstance(schedule, Random) and schedule.moment is not None:
-        return float(np.linalg.eigvalsh(schedule.moment(np.eye(schedule.n) - 1.0 / schedule.n))[-1])
-    return _known(forecast_of(schedule).rate) ** 2  # no direction is better than another
+    found = forecast_of(resolve_schedule(graph, n))
+    return _known(found.rate) ** 2 if found.expected_contraction is None else found.expected_contraction
 
 
 def rounds_to_the_mean(graph: str, n: int | None = None) -> float:

@@ -3,6 +3,8 @@
 title = "..."
 source = "authors, title, place and year; which numbers were verified elsewhere, and how"
 claim = "the sentence that the checks support"
+basis = "derived"                       # of each expected number: "published", "derived" from the paper's formula, or
+                                        # "computed" apart (the default); a check may have its own
 [[check]]
 what = "the 8-node graph, Metropolis weights"
 measure = "slem"                        # a function of one of the modules of measures here
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +47,16 @@ MEASURES: Mapping[str, Callable[..., float]] = {
 """Measures by function name."""
 
 
+Basis = Literal["published", "derived", "computed"]
+
+BASES: Mapping[Basis, str] = {
+    "published": "published",
+    "derived": "by the paper's formula",
+    "computed": "computed apart",
+}
+"""The words for it."""
+
+
 class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
     """One number, or one side of a claim."""
 
@@ -58,6 +70,8 @@ class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
     most: float = math.inf
     slow: bool = False
     """Skipped with --fast."""
+    basis: Basis | None = None
+    """In place of the result's."""
     full: bool = False
     """Computed with --full alone: it takes minutes, and needs examples that fedgossip does not include."""
 
@@ -69,6 +83,8 @@ class PublishedResult(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     claim: str
     check: list[PublishedCheck]
+    basis: Basis = "computed"
+    """Where the expected numbers are from."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +95,11 @@ class CheckedValue:
     value: float
     seconds: float
     """Processor seconds."""
+    basis: Basis
 
     @property
     def holds(self) -> bool:
-        """Return whether the value equals the published one, within the check's tolerance."""
+        """Return whether the value equals the expected one, within the check's tolerance."""
         one = self.check
         if one.expect is None:
             return one.least <= self.value <= one.most
@@ -90,7 +107,7 @@ class CheckedValue:
 
     @property
     def expected(self) -> str:
-        """Return the published value in words."""
+        """Return the expected value in words."""
         one = self.check
         if one.expect is None:
             low = f"at least {one.least:g}" if one.least > -math.inf else ""
@@ -122,4 +139,4 @@ def checked(result: PublishedResult, *, fast: bool = False, full: bool = False) 
     for one in chosen(result, fast=fast, full=full):
         began = time.process_time()
         value = float(MEASURES[one.measure](**one.of))
-        yield CheckedValue(one, value, time.process_time() - began)
+        yield CheckedValue(one, value, time.process_time() - began, one.basis or result.basis)

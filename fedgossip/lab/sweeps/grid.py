@@ -94,7 +94,7 @@ class SweepGrid:
 
     @property
     def name(self) -> str:
-        return self.file.name or str(self.content.get("name") or Path(self.where).stem)
+        return self.file.name or Path(self.where).stem
 
     @cached_property
     def seeds(self) -> list[int]:

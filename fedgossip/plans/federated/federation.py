@@ -359,6 +359,7 @@ class FederationPlan(PlanDefaults):
         return Numbers(
             self.section,
             self.experiment.train,
+            self.federated.clients,
             invited=self.invited,
             least=self.least,
             vectors=self.vectors,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedgossip.algorithms.codecs.base import LinearCodec
 from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.federated.base import ClientRule, effective_steps
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
@@ -37,6 +38,7 @@ class Numbers:
 
     section: CoordinatorSection
     train: TrainSettings
+    clients: ClientRule
     invited: int
     least: int
     vectors: int
@@ -95,7 +97,12 @@ class Numbers:
         most = t.local_steps or math.ceil(self.weight_max / t.examples_per_step) * (t.local_epochs or 1)
         share = NOISY_MOST if "tests" in self.telling.covered else 1.0
         score = share if self.score.share else s.score_max
-        bounds = {"steps": float(most), "loss": s.score_max, "measured": score, "tested": float(self.weight_max)}
+        bounds = {
+            "steps": effective_steps(self.clients, most),
+            "loss": s.score_max,
+            "measured": score,
+            "tested": float(self.weight_max),
+        }
         return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
 
     @property

@@ -197,9 +197,9 @@ class PlainRound:
             return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
         if sender not in self.draw.invited:
             raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
-        given, weight = self._whole(sender, message), self.rule.weight(message.examples)
+        given = self._whole(sender, message)
         self.gathering.check(sender, given)
-        self.gathering.add(sender, given, weight)
+        self.gathering.add(sender, given, self.rule)
         self.counted.add(sender)
         self.waiting.discard(sender)
         self._end_if_complete()

@@ -269,13 +269,12 @@ class Buffered(Generic[State]):
         if self.phase != "going" or self.flying.get(sender) != contribution.round:
             return [Report("late", {"peer": sender, "round": contribution.round}, self.round)]
         staleness = self.round - contribution.round
-        weight = self.federated.clients.weight(contribution.examples) * staleness_weight(staleness)
         self.gathering.check(sender, contribution)
         if staleness > self.settings.most_stale:
             del self.flying[sender]
             facts = {"peer": sender, "staleness": staleness}
             return [Report("stale", facts, self.round), *self._invite()]
-        self.gathering.add(sender, contribution, weight)
+        self.gathering.add(sender, contribution, self.federated.clients, staleness_weight(staleness))
         del self.flying[sender]
         self.staleness += staleness
         self.counted.add(sender)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work
+from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work, effective_steps
 from fedgossip.base.errors import BudgetError, ProtocolError
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import (
@@ -336,6 +336,7 @@ class Client:
             int(self.rule.weight(examples)),
             examples,
             steps,
+            effective_steps(self.rule, steps),
             metrics.get("loss"),
             float(metrics.get(measured, 0.0)),
             int(metrics.get("tested", 0)) if measured in metrics else 0,

@@ -49,6 +49,8 @@ class PreparedContribution:
     """Its weight in the mean, a whole number."""
     examples: int
     steps: int
+    counted: float
+    """What its steps count in a sum (`effective_steps`)."""
     loss: float | None
     measured: float = 0.0
     """The score of the received model, on `tested` examples kept for that."""
@@ -62,7 +64,8 @@ class PreparedContribution:
         return Contribution(invite.round, invite.schema, *told)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
-        return {name: float(getattr(self, name) or 0.0) for name in names}
+        told = {"steps": self.counted, "loss": self.loss, "measured": self.measured, "tested": self.tested}
+        return {name: float(told[name] or 0.0) for name in names}
 
     @property
     def clients(self) -> int:

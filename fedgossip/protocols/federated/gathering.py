@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgossip.algorithms.federated.base import Accumulator, Aggregate, Vectors
+from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, Vectors, effective_steps
 from fedgossip.algorithms.federated.sums import NotSummableError, mean_of
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.scores import ACCURACY, Score
@@ -35,10 +35,14 @@ class Gathered:
             counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
             raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
 
-    def add(self, sender: NodeId, message: Contribution, weight: float) -> None:
-        """Add a checked contribution.  Raises ProtocolError, and changes nothing, where its numbers cannot be added."""
+    def add(self, sender: NodeId, message: Contribution, rule: ClientRule, share: float = 1.0) -> None:
+        """Add a checked contribution, with `share` of the weight that its rule gives it.
+
+        Raises ProtocolError, and changes nothing, where its numbers cannot be added.
+        """
+        weight, steps = rule.weight(message.examples) * share, effective_steps(rule, message.steps)
         try:
-            self.accumulator.add(sender, weight, message.vectors, message.steps)
+            self.accumulator.add(sender, weight, message.vectors, steps)
         except NotSummableError:
             text = f"{_of(sender, message)} is not finite, or too large to be summed"
             raise ProtocolError(text, "Did its training explode?", peer=sender) from None

@@ -145,11 +145,15 @@ def read(path: Path) -> GraphFile:
     """
     text = text_of(path)
     try:
+        given = msgspec.toml.decode(text, type=dict[str, Any])
+        if missing := [key for key in ("name", "title", "source") if not str(given.get(key, "")).strip()]:
+            text = f"{path}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing or empty"
+            raise ConfigError(
+                text, "name is a word, title what it is, source where it is from: a paper, a map, yourself."
+            )
         described = msgspec.toml.decode(text, type=GraphFile)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}", "See topologies/abilene.toml for every field a graph may have.") from None
-    if not described.source.strip():
-        raise ConfigError(f"{path}: source is empty", "Say where the graph is from: a paper, a map, yourself.")
     return described
 
 

@@ -39,9 +39,10 @@ class Forecast:
     over all directions.  (Of large directed graphs the worst are upper bounds, from slem.)  Where rounds are drawn the
     worst are medians over `draws` realised sequences, in nine of ten of which late_to_halve and late_to_1_percent are
     enough; the typical ones are of the expected square.  mean_contraction: what one round leaves of a disagreement in a
-    random direction.  floor, ceiling: stationary disagreement per unit of spread added each round, before mixing:
-    `floor` when each round's spread is fresh noise, `ceiling` when it is the same every round.  n_w_error: standard
-    error of n_w, 0 where it is exact.
+    random direction.  expected_contraction: where rounds are drawn, ||E[W'W] - J||_2, what one round leaves of the sum
+    of squares, in expectation and in the worst direction.  floor, ceiling: stationary disagreement per unit of spread
+    added each round, before mixing: `floor` when each round's spread is fresh noise, `ceiling` when it is the same
+    every round.  n_w_error: half the width of the 95 % interval of n_w, 0 where it is exact.
 
     Of a schedule whose graph changes (`sequences.forecast_of`) edges and degree_max are those of the busiest round, and
     slem, gap and eigenvalues are None: one step is uninformative.  messages: that a node sends per round, on average.
@@ -79,6 +80,7 @@ class Forecast:
     late_to_halve: int | None = None
     late_to_1_percent: int | None = None
     draws: int = 0
+    expected_contraction: float | None = None
 
     def to_dict(self) -> dict[str, float | int | str | bool | None]:
         """Return the fields as a dict that JSON can hold."""
@@ -182,7 +184,7 @@ def check_gamma(gamma: float) -> None:
 
 
 def _effective(mixing: Mixing, gamma: float, found: Spectrum) -> tuple[float | None, float]:
-    """Return n_W and its standard error."""
+    """Return n_W and half its 95 % interval."""
     if mixing.stochastic != "both":
         return None, 0.0
     if found.eigenvalues is not None and found.normal:
@@ -213,9 +215,8 @@ def _estimated(mixing: Mixing, gamma: float) -> tuple[float | None, float]:
     if steps > _QUADRATURE_STEPS:
         return None, 0.0
     W = mixing.sparse()
-    trace, error = eigen.quadrature(
-        W.dot, mixing.n, lambda values: values**2 / (1.0 - gamma * values**2), max(8, steps)
-    )
+    traces = np.array([mixing.n, W.diagonal().sum(), W.data @ W.data]) - 1.0
+    trace, error = eigen.quadrature(W.dot, traces, lambda values: values**2 / (1.0 - gamma * values**2), max(8, steps))
     total = trace + 1.0 / (1.0 - gamma)
     n_w = _n_w(mixing.n, gamma, total)
     return n_w, n_w * error / total

@@ -2,7 +2,7 @@
 products.
 
 With z of random signs E z'A z = tr A, so that the remaining squares of a few such vectors, round by round, estimate
-||W_k ... W_1 - J||_F^2 is, with a standard error; n_W, the floor and the typical rounds need no more of it.  The worst
+||W_k ... W_1 - J||_F^2 is, with a 95 % interval; n_W, the floor and the typical rounds need no more of it.  The worst
 direction is the largest eigenvalue of P'P, P = W_k ... W_1, applied round by round.
 
 Sources: Hutchinson, A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines,
@@ -30,7 +30,7 @@ TAIL = 1e-6  # a remembered rest that is this share of the sum is left out
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """A value and its standard error."""
+    """A value, and half the width of its 95 % interval."""
 
     value: float
     error: float
@@ -61,7 +61,7 @@ def deviation(schedule: Schedule, gamma: float) -> TraceEstimate | None:
                 return None
         total += seen
     each = total / schedule.period
-    return TraceEstimate(float(each.mean()), float(each.std(ddof=1)) / math.sqrt(each.size))
+    return TraceEstimate(float(each.mean()), eigen.interval(each))
 
 
 def typical_left(schedule: Schedule, least: float) -> list[float] | None:

@@ -238,6 +238,7 @@ def _forecast_random(schedule: Random, gamma: float) -> Forecast:
     numbers: dict[str, float | int | None] = {
         "rate": rate,
         "mean_contraction": rate,
+        "expected_contraction": left,
         "typical_to_halve": rounds_to(0.5, rate),
         "typical_to_1_percent": rounds_to(0.01, rate),
         **_worst_of_draws(schedule, rounds_to(LEAST, rate)),
@@ -256,6 +257,7 @@ def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatA
     M = np.eye(n) - 1.0 / n
     lefts: list[float] = []
     with eigen.one_thread():
+        worst = float(np.linalg.eigvalsh(moment(M))[-1])
         while len(lefts) < MOMENT_ROUNDS and not (lefts and lefts[-1] < MOMENT_END):
             M = moment(M)
             lefts.append(max(0.0, float(np.trace(M))) / (n - 1))
@@ -269,6 +271,7 @@ def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatA
     numbers: dict[str, float | int | None] = {
         "rate": math.sqrt(rate2),
         "mean_contraction": math.sqrt(lefts[0]),
+        "expected_contraction": worst,
         "typical_to_halve": reached[0.5],
         "typical_to_1_percent": reached[LEAST],
         "n_w": n / (1.0 + (n - 1) * (1.0 - gamma) * remembered),

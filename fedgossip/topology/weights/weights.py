@@ -145,7 +145,9 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
 
     - metropolis: 1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to and receives from d others,
     the same number for all, 1 / (1 + d), as the formula gives; ConfigError on others. - max-degree: 1 / (1 + largest
-    degree) - uniform: 1 / (1 + d), a plain average; every node must have the same degree d - lazy: half Metropolis,
+    degree) - xiao-boyd-metropolis, xiao-boyd-max-degree: as they
+    published them, without the 1: 1 / max(d_i, d_j), 1 / largest degree; on a bipartite graph they may never agree
+    - uniform: 1 / (1 + d), a plain average; every node must have the same degree d - lazy: half Metropolis,
     half keeping: no negative eigenvalue - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 +
     mu_n) to 36 bits, the same on unlike
       processors; may weigh oneself negatively
@@ -227,6 +229,15 @@ def _max_degree(topology: Topology) -> FloatArray:
     return np.full(len(topology.edges), 1.0 / (1.0 + int(topology.degrees().max())))
 
 
+def _published_metropolis(topology: Topology) -> FloatArray:
+    degrees = topology.degrees()
+    return np.asarray(1.0 / np.maximum(*degrees[topology.edges.T]), np.float64)
+
+
+def _published_max_degree(topology: Topology) -> FloatArray:
+    return np.full(len(topology.edges), 1.0 / max(1, int(topology.degrees().max())))
+
+
 def _uniform(topology: Topology) -> FloatArray:
     degrees = topology.degrees()
     low, high = int(degrees.min()), int(degrees.max())
@@ -270,6 +281,8 @@ AGREED_BITS = 36
 _RULES: dict[str, Callable[[Topology], FloatArray]] = {
     "metropolis": _metropolis,
     "max-degree": _max_degree,
+    "xiao-boyd-metropolis": _published_metropolis,
+    "xiao-boyd-max-degree": _published_max_degree,
     "uniform": _uniform,
     "lazy": _lazy,
     "best-constant": _best_constant,

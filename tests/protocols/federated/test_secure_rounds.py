@@ -86,6 +86,20 @@ def test_a_secure_run_is_the_plain_one_to_rounding(algorithm: str) -> None:
     assert 0 < off < 2 * steps * quantum
 
 
+def test_a_secure_sum_carries_the_effective_steps_of_clients_with_momentum() -> None:
+    """Clients of unlike sizes, passes over their data with momentum: the secure run is the plain one to rounding."""
+    content = learning(algorithm="fednova", options={"momentum": 0.6})
+    content |= {"rounds": 1, "data": {"partition": "size-skewed"}, "train": {**content["train"], "momentum": 0.6}}
+    runs = []
+    for on in (True, False):
+        content["coordinator"]["secure"] = {"on": on}
+        runs.append(fedgossip.simulate(content, engine="stacked"))
+    secure, plain = (np.asarray(run.vectors[-1], np.float64) for run in runs)  # type: ignore[index]
+    start = compose.task_of(load_experiment(content), None)[0].initial(0)
+    assert len(set(runs[0].summary["data"]["sizes"])) > 1
+    assert np.abs(secure - plain).max() < 2e-3 * np.linalg.norm(plain - start)
+
+
 def test_what_is_cut_to_the_bound_is_counted() -> None:
     run = follow(experiment(secure={"bound": 1e-3}))
     assert all(facts["clipped"] == 5 for facts in run.reports("aggregated"))
