@@ -200,7 +200,7 @@ def interval(estimates: FloatArray) -> float:
     from scipy.special import stdtrit
 
     count = estimates.size
-    return float(stdtrit(count - 1, 0.975)) * float(estimates.std(ddof=1)) / count**0.5
+    return float(stdtrit(count - 1, 0.975)) * float(estimates.std(ddof=1)) / float(np.sqrt(count))
 
 
 # --- the Laplacian ----------------------------------------------------------------------------------------------
