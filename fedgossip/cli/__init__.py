@@ -83,6 +83,7 @@ COMMANDS = {
     ),
     "repro": ("fedgossip.cli.lab.repro", "Compute published numbers and claims again, and compare."),
     "report": ("fedgossip.cli.run.runs", "Write the report page of a run again, or of several side by side."),
+    "plot": ("fedgossip.cli.lab.plot", "Draw one number of runs, or of a sweep, as a figure or on the terminal."),
     "audit": (
         "fedgossip.cli.sites.audit",
         "Show, verify and export the log of a participant; verify a coordinator's rounds.",

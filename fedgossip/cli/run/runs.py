@@ -14,6 +14,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.cli.lab.plot import width_option
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.core.records import renamed
@@ -122,12 +123,16 @@ def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
 @click.option("--out", type=click.Path(path_type=Path), help="Page to write, for several runs.")
 @click.option("--title", default="Runs compared", show_default=True, help="Its title.")
 @click.option("--paper", type=click.Path(path_type=Path), help="Of a sweep: a folder for PDF, CSV and LaTeX.")
-def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path | None) -> None:
+@width_option
+@click.option("--target", type=float, help="Of a sweep: the score of rounds to a target.  [default: the reference's]")
+def report(
+    run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path | None, width: float, target: float | None
+) -> None:
     """Write report.html of one RUN, or one page with several side by side; or the page of a sweep's folder."""
     from fedgossip.report.page.page import write_comparison, write_report
 
     if len(run_dirs) == 1 and (run_dirs[0] / SWEEP).is_file():
-        _report_sweep(run_dirs[0], paper)
+        _report_sweep(run_dirs[0], paper, width, target)
         return
     for folder in run_dirs:
         if not folder.is_dir():
@@ -140,7 +145,7 @@ def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path
     echo(f"Wrote {write_comparison(out or Path(COMPARISON), list(run_dirs), title)}")
 
 
-def _report_sweep(folder: Path, paper: Path | None) -> None:
+def _report_sweep(folder: Path, paper: Path | None, width: float, target: float | None) -> None:
     """Write the table and the page of a sweep's results so far, and the parts of a paper."""
     from fedgossip.lab.sweeps.folder import SweepFolder
     from fedgossip.lab.sweeps.page import write_page, write_paper
@@ -149,7 +154,8 @@ def _report_sweep(folder: Path, paper: Path | None) -> None:
     table = table_of(SweepFolder.opened(folder))
     table.write()
     echo(f"Wrote {write_page(table)}")
-    for file in write_paper(table, paper) if paper else ():
+    words = ["--paper", str(paper), "--width", f"{width:g}", *([] if target is None else ["--target", repr(target)])]
+    for file in write_paper(table, paper, width, target, words) if paper else ():
         echo(f"Wrote {file}")
 
 

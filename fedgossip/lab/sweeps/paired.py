@@ -8,19 +8,16 @@ Annals of Statistics 7 (1979).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedgossip.base import seeds
+from fedgossip.report.page.intervals import LEVEL, Interval, student_interval, student_p
 
-LEVEL = 0.95
 RESAMPLED = 10_000
 """Number of bootstrap samples."""
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,8 @@ class PairedDifference:
     pairs: int
     student: Interval | None
     bootstrap: Interval | None
+    p: float | None = None
+    """Of the paired t test, two-sided."""
 
     @property
     def sure(self) -> bool:
@@ -45,13 +44,12 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
         return None
     differences = np.array([ours[seed] - theirs[seed] for seed in common])
     mean = float(differences.mean())
-    if len(common) < 2:
+    student = student_interval(differences.tolist())
+    if student is None:
         return PairedDifference(mean, len(common), None, None)
-    from scipy.stats import t
-
-    half = float(t.ppf(0.5 + LEVEL / 2, len(common) - 1)) * float(differences.std(ddof=1)) / math.sqrt(len(common))
     drawn = seeds.stream(0, "bootstrap", len(common)).integers(0, len(common), (RESAMPLED, len(common)))
-    return PairedDifference(mean, len(common), (mean - half, mean + half), _middle(differences[drawn].mean(axis=1)))
+    middle = _middle(differences[drawn].mean(axis=1))
+    return PairedDifference(mean, len(common), student, middle, student_p(differences.tolist()))
 
 
 @dataclass(frozen=True)

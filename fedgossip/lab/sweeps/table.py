@@ -23,6 +23,8 @@ from fedgossip.lab.sweeps.paired import PairedDifference, RankCorrelation, paire
 from fedgossip.runs.run_directory import write_whole
 
 SCORES = ("mean_peer", "averaged", "worst_peer")
+UNSCORED = ("test_loss", "consensus_distance")
+"""What is compared of tasks without a score: the first that some cell has."""
 OPEN = "open"
 """The status of a cell that has not run."""
 
@@ -44,6 +46,8 @@ class SweepTable:
     better: str
     over: int = 1
     """Number of last evaluated rounds in the mean of a score."""
+    compared: str = "mean_peer"
+    """The column that is compared: of tasks without a score the test loss, or else the consensus distance."""
 
     @property
     def done(self) -> int:
@@ -65,16 +69,17 @@ class SweepTable:
         """The combinations of the grid, in its order."""
         return list(dict.fromkeys(row["combination"] for row in self.rows))
 
-    def scores(self, combination: str, which: str = "mean_peer") -> dict[int, float]:
+    def scores(self, combination: str, which: str = "") -> dict[int, float]:
         """Return a combination's scores by seed, without missing ones."""
+        which = which or self.compared
         mine = [row for row in self.rows if row["combination"] == combination and row[which] is not None]
         return {row["seed"]: row[which] for row in mine}
 
-    def difference(self, combination: str, other: str = "", which: str = "mean_peer") -> PairedDifference | None:
+    def difference(self, combination: str, other: str = "", which: str = "") -> PairedDifference | None:
         """Return the difference of a combination's score to another's, or to the reference's, seed by seed."""
         return paired_difference(self.scores(combination, which), self.scores(other or self.reference, which))
 
-    def correlation(self, fact: str, which: str = "mean_peer", **only: Any) -> RankCorrelation | None:
+    def correlation(self, fact: str, which: str = "", **only: Any) -> RankCorrelation | None:
         """Return the agreement of the order by a fact of the graph ("gap", "n_w") with that by the mean score.
 
         `only`: restricts to rows with these values of columns.
@@ -82,9 +87,9 @@ class SweepTable:
         points = self.points(fact, which, **only)
         return rank_correlation([x for x, _, _ in points], [y for _, y, _ in points])
 
-    def points(self, fact: str, which: str = "mean_peer", **only: Any) -> list[tuple[float, float, str]]:
+    def points(self, fact: str, which: str = "", **only: Any) -> list[tuple[float, float, str]]:
         """Return (fact, mean score, combination) of the combinations with both."""
-        found = []
+        found, which = [], which or self.compared
         for name in self.combinations:
             rows = [row for row in self.rows if row["combination"] == name and row[fact] is not None]
             rows = [row for row in rows if all(row[key] == value for key, value in only.items())]
@@ -142,6 +147,9 @@ def table_of(sweep: SweepFolder) -> SweepTable:
     reference = next(v for v in grid.combinations if grid.file.reference.items() <= dict(v).items())
     keys, tuned = list(grid.file.grid), list(sweep.tuning.keys)
     score, better = (known["score"], known["better"]) if known else ("", "higher")
+    compared = "mean_peer"
+    if not known and (other := next((one for one in UNSCORED if any(row[one] is not None for row in every)), "")):
+        score, better, compared = other.replace("_", " "), "lower", other
     return SweepTable(
         sweep.path,
         grid.name,
@@ -153,6 +161,7 @@ def table_of(sweep: SweepFolder) -> SweepTable:
         score,
         better,
         grid.file.over,
+        compared,
     )
 
 

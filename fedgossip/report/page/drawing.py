@@ -6,17 +6,20 @@ dark page needs no other figures: its style sheet names the few colours of `DARK
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pathlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgossip.base import owner_files
+from fedgossip.base.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +54,9 @@ DARK = {
     "#882255": "#c2558a",
 }
 WIDTH = 4.7  # inches: one column of the page, one column and a little of a paper
+
+NARROW = 4.0
+"""Inches below which letters are smaller, as in one column of a paper."""
 
 # Any: the names of the settings are typed one by one, and other versions of matplotlib know others
 STYLE: Any = {
@@ -97,18 +103,21 @@ def series_style(at: int) -> tuple[str, Any, str]:
     return SERIES[at % len(SERIES)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)]
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure before it has a format."""
+
+    height: float
+    """Inches, as `width`."""
+    paint: Callable[[Figure], None]
+    width: float = WIDTH
+    numbers: Sequence[Mapping[str, Any]] = ()
+    """Every number in it, a row each, all rows with the same keys."""
+
+
 def draw(name: str, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> str:
     """Return the SVG of a figure of `width` x `height` inches that `paint` draws; `name` keeps its ids apart."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        # a label may hold characters that the measuring font lacks; the reader's browser draws the text
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        matplotlib.rcdefaults()  # not the reader's matplotlibrc: the same run gives the same page everywhere
-        matplotlib.rcParams.update(STYLE)
-        figure = Figure(figsize=(width, height), layout="constrained")
-        paint(figure)
+    with _painted(height, paint, width) as figure:
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg")
         axes = next((json.dumps(_axes(one)) for one in figure.axes if one.get_gid() == ZOOMABLE), None)
@@ -116,20 +125,42 @@ def draw(name: str, height: float, paint: Callable[[Figure], None], width: float
     return svg if axes is None else svg.replace("<svg ", f"<svg data-axes='{axes}' ", 1)
 
 
-def print_pdf(place: pathlib.Path, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> None:
-    """Write the same figure as PDF, without the time at which it was made.  Raises OSError."""
+FORMATS: Mapping[str, Mapping[str, Any]] = {
+    ".pdf": {"metadata": {"CreationDate": None}},
+    ".png": {"dpi": 200, "facecolor": "white", "metadata": {"Software": None}},
+    ".svg": {"metadata": {"Date": None}},
+}
+"""How each kind of file is saved: without the time at which it was made."""
+
+
+def save(place: pathlib.Path, drawing: Drawing) -> None:
+    """Write a figure as PDF, PNG or SVG, by the ending of `place`.  Raises ConfigError for another, OSError."""
+    kind = place.suffix.lower()
+    if kind not in FORMATS:
+        raise ConfigError(f"{place}: no figure is written as {kind or 'a file without ending'}", nearest(kind, FORMATS))
+    with _painted(drawing.height, drawing.paint, drawing.width) as figure:
+        content = io.BytesIO()
+        figure.savefig(content, format=kind[1:], **FORMATS[kind])
+    owner_files.placed(place, content.getvalue())
+
+
+@contextlib.contextmanager
+def _painted(height: float, paint: Callable[[Figure], None], width: float) -> Iterator[Figure]:
+    """Paint a figure in the house's style, which counts until it is saved."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(), warnings.catch_warnings():
+        # a label may hold characters that the measuring font lacks; the reader's browser draws the text
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        matplotlib.rcdefaults()
+        matplotlib.rcdefaults()  # not the reader's matplotlibrc: the same run gives the same page everywhere
         matplotlib.rcParams.update({**STYLE, "pdf.fonttype": 42})  # letters stay letters, as journals ask
+        if width < NARROW:
+            sizes: Any = {size: 0.8 * STYLE[size] for size in ("font.size", "axes.labelsize", "legend.fontsize")}
+            matplotlib.rcParams.update(sizes)
         figure = Figure(figsize=(width, height), layout="constrained")
         paint(figure)
-        content = io.BytesIO()
-        figure.savefig(content, format="pdf", metadata={"CreationDate": None})
-    owner_files.placed(place, content.getvalue())
+        yield figure
 
 
 ZOOMABLE = "zoomable"
@@ -196,6 +227,22 @@ def legend_above(axes: Axes, columns: int = 3) -> None:
     )
 
 
+def legend_outside(figure: Figure, labels: Sequence[str], width: float) -> None:
+    """Place one legend of the labelled curves of all axes above them; two of one label are one."""
+    found: dict[str, Any] = {}
+    for axes in figure.axes:
+        found |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    shown = [label for label in labels if label in found]
+    columns = legend_columns(shown, width)
+    figure.legend([found[one] for one in shown], shown, loc="outside upper left", ncols=columns, columnspacing=1.4)
+
+
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return in how many columns about `width` inches hold the labels."""
+    letter = 0.06 if width >= NARROW else 0.05
+    return max(1, min(len(labels), int(width / (0.55 + letter * max(map(len, labels), default=0)))))
+
+
 def percent_axis(axes: Axes) -> None:
     """Label the y axis, which holds shares of one, in percent."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -205,15 +252,15 @@ def percent_axis(axes: Axes) -> None:
     axes.yaxis.set_gid(PERCENT)
 
 
-def whole_axis(axes: Axes) -> None:
+def whole_axis(axes: Axes, most: int = 7) -> None:
     """Keep fractions of rounds or peers off the x axis."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(most, integer=True))
 
 
-def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, labelled in plain text: decades, and 2 and 5 between them where decades are few.
+def log_axis(axes: Axes, which: str = "y") -> None:
+    """Make the y or the x axis logarithmic, labelled in plain text: decades, and 2 and 5 between few of them.
 
     Call it after the curves are drawn: their range decides.
     """
@@ -221,10 +268,11 @@ def log_axis(axes: Axes) -> None:
 
     from fedgossip.report.page.numbers import power_of_ten
 
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    few = high / low < 200
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=8))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    (axes.set_yscale if which == "y" else axes.set_xscale)("log")
+    low, high = axes.get_ylim() if which == "y" else axes.get_xlim()
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    few = high / low < (200 if which == "y" else 20)  # labels beside each other take more room
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=8))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    axis.set_minor_formatter(NullFormatter())

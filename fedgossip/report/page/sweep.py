@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from fedgossip.base import owner_files
-from fedgossip.report.page.drawing import draw, print_pdf
+from fedgossip.report.page.drawing import Drawing, draw, save
 from fedgossip.report.page.markup import (
     Markup,
     document,
@@ -25,7 +26,18 @@ from fedgossip.report.page.markup import (
     write_atomically,
 )
 from fedgossip.report.page.numbers import NOTHING, number, plural
-from fedgossip.report.page.sweep_figures import HATCHED, SweepPage, SweepPoints, mean_of, paintings, sides
+from fedgossip.report.page.sweep_figures import (
+    HATCHED,
+    SweepPage,
+    SweepPoints,
+    difference_numbers,
+    mean_of,
+    paintings,
+    sides,
+)
+
+Numbers = Sequence[Mapping[str, Any]]
+"""Rows with the same keys."""
 
 
 def written(path: Path, page: SweepPage) -> None:
@@ -33,18 +45,28 @@ def written(path: Path, page: SweepPage) -> None:
     write_atomically(path, document(f"{page.title} – fedgossip", _head(page), _body(page)))
 
 
-def paper(folder: Path, page: SweepPage, rows: str) -> list[Path]:
-    """Write the files for a paper: PDF figures, tables as CSV and LaTeX, and the command that makes them again."""
+def paper(
+    folder: Path, page: SweepPage, rows: str, curves: Mapping[str, Drawing], targets: Numbers, words: Sequence[str]
+) -> list[Path]:
+    """Write the files for a paper: each figure as PDF, with its numbers as CSV and LaTeX; tables, and the commands.
+
+    `curves`: further figures by name.  `targets`: of the table of rounds to a target.  `words`: of the command line
+    that makes the files again, behind the folder of the sweep.
+    """
     owner_files.made(folder)
     found, again = [], shlex.quote(shlex.split(page.command)[-1])
-    for name, (height, width, paint) in paintings(page).items():
-        print_pdf(folder / f"{name}.pdf", height, paint, width)
+    width = next((drawing.width for drawing in curves.values()), None)
+    tables: dict[str, Numbers] = {"differences": difference_numbers(page), "targets": targets}
+    for name, drawing in {**paintings(page, width), **curves}.items():
+        save(folder / f"{name}.pdf", drawing)
         found.append(folder / f"{name}.pdf")
-    listed = {
+        tables[name] = drawing.numbers
+    listed = {f"{name}.csv": csv_of(numbers) for name, numbers in tables.items()}
+    listed |= {f"{name}.tex": latex_of(numbers, page.command) for name, numbers in tables.items()}
+    listed |= {
         "cells.csv": rows,
-        "differences.csv": _differences_csv(page),
         "scores.tex": latex(page),
-        "COMMANDS.txt": f"{page.command}\nfedgossip report {again} --paper {shlex.quote(os.fspath(folder))}\n",
+        "COMMANDS.txt": f"{page.command}\nfedgossip report {again} {shlex.join(words)}\n",
     }
     for name, content in listed.items():
         owner_files.placed(folder / name, content.encode())
@@ -69,8 +91,9 @@ def _head(page: SweepPage) -> Markup:
 
 
 def _body(page: SweepPage) -> Markup:
-    drawn = {name: draw(name, height, paint, width) for name, (height, width, paint) in paintings(page).items()}
-    heat = figure("heat", drawn.get("heat"), f"{page.metric.heading} of the mean peer", HATCHED)
+    drawn = {name: draw(name, one.height, one.paint, one.width) for name, one in paintings(page).items()}
+    head = page.measured[:1].upper() + page.measured[1:]
+    heat = figure("heat", drawn.get("heat"), head, HATCHED)
     differences = figure("differences", drawn.get("differences"), "Differences", _caption(page))
     facts = [figure(one.figure, drawn.get(one.figure), f"{page.metric.heading} by {one.word}", _orders(one))
              for one in page.points]  # fmt: skip
@@ -87,20 +110,26 @@ COLUMNS = (("mean_peer", "Mean peer"), ("averaged", "Averaged model"), ("worst_p
 
 
 def _scores(page: SweepPage) -> Markup:
-    heads = [*page.keys, *page.tuned, "Seeds", *(head for _, head in COLUMNS)]
+    columns = _columns(page)
+    heads = [*page.keys, *page.tuned, "Seeds", *(head for _, head in columns)]
     rows = []
     for found in page.combinations.values():
-        counted = sum(row["mean_peer"] is not None for row in found)
-        shown = [page.shown(mean_of(found, which)) for which, _ in COLUMNS]
+        counted = sum(row[page.compared] is not None for row in found)
+        shown = [page.shown(mean_of(found, which)) for which, _ in columns]
         values = [NOTHING if found[0][key] is None else str(found[0][key]) for key in (*page.keys, *page.tuned)]
         rows.append([*values, str(counted), *shown])
-    return table(heads, rows, numbers=1 + len(COLUMNS))
+    return table(heads, rows, numbers=1 + len(columns))
+
+
+def _columns(page: SweepPage) -> Sequence[tuple[str, str]]:
+    return COLUMNS if page.compared == "mean_peer" else ((page.compared, page.metric.heading),)
 
 
 def _caption(page: SweepPage) -> str:
     return (
         f"To {page.short(page.reference)}, of pairs with the same seed: the mean, Student's interval (thin) and a "
-        f"bootstrap's (thick), both of {page.level:.0%}."
+        f"bootstrap's (thick), both of {page.level:.0%}; in brackets the number of pairs.  p: of the paired t test, "
+        "two-sided; by Holm for all of these differences together."
     )
 
 
@@ -111,13 +140,13 @@ def _differences(page: SweepPage) -> Markup | None:
     def interval(found: tuple[float, float] | None) -> str:
         return NOTHING if found is None else f"{page.signed(found[0])} to {page.signed(found[1])}"
 
-    heads = ["Combination", "Pairs", "Mean difference", "Student", "Bootstrap"]
+    heads = ["Combination", "Pairs", "Mean difference", "Student", "Bootstrap", "p", "p (Holm)"]
     rows = [
         [page.short(one.combination), str(one.pairs), page.signed(one.mean), interval(one.student),
-         interval(one.bootstrap)]
+         interval(one.bootstrap), number(one.p), number(one.holm)]
         for one in page.differences
     ]  # fmt: skip
-    return table(heads, rows, numbers=4)
+    return table(heads, rows, numbers=6)
 
 
 def _orders(one: SweepPoints) -> str:
@@ -136,27 +165,37 @@ def _without(page: SweepPage) -> Markup | None:
 
 
 def _cells(page: SweepPage) -> Markup:
-    heads = ["Cell", *page.tuned, "Seed", "Status", *(head for _, head in COLUMNS), "Test loss", "n_W"]
+    columns = [*_columns(page), ("test_loss", "Test loss")] if page.compared != "test_loss" else _columns(page)
+    heads = ["Cell", *page.tuned, "Seed", "Status", *(head for _, head in columns), "n_W"]
     rows = []
     for row in page.rows:
         name = text(row["combination"] or page.title)
         if row["cell"]:
             name = Markup(f'<a href="./{quote(row["cell"])}/">{name}</a>')
         tuned = [NOTHING if row[key] is None else str(row[key]) for key in page.tuned]
-        numbers = [page.shown(row[which]) for which, _ in COLUMNS]
-        facts = [number(row["test_loss"]), number(row["n_w"])]
-        rows.append([name, *tuned, str(row["seed"]), row["status"], *numbers, *facts])
-    return table(heads, rows, numbers=2 + len(COLUMNS))
+        numbers = [number(row[which]) if which == "test_loss" else page.shown(row[which]) for which, _ in columns]
+        rows.append([name, *tuned, str(row["seed"]), row["status"], *numbers, number(row["n_w"])])
+    return table(heads, rows, numbers=1 + len(columns))
 
 
-def _differences_csv(page: SweepPage) -> str:
+def csv_of(numbers: Numbers) -> str:
+    """Return rows of numbers as CSV, each to the last digit."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["combination", "reference", "pairs", "mean", "t_low", "t_high", "bootstrap_low", "bootstrap_high"])
-    for one in page.differences:
-        ends = [*(one.student or ("", "")), *(one.bootstrap or ("", ""))]
-        writer.writerow([one.combination, page.reference, one.pairs, one.mean, *ends])
+    writer = csv.DictWriter(out, list(numbers[0]) if numbers else [], lineterminator="\n")
+    if numbers:
+        writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in numbers)
     return out.getvalue()
+
+
+def latex_of(numbers: Numbers, command: str) -> str:
+    """Return rows of numbers as a LaTeX table (booktabs)."""
+    first = numbers[0] if numbers else {"": ""}
+    body = [
+        [_tex(one) if isinstance(one, str) else "" if one is None else _tex_number(one) for one in row.values()]
+        for row in numbers
+    ]
+    return _tabular([command], ["l" if isinstance(one, str) else "r" for one in first.values()], list(first), body)
 
 
 def latex(page: SweepPage) -> str:
@@ -164,26 +203,48 @@ def latex(page: SweepPage) -> str:
     down, across = sides(page) if page.keys else ([""], [page.metric.word])
     scale = 100.0 if page.metric.percent else 1.0
     cells: dict[tuple[str, str], str] = {}
-    for rows in page.combinations.values():
-        known = [row["mean_peer"] * scale for row in rows if row["mean_peer"] is not None]
+    for name, rows in page.combinations.items():
+        known = [row[page.compared] * scale for row in rows if row[page.compared] is not None]
         mean = math.fsum(known) / len(known) if known else 0.0
         spread = math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1)) if len(known) > 1 else None
-        said = "--" if not known else f"{mean:.2f}" if spread is None else rf"{mean:.2f} $\pm$ {spread:.2f}"
+        shown = (lambda value: f"{value:.2f}") if page.metric.percent else _tex_number
+        said = "--" if not known else shown(mean) if spread is None else rf"{shown(mean)} $\pm$ {shown(spread)}"
         key = str(rows[0][page.keys[0]]) if page.keys else ""
-        cells[key, page.rest(rows[0]) if page.keys else page.metric.word] = said
+        cells[key, page.rest(rows[0]) if page.keys else page.metric.word] = (
+            rf"\textbf{{{said}}}" if name in page.surely_best else said
+        )
     unit = ", per cent" if page.metric.percent else ""
+    notes = [page.command, f"{page.measured}{unit}: mean and standard deviation over seeds"]
+    if page.surely_best:
+        notes.append(f"bold: the best of its column, where the {page.level:.0%} interval of the paired difference to "
+                     "each other one leaves 0 out")  # fmt: skip
+    body = [[_tex(one), *(cells.get((one, other), "--") for other in across)] for one in down]
+    heads = [page.keys[0] if page.keys else "", *across]
+    return _tabular(notes, ["l", *("c" for _ in across)], heads, body)
+
+
+def _tabular(notes: Sequence[str], columns: Sequence[str], heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = [
-        f"% {page.command}",
-        f"% mean peer's {page.metric.word}{unit}: mean and standard deviation over seeds",
-        rf"\begin{{tabular}}{{l{'c' * len(across)}}}",
+        *(f"% {note}" for note in notes),
+        rf"\begin{{tabular}}{{{''.join(columns)}}}",
         r"\toprule",
-        " & ".join([_tex(page.keys[0] if page.keys else ""), *map(_tex, across)]) + r" \\",
+        " & ".join(map(_tex, heads)) + r" \\",
         r"\midrule",
-        *(" & ".join([_tex(one), *(cells.get((one, other), "--") for other in across)]) + r" \\" for one in down),
+        *(" & ".join(row) + r" \\" for row in body),
         r"\bottomrule",
         r"\end{tabular}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _tex_number(value: float) -> str:
+    """Return a number with four significant digits; whole ones as they are."""
+    if isinstance(value, int) or value == 0 or not math.isfinite(value):
+        return str(value)
+    if 1e-3 <= abs(value) < 1e7:
+        return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+    mantissa, power = f"{value:.3e}".split("e")
+    return rf"${mantissa}\times 10^{{{int(power)}}}$"
 
 
 def _tex(words: str) -> str:

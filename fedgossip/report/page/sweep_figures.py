@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.base.scores import Score
 from fedgossip.report.page import drawing
-from fedgossip.report.page.drawing import BLUE, EDGE, PALE, QUIET, legend_above, series_style
+from fedgossip.report.page.drawing import BLUE, EDGE, PALE, QUIET, Drawing, legend_outside, series_style
+from fedgossip.report.page.learning_curves import robust_limits
 from fedgossip.report.page.numbers import number, percent
 
 if TYPE_CHECKING:
@@ -17,8 +19,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Points = list[tuple[float, float, str]]
-"""(a fact of a graph, the mean score, the graph)."""
+@dataclass(frozen=True)
+class SweepPoint:
+    """One combination in a scatter plot: a fact of its graph, its score, and the interval of that over the seeds."""
+
+    x: float
+    graph: str
+    mean: float
+    interval: tuple[float, float] | None
+    seeds: int
+
+
+Points = list[SweepPoint]
 
 Order = tuple[float, tuple[float, float] | None]
 """Spearman's rho, and its interval."""
@@ -33,6 +45,10 @@ class SweepDifference:
     pairs: int
     student: tuple[float, float] | None
     bootstrap: tuple[float, float] | None
+    p: float | None = None
+    """Of the paired t test, two-sided."""
+    holm: float | None = None
+    """The same, adjusted by Holm for all differences of the page."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,16 @@ class SweepPage:
     command: str
     over: int = 1
     """Number of evaluated rounds whose mean is a score."""
+    compared: str = "mean_peer"
+    """The column of the rows that is compared: another one of tasks without a score."""
+
+    surely_best: frozenset[str] = frozenset()
+    """Combinations that are the best of their column, each paired interval to another one in it without 0."""
+
+    @property
+    def measured(self) -> str:
+        """What is compared, on an axis."""
+        return f"mean peer's {self.metric.word}" if self.compared == "mean_peer" else self.metric.word
 
     @property
     def combinations(self) -> dict[str, list[Mapping[str, Any]]]:
@@ -94,21 +120,53 @@ class SweepPage:
 HATCHED = "The mean over the seeds; hatched where cells failed or no run can be made, empty where none has been run."
 
 
-def paintings(page: SweepPage) -> dict[str, tuple[float, float, Callable[[Figure], None]]]:
-    """Return the figures with data: height and width in inches, and the painting function."""
-    found: dict[str, tuple[float, float, Callable[[Figure], None]]] = {}
-    if page.keys and any(row["mean_peer"] is not None for row in page.rows):
+def paintings(page: SweepPage, width: float | None = None) -> dict[str, Drawing]:
+    """Return the figures with data; `width`: of each in inches, in place of its own."""
+    found: dict[str, Drawing] = {}
+    if page.keys and any(row[page.compared] is not None for row in page.rows):
         down, across = sides(page)
         longest = max(len(str(one)) for one in across)
-        width = min(9.4, 2.2 + max(0.75, 0.08 * longest) * len(across))
-        found["heat"] = (0.9 + 0.3 * len(down) + 0.06 * longest, width, lambda figure: _paint_heat(page, figure))
+        own = min(9.4, 3.1 + max(0.75, 0.08 * longest) * len(across))
+        height = 1.2 + 0.3 * len(down) + 0.06 * longest
+        found["heat"] = Drawing(height, lambda figure: _paint_heat(page, figure), width or own, _heat_numbers(page))
     if any(one.student for one in page.differences):
-        height = 0.8 + 0.26 * len(page.differences)
-        found["differences"] = (height, 6.6, lambda figure: _paint_differences(page, figure))
+        height = 1.2 + 0.26 * len(page.differences)
+        numbers = difference_numbers(page)
+        found["differences"] = Drawing(height, lambda figure: _paint_differences(page, figure), width or 6.6, numbers)
     for one in page.points:
         if any(one.groups.values()):
-            found[one.figure] = (3.4, 6.6, lambda figure, one=one: _paint_points(page, one, figure))  # type: ignore[misc]
+            paint = partial(_paint_points, page, one, width or 6.6)
+            found[one.figure] = Drawing(3.6, paint, width or 6.6, _point_numbers(one))
     return found
+
+
+def _heat_numbers(page: SweepPage) -> list[dict[str, Any]]:
+    rows = []
+    for name, of in page.combinations.items():
+        known = [row[page.compared] for row in of if row[page.compared] is not None]
+        mean = math.fsum(known) / len(known) if known else None
+        rows.append({"combination": name, "mean": mean, "seeds": len(known), "cells": len(of)})
+    return rows
+
+
+def difference_numbers(page: SweepPage) -> list[dict[str, Any]]:
+    """Return the differences to the reference, a row each."""
+    rows = []
+    for one in page.differences:
+        ends = [*(one.student or (None, None)), *(one.bootstrap or (None, None)), one.p, one.holm]
+        names = ("t_low", "t_high", "bootstrap_low", "bootstrap_high", "p", "p_holm")
+        head = {"combination": one.combination, "reference": page.reference, "pairs": one.pairs, "mean": one.mean}
+        rows.append({**head, **dict(zip(names, ends, strict=True))})
+    return rows
+
+
+def _point_numbers(one: SweepPoints) -> list[dict[str, Any]]:
+    fact = one.figure.removeprefix("by-").replace("-", "_")
+    return [
+        {"group": group, "graph": point.graph, fact: point.x, "mean": point.mean,
+         **dict(zip(("low", "high"), point.interval or (None, None), strict=True)), "seeds": point.seeds}
+        for group, points in one.groups.items() for point in points
+    ]  # fmt: skip
 
 
 def sides(page: SweepPage) -> tuple[list[str], list[str]]:
@@ -118,26 +176,31 @@ def sides(page: SweepPage) -> tuple[list[str], list[str]]:
 
 
 def _paint_heat(page: SweepPage, figure: Figure) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.patches import Rectangle
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes = figure.subplots()
     down, across = sides(page)
-    means = {name: mean_of(rows, "mean_peer") for name, rows in page.combinations.items()}
-    known = [value for value in means.values() if value is not None]
-    low, high = min(known), max(known)
+    means = {name: mean_of(rows, page.compared) for name, rows in page.combinations.items()}
+    low, high = robust_limits([value for value in means.values() if value is not None])
+    size = 8.5 if (figure.get_size_inches()[0] - 1.6) / len(across) > 0.6 else 6.5
+    ends = [PALEST, DARKEST] if page.metric.better == "higher" else [DARKEST, PALEST]
+    shades = LinearSegmentedColormap.from_list("scores", ends, 32)
+    scale = Normalize(low, high if high > low else low + 1.0, clip=True)
     for name, rows in page.combinations.items():
         x, y = across.index(page.rest(rows[0])), down.index(str(rows[0][page.keys[0]]))
         value = means[name]
         bad = any(row["status"] in ("failed", "refused") for row in rows)
-        share = 0.0 if value is None or high == low else (value - low) / (high - low)
-        share = 1.0 - share if page.metric.better == "lower" else share
-        fill = "none" if value is None else _shade(share)
+        fill = "none" if value is None else shades(scale(value))
         hatch = "////" if bad else None
         edge = EDGE if bad else PALE
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=edge, hatch=hatch, linewidth=0.8))
         if value is not None:
-            colour = "#ffffff" if share > 0.55 else "#1f2430"
-            axes.text(x + 0.5, y + 0.5, page.shown(value), ha="center", va="center", color=colour, fontsize=8.5)
+            dark = sum(shades(scale(value))[:3]) < 1.6
+            colour = "#ffffff" if dark else "#1f2430"
+            axes.text(x + 0.5, y + 0.5, page.shown(value), ha="center", va="center", color=colour, fontsize=size)
     axes.set_xlim(0, len(across))
     axes.set_ylim(len(down), 0)
     axes.set_xticks([x + 0.5 for x in range(len(across))], across, rotation=30 if len(across) > 1 else 0, ha="right")
@@ -146,59 +209,130 @@ def _paint_heat(page: SweepPage, figure: Figure) -> None:
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
+    if high > low:
+        known = [value for value in means.values() if value is not None and math.isfinite(value)]
+        extend = {(True, False): "min", (False, True): "max", (True, True): "both"}.get(
+            (min(known) < low, max(known) > high), "neither"
+        )
+        bar = figure.colorbar(ScalarMappable(scale, shades), ax=axes, extend=extend, fraction=0.05, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(4))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: page.shown(value)))
+        bar.ax.tick_params(labelsize=7.5)
+        bar.set_label(page.measured, fontsize=8)
 
 
-def _shade(share: float) -> str:
-    """From almost white to the blue of all figures."""
-    low, high = (0xE9, 0xF1, 0xF8), (0x00, 0x4F, 0x86)
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(low, high, strict=True))
+PALEST, DARKEST = "#e9f1f8", "#004f86"
+"""From almost white to the blue of all figures."""
 
 
 def _paint_differences(page: SweepPage, figure: Figure) -> None:
     axes = figure.subplots()
     scale = 100.0 if page.metric.percent else 1.0
     for y, one in enumerate(page.differences):
+        thin, thick = ("", "") if y else (f"{page.level:.0%}, Student", f"{page.level:.0%}, bootstrap")
         if one.student:
-            axes.plot([scale * v for v in one.student], [y, y], color=BLUE, linewidth=1.6)
+            axes.plot([scale * v for v in one.student], [y, y], color=BLUE, linewidth=1.6, label=thin)
         if one.bootstrap:
-            axes.plot([scale * v for v in one.bootstrap], [y, y], color=BLUE, linewidth=4.5, alpha=0.45)
-        axes.plot([scale * one.mean], [y], "o", color=BLUE, markersize=4)
+            axes.plot([scale * v for v in one.bootstrap], [y, y], color=BLUE, linewidth=4.5, alpha=0.45, label=thick)
+        axes.plot([scale * one.mean], [y], "o", color=BLUE, markersize=4, label="" if y else "mean over the pairs")
     axes.axvline(0.0, color=QUIET, linewidth=1.0)
-    axes.set_yticks(range(len(page.differences)), [page.short(one.combination) for one in page.differences])
+    names = [f"{page.short(one.combination)} ({one.pairs})" for one in page.differences]
+    axes.set_yticks(range(len(page.differences)), names)
     axes.set_ylim(len(page.differences) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    unit = ", points of 100" if page.metric.percent else ""
-    axes.set_xlabel(f"mean peer's {page.metric.word}, less the reference's{unit}")
+    low, high = robust_limits([scale * end for one in page.differences for end in one.student or (one.mean,)])
+    axes.set_xlim(*_wider(min(low, 0.0), max(high, 0.0)))
+    unit = "\n(points of 100)" if page.metric.percent else ""
+    axes.set_xlabel(f"{page.measured}\nless that of {page.short(page.reference)}{unit}")
+    axes.set_ylabel("combination (number of pairs)", fontsize="medium")
+    words = [f"{page.level:.0%}, Student", f"{page.level:.0%}, bootstrap", "mean over the pairs"]
+    legend_outside(figure, words, figure.get_size_inches()[0])
 
 
-def _paint_points(page: SweepPage, one: SweepPoints, figure: Figure) -> None:
+def _wider(low: float, high: float) -> tuple[float, float]:
+    margin = 0.04 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def _paint_points(page: SweepPage, one: SweepPoints, width: float, figure: Figure) -> None:
     axes = figure.subplots()
     groups = {name: points for name, points in one.groups.items() if points}
+    every = [point for points in groups.values() for point in points]
+    log = all(point.x > 0 for point in every)
+    furthest, nearest = max(point.x for point in every), min(point.x for point in every)
+    apart = min(0.03, 0.12 / len(groups))  # of the width of the axes: bars of one graph stand beside each other
     for at, (name, points) in enumerate(groups.items()):
         colour, _, marker = series_style(at)
-        facts, scores = [x for x, _, _ in points], [y for _, y, _ in points]
-        axes.plot(facts, scores, marker, color=colour, markersize=5, label=name or page.metric.word)
-    for x, y, graph in next(iter(groups.values())):
-        axes.annotate(graph, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6.5, color=QUIET)
-    if all(x > 0 for points in groups.values() for x, _, _ in points):
+        aside = apart * (at - (len(groups) - 1) / 2)
+        places = [
+            point.x * (furthest / nearest) ** aside if log else point.x + aside * (furthest - nearest)
+            for point in points
+        ]
+        ends = [point.interval or (point.mean, point.mean) for point in points]
+        bars = [[point.mean - low for point, (low, _) in zip(points, ends, strict=True)],
+                [high - point.mean for point, (_, high) in zip(points, ends, strict=True)]]  # fmt: skip
+        axes.errorbar(
+            places, [point.mean for point in points], bars, fmt=marker, color=colour, markersize=4.5,
+            elinewidth=1.0, capsize=2.0, label=name or page.metric.word,
+        )  # fmt: skip
+    if log:
         axes.set_xscale("log")
-        _plain_ticks(axes)
+    axes.margins(x=0.1)
+    low, high = robust_limits([point.mean for point in every])
+    inside = [end for point in every if low <= point.mean <= high for end in point.interval or (point.mean,)]
+    axes.set_ylim(*_wider(min(inside), max(inside)))
+    _ticks_at_values(axes, sorted({point.x for point in every}), width)
+    _label_graphs(axes, every, width)
     axes.set_xlabel(one.word)
-    axes.set_ylabel(f"mean peer's {page.metric.word}")
+    axes.set_ylabel(f"{page.measured}\n(mean and {page.level:.0%} over seeds)")
     if page.metric.percent:
         drawing.percent_axis(axes)
     if len(groups) > 1:
-        legend_above(axes)
+        legend_outside(figure, list(groups), width)
 
 
-def _plain_ticks(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+def _ticks_at_values(axes: Axes, values: Sequence[float], width: float) -> None:
+    """Put a tick where a graph is; of ticks whose labels would touch, the first."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+    taken: list[float] = []
+    for value in values:
+        if not taken or _along(axes, value, width) - _along(axes, taken[-1], width) > 0.42:
+            taken.append(value)
+    axes.xaxis.set_major_locator(FixedLocator(taken))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+
+
+def _along(axes: Axes, value: float, width: float) -> float:
+    """Return about how many inches from the left of the axes a value is."""
+    left, right = axes.get_xlim()
+    place = math.log10 if axes.get_xscale() == "log" else float
+    return (width - 1.0) * (place(value) - place(left)) / (place(right) - place(left))
+
+
+def _label_graphs(axes: Axes, points: Sequence[SweepPoint], width: float) -> None:
+    """Write each graph's name above its highest interval, higher where another name already stands there."""
+    bottom, top = axes.get_ylim()
+    ends = [(point, end) for point in points if bottom <= (end := max(point.interval or (point.mean,))) <= top]
+    axes.set_ylim(bottom, top + 0.12 * (top - bottom))
+    placed: list[tuple[float, float, float]] = []
+    for graph, x in sorted({point.graph: point.x for point, _ in ends}.items(), key=lambda one: one[1]):
+        middle, half = _along(axes, x, width), 0.03 * len(graph)
+        # above all markers that it would cover, those of a graph beside it too
+        end = max(end for point, end in ends if abs(_along(axes, point.x, width) - middle) < half + 0.1)
+        above = 2.4 * (end - bottom) / (top - bottom) + 0.04
+        lift = 0.0
+        while any(abs(above + lift - b) < 0.12 and abs(middle - a) < half + h + 0.04 for a, b, h in placed):
+            lift += 0.12
+        placed.append((middle, above + lift, half))
+        axes.annotate(
+            graph, (x, end), xytext=(0, 3 + 72 * lift), textcoords="offset points", fontsize=6.5, color=QUIET,
+            ha="center",
+        )  # fmt: skip
 
 
 def mean_of(rows: Sequence[Mapping[str, Any]], which: str) -> float | None:
