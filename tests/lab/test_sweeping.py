@@ -514,7 +514,6 @@ def test_the_report_of_a_sweep_has_a_page_and_the_parts_of_a_paper(
     assert "curve-mean-peer-by-seconds.pdf" not in drawn, "arrays have no time"
 
 
-
 def test_the_folder_of_a_sweep_has_the_name_of_its_file(tmp_path: Path) -> None:
     """Not that of the base, which many sweeps share."""
     import tomli_w
