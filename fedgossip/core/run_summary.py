@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+from fedgossip.core.gains import GainFacts
+
 
 class ScoreFacts(TypedDict):
     """The metric of a run and its values, in the unit of the metric; None where nothing was scored."""
@@ -189,7 +191,14 @@ class AddedFacts(TypedDict, total=False):
     """The folder of the run; in memory and by --json, not in the file."""
 
 
-class RunSummary(ChosenFacts, RaceFacts, MethodFacts, ForecastFacts, AddedFacts):
+class PersonalFacts(TypedDict, total=False):
+    """Of a run whose participants have models of their own."""
+
+    personal: GainFacts
+    """Their scores; not there where none was tested."""
+
+
+class RunSummary(ChosenFacts, RaceFacts, PersonalFacts, MethodFacts, ForecastFacts, AddedFacts):
     """summary.json."""
 
     name: str

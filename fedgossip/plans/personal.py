@@ -23,7 +23,8 @@ def personal_of(e: Experiment) -> PersonalMethod | None:
 def with_personal(e: Experiment, task: LocalTask) -> LocalTask:
     """Return the task with models of the participants' own, where the experiment has them."""
     method = personal_of(e)
-    return PersonalTask(task, method, e.train, rounds=e.rounds, seed=e.seed) if method else task
+    compared = e.eval.every if e.data.local_test else 0
+    return PersonalTask(task, method, e.train, rounds=e.rounds, seed=e.seed, compared=compared) if method else task
 
 
 def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fedgossip.base import kernels
 from fedgossip.base.scores import Score
 from fedgossip.base.vectors import Vector, consensus_distance, digest, mean
+from fedgossip.core.gains import OwnScores, gains_of, last_scores
 from fedgossip.core.machine import NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
@@ -19,6 +20,7 @@ from fedgossip.core.run_summary import (
     BusiestFacts,
     ChosenFacts,
     DataFacts,
+    PersonalFacts,
     RaceFacts,
     RefusalFacts,
     RunSummary,
@@ -71,6 +73,16 @@ def race_facts(experiment: Experiment, rows: Sequence[Row]) -> RaceFacts:
     counted = [share for share in logged if share is not None]
     lost: RaceFacts = {LOST: sum(counted) / len(counted)} if counted else {}
     return {"identical": False, **lost}
+
+
+def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
+    """Return the scores of the participants' own models, where they have some."""
+    scores: dict[NodeId, OwnScores] = {}
+    for row in rows if plan.experiment.personal else ():
+        if isinstance(row, PeerRow):
+            last_scores(scores, row)
+    found = gains_of(scores.values(), plan.experiment.score, plan.learners)
+    return {"personal": found} if found else {}
 
 
 CAUSES_KEPT = 20
@@ -167,6 +179,7 @@ def summarize(
         "processor": kernels.processor(),
         "kernels": kernels.used(),
         **race_facts(experiment, keeper.rows),
+        **personal_facts(plan, keeper.rows),
         **plan.facts(keeper.rows),
         **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
         **added,

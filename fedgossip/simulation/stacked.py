@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from fedgossip.topology import Schedule
 
 
+Losses = Sequence[float | None]
+LoggedOf = Sequence[dict[str, float | None] | None] | None
+"""What each node logs; None: nothing."""
+
+
 @dataclass
 class StackMeters:
     """Traffic of all peers since their last rows, int64 [n] each; no time passes here."""
@@ -53,12 +58,13 @@ class StackMeters:
         self.bytes_received = self.bytes_received + traffic.received[0]
         self.payload_received = self.payload_received + traffic.received[1]
 
-    def rows(self, round: int, losses: Sequence[float | None]) -> list[PeerRow]:
+    def rows(self, round: int, losses: Losses, logged: LoggedOf = None) -> list[PeerRow]:
         """Return each peer's row of the round that ends as `round`, and reset the counts."""
         carried = self.bytes_sent, self.bytes_received, self.payload_sent, self.payload_received
         self.__init__(*(np.zeros_like(one) for one in carried))  # type: ignore[misc]
         known = losses, *(one.tolist() for one in carried)
         columns = dict(zip(_COUNTED, known, strict=True)) | {"peer": range(len(losses)), "round": repeat(round)}
+        columns |= {"logged": logged} if logged else {}
         return list(map(PeerRow, *(columns.get(name, repeat(value)) for name, value in _TIMELESS.items())))
 
 
@@ -211,7 +217,7 @@ def run_stacked(
         """Do a round; return its rows.  Its memory is free when it is done."""
         mixing = schedule.mixing(number)
         before = algorithm.model(stack.state)
-        state, outgoing, losses = train(stack.state, number)
+        state, outgoing, losses, logged = train(stack.state, number)
         seen = algorithm.seen(state, outgoing)
         traffic = exchange.carried(edges, number, task.schema, outgoing)
         mixed = exchange.mix_all(mixing.rows_by_degree(), outgoing)
@@ -220,7 +226,9 @@ def run_stacked(
         stack.round, stack.state = number + 1, algorithm.mixed(state, mixed)
         stack.meters.carried(traffic)
         sent, vectors = int(traffic.sent[0].sum()), (before, seen, algorithm.model(stack.state))
-        return record.together(number + 1, losses, lambda: stack.meters.rows(number + 1, losses), sent, *vectors)
+        return record.together(
+            number + 1, losses, lambda: stack.meters.rows(number + 1, losses, logged), sent, *vectors
+        )
 
     for number in range(stack.round, rounds):
         if record.over:
@@ -230,9 +238,8 @@ def run_stacked(
     return list(algorithm.model(stack.state))
 
 
-Losses = Sequence[float | None]
-_Trained = tuple[State, Vectors, Losses]
-"""The state until the round is mixed, the outgoing vectors, and the loss of each node's training."""
+_Trained = tuple[State, Vectors, Losses, LoggedOf]
+"""The state until the round is mixed, the outgoing vectors, and the loss of each node's training, and what it logs."""
 
 
 def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Callable[[State, int], _Trained[State]]:
@@ -254,13 +261,15 @@ def _jobs_trained(task: LocalTask, algorithm: GossipAlgorithm[State], state: Sta
     before = algorithm.model(state)
     updates = task.train([Job(node, number, vector) for node, vector in enumerate(before)])
     step = stacked_step(number, updates, before.dtype)
-    return *algorithm.trained(state, stacked_updates(updates), step), [one.metrics.get("loss") for one in updates]
+    logged: LoggedOf = [dict(one.logged) or None for one in updates] if any(one.logged for one in updates) else None
+    losses = [one.metrics.get("loss") for one in updates]
+    return *algorithm.trained(state, stacked_updates(updates), step), losses, logged
 
 
 def _nothing_trained(algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
     before = algorithm.model(state)
     nothing = np.zeros((len(before), 1), before.dtype)
-    return *algorithm.trained(state, None, Step(number, nothing, nothing)), [None] * len(before)
+    return *algorithm.trained(state, None, Step(number, nothing, nothing)), [None] * len(before), None
 
 
 def _stack_trained(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
@@ -268,7 +277,7 @@ def _stack_trained(task: StackedTask, algorithm: GossipAlgorithm[State], state: 
     updates = empty(before.size, before.dtype).reshape(before.shape)
     done = task.train_stack(number, before, updates, lambda _: None)
     rate, steps = (np.full((len(before), 1), value, before.dtype) for value in (done.rate, done.steps))
-    return *algorithm.trained(state, frozen(updates), Step(number, rate, steps)), done.losses.tolist()
+    return *algorithm.trained(state, frozen(updates), Step(number, rate, steps)), done.losses.tolist(), None
 
 
 def _moved(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
@@ -280,7 +289,7 @@ def _moved(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, n
         np.add(before[rows], models[rows], out=models[rows])
 
     done = task.train_stack(number, before, models, added)
-    return *cast(SendsModels[State], algorithm).moved(state, frozen(models)), done.losses.tolist()
+    return *cast(SendsModels[State], algorithm).moved(state, frozen(models)), done.losses.tolist(), None
 
 
 def combined(

@@ -11,8 +11,12 @@ import pytest
 import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import PeerRow
+from fedgossip.data.partitions import kept_apart
 from fedgossip.drivers.resume import resume
+from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
+from fedgossip.plans.personal import with_personal
+from fedgossip.plans.tasks import examples_of
 
 ALL = "finetune", "ditto", "mr-mtl", "apfl", "fedrep", "pfedme", "ifca"
 Content = dict[str, Any]
@@ -37,9 +41,10 @@ def gossip(personal: str, n: int = 8, **more: Any) -> Content:
     return content(topology={"graph": "ring", "n": n}, algorithm={"personal": personal, **more})
 
 
-def scores(run: fedgossip.Run) -> list[tuple[int, int, float | None]]:
-    rows = [row for row in run.rows if isinstance(row, PeerRow) and row.peer < 4]
-    return sorted((row.round, row.peer, row.score) for row in rows if row.score is not None)
+def scores(run: fedgossip.Run) -> list[tuple[int, int, list[tuple[str, float | None]]]]:
+    """Return what each participant measured on its own examples: of its own model, of the shared one, of one alone."""
+    rows = [row for row in run.rows if isinstance(row, PeerRow) and row.logged]
+    return sorted((row.round, row.peer, sorted((row.logged or {}).items())) for row in rows)
 
 
 @pytest.mark.parametrize("personal", ALL)
@@ -55,6 +60,7 @@ def test_clients_end_with_one_digest_in_the_simulator_and_on_arrays_secure_and_n
 def test_peers_of_a_ring_end_with_one_digest_in_the_simulator_and_on_arrays(personal: str) -> None:
     runs = [fedgossip.simulate(gossip(personal), engine=engine) for engine in ("sim", "stacked")]
     assert len({run.digest for run in runs}) == 1
+    assert scores(runs[0]) == scores(runs[1]) and len(scores(runs[0])) == 2 * 8
 
 
 def test_ditto_leaves_the_shared_model_as_it_is_without() -> None:
@@ -92,6 +98,42 @@ def test_a_stopped_run_goes_on_with_the_models_of_its_own(one: Content, engine: 
     fedgossip.simulate(one, engine=engine, out=tmp_path / "run", watch=stop)
     again = resume(tmp_path / "run", report=False)
     assert rows >= 12 and again.digest == whole.digest and scores(again) == scores(whole)
+
+
+def test_what_is_compared_is_the_shared_model_of_the_run_and_a_model_trained_alone() -> None:
+    """Of equal shares, all in every round: a model alone is Ditto's without its pull, the shared one that of fedavg."""
+    compared, alone = (fedgossip.simulate(federated(one)) for one in ("ditto?lambda=5", "ditto?lambda=0"))
+    plain = {(row.round, row.peer): row.score for row in fedgossip.simulate(federated(None)).rows if is_client(row)}
+    for (round, peer, found), (_, _, other) in zip(scores(compared), scores(alone), strict=True):
+        assert dict(found)["score_alone"] == dict(other)["score_alone"] == dict(other)["score_personal"]
+        assert dict(found)["score_shared"] == plain[round, peer]
+    assert any(dict(found)["score_alone"] != dict(found)["score_personal"] for *_, found in scores(compared))
+
+
+def is_client(row: Any) -> bool:
+    return isinstance(row, PeerRow) and row.peer < 4
+
+
+def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
+    run = fedgossip.simulate(federated("ditto", secure={"on": False}), out=tmp_path / "run", report=True)
+    last = [dict(found) for round, _, found in scores(run) if round == 4]
+    facts = run.summary["personal"]
+    assert facts["worst"] == min(one["score_personal"] or 0 for one in last) and facts["tested"] == 4
+    assert facts["behind_alone"] == sum((one["score_personal"] or 0) < (one["score_alone"] or 0) for one in last)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Who gains" in page and 'id="gains"' in page and "What the loops logged" not in page
+    assert "personal" not in fedgossip.simulate(federated(None)).summary
+
+
+def test_a_participant_without_examples_to_test_on_is_counted_and_trains() -> None:
+    """A site with one example keeps it for its training."""
+    one = fedgossip.load_experiment(federated("ditto", 3, secure={"on": False}) | {"data": {"local_test": 0.5}})
+    found = examples_of(one, range(3), 3)
+    shares = {node: share[:1] if node == 1 else share for node, share in found.shares.items()}
+    trained, kept = kept_apart(shares, 0.5, 1)
+    plain = TorchTask(found.train, found.test, trained, "mlp:64-16-10", one.train, seed=1, rounds=4, kept=kept)
+    run = fedgossip.simulate(one, task=with_personal(one, plain))
+    assert run.summary["personal"]["tested"] == 2 and run.summary["personal"]["untested"] == 1
 
 
 def test_personal_models_serve_clients_of_two_classes_better_than_the_shared_one() -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, add, linear
+from fedgossip.core.gains import ALONE
 from fedgossip.core.machine import NodeId, Terms
 from fedgossip.core.task import GradientTask, Job, LocalTask, Segment, Update, give_memory, memory_of
 from fedgossip.learning.settings import TrainSettings
@@ -63,6 +64,10 @@ class OwnModels:
     def model(self, job: Job, name: str = OWN) -> Vector:
         """Return a node's own model [d]; before its first training the received one."""
         return self.of(job.node).get(name, job.vector)
+
+    def alone(self, node: NodeId) -> Vector:
+        """Return the model [d] that a node trains without any exchange."""
+        return self.of(node).get(ALONE, self.initial)
 
     def train(self, jobs: Sequence[Job], memory: str = "") -> Sequence[Update]:
         """Return the updates of the wrapped task, with that memory of each node; "": that of the shared model."""
@@ -147,6 +152,11 @@ class PersonalMethod(Protocol):
         ...
 
     @property
+    def whole(self) -> bool:
+        """Whether what is sent is one whole model, which a participant could answer with."""
+        ...
+
+    @property
     def stepped(self) -> bool:
         """Whether it takes each step of plain SGD itself, on gradients of the task."""
         ...
@@ -178,6 +188,7 @@ class OfWholeModels:
 
     follows = False
     private = True
+    whole = True
     stepped = False
 
     def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:

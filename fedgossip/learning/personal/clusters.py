@@ -36,6 +36,7 @@ class Ifca:
 
     follows = False
     private = False
+    whole = False
     stepped = False
 
     def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:

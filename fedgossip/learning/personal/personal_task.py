@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
+from fedgossip.core.gains import ALONE, PERSONAL, SHARED
 from fedgossip.core.machine import NodeId, Report
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.task import (
@@ -47,12 +49,22 @@ class PersonalTask:
     """A StatefulTask that trains by `task` and by `method`; what is exchanged has the method's layout.
 
     A tested job measures the model with which the node answers, on its held-out examples, before it trains.
+    `compared`: every how many rounds its score is logged beside those of the shared model, and of a model that the node
+    trains alone on the same batches (`core.gains`); 0: never, and no such model is trained.
     """
 
     def __init__(
-        self, task: LocalTask, method: PersonalMethod, settings: TrainSettings, *, rounds: int, seed: int
+        self,
+        task: LocalTask,
+        method: PersonalMethod,
+        settings: TrainSettings,
+        *,
+        rounds: int,
+        seed: int,
+        compared: int = 0,
     ) -> None:
         self._task, self._method = task, method
+        self._compared = compared if isinstance(task, TestingTask) else 0
         segments = segments_of(task)
         self.segments: tuple[Segment, ...] = method.sent(segments)
         self._models = OwnModels(task, settings, rounds, seed, segments)
@@ -70,18 +82,44 @@ class PersonalTask:
         found: dict[int, Update] = {}
         for wave in _waves(jobs):
             asked = [jobs[place] for place in wave]
-            tests = [self._tested(job) if job.tested else {} for job in asked]
+            tests, scores = self._tested(asked)
             updates = self._method.train(self._models, [replace(job, tested=False) for job in asked])
-            for place, update, tested in zip(wave, updates, tests, strict=True):
-                found[place] = replace(update, metrics={**update.metrics, **tested}) if tested else update
+            if self._compared:
+                self._train_alone(asked)
+            for place, update, tested, logged in zip(wave, updates, tests, scores, strict=True):
+                found[place] = replace(update, metrics={**update.metrics, **tested}, logged={**update.logged, **logged})
         return [found[place] for place in range(len(jobs))]
 
-    def _tested(self, job: Job) -> Mapping[str, float]:
-        (answer,) = self._method.answers(self._models, [job])
-        if not isinstance(self._task, TestingTask):
-            return {}
-        with MemoryExchange(self._models, [job.node], OWN):
-            return self._task.test_own(job.node, job.round, answer)
+    def _tested(self, jobs: Sequence[Job]) -> tuple[list[Mapping[str, float]], list[Mapping[str, float]]]:
+        """Return of each job the metrics of its test, where it asks for one, and the scores to log, where due."""
+        number, rounds = jobs[0].round + 1, self._models.rounds
+        due = self._compared > 0 and (number % self._compared == 0 or number == rounds)
+        if not isinstance(self._task, TestingTask) or not (due or any(job.tested for job in jobs)):
+            return [{}] * len(jobs), [{}] * len(jobs)
+        tests: list[Mapping[str, float]] = []
+        scores: list[Mapping[str, float]] = []
+        for job, answer in zip(jobs, self._method.answers(self._models, jobs), strict=True):
+            tested = self._measured(job, answer, OWN)
+            found = {PERSONAL: tested.get("score")}
+            if due and tested:
+                shared = self._method.shared(self._models, job.vector)
+                found[SHARED] = self._measured(job, shared[0]).get("score") if self._method.whole else None
+                found[ALONE] = self._measured(job, self._models.alone(job.node), ALONE).get("score")
+            tests.append(tested if job.tested else {})
+            scores.append({name: score for name, score in found.items() if due and score is not None})
+        return tests, scores
+
+    def _measured(self, job: Job, vector: Vector, memory: str = "") -> Mapping[str, float]:
+        """Return the test of a vector [d] at a job's node, with what the task remembers of that model there."""
+        assert isinstance(self._task, TestingTask)
+        with MemoryExchange(self._models, [job.node], memory) if memory else nullcontext():
+            return self._task.test_own(job.node, job.round, vector)
+
+    def _train_alone(self, jobs: Sequence[Job]) -> None:
+        """Train each node's model alone on the batches of the round."""
+        starts = [self._models.alone(job.node) for job in jobs]
+        for job, (model, _) in zip(jobs, self._models.pulled(jobs, starts, 0.0, ALONE), strict=True):
+            self._models.keep(job.node, **{ALONE: model})
 
     def personal_model(self, node: NodeId, vector: Vector) -> Vector:
         """Return the model [d] of the wrapped task with which a node answers, given a received vector."""

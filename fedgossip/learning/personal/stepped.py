@@ -124,6 +124,8 @@ class FedRep(Stepped):
     steps: Annotated[int, Within(0, 100_000)] = 0
     """Steps of the head in a round; 0: as many as the body's."""
 
+    whole = False
+
     def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         found, start = [], 0
         for one in self._body(segments):

@@ -28,6 +28,7 @@ from fedgossip.report.page.drawing import (
     zoomable,
 )
 from fedgossip.report.page.figures import Line
+from fedgossip.report.page.gains import who_gains
 from fedgossip.report.page.markup import Markup, cards, facts_table, figure, folded, grid, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, plural, shown_round
 from fedgossip.report.page.participation import Participation, Took
@@ -57,6 +58,7 @@ FEDBUFF = "fedbuff"
 def parts(run: RecordedRun, took: Participation) -> Iterable[Markup | None]:
     """Give the sections of the page, in reading order."""
     yield learning(run, took)
+    yield who_gains(run)
     yield sections.logged(run)
     yield participation(run, took)
     yield privacy(run, took)

@@ -12,6 +12,7 @@ from fedgossip.core import run_format
 from fedgossip.report.page import comparison, drawing, federated, figures, sections
 from fedgossip.report.page.drawing import BLUE, draw
 from fedgossip.report.page.forecast import band
+from fedgossip.report.page.gains import who_gains
 from fedgossip.report.page.markup import Markup, document, facts_table, figure, grid, join, section, write_atomically
 from fedgossip.report.page.numbers import count, data_size
 from fedgossip.report.page.participation import Participation
@@ -38,6 +39,7 @@ def _gossip(run: RecordedRun) -> tuple[Markup, Markup]:
     forecast = band(run)
     body = [
         sections.learning(run),
+        who_gains(run),
         sections.logged(run),
         sections.agreement(run, forecast),
         sections.graph(run),

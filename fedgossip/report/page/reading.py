@@ -20,6 +20,7 @@ from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.untrusted_text import masked
 from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.forecasts import RunForecast, read_forecast
+from fedgossip.core.gains import NAMES, OwnScores, last_scores
 from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed
 from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
@@ -271,6 +272,8 @@ class RecordedRun:
     participation: Participation | None = None
     logged: dict[str, list[LoggedPoint]] = field(default_factory=dict)
     """Numbers logged by loops, by name."""
+    own_scores: dict[int, OwnScores] = field(default_factory=dict)
+    """The last scores of participants' personal models."""
     fallen: frozenset[int] = frozenset()
     """Participants that died, hung or failed and did not return."""
     script: tuple[str, ...] = ()
@@ -321,7 +324,7 @@ def read_run(folder: Path) -> RecordedRun:
     nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
     totals = [nothing] * summary.who.n
     events: list[ReportedEvent] = []
-    logged, fallen = LoggedNumbers(), set[int]()
+    logged, fallen, own_scores = LoggedNumbers(), set[int](), dict[int, OwnScores]()
     participation = Participation(summary.n, summary.who.one) if summary.led else None
     for count, (place, record) in enumerate(_records(folder / ROWS)):
         kind = record.get("kind")
@@ -334,6 +337,7 @@ def read_run(folder: Path) -> RecordedRun:
             if totals[row.peer] is nothing:
                 totals[row.peer] = PeerTotal()
             totals[row.peer].add(row)
+            last_scores(own_scores, row)
             logged.add(row.round, row.logged)
             if participation:
                 participation.row(row)
@@ -351,9 +355,9 @@ def read_run(folder: Path) -> RecordedRun:
     if rounds and rounds[-1].round == summary.score.round:
         rounds[-1] = _measured_at_the_end(rounds[-1], summary)
     told = _foretold(folder, summary), _realised(folder, summary)
-    return RecordedRun(
-        summary, rounds, totals, events, text, participation, logged.lines(), frozenset(fallen), script, *told
-    )
+    lines = {name: points for name, points in logged.lines().items() if name not in NAMES}
+    of_rows = participation, lines, own_scores, frozenset(fallen)
+    return RecordedRun(summary, rounds, totals, events, text, *of_rows, script, *told)
 
 
 def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:

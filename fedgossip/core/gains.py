@@ -1,0 +1,94 @@
+"""Scores of personal models, of every participant on its own held-out examples, beside the shared model and one alone.
+
+A participant logs them in evaluated rounds under the names below; `gains_of` folds the last ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+from fedgossip.base.scores import HIGHER, Score
+
+PERSONAL, SHARED, ALONE = NAMES = "score_personal", "score_shared", "score_alone"
+"""Names of logged numbers: of the model with which a participant answers, of the received one, and of one that is
+trained as often without any exchange."""
+
+TENTH = 0.1
+
+
+class LoggedRow(Protocol):
+    """A participant's round in a record."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def peer(self) -> int: ...
+    @property
+    def logged(self) -> Mapping[str, float | None] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnScores:
+    """The last scores of a participant; None where a method shares no whole model, or none was trained alone."""
+
+    round: int
+    personal: float
+    shared: float | None = None
+    alone: float | None = None
+
+
+class GainFacts(TypedDict):
+    """Personal models over all participants that tested one, each on examples of its own."""
+
+    tested: int
+    """Participants that tested their model."""
+    untested: int
+    """Others: without held-out examples, or never asked."""
+    mean: float
+    """Mean score over participants, each counted alike."""
+    worst: float
+    """The worst score."""
+    tenth: float
+    """The score that a tenth of the participants do not exceed in quality: the 10th percentile from the worst."""
+    behind_shared: int | None
+    """Participants whose own model scores worse than the shared one; None where no shared one was tested."""
+    behind_alone: int | None
+    """The same, than the model trained alone."""
+
+
+def last_scores(scores: dict[int, OwnScores], row: LoggedRow) -> None:
+    """Take a row into the last scores by participant."""
+    logged = row.logged or {}
+    personal = logged.get(PERSONAL)
+    if personal is not None and (row.peer not in scores or scores[row.peer].round <= row.round):
+        scores[row.peer] = OwnScores(row.round, personal, logged.get(SHARED), logged.get(ALONE))
+
+
+def gains_of(scores: Iterable[OwnScores], score: Score, participants: int) -> GainFacts | None:
+    """Return what the last scores say of all `participants`; None without any."""
+    found = list(scores)
+    if not found:
+        return None
+    ranked = sorted((one.personal for one in found), reverse=score.better != HIGHER)
+    return {
+        "tested": len(found),
+        "untested": participants - len(found),
+        "mean": math.fsum(ranked) / len(ranked),
+        "worst": ranked[0],
+        "tenth": ranked[math.ceil(TENTH * len(ranked)) - 1],
+        "behind_shared": _behind([(one.personal, one.shared) for one in found], score),
+        "behind_alone": _behind([(one.personal, one.alone) for one in found], score),
+    }
+
+
+def gain(ours: float, other: float, score: Score) -> float:
+    """Return by how much a score is better than another one; below 0: worse."""
+    return ours - other if score.better == HIGHER else other - ours
+
+
+def _behind(pairs: Iterable[tuple[float, float | None]], score: Score) -> int | None:
+    known = [gain(ours, other, score) for ours, other in pairs if other is not None]
+    return sum(one < 0 for one in known) if known else None
