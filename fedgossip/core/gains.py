@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 from fedgossip.base.scores import HIGHER, Score
+from fedgossip.core.run_summary import GainFacts
 
 PERSONAL, SHARED, ALONE = NAMES = "score_personal", "score_shared", "score_alone"
 """Names of logged numbers: of the model with which a participant answers, of the received one, and of one that is
@@ -38,25 +39,6 @@ class OwnScores:
     personal: float
     shared: float | None = None
     alone: float | None = None
-
-
-class GainFacts(TypedDict):
-    """Personal models over all participants that tested one, each on examples of its own."""
-
-    tested: int
-    """Participants that tested their model."""
-    untested: int
-    """Others: without held-out examples, or never asked."""
-    mean: float
-    """Mean score over participants, each counted alike."""
-    worst: float
-    """The worst score."""
-    tenth: float
-    """The score that a tenth of the participants do not exceed in quality: the 10th percentile from the worst."""
-    behind_shared: int | None
-    """Participants whose own model scores worse than the shared one; None where no shared one was tested."""
-    behind_alone: int | None
-    """The same, than the model trained alone."""
 
 
 def last_scores(scores: dict[int, OwnScores], row: LoggedRow) -> None:

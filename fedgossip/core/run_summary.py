@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
-from fedgossip.core.gains import GainFacts
-
 
 class ScoreFacts(TypedDict):
     """The metric of a run and its values, in the unit of the metric; None where nothing was scored."""
@@ -189,6 +187,25 @@ class AddedFacts(TypedDict, total=False):
     """Metrics of one model trained by as many steps on all examples, with --centralised."""
     run_dir: str
     """The folder of the run; in memory and by --json, not in the file."""
+
+
+class GainFacts(TypedDict):
+    """Personal models over all participants that tested one, each on examples of its own."""
+
+    tested: int
+    """Participants that tested their model."""
+    untested: int
+    """Others: without held-out examples, or never asked."""
+    mean: float
+    """Mean score over participants, each counted alike."""
+    worst: float
+    """The worst score."""
+    tenth: float
+    """The score that a tenth of the participants do not exceed in quality: the 10th percentile from the worst."""
+    behind_shared: int | None
+    """Participants whose own model scores worse than the shared one; None where no shared one was tested."""
+    behind_alone: int | None
+    """The same, than the model trained alone."""
 
 
 class PersonalFacts(TypedDict, total=False):
