@@ -58,9 +58,9 @@ def gains_of(scores: Iterable[OwnScores], score: Score, participants: int) -> Ga
     return {
         "tested": len(found),
         "untested": participants - len(found),
-        "mean": math.fsum(ranked) / len(ranked),
-        "worst": ranked[0],
-        "tenth": ranked[math.ceil(TENTH * len(ranked)) - 1],
+        "mean_own": math.fsum(ranked) / len(ranked),
+        "worst_own": ranked[0],
+        "tenth_own": ranked[math.ceil(TENTH * len(ranked)) - 1],
         "behind_shared": _behind([(one.personal, one.shared) for one in found], score),
         "behind_alone": _behind([(one.personal, one.alone) for one in found], score),
     }

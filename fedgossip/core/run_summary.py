@@ -196,11 +196,11 @@ class GainFacts(TypedDict):
     """Participants that tested their model."""
     untested: int
     """Others: without held-out examples, or never asked."""
-    mean: float
+    mean_own: float
     """Mean score over participants, each counted alike."""
-    worst: float
+    worst_own: float
     """The worst score."""
-    tenth: float
+    tenth_own: float
     """The score that a tenth of the participants do not exceed in quality: the 10th percentile from the worst."""
     behind_shared: int | None
     """Participants whose own model scores worse than the shared one; None where no shared one was tested."""

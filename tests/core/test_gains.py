@@ -24,9 +24,9 @@ def test_mean_worst_and_tenth_percentile_are_of_all_that_tested() -> None:
     assert found == {
         "tested": 20,
         "untested": 5,
-        "mean": 19 / 40,
-        "worst": 0.0,
-        "tenth": 0.05,  # the second of twenty
+        "mean_own": 19 / 40,
+        "worst_own": 0.0,
+        "tenth_own": 0.05,  # the second of twenty
         "behind_shared": 9,  # 0, 0.05, ..., 0.40
         "behind_alone": 5,  # 0.05, ..., 0.25; equal is not behind
     }
@@ -35,7 +35,7 @@ def test_mean_worst_and_tenth_percentile_are_of_all_that_tested() -> None:
 def test_where_lower_is_better_the_worst_is_the_highest() -> None:
     scores = [OwnScores(1, value, shared=2.0) for value in (1.0, 2.0, 3.0)]
     found = gains_of(scores, Score("rmse", LOWER), 3)
-    assert found and (found["worst"], found["tenth"], found["behind_shared"], found["behind_alone"]) == (3, 3, 1, None)
+    assert found and (found["worst_own"], found["tenth_own"], found["behind_shared"], found["behind_alone"]) == (3, 3, 1, None)
 
 
 def test_nothing_is_said_of_runs_without_personal_scores() -> None:

@@ -118,7 +118,7 @@ def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
     run = fedgossip.simulate(federated("ditto", secure={"on": False}), out=tmp_path / "run", report=True)
     last = [dict(found) for round, _, found in scores(run) if round == 4]
     facts = run.summary["personal"]
-    assert facts["worst"] == min(one["score_personal"] or 0 for one in last) and facts["tested"] == 4
+    assert facts["worst_own"] == min(one["score_personal"] or 0 for one in last) and facts["tested"] == 4
     assert facts["behind_alone"] == sum((one["score_personal"] or 0) < (one["score_alone"] or 0) for one in last)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Who gains" in page and 'id="gains"' in page and "What the loops logged" not in page

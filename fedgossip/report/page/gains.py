@@ -26,9 +26,9 @@ def who_gains(run: RecordedRun) -> Markup | None:
         return None
     shown = run.summary.score.shown
     rows = [
-        ("mean", shown(facts["mean"]), f"over {plural(facts['tested'], one)}, each counted alike"),
-        ("10th percentile", shown(facts["tenth"]), f"of a tenth of the {one}s the score is this or worse"),
-        ("worst", shown(facts["worst"]), ""),
+        ("mean", shown(facts["mean_own"]), f"over {plural(facts['tested'], one)}, each counted alike"),
+        ("10th percentile", shown(facts["tenth_own"]), f"of a tenth of the {one}s the score is this or worse"),
+        ("worst", shown(facts["worst_own"]), ""),
         ("worse off than with the shared model", _behind(facts["behind_shared"]), ""),
         (
             "worse off than alone",
