@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from string import Formatter
 
 from fedgossip.base.signals import KILL
 from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import Roles
 from fedgossip.report.page.reasons import REASONS, given_up
@@ -17,6 +20,23 @@ class _Unknown:
         return "?"
 
 
+Label = Callable[[NodeId], str]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A number, which is a participant's where a template asks for the `member`."""
+
+    node: int
+    label: Label
+
+    def __format__(self, spec: str) -> str:
+        return self.label(self.node) if spec == "member" else format(self.node, spec)
+
+    def __str__(self) -> str:
+        return str(self.node)
+
+
 class _Known(dict[str, object]):
     def __missing__(self, _key: str) -> object:
         return _Unknown()
@@ -24,28 +44,33 @@ class _Known(dict[str, object]):
 
 def words_for(roles: Roles) -> Callable[[EventRow], str]:
     """Return the function that words events, for peers or for a coordinator and its clients."""
-    return event_text if roles.leader is None else federated_text
+    return event_text if roles.leader is None else partial(federated_text, label=roles.label)
 
 
 def event_text(row: EventRow) -> str:
     """Return an event in words."""
-    return _fill(row, kind_of(row.name).words)
+    return _fill(row, kind_of(row.name).words, client)
 
 
-def federated_text(row: EventRow) -> str:
-    """Return an event of a federated run in words."""
+def client(node: NodeId) -> str:
+    """Return the name of a participant below a coordinator, where all of them are clients."""
+    return f"client {node}"
+
+
+def federated_text(row: EventRow, label: Label = client) -> str:
+    """Return an event of a federated run in words; `label` names a participant: "leaf coordinator 1"."""
     kind = kind_of(row.name)
-    return _fill(row, kind.led or kind.words)
+    return _fill(row, kind.led or kind.words, label)
 
 
-def _fill(row: EventRow, words: str) -> str:
+def _fill(row: EventRow, words: str, label: Label) -> str:
     """`words`: the template for a value without facts."""
     value = row.value
     if row.name == "died":
         return _describe_exit(value)
     facts = value if isinstance(value, Mapping) else {} if value is None else {"value": value}
     templates = kind_of(row.name).facts if isinstance(value, Mapping) else tuple(filter(None, [words]))
-    known = _Known({str(key): _format(one) for key, one in facts.items()})
+    known = _Known({str(key): _format(one, label) for key, one in facts.items()})
     if str(facts.get("reason")) in REASONS:
         known["reason"] = REASONS[str(facts["reason"])]
     if row.name in ("abandoned", "contributes_nothing"):
@@ -82,10 +107,10 @@ def _describe_exit(value: object) -> str:
     return f"ended with code {code} and without a report"
 
 
-def _format(value: object) -> object:
+def _format(value: object, label: Label) -> object:
     """Return numbers for formatting, and lists as people write them."""
     if isinstance(value, (list, tuple)):
         if any(isinstance(one, (list, tuple)) for one in value):
-            return " | ".join(str(_format(one)) for one in value)
+            return " | ".join(str(_format(one, label)) for one in value)
         return ", ".join(str(one) for one in value) or "nobody"
-    return value
+    return _Node(value, label) if type(value) is int else value

@@ -15,8 +15,10 @@ from safetensors.numpy import load_file
 
 import fedgossip
 from fedgossip.base.vectors import digest
-from fedgossip.cli.wording import federated_text
+from fedgossip.cli.wording import federated_text, words_for
 from fedgossip.core.records import EventRow, PeerRow, read_rows
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
 
 TIERS = """
 rounds = 40
@@ -80,6 +82,15 @@ def test_a_leaf_that_contributes_nothing_says_why() -> None:
     facts = {"contributions": 2, "needed": 3, "reason": "TOO_FEW", "text": ""}
     text = federated_text(EventRow(1, 6, "contributes_nothing", facts))
     assert "contributes nothing" in text and "2 contributed, 3 are needed" in text
+
+
+def test_an_event_names_a_leaf_coordinator_by_its_role(folder: Path) -> None:
+    roles = compose.plan(load_experiment(folder / "tiers.toml")).roles
+    words = words_for(roles)
+    assert words(EventRow(3, 8, "gone", 7)) == "leaf coordinator 1 is gone"
+    assert words(EventRow(3, 6, "gone", 2)) == "client 2 is gone"
+    late = EventRow(3, 8, "late", {"peer": 6, "round": 2})
+    assert words(late) == "a message of leaf coordinator 0 for round 2 is too late"
 
 
 @pytest.mark.long
