@@ -1,0 +1,152 @@
+"""Sites that reach a proxy and nothing else, in network namespaces: squid lets CONNECT to 443 out, nginx ends TLS.
+
+The sites' network has no route to the host's; the proxy is in both and forwards no packet.  All are of the long form.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from commands import in_process, wait_until
+from namespaces import Machines, machines
+from web_proxies import Authority
+
+pytestmark = [
+    pytest.mark.sockets,
+    pytest.mark.root,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not shutil.which("squid") or not shutil.which("nginx"), reason="needs squid and nginx"),
+]
+
+SECONDS = 120.0
+NETS = {"proxy": ("10.81.1.9", "10.81.2.9"), "ward": ("10.81.1.1",), "lab": ("10.81.1.2",), "host": ("10.81.2.1",)}
+PROXY, FRONT = "http://10.81.1.9:3128", "10.81.2.1"
+FEDERATED = 'seed = 1\nrounds = {rounds}\ntask = {{ kind = "quadratic", dim = 5 }}\n[coordinator]\nclients = 3\n'
+GOSSIP = (
+    'seed = 1\nrounds = {rounds}\ntask = {{ kind = "averaging", dim = 5 }}\ntopology = {{ graph = "ring", n = 4 }}\n'
+)
+NGINX = """daemon off; pid {here}/nginx.pid; error_log stderr; user root; events {{}}
+http {{ access_log off; client_body_temp_path {here}/b; proxy_temp_path {here}/p; fastcgi_temp_path {here}/f;
+  uwsgi_temp_path {here}/u; scgi_temp_path {here}/s;
+  server {{ listen {front}:443 ssl; ssl_certificate {certificate}; ssl_certificate_key {key};
+    location /fedgossip {{ proxy_pass http://127.0.0.1:8080; proxy_http_version 1.1; proxy_read_timeout 1h;
+      proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection upgrade; }} }} }}"""
+SQUID = """shutdown_lifetime 0 seconds
+http_port 10.81.1.9:3128
+acl there port 443
+http_access allow CONNECT there
+http_access deny all
+pid_filename none
+access_log none
+cache_log /dev/null
+coredump_dir none
+"""
+
+
+class Sites:
+    """Two sites behind squid, a host behind nginx."""
+
+    def __init__(self, net: Machines, folder: Path, stack: ExitStack) -> None:
+        self.net, self.folder, self.stack = net, folder, stack
+        self.authority = Authority(folder)
+        certificate, key = self.authority.certificate(FRONT)
+        conf = NGINX.format(here=folder, front=FRONT, certificate=certificate, key=key)
+        (folder / "nginx.conf").write_text(conf)
+        (folder / "squid.conf").write_text(SQUID)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        stack.callback(self.stop)
+        self.spawn("host", "nginx", ["nginx", "-c", str(folder / "nginx.conf")])
+        self.squid()
+
+    def squid(self) -> None:
+        self.spawn("proxy", "squid", ["squid", "-N", "-n", f"fgw{os.getpid()}", "-f", str(self.folder / "squid.conf")])
+
+    def spawn(self, machine: str, who: str, command: list[str]) -> None:
+        self.running[who] = self.net.spawn(machine, command, self.home(who), self.home(who) / "log")
+
+    def fedgossip(self, machine: str, who: str, *words: str, proxy: str = "") -> None:
+        trusted = [f"SSL_CERT_FILE={self.authority.path}", f"HTTPS_PROXY={proxy}", "NO_PROXY="]
+        self.spawn(machine, who, ["env", *trusted, sys.executable, "-m", "fedgossip", *words])
+
+    def home(self, who: str) -> Path:
+        path = self.folder / who
+        path.mkdir(exist_ok=True)
+        return path
+
+    def log(self, who: str) -> str:
+        path = self.home(who) / "log"
+        return path.read_text() if path.exists() else ""
+
+    def begin(self, text: str) -> None:
+        """Host a run and let three join it: two in the ward, one in the lab."""
+        (self.home("coordinator") / "experiment.toml").write_text(text)
+        web = ["--web", f"wss://{FRONT}/fedgossip", "--web-listen", "ws://127.0.0.1:8080"]
+        self.fedgossip("host", "coordinator", "host", "experiment.toml", *web)
+        invite = lambda: re.findall(r"^fedgossip join (fg1-\w+)$", self.log("coordinator"), re.MULTILINE)  # noqa: E731
+        wait_until(invite, SECONDS, f"an invite; {self.log('coordinator')}")
+        for who, machine in (("a", "ward"), ("b", "ward"), ("c", "lab")):
+            self.fedgossip(machine, who, "join", invite()[-1], "--yes", proxy=PROXY)
+
+    def run_of(self, who: str) -> Path:
+        (found,) = [*self.home(who).glob("hosting/*/run"), *self.home(who).glob("joined/*/run")]
+        return found
+
+    def events(self, who: str, name: str) -> list[dict[str, object]]:
+        rows = map(json.loads, (self.run_of(who) / "metrics.jsonl").read_bytes().splitlines(keepends=True))
+        return [row for row in rows if row["kind"] == "event" and row["name"] == name]
+
+    def rounds(self) -> int:
+        path = next(self.home("coordinator").glob("hosting/*/run/metrics.jsonl"), None)
+        return path.read_bytes().count(b'"kind":"peer"') if path else 0
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[Sites]:
+    with ExitStack() as stack:
+        net = stack.enter_context(machines(NETS))
+        yield Sites(net, tmp_path, stack)
+
+
+@pytest.mark.parametrize("text", [FEDERATED, GOSSIP], ids=["secure sum", "gossip"])
+def test_sites_that_reach_a_proxy_alone_end_with_the_digest_of_the_simulator(
+    text: str, sites: Sites, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "unreachable" in sites.net.ask("ward", ["ip", "route", "get", FRONT])
+    sites.begin(text.format(rounds=4))
+    people = ("coordinator", *"abc")
+    ended = [sites.running[who].wait(SECONDS) for who in people]
+    assert ended == [0] * 4, [sites.log(who)[-1500:] for who in people]
+    home = sites.home("coordinator")
+    named = str(next(home.glob("hosting/*/experiment.toml")))
+    folders = [str(sites.run_of(who)) for who in people]
+    real = in_process(["collect", named, *folders, "--json"], home, monkeypatch, capsys)
+    simulated = in_process(["run", named, "--no-report", "--json"], home, monkeypatch, capsys)
+    assert json.loads(real.out)["digest"] == json.loads(simulated.out)["digest"]
+    assert all(sites.events(who, "via_web") for who in "abc")
+
+
+def test_a_squid_that_is_killed_and_started_again_costs_a_round_at_most(sites: Sites) -> None:
+    sites.begin(FEDERATED.format(rounds=1_000_000).replace("clients = 3", "clients = 3\ndeadline = 20.0"))
+    wait_until(lambda: sites.rounds() > 5, SECONDS, f"rounds; {sites.log('coordinator')}{sites.log('a')}")
+    sites.running["squid"].kill()
+    sites.running["squid"].wait()
+    before = sites.rounds()
+    sites.squid()
+    wait_until(lambda: sites.rounds() > before + 20, SECONDS, f"it goes on; {sites.log('a')}")
+    assert len(sites.events("coordinator", "abandoned")) <= 1
