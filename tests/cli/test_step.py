@@ -8,12 +8,14 @@ from pathlib import Path
 
 import fit_sites
 import pytest
-from commands import typed
+from commands import finish, start, typed
 
 from fedgossip.base.vectors import digest
 from fedgossip.drivers.simulate import simulate
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
+
+pytestmark = pytest.mark.sockets  # starts a process
 
 EXPERIMENT = """
 rounds = 2
@@ -72,6 +74,25 @@ def test_peers_of_a_ring_go_on_by_steps(tmp_path: Path) -> None:
     step_all(tmp_path, range(3))
     found = digest([vector(tmp_path, node) for node in range(3)])  # type: ignore[misc]
     assert found == simulate(tmp_path / "pilot.toml").digest
+
+
+def test_one_that_stays_and_one_that_steps_every_while_end_together(tmp_path: Path) -> None:
+    """`--poll` in a process of its own, `fedgossip step --every` in this one."""
+    shared = prepared(tmp_path, '[topology]\nn = 2\ngraph = "path"\n', 2)
+    words = ["peer", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml", "--key", "0.key", "--out", "out0"]
+    staying = start([*words, "--links", f"folder:{shared}", "--poll", "0.1"], tmp_path)
+    begin(tmp_path, shared, 1, ("peer", "--id", "1"))
+    said = typed(["step", "out1", "--every", "0.1s"], tmp_path)
+    assert said.code == 0, said.err
+    stayed = finish(staying)
+    assert stayed.code == 0
+    found = digest([vector(tmp_path, node) for node in range(2)])  # type: ignore[misc]
+    assert found == simulate(tmp_path / "pilot.toml").digest
+    assert "The run is over" in typed(["step", "out1"], tmp_path).err
+    kept = (tmp_path / "out0" / "journal.bin").exists()  # where it ended before its last message was fetched
+    assert kept == ("fedgossip step out0" in stayed.err)
+    typed(["step", "out0"], tmp_path)
+    assert "The run is over" in typed(["step", "out0"], tmp_path).err
 
 
 def test_a_usb_stick_between_three_hospitals_and_a_coordinator(tmp_path: Path) -> None:

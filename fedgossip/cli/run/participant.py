@@ -206,6 +206,12 @@ class Participant:
         else:
             self.what_next(folder)
             self._print_closing(folder, ended)
+        if self.carrier and ended.exit_code == 0 and not is_over(folder):
+            echo(
+                "Its last messages wait for the others; its journal, with secrets, is kept until they are fetched,",
+                err=True,
+            )
+            echo(f"and removed by: fedgossip step {quoted(folder)}", err=True)
         if early:
             echo(f"When the {self._leader} goes on: {_line(folder)}", err=True)
             return TooFewPeersError.exit_code

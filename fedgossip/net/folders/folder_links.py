@@ -23,7 +23,7 @@ import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError
+from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, Expected, Hello
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, packed
@@ -56,6 +56,9 @@ WAITING = 10_000
 
 REPEAT_SECONDS = 3600.0
 """Age at which the oldest file that a partner has not fetched is written again: a synchroniser may have lost it."""
+
+OLD_SECONDS = 7 * 86400
+"""Age of a message, by the folder's clock and this machine's, at which it is reported that nobody fetches it."""
 
 BUSY_SECONDS, GROWTH = 0.02, 1.5
 """Delay before the folder is looked at again after something happened, and its growth while nothing does."""
@@ -189,10 +192,20 @@ class FolderLinks(Wakeable):
             raise NotWrittenError(self._state_path, error) from None
 
     def resume(self, received: Mapping[NodeId, int]) -> None:
-        """Continue after so many messages of each partner, which are in this participant's journal."""
-        for node, count in received.items():
-            if node in self._pairs:
-                self._pairs[node].taken = count
+        """Continue after so many messages of each partner, which are in this participant's journal.
+
+        Raises ResumeError where it has acknowledged more: the journal is an old copy.
+        """
+        for node, pair in self._pairs.items():
+            pair.taken = received.get(node, 0)
+            if (known := self._state.partners.get(node)) is None:
+                continue
+            secrets = PairSecrets(pair.first, agreed(bytes.fromhex(self._state.secret), bytes.fromhex(known)))
+            own = PairReader(self._folder, pair.writer.way, 0, secrets).receipts()
+            if (most := max((one for one in own if one != END), default=0)) > pair.taken:
+                text = f"{self._state_path.parent}: its journal has {pair.taken} messages of participant {node}"
+                text += f", and {most} were acknowledged: it is an old copy, and would contradict what was sent"
+                raise ResumeError(text, "Put the newest copy there; without it a new run is needed, in a new folder.")
 
     def finish(self) -> None:
         """Note that nothing more is needed from the partners: what they have sent, and send, counts as received."""
@@ -272,6 +285,9 @@ class FolderLinks(Wakeable):
             number, message = pair.waiting[0]
             self._written(pair, MESSAGE, number, content_of(message), events)
         pair.repeated = pair.repeated or time.monotonic()
+        if pair.sizes and pair.writer.age(MESSAGE, min(pair.sizes)) > OLD_SECONDS:
+            text = f"participant {pair.node} has not fetched a message from {self.root} for {OLD_SECONDS // 86400} days"
+            self._report(pair.node, "unfetched", text, "Does it run, and does its machine see the folder?", events)
         return done
 
     # --- receiving --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -87,6 +88,13 @@ class PairWriter:
             return (self.folder / f"{_stem(kind, number)}{SUFFIX}").stat().st_size
         except OSError:
             return None
+
+    def age(self, kind: bytes, number: int) -> float:
+        """Return the seconds since a file of ours was written, as far as two clocks agree; 0 where it is not there."""
+        try:
+            return time.time() - (self.folder / f"{_stem(kind, number)}{SUFFIX}").stat().st_mtime
+        except OSError:
+            return 0.0
 
     def drop(self, first: int, last: int) -> None:
         """Remove the messages `first` to `last`."""

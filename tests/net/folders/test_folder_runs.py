@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import shutil
 import tempfile
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 from folder_kit import FolderRun, Synchroniser, federated, gossip
 
+from fedgossip.base.errors import ResumeError
 from fedgossip.core.records import EventRow
 from fedgossip.core.run_format import JOURNAL
-from fedgossip.net.folders import pair_folder
+from fedgossip.net.folders import folder_links, pair_folder
 
 
 @pytest.fixture
@@ -111,17 +113,53 @@ def refusals(run: FolderRun, node: int) -> list[str]:
     return [row.value["reason"] for row in run.rows(node) if isinstance(row, EventRow) and row.name == "refused"]
 
 
-def test_a_full_folder_is_reported_and_work_goes_on_with_room(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_folder_is_reported_and_work_goes_on_with_room(
+    number: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = FolderRun(place, gossip(3, 3))
     for node in range(3):
         run.step(node)
 
     def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
         patched.setattr(pair_folder.PairWriter, "put", full)
         assert [run.step(node).status for node in range(3)] == ["waiting"] * 3
-    assert f"folder_{errno.ENOSPC}" in refusals(run, 0) + refusals(run, 1) + refusals(run, 2)
+    assert f"folder_{number}" in refusals(run, 0) + refusals(run, 1) + refusals(run, 2)
+    run.over()
+    check_ended(run, 3)
+
+
+def test_an_old_copy_of_a_journal_is_refused_before_it_contradicts_what_was_sent(place: Path) -> None:
+    run = FolderRun(place, gossip(3, 3))
+    for node in (0, 1, 2, 0):
+        run.step(node)
+    old = (run.own(0) / JOURNAL).read_bytes()
+    for node in (1, 2, 0):
+        run.step(node)
+    new, files = (run.own(0) / JOURNAL).read_bytes(), sorted(run.shared(0).rglob("*.fgm"))
+    assert len(new) > len(old)
+    (run.own(0) / JOURNAL).write_bytes(old)
+    with pytest.raises(ResumeError, match="it is an old copy"):
+        run.step(0)
+    assert sorted(run.shared(0).rglob("*.fgm")) == files
+    (run.own(0) / JOURNAL).write_bytes(new)
+    run.over()
+    check_ended(run, 3)
+
+
+def test_a_message_that_nobody_fetches_for_days_is_reported_once(place: Path) -> None:
+    run = FolderRun(place, gossip(3, 3))
+    for node in (0, 1, 2, 0):
+        run.step(node)
+    waiting = list(run.shared(0).rglob("from-000000-*/0*.fgm"))
+    assert waiting
+    for path in waiting:
+        os.utime(path, (0, path.stat().st_mtime - folder_links.OLD_SECONDS - 1))
+    for _ in range(2):
+        run.step(0)
+    assert "unfetched" in refusals(run, 0)
     run.over()
     check_ended(run, 3)

@@ -20,7 +20,7 @@ from fedgossip.core.messages import Beginning, Enrol, Gathering, InviteProof, Pr
 from fedgossip.drivers import invite_joining
 from fedgossip.drivers.simulate import simulate
 from fedgossip.net.endpoints import kept_block, signed
-from fedgossip.net.identity import Identity
+from fedgossip.net.identity import Identity, raw
 from fedgossip.net.invites.invitation import Invitation, new_secret
 from fedgossip.net.invites.invite_admission import Guest, InviteAdmission, Party, Seats
 from fedgossip.net.invites.invite_folder import AwaitedError, FolderClient, InviteFolder
@@ -248,6 +248,7 @@ def test_a_refusal_does_not_stand_when_its_cause_is_gone(desk: Desk) -> None:
     asked(desk, first, enrol(first))
     with pytest.raises(PeerError, match="used up"):
         asked(desk, second, enrol(second))
+    shutil.rmtree(next(desk.root.glob(f"*/guest-{raw(first.identity.public).hex()}")))
     desk.way.party = replace(desk.way.party, guests={})
     assert isinstance(asked(desk, second, enrol(second)), Gathering)
 
