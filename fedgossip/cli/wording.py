@@ -24,7 +24,7 @@ Label = Callable[[NodeId], str]
 
 
 @dataclass(frozen=True)
-class _Node:
+class _Member:
     """A number, which is a participant's where a template asks for the `member`."""
 
     node: int
@@ -113,4 +113,4 @@ def _format(value: object, label: Label) -> object:
         if any(isinstance(one, (list, tuple)) for one in value):
             return " | ".join(str(_format(one, label)) for one in value)
         return ", ".join(str(one) for one in value) or "nobody"
-    return _Node(value, label) if type(value) is int else value
+    return _Member(value, label) if type(value) is int else value
