@@ -76,6 +76,10 @@ COMMANDS = {
         "fedgossip.cli.run.replay",
         "Replay the events of a run in fresh machines, and compare the bits.",
     ),
+    "timeline": (
+        "fedgossip.cli.lab.timeline",
+        "Draw who computes, sends, receives and waits in the first rounds of a run.",
+    ),
     "compare": ("fedgossip.cli.lab.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": (
         "fedgossip.cli.lab.sweep",

@@ -14,7 +14,8 @@ class Meter:
     """One peer's account of its current round.
 
     A round lasts from the end of the one before, the first from the first training, to its own end.  Of that time each
-    nanosecond is of one kind: training; else communicating, where vectors are sent or received; else waiting.
+    nanosecond is of one kind: training; else away, where the peer was dead, and in no column; else communicating,
+    where vectors are sent or received; else waiting.
     """
 
     def __init__(self, peer: int) -> None:
@@ -24,6 +25,8 @@ class Meter:
         self._since: int | None = None  # when this round began
         self._busy: deque[Span] = deque()
         self._carried: list[Span] = []
+        self._away: list[Span] = []
+        self._left: int | None = None
         self.loss: float | None = None
         self.epsilon: float | None = None
         self._of_jobs: dict[int, tuple[float | None, dict[str, float | None] | None]] = {}  # until the rounds end
@@ -59,8 +62,20 @@ class Meter:
         """Record a crash of the peer: its current training is lost."""
         if self._train_began is not None:
             self.occupied(self._train_began, now_ns)
+            self._trained_ns += now_ns - self._train_began
             self._train_began = None
         self._of_jobs.clear()
+
+    def left(self, now_ns: int) -> None:
+        """Record the death of the peer: until it returns, it does not wait."""
+        self.broke_off(now_ns)
+        self._left = now_ns
+
+    def returned(self, now_ns: int) -> None:
+        """Record its restart."""
+        if self._left is not None:
+            self._away.append((self._left, now_ns))
+            self._left = None
 
     def occupied(self, began_ns: int, ended_ns: int) -> None:
         """Record a span of training, or of an evaluation outside the method: neither communication nor waiting."""
@@ -139,12 +154,14 @@ class Meter:
         return row
 
     def _spent(self, now_ns: int) -> tuple[int, int]:
-        """Return the nanoseconds of this round with transfers but no training, and the remaining ones."""
+        """Return the nanoseconds of this round with transfers but no training, and those of waiting."""
         since = 0 if self._since is None else self._since
         busy = list(self._busy) if self._train_began is None else [*self._busy, (self._train_began, now_ns)]
+        busy += self._away
         trained = covered_ns(busy, since, now_ns)
         either = covered_ns([*busy, *self._carried], since, now_ns)
         while self._busy and self._busy[0][1] <= now_ns:
             self._busy.popleft()
         self._carried = [span for span in self._carried if span[1] > now_ns]
+        self._away.clear()  # a round ends while its peer is there
         return either - trained, max(0, now_ns - since - either)

@@ -41,6 +41,8 @@ ROWS: InRun = "metrics.jsonl"
 peer, one round: loss, bytes, seconds), network (all peers, one round: scores, consensus distance), event (a peer gone,
 a deadline missed, a frame refused).  On stacked arrays more than 256 peers have rows in evaluated rounds alone, with
 the bytes since the last.  A field at its default (nothing measured, 0) is left out."""
+TIMELINE: InRun = "timeline.json"
+"""Of a simulation: what its participants did when, and their messages, in its first part; for `fedgossip timeline`."""
 SUMMARY: InRun = "summary.json"
 """How the run ended, its scores, costs, versions and the events of all lives; written last, in one piece."""
 FORECAST: InRun = "forecast.json"

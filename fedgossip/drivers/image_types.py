@@ -44,10 +44,10 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Buffered": frozenset({"uninformed"}),
     "Coordinator": frozenset({"invited", "uninformed"}),
     "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
-    "Meter": frozenset({"_of_jobs"}),
+    "Meter": frozenset({"_away", "_left", "_of_jobs"}),
     "ParcelMail": frozenset({"late_from"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
-    "Simulator": frozenset({"seat"}),
+    "Simulator": frozenset({"seat", "timeline"}),
     "Network": frozenset(
         {"_aside", "_kept", "_scored", "_untold", "at_clients", "best", "best_model", "ended_with"},
     ),

@@ -22,6 +22,7 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row, event_row
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.core.task import Job, LocalTask, ReportingTask, segments_of, table_of
+from fedgossip.core.timeline import ITEMS_OF_RUN, TimelineLog
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.forecasting import forecast_of
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
@@ -100,7 +101,7 @@ def simulate(
     return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch, forecast=forecast)
 
 
-def simulate_plan(
+def simulate_plan(  # noqa: PLR0915 - one run from its beginning to its end
     plan: Plan,
     *,
     engine: str = "sim",
@@ -110,8 +111,12 @@ def simulate_plan(
     watch: Watch | None = None,
     resume: bool = False,
     forecast: str | None = None,
+    timeline: TimelineLog | None = None,
 ) -> Run:
     """`simulate`, for an experiment with a resolved graph.
+
+    `timeline`: takes who did what when, and stops the run once it has enough; by default the first part of a run with
+    a directory is stored there.
 
     `resume`: go on with the run stopped in `out`, bit for bit.  Raises ResumeError for a run of another experiment.
     """
@@ -135,7 +140,9 @@ def simulate_plan(
     keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
     record = _record(plan, engine, task, foretold)
     made = plan, script, task, initial, record, keeper, shares
-    run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)  # may refuse
+    stored = folder is not None and left is None and timeline is None
+    timeline = timeline or TimelineLog(plan.n, plan.roles.counted, ITEMS_OF_RUN if stored else 0)
+    run, finish, known = _simulator(*made, timeline) if engine == "sim" else _stacked(*made)  # may refuse
     with _directory(folder, plan, task, engine, left, foretold, resume=resume) as directory:
         keeper.begin(directory, tracking)
         results = Results([None] * plan.n)
@@ -149,7 +156,7 @@ def simulate_plan(
                 keeper(row)
             with pauses, remembering(), _uncollected(plan.n):
                 results = finish(pauses)
-            status = _verdict(plan, results, record, keeper)
+            status = "interrupted" if timeline.enough else _verdict(plan, results, record, keeper)
         except KeyboardInterrupt:
             status = "interrupted"
         except BaseException:
@@ -160,6 +167,7 @@ def simulate_plan(
         summary = summarize(plan, engine, task, shares, record, keeper, ended)
         table = table_of_checkpoints(plan, results.kept)
         if directory:
+            _keep_times(directory, timeline if stored else None)
             models = plan.outcome(results.vectors), record.best_model if plan.experiment.eval.keep == BEST else None
             _finish(directory, summary, task, *models, table, report=report)
         if status == "failed":
@@ -188,6 +196,12 @@ def _finish(
         save_table(table, directory.path / run_format.TABLE)
     directory.finish(summary, task, averaged(outcome), best=best, report=report)
     summary["run_dir"] = str(directory.path)
+
+
+def _keep_times(directory: RunDirectory, log: TimelineLog | None) -> None:
+    """Write who did what when in the first part of the run; a run on stacked arrays has no times."""
+    if log is not None and (found := log.timeline()).bars:
+        run_directory.write_whole(directory.path / run_format.TIMELINE, msgspec.json.encode(found))
 
 
 @contextmanager
@@ -283,6 +297,7 @@ def _simulator(
     record: Network,
     keeper: Keeper,
     shares: DataShares,
+    timeline: TimelineLog,
 ) -> Made:
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     restarts = script.restarts and recovers(plan)
@@ -306,14 +321,15 @@ def _simulator(
     timed = plan.experiment.simulation.per_example is not None
     examples = examples_of(plan.experiment, shares.sizes) if timed else None
     run = machines, links, task, network, record, keeper
-    simulator = Simulator(*run, script=script, rebirth=rebirth, examples=examples, seat=seat if vacant else None)
+    given: dict[str, Any] = {"rebirth": rebirth, "examples": examples, "timeline": timeline}
+    simulator = Simulator(*run, script=script, seat=seat if vacant else None, **given)
 
     def finish(between: Callable[[], None]) -> Results:
         vectors = simulator.run(between=between)
         there = [vectors.get(node) for node in range(plan.n)]
         return Results(there, simulator.counts, simulator.failures, simulator.payload, simulator.checkpoints)
 
-    return simulator, finish, {"script": script, "rebirth": rebirth, "seat": seat}
+    return simulator, finish, {"script": script, "rebirth": rebirth, "seat": seat, "timeline": timeline}
 
 
 def _stacked(

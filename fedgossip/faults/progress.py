@@ -23,6 +23,10 @@ class RunProgress:
         """Whether series strike no more."""
         return self._in_vain >= MOST_IN_VAIN * len(self._reached)
 
+    def round_of(self, node: NodeId) -> int:
+        """Return the newest round of a participant, 0 before the first."""
+        return self._reached[node]
+
     def reached(self, node: NodeId, round: int) -> None:
         if round > self._reached[node]:
             self._reached[node] = round

@@ -62,6 +62,7 @@ from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row, event_row, give_all
 from fedgossip.core.task import Job, LocalTask, choose_rows, give_memory, memory_of
+from fedgossip.core.timeline import TimelineLog
 from fedgossip.core.wire import wire_bytes
 from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, Fate, FaultScript, Happening, RunProgress, Strike, Turn
 from fedgossip.simulation.connections import Link, Look, SimulatedLinks
@@ -105,7 +106,8 @@ class Simulator:
     `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
     `starts`: the late peers, each with its second.  `on_crash(node, machine)` is called when a peer dies. `examples`
     returns the number of examples of a job, where that determines its time; else all jobs take as long.  A `VACANT`
-    machine is replaced by that of `seat(node)` at the first message to it, linked since the start.
+    machine is replaced by that of `seat(node)` at the first message to it, linked since the start.  `timeline` takes
+    who did what when; once it has enough, the run stops.
     """
 
     def __init__(
@@ -124,12 +126,14 @@ class Simulator:
         on_crash: Callable[[NodeId, Machine], None] | None = None,
         examples: Callable[[Job], int] | None = None,
         seat: Callable[[NodeId], Machine] | None = None,
+        timeline: TimelineLog | None = None,
     ) -> None:
         assert rebirth or not script.restarts, "the script restarts peers: give rebirth"
         self.machines, self.network, self.task = list(machines), network, task
         self.record, self.write, self.script = record, write, script
         self.starts = dict(starts or {})
         self.rebirth, self.on_crash, self.examples, self.seat = rebirth, on_crash, examples, seat
+        self.timeline = timeline or TimelineLog(0, (), most=0)
         self.checkpoint_every = checkpoint_every
         self.connections = SimulatedLinks(links)
         self.now_ns = 0
@@ -173,7 +177,7 @@ class Simulator:
         upcoming = next(happenings, None)
         times, limit_ns = self._instants.times, limit_seconds * NS
         while times and times[0] <= limit_ns:
-            if self.record.over:
+            if self.record.over or self.timeline.enough:
                 break
             between()
             if upcoming is not None and times[0] >= upcoming.at_ns:
@@ -261,6 +265,11 @@ class Simulator:
         self._count(name)
         self.write(EventRow(round=round, peer=peer, name=name, value=value))
 
+    def _befell(self, node: NodeId, name: str) -> None:
+        """Record a fault of this peer's, in its round."""
+        self._note(name, node, round=self._progress.round_of(node))
+        self.timeline.befell(node, name, self.now_ns)
+
     def _count(self, name: str, times: int = 1) -> None:
         if times:
             self.counts[name] = self.counts.get(name, 0) + times
@@ -290,6 +299,7 @@ class Simulator:
             self._handle(node, Stopping(over=True))
             return
         meter.train_ended(self.now_ns, event.job, update.metrics, update.logged)
+        self.timeline.train_ended(node, self.now_ns)
         self._handle(node, Trained(event.job, update.difference, update.examples, update.metrics, update.extra))
 
     def _deliver_stretch(self, node: NodeId, event: Produced, *_: object) -> None:
@@ -351,6 +361,9 @@ class Simulator:
             if payload:
                 self._meters[to].carries(begins_ns, arrival_ns)
             self._instants.add(arrival_ns, to, received, cost, lives)
+        if payload and not self.timeline.closed:
+            arrivals = [first_ns + held_ns for held_ns in fate.held_ns]
+            self.timeline.passes(now_ns, link, (begins_ns, sent_ns), arrivals, payload)
         if fate is not UNHARMED:
             if fate.lost:
                 self._count("lost")
@@ -368,6 +381,7 @@ class Simulator:
 
     def _train(self, node: NodeId, asked: Train) -> None:
         self._meters[node].train_began(self.now_ns)
+        self.timeline.train_began(node, self.now_ns)
         job = Job.of(node, asked)
         self._training.submit(job)
         training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
@@ -408,12 +422,14 @@ class Simulator:
 
     def _close_round(self, node: NodeId, done: RoundDone) -> None:
         self._progress.reached(node, done.round)
+        self.timeline.round_ended(node, done.round, self.now_ns)
         row = self._meters[node].done(done, self.now_ns, 0)
         if lines := self.record.mixed(row, done.model):
             give_all(lines, self.write)
 
     def _record_work(self, node: NodeId, work: LocalWork) -> None:
         self._progress.reached(node, work.round)
+        self.timeline.round_ended(node, work.round, self.now_ns)
         for line in self.record.aside(self._meters[node].done(work, self.now_ns, 0)):
             self.write(line)
 
@@ -519,8 +535,8 @@ class Simulator:
         self.dead.add(node)
         self._asleep.pop(node, None)
         self._training.forget(node)
-        self._meters[node].broke_off(self.now_ns)
-        self._note("crashed", node)
+        self._meters[node].left(self.now_ns)
+        self._befell(node, "crashed")
         if back_ns is not None:
             self._push(back_ns, node, Restart())
         else:
@@ -544,11 +560,12 @@ class Simulator:
         self.connections.forget(node)
         self.machines[node] = self.rebirth(node, self.lives[node], self.checkpoints.get(node))
         give_memory(self.task, node, self._states.get(node, {}))
-        self._note("restarted", node)
+        self._befell(node, "restarted")
         self._begin(node)
 
     def _begin(self, node: NodeId) -> None:
         self.dead.discard(node)
+        self._meters[node].returned(self.now_ns)
         self._handle(node, Started())
         for other in self.connections.known[node]:
             self._push(self.now_ns + self.network.latency_ns(other, node), node, Look(other))
@@ -558,7 +575,7 @@ class Simulator:
         if node in self._asleep:
             return
         self._asleep[node], self._held[node] = self.now_ns, []
-        self._note("asleep", node)
+        self._befell(node, "asleep")
         assert until_ns is not None, "who sleeps wakes"
         self._push(until_ns, node, Wake())
         for other in self.connections.known[node]:
@@ -566,7 +583,7 @@ class Simulator:
 
     def _wake(self, node: NodeId) -> None:
         del self._asleep[node]
-        self._note("awake", node)
+        self._befell(node, "awake")
         for sequence, event, cost, lives in self._held.pop(node):
             self._by_event[type(event)](self, node, event, sequence, cost, lives)
         for other in self.connections.known[node]:

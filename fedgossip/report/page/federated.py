@@ -63,6 +63,7 @@ def parts(run: RecordedRun, took: Participation) -> Iterable[Markup | None]:
     yield participation(run, took)
     yield privacy(run, took)
     yield clients(run, took)
+    yield sections.first_rounds(run)
     yield coordinator(run, took)
     yield events(run)
     yield sections.provenance(run, "the global model")

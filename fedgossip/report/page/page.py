@@ -45,6 +45,7 @@ def _gossip(run: RecordedRun) -> tuple[Markup, Markup]:
         sections.graph(run),
         served(run),
         sections.peers(run),
+        sections.first_rounds(run),
         sections.faults(run),
         sections.provenance(run),
     ]

@@ -24,6 +24,7 @@ from fedgossip.core.gains import NAMES, OwnScores, last_scores
 from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed
 from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
+from fedgossip.core.timeline import Timeline, read_timeline
 from fedgossip.data.objectives import score_told
 from fedgossip.report.page.numbers import number, percent
 from fedgossip.report.page.participation import Participation
@@ -282,6 +283,8 @@ class RecordedRun:
     """The forecast before the run; None also where the file is not the one of the run's start."""
     realised: RunForecast | None = None
     """The same of the rounds as they were mixed, where messages or peers were lost."""
+    timeline: Timeline | None = None
+    """Who did what when in the first part of a simulation."""
 
     @property
     def name(self) -> str:
@@ -354,7 +357,7 @@ def read_run(folder: Path) -> RecordedRun:
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
     if rounds and rounds[-1].round == summary.score.round:
         rounds[-1] = _measured_at_the_end(rounds[-1], summary)
-    told = _foretold(folder, summary), _realised(folder, summary)
+    told = _foretold(folder, summary), _realised(folder, summary), _timeline(folder, summary)
     lines = {name: points for name, points in logged.lines().items() if name not in NAMES}
     of_rows = participation, lines, own_scores, frozenset(fallen)
     return RecordedRun(summary, rounds, totals, events, text, *of_rows, script, *told)
@@ -387,6 +390,11 @@ def _foretold(folder: Path, summary: Summary) -> RunForecast | None:
 def _realised(folder: Path, summary: Summary) -> RunForecast | None:
     found = read_forecast(folder, REALISED) if summary.forecast_realised_kept is not None else None
     return None if found is None else found[0]
+
+
+def _timeline(folder: Path, summary: Summary) -> Timeline | None:
+    found = read_timeline(folder)
+    return found if found is not None and found.participants == summary.who.n else None
 
 
 def _script_of(folder: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.event_kinds import event_kinds
-from fedgossip.report.page import bars, figures, graphs
+from fedgossip.report.page import bars, figures, graphs, timeline
 from fedgossip.report.page.endings import notice, unfinished
 from fedgossip.report.page.forecast import Band, sentence
 from fedgossip.report.page.markup import (
@@ -36,6 +36,8 @@ from fedgossip.report.page.reasons import gravest_first
 from fedgossip.report.page.rows import ReportedEvent
 
 MOST_PEERS_LISTED = 64
+MOST_LANES = 32
+ROUNDS_DRAWN = 3
 MOST_EVENTS_LISTED = 40
 DRIVERS = {
     "sim": "in the simulator",
@@ -336,6 +338,20 @@ def peers(run: RecordedRun) -> Markup | None:
         ),
         _peer_table(run) if run.summary.n <= MOST_PEERS_LISTED else None,
     )
+
+
+def first_rounds(run: RecordedRun) -> Markup | None:
+    """Return the timeline of the first rounds; nothing for more participants than a page has lanes for."""
+    if run.timeline is None or run.summary.who.n > MOST_LANES or not run.timeline.whole_rounds:
+        return None
+    rounds = min(ROUNDS_DRAWN, run.timeline.whole_rounds)
+    names = [run.roles.label(node) for node in range(run.summary.who.n)]
+    svg = timeline.drawn(timeline.NamedTimeline(run.name, run.timeline.first(rounds), names), "timeline")
+    caption = (
+        f"Who computed, sent, received and waited in the first {plural(rounds, 'round')}, and the messages with "
+        "vectors.  A participant that computes while its messages pass is shown as computing."
+    )
+    return section("The first rounds in time", figure("timeline", svg, "Timeline", caption))
 
 
 def _peer_table(run: RecordedRun) -> Markup | None:
