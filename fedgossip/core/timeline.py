@@ -59,7 +59,7 @@ class RoundEnd(NamedTuple):
     at: int
 
 
-class Mark(NamedTuple):
+class FaultMark(NamedTuple):
     """Something that befell a participant: crashed, restarted, asleep, awake."""
 
     node: NodeId
@@ -77,7 +77,7 @@ class Timeline(msgspec.Struct, frozen=True):
     bars: list[Bar]
     messages: list[Passed] = []
     rounds: list[RoundEnd] = []
-    marks: list[Mark] = []
+    marks: list[FaultMark] = []
 
     def after(self, rounds: int) -> int | None:
         """Return when so many rounds were over, as `end_of`; None where the timeline ends before."""
@@ -154,7 +154,7 @@ class TimelineLog:
         self._in: list[list[tuple[int, int]]] = [[] for _ in range(participants)]
         self._messages: list[Passed] = []
         self._rounds: list[RoundEnd] = []
-        self._marks: list[Mark] = []
+        self._marks: list[FaultMark] = []
         self._items = 0
 
     @property
@@ -205,7 +205,7 @@ class TimelineLog:
             self._absent[node] = now
         elif what == "restarted" and (gone := self._absent.pop(node, None)) is not None:
             self._away[node].append((gone, now))
-        self._marks.append(Mark(node, what, now))
+        self._marks.append(FaultMark(node, what, now))
 
     def timeline(self) -> Timeline:
         """Return what was taken, up to the last item."""
