@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.timeline import ACTIVITIES, Activity, Timeline
 from fedgossip.report.page.drawing import (
     AMBER,
@@ -42,7 +43,8 @@ THICK = 0.52
 """Height of a bar, in lanes."""
 COLUMNS = 2
 ALIKE = 3.0
-MARKS = {"crashed": ("x", ORANGE), "restarted": ("^", GREEN), "asleep": ("v", AMBER), "awake": ("^", AMBER)}
+MARKS = {"ended": ("x", ORANGE), "again": ("^", GREEN), "asleep": ("v", AMBER), "awake": ("^", AMBER)}
+"""Marker and colour by the state that an event implies (`core/event_kinds`)."""
 ROUND_ENDS = "end of a round"
 
 
@@ -90,9 +92,9 @@ def paint(figure: Figure, all_of: Sequence[NamedTimeline]) -> None:
         zoomable(places[0])
     there = [what for what in ACTIVITIES if any(bar.what == what for one in all_of for bar in one.timeline.bars)]
     keys: list[Patch | Line2D] = [Patch(facecolor=COLOURS[what], label=WORDS.get(what, what)) for what in there]
-    for what, (marker, colour) in MARKS.items():
-        if any(mark.what == what for one in all_of for mark in one.timeline.marks):
-            keys.append(Line2D([], [], color=colour, marker=marker, linestyle="", label=what))
+    for befell in dict.fromkeys(mark.what for one in all_of for mark in one.timeline.marks):
+        if style := MARKS.get(kind_of(befell).tells):
+            keys.append(Line2D([], [], color=style[1], marker=style[0], linestyle="", label=befell))
     if any(one.timeline.rounds for one in all_of):
         keys.append(Line2D([], [], color=INK, marker="|", markersize=8, linestyle="", label=ROUND_ENDS))
     figure.legend(handles=keys, loc="outside upper left", ncols=min(len(keys), 7), handlelength=1.2, columnspacing=1.4)
@@ -123,10 +125,9 @@ def _paint_one(axes: Axes, one: NamedTimeline, unit: float) -> None:
     )
     if len(timeline.messages) <= MOST_ARROWS:
         _paint_arrows(axes, timeline, unit)
-    for befell, (marker, colour) in MARKS.items():
-        found = [(mark.at / unit, mark.node) for mark in timeline.marks if mark.what == befell]
-        if found:
-            axes.plot(*zip(*found, strict=True), linestyle="", marker=marker, color=colour, markersize=6, zorder=5)
+    for mark in timeline.marks:
+        if style := MARKS.get(kind_of(mark.what).tells):
+            axes.plot(mark.at / unit, mark.node, marker=style[0], color=style[1], markersize=6, zorder=5)
     axes.set_ylim(len(one.names) - 0.45, -0.55)
     axes.set_yticks(range(len(one.names)), one.names)
     axes.grid(visible=False)
