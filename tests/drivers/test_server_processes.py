@@ -22,6 +22,7 @@ from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.machine import Machine
 from fedgossip.core.records import PeerRow, Row
 from fedgossip.core.task import Job, Update
+from fedgossip.drivers import peer_processes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.drivers.replay import replay_trace
@@ -92,6 +93,32 @@ def test_a_run_whose_server_was_killed_goes_on_with_resume_to_the_same_bits(name
     if run.table is not None and undisturbed.table is not None:
         ours, theirs = load_table(tmp_path / "run").touched, undisturbed.table.touched
         assert np.array_equal(ours.keys, theirs.keys) and np.array_equal(ours.values, theirs.values)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("write", range(8))
+def test_a_server_killed_at_a_write_of_a_tenure_costs_no_result(
+    write: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server 3 is killed, and server 2 where it is to keep what follows from that: one copy of each shard is left."""
+    monkeypatch.setattr(peer_processes, "NUMERIC", (*peer_processes.NUMERIC, "dying_at_a_write"))
+    monkeypatch.setenv("DYING", f"2 {write} {tmp_path}")
+    experiment = quadratic(
+        2, 3, rounds=150, server={"replication": 2}, parallel={"deadline": 1.0, "least_deadline": 0.5}
+    )
+    experiment["eval"] = {"every": 150}
+    whole = {**experiment, "faults": [{"kind": "crash", "peers": [3], "start": 0.05}]}
+    with PeerProcesses(learning=False) as family:
+        plan, out = compose.plan(load_experiment(whole)), tmp_path / "run"
+        try:
+            run = run_local_plan(plan, out, family=family, report=False)
+        except FedgossipError as error:
+            assert "does not answer" in str(error) and "--resume" in error.advice
+            run = resume(out)
+    assert (tmp_path / "died").exists(), "it was killed there"
+    undisturbed = digest([simulate(experiment).vectors[0]])
+    assert {digest([vector]) for vector in run.vectors[:2]} == {undisturbed}
 
 
 class Stamps(Quadratic):

@@ -14,8 +14,10 @@ from test_allreduce import quadratic
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.vectors import digest
 from fedgossip.core.records import EventRow, PeerRow, Row
+from fedgossip.drivers import peer_processes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
+from fedgossip.drivers.resume import resume
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.runs.run_directory import Run
@@ -77,6 +79,33 @@ def test_a_worker_that_is_killed_and_started_again_takes_part_again(tmp_path: Pa
     assert run.summary["status"] == "finished" and {"crashed", "restarted", "regrouped"} <= set(named)
     assert len({digest([vector]) for vector in run.vectors}) == 1
     assert [row.round for row in run.rows if isinstance(row, PeerRow) and row.peer == 0] == list(range(1, 301))
+
+
+WRITES = 9
+"""Writes of a worker from its stop for an agreement on: the view's checkpoint and counts, and some behind them."""
+
+
+@pytest.mark.parametrize("write", [1, *(pytest.param(k, marks=pytest.mark.long) for k in range(WRITES) if k != 1)])
+def test_a_worker_killed_at_a_write_of_a_regroup_costs_no_result(
+    write: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 1 is killed, and worker 2 where they would go on as three: too few are left until it is started again."""
+    monkeypatch.setattr(peer_processes, "NUMERIC", (*peer_processes.NUMERIC, "dying_at_a_write"))
+    monkeypatch.setenv("DYING", f"2 {write} {tmp_path}")
+    waits = {"start_timeout": 2.0, "deadline": 1.0, "least_deadline": 0.3}
+    faults = [{"kind": "crash", "peers": [1], "start": 0.05}]
+    experiment = quadratic(4, rounds=120, parallel=waits, faults=faults, eval={"every": 120}, train={"momentum": 0.9})
+    plan, out = compose.plan(load_experiment(experiment)), tmp_path / "run"
+    try:
+        with PeerProcesses(learning=False) as family:
+            run = run_local_plan(plan, out, family=family, report=False)
+    except FedgossipError as error:
+        assert error.exit_code == 7 and "more than half must be" in str(error) and "--resume" in error.advice
+        run = resume(out)
+    assert (tmp_path / "died").exists(), "it was killed there"
+    vectors = [vector for vector in run.vectors if vector is not None]
+    assert run.summary["status"] in ("finished", "partial") and run.summary["rounds"] == 120
+    assert len(vectors) >= 2 and len({digest([vector]) for vector in vectors}) == 1
 
 
 class LateProcesses(PeerProcesses):

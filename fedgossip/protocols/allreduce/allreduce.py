@@ -479,6 +479,8 @@ class AllReduce:
         effects += self.group.announce()
         if self.node in view.behind:
             return effects + self._catch_up(view)
+        if self.round < view.rounds:  # rounds of a life without a checkpoint of them: the next view counts without them
+            return effects + self._stop_round(now_ns)
         return effects + self._again(now_ns)
 
     # --- a member that is behind --------------------------------------------------------------------------------------

@@ -57,7 +57,13 @@ def enough(view: GroupView, there: Collection[NodeId], rounds: int) -> bool:
     The first condition alone would let readmitted workers go on without those that readmitted them, while these do so
     too.
     """
-    return all(2 * len(set(there) & set(of)) > len(of) for of in (view.members, worked(view, rounds)))
+    return too_few_of(view, there, rounds) is None
+
+
+def too_few_of(view: GroupView, there: Collection[NodeId], rounds: int) -> tuple[NodeId, ...] | None:
+    """Return the workers of whom no more than half are there, of the two groups of `enough`; None where it holds."""
+    groups = (view.members, worked(view, rounds))
+    return next((of for of in groups if 2 * len(set(there) & set(of)) <= len(of)), None)
 
 
 class Regroup:

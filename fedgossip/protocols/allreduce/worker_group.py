@@ -9,7 +9,7 @@ from typing import Any
 from fedgossip.base.errors import ProtocolError
 from fedgossip.core.machine import Effect, Failure, NodeId, Send, SetTimer
 from fedgossip.core.messages import GroupReport, GroupView, Message, WorkerRefused, WorkerReturn
-from fedgossip.protocols.allreduce.regroup import Regroup, enough, first_view, generation, misshapen
+from fedgossip.protocols.allreduce.regroup import Regroup, enough, first_view, generation, misshapen, too_few_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,9 @@ class WorkerGroup:
         can = set(self.members) - self.departed - self.refused
         if enough(self.view, can, regroup.rounds) and now_ns - self._stopped_ns < self.waits.start_ns:
             return None
-        here = f"workers {sorted(regroup.reports)} of {list(self.members)} are left, and more than half must be"
+        of = too_few_of(self.view, regroup.reports, regroup.rounds) or self.members
+        left = sorted(set(regroup.reports) & set(of))
+        here = f"workers {left} of {list(of)} are left, and more than half must be"
         advice = "Start all again with --resume: they go on from the furthest round."
         return Failure("too_few", f"{here}: it ended after round {regroup.own.rounds}", advice)
 
@@ -203,12 +205,21 @@ class WorkerGroup:
             return None
         if not wrong and rival:
             wrong = None if self.node in view.behind or rounds == view.rounds else "is of other rounds"
-        elif not wrong and not (self.node in view.behind and (self.outside or not self.at_work)):
+        elif not (
+            wrong or (self.node in view.behind and (self.outside or not self.at_work)) or self._lost(view, rounds)
+        ):
             asked = self.regroup if generation(view.epoch) == generation(self.epoch) + 1 else None
             wrong = asked.refuses(view) if asked else "is one that nobody asked for"
         if wrong:
             raise ProtocolError(f"worker {self.node}: the view of worker {sender} {wrong}", peer=sender)
         return view
+
+    def _lost(self, view: GroupView, rounds: int) -> bool:
+        """Return whether a view counts on rounds of this worker's last life that no checkpoint has.
+
+        That life has sent nothing of it, for then its checkpoint would have the view: this one reports where it is.
+        """
+        return not self.at_work and rounds < view.rounds and self.node in view.members
 
     def _rival(self, sender: NodeId, view: GroupView) -> bool:
         """Return whether a worker of this view is in a later one of the same generation, so that this one is void.
