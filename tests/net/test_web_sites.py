@@ -30,7 +30,7 @@ pytestmark = [
 
 SECONDS = 120.0
 NETS = {"proxy": ("10.81.1.9", "10.81.2.9"), "ward": ("10.81.1.1",), "lab": ("10.81.1.2",), "host": ("10.81.2.1",)}
-PROXY, FRONT = "http://10.81.1.9:3128", "10.81.2.1"
+PROXY, OPENING, FRONT = "http://10.81.1.9:3128", "http://10.81.1.9:3129", "10.81.2.1"
 FEDERATED = 'seed = 1\nrounds = {rounds}\ntask = {{ kind = "quadratic", dim = 5 }}\n[coordinator]\nclients = 3\n'
 GOSSIP = (
     'seed = 1\nrounds = {rounds}\ntask = {{ kind = "averaging", dim = 5 }}\ntopology = {{ graph = "ring", n = 4 }}\n'
@@ -87,15 +87,26 @@ class Sites:
         path = self.home(who) / "log"
         return path.read_text() if path.exists() else ""
 
-    def begin(self, text: str) -> None:
-        """Host a run and let three join it: two in the ward, one in the lab."""
+    def mitmproxy(self) -> Path:
+        """Start a proxy that opens TLS and records what it sees; return its authority's certificate."""
+        words = ["mitmdump", "--listen-host", "10.81.1.9", "-p", "3129", "-w", str(self.folder / "seen")]
+        chosen = [f"confdir={self.folder / 'mitm'}", f"ssl_verify_upstream_trusted_ca={self.authority.path}"]
+        self.spawn("proxy", "mitmdump", [*words, *(word for one in chosen for word in ("--set", one))])
+        found = self.folder / "mitm" / "mitmproxy-ca-cert.pem"
+        wait_until(found.exists, SECONDS, f"mitmproxy has begun; {self.log('mitmdump')}")
+        return found
+
+    def begin(self, text: str, opening: Path | None = None) -> None:
+        """Host a run and let three join it: two in the ward, one in the lab, by `opening` where given."""
         (self.home("coordinator") / "experiment.toml").write_text(text)
         web = ["--web", f"wss://{FRONT}/fedgossip", "--web-listen", "ws://127.0.0.1:8080"]
         self.fedgossip("host", "coordinator", "host", "experiment.toml", *web)
         invite = lambda: re.findall(r"^fedgossip join (fg1-\w+)$", self.log("coordinator"), re.MULTILINE)  # noqa: E731
         wait_until(invite, SECONDS, f"an invite; {self.log('coordinator')}")
         for who, machine in (("a", "ward"), ("b", "ward"), ("c", "lab")):
-            self.fedgossip(machine, who, "join", invite()[-1], "--yes", proxy=PROXY)
+            opened = opening if machine == "lab" else None
+            trusted = ["--ca", str(opened)] if opened else []
+            self.fedgossip(machine, who, "join", invite()[-1], "--yes", *trusted, proxy=OPENING if opened else PROXY)
 
     def run_of(self, who: str) -> Path:
         (found,) = [*self.home(who).glob("hosting/*/run"), *self.home(who).glob("joined/*/run")]
@@ -129,6 +140,25 @@ def test_sites_that_reach_a_proxy_alone_end_with_the_digest_of_the_simulator(
 ) -> None:
     assert "unreachable" in sites.net.ask("ward", ["ip", "route", "get", FRONT])
     sites.begin(text.format(rounds=4))
+    check_digest(sites, monkeypatch, capsys)
+
+
+@pytest.mark.skipif(not shutil.which("mitmdump"), reason="needs mitmproxy")
+def test_mitmproxy_sees_ciphertext(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites.begin(FEDERATED.format(rounds=4), sites.mitmproxy())
+    check_digest(sites, monkeypatch, capsys)
+    sites.running["mitmdump"].terminate()
+    sites.running["mitmdump"].wait()
+    seen = (sites.folder / "seen").read_bytes()
+    assert b"websocket" in seen and len(seen) > 10_000
+    for plain in (b"quadratic", b"loss", b"layout", b"experiment", b"rounds"):
+        assert plain not in seen
+
+
+def check_digest(sites: Sites, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All end well, by the web, with the digest of the simulator."""
     people = ("coordinator", *"abc")
     ended = [sites.running[who].wait(SECONDS) for who in people]
     assert ended == [0] * 4, [sites.log(who)[-1500:] for who in people]
