@@ -21,7 +21,6 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import INVITED_MAX, Entry, Proposal
-from fedgossip.core.roles import TIER
 from fedgossip.core.run_format import ENDPOINTS, INVITE, ORGANISER_KEY, PEER_KEY
 from fedgossip.drivers.members import is_open
 from fedgossip.net.endpoints import Endpoint, block, organiser_line, signed
@@ -30,6 +29,7 @@ from fedgossip.net.invites.invitation import Invitation, new_secret
 from fedgossip.net.invites.invite_admission import ENDED, Guest, InviteAdmission, Party, Seats
 from fedgossip.net.relays.reachability import Through
 from fedgossip.net.relays.routing import Ways
+from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.plan import Plan
 from fedgossip.runs.run_directory import write_whole
 
@@ -95,14 +95,15 @@ def seats_of(plan: Plan, *, folder: bool = False) -> Seats:
     """Return the places of a run, by sockets or through a folder: a coordinator's own is its organiser's, of equals the
     first.
 
-    Raises ConfigError for tiers of coordinators: people that join take the free places in the order of their arrival.
+    In a run with tiers people name their places: nobody is made a leaf coordinator by the order of arrival.
     """
-    if any(role.transport == TIER for role in plan.roles.all):
-        text = "coordinator.tiers by an invite: nobody is made a leaf coordinator by the order of arrival"
-        raise ConfigError(text, "Start all with the keys of all: fedgossip coordinator and client, each with --id K.")
     own = 0 if plan.roles.leader is None else plan.roles.leader
-    called = any(plan.roles.listens(node) for node in range(plan.n) if node != own)
-    return Seats(plan.n, own, fixed=folder or not is_open(plan), called=called and not folder, folder=folder)
+    groups: dict[NodeId, tuple[NodeId, ...]] = {}
+    if isinstance(plan, FederationPlan) and not plan.tree.flat:
+        groups = {one.coordinator: tuple(one.members) for one in plan.tree.groups if one.coordinator != own}
+    called = not groups and any(plan.roles.listens(node) for node in range(plan.n) if node != own)
+    fixed = folder or not is_open(plan)
+    return Seats(plan.n, own, fixed=fixed, called=called and not folder, folder=folder, groups=groups)
 
 
 def ways_of(plan: Plan, through: Through | None, whereabouts: Callable[[], str] | None) -> Ways:
@@ -137,7 +138,8 @@ def _reopen(place: Path, organiser: Identity, invite: _Invite, experiment: str, 
         advice = f"Go on with that one, or remove {place}: its invite is of no use then."
         how = "to another experiment" if invite.folder == seats.folder else "by another way than --links says"
         raise ConfigError(f"{place} holds an invite {how}, whose run has not ended", advice)
-    return Hosted(place, organiser, _identity(place / PEER_KEY), _party(invite), experiment, invite.ports)
+    party = replace(_party(invite), seats=seats)  # with the groups of the same experiment
+    return Hosted(place, organiser, _identity(place / PEER_KEY), party, experiment, invite.ports)
 
 
 def renewed(hosted: Hosted, now: float, expires: int) -> Hosted:

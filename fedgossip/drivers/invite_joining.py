@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, PeerError
 from fedgossip.base.version import __version__
 from fedgossip.core import run_format
+from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import (
     FILE_PART,
     Beginning,
@@ -87,13 +89,25 @@ def test_set(client: Asking, proposed: Proposal) -> bytes:
 
 
 def enrolled(
-    client: Asking, seats: Seats, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
+    client: Asking,
+    seats: Seats,
+    address: str,
+    tell: Callable[[Gathering], None],
+    wait: Callable[[float], None],
+    lead: NodeId = 0,
+    under: NodeId = 0,
 ) -> Beginning:
-    """Request a place, and wait for the start; pass progress to `tell` meanwhile.  Raises NetworkError, PeerError."""
-    question = Enrol(client.who, __version__, address, signed(client.identity, address).signature)
+    """Request a place, and wait for the start; pass progress to `tell` meanwhile.  Raises NetworkError, PeerError.
+
+    `lead`, `under`: the place in a run with tiers, as in an `Enrol`.
+    """
+    question = Enrol(client.who, __version__, address, signed(client.identity, address).signature, lead, under)
     while True:
         answer = client.ask(question, LOST_SECONDS)
         if isinstance(answer, Beginning):
+            if answer.node not in islice(seats.places(lead, under), seats.count):
+                raise PeerError(f"the organiser gives us place {answer.node}, and not the one that was named", SAME,
+                                peer=ORGANISER)  # fmt: skip
             return checked(answer, client.identity, seats)
         tell(_of_kind(answer, Gathering))
         wait(AGAIN_SECONDS)

@@ -53,7 +53,6 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["host", "tiers.toml"], "nobody is made a leaf coordinator by the order of arrival"),
         (["coordinator", "tiers.toml", "--id", "5", "--endpoints", "endpoints.toml"], "there is no coordinator 5"),
         (["coordinator", "tiers.toml", "--id", "9", "--endpoints", "endpoints.toml"], "there is no coordinator 9"),
         (["privacy", "policy", "tiers.toml", "--endpoints", "endpoints.toml"], "the leaf coordinator of one client"),

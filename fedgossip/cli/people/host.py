@@ -173,6 +173,8 @@ def host(
         _show(opened.invite, qr=qr)
         if carrier:
             echo("Those who join name the folder as they see it: fedgossip join - --links folder:DIR", err=True)
+        for node, members in seats.groups.items():
+            echo(f"{plan.roles.label(node)}, of {len(members)}: fedgossip join - --coordinator {node}", err=True)
         server, way = opened.server, opened.server.admission
         try:
             if not way.party.founders:

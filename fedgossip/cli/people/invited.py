@@ -182,7 +182,7 @@ class InvitedSeat:
         from fedgossip.plans.federated import policy
         from fedgossip.plans.federated.federation import FederationPlan
 
-        if not isinstance(self.plan, FederationPlan) or self.node == self.plan.coordinator:
+        if not isinstance(self.plan, FederationPlan) or self.node >= self.plan.learners:
             return self.learning, None
         path = self.policy or self.folder / POLICY
         if not self.plan.secure:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedgossip.plans.approvals.approvals import HowLong
     from fedgossip.plans.plan import Plan
 
-PEER_PORT = 5700
+INVITE_PORT, PEER_PORT = 5699, 5700
 SEARCH_SECONDS = 3.0
 """Seconds to wait for announcements."""
 
@@ -76,6 +76,24 @@ SEARCH_SECONDS = 3.0
     default=0.0,
     help="As a client: require `fedgossip plan approve`, valid for so many days at most; the policy records it.",
 )
+@click.option(
+    "--coordinator",
+    "lead",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="K",
+    help="In a run with tiers: be coordinator K, and pass the requests of those below on to the organiser.",
+)
+@click.option(
+    "--under", type=click.IntRange(min=0), default=0, metavar="K", help="There: be a client of coordinator K."
+)
+@click.option(
+    "--invite-port",
+    type=click.IntRange(1, 65535),
+    default=INVITE_PORT,
+    show_default=True,
+    help="As a coordinator: TCP port for the requests of those below.",
+)
 @folder_options
 @web_options
 def join(
@@ -89,6 +107,9 @@ def join(
     key: Path | None,
     policy: Path | None,
     approval_days: float,
+    lead: int,
+    under: int,
+    invite_port: int,
     carrier: FolderCarrier | None,
 ) -> int:
     """Take part in the run that INVITE is for; without it, list the organisers announced here.
@@ -113,7 +134,8 @@ def join(
     with contextlib.ExitStack() as stack:
         client, agent = _at_folder(carrier, invitation, place) if carrier else _calling(stack, invitation, place)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
-        own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent, carrier)
+        own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent, carrier, lead, under,
+                   invite_port)  # fmt: skip
         try:
             try:
                 proposal = invite_joining.proposal(client)
@@ -181,6 +203,23 @@ class _Own:
     approvals: HowLong | None
     spent: Path | None
     carrier: FolderCarrier | None = None
+    lead: int = 0
+    under: int = 0
+    invite_port: int = INVITE_PORT
+
+    def check_place(self, experiment: Experiment) -> None:
+        """Raise ConfigError where no place, or a wrong one, is named in a run with tiers, or one in another run."""
+        from fedgossip.base.errors import ConfigError
+        from fedgossip.experiment import FederatedExperiment
+
+        tiers = isinstance(experiment, FederatedExperiment) and bool(experiment.coordinator.tiers)
+        if tiers and bool(self.lead) == bool(self.under):
+            text = "this run has tiers of coordinators: nobody is made one by the order of arrival"
+            raise ConfigError(text, "Name your place, as its organiser does: --coordinator K, or --under K.")
+        if not tiers and (self.lead or self.under):
+            raise ConfigError("--coordinator and --under are of runs with tiers", "Leave them out.")
+        if self.lead and (self.data or self.script):
+            raise ConfigError("a coordinator trains nothing", "Leave --data and --script out.")
 
 
 def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
@@ -264,8 +303,10 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
     proposals.check_agreed(proposal, place.path)
     experiment = proposals.experiment_of(proposal, files)
     code = proposals.check_code(proposal, experiment, place.path.parent)
-    proposals.check_data(experiment, own.data)
-    script_of(experiment, own.script)
+    own.check_place(experiment)
+    if not own.lead:
+        proposals.check_data(experiment, own.data)
+        script_of(experiment, own.script)
     echo(columns(_shown(declared_run(experiment), proposal, invitation, own, code)), err=True)
     if not yes:
         if not sys.stdin.isatty():
@@ -364,25 +405,44 @@ def _take_part(
     experiment = keep_experiment(plan, place.path)
     check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
     with contextlib.ExitStack() as stack:
-        port = _held(stack, place, own.port) if seats.called else None
+        listens = seats.called or bool(own.lead)
+        port = _held(stack, place, own.port) if listens else None
         address, ways = ("", DIRECT) if own.carrier else _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
         learning = proposals.learning_of(plan, first, own.data)  # an unreadable file is reported before the wait
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
-        gate = approved_to_join(plan, task, client.invitation, place, experiment, held, own.data)
-        waiting = _Waiting(plan)
-        beginning = invite_joining.enrolled(
-            client, seats, address if seats.called else "", waiting, _pause(own.carrier)
-        )
+        about = client.invitation, place, experiment, held, own.data
+        gate = None if own.lead else approved_to_join(plan, task, *about)
+        if own.lead:
+            _pass_on(stack, client, own, agent)
+        told, pause = _Waiting(plan), _pause(own.carrier)
+        address = address if listens else ""
+        beginning = invite_joining.enrolled(client, seats, address, told, pause, own.lead, own.under)
         invite_joining.keep_members(place.path, beginning)
         node = beginning.node
         if learning and node != first:
             learning = proposals.learning_of(plan, node, own.data)
         return InvitedSeat(
             plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
-            own.spent, script_of(plan.experiment, own.script), held, gate=gate, carrier=own.carrier,
+            own.spent, () if own.lead else script_of(plan.experiment, own.script), held, gate=gate, carrier=own.carrier,
             command=command if own.carrier else "",
         ).take_part()  # fmt: skip
+
+
+def _pass_on(stack: contextlib.ExitStack, client: Asking, own: _Own, agent: RelayClient | None) -> None:
+    """Let those below ask the organiser through this machine; print their invite."""
+    from dataclasses import replace
+
+    from fedgossip.net.invites.invitation import written
+    from fedgossip.net.invites.invite_port import InvitePort
+    from fedgossip.net.relays.addresses import own_addresses
+
+    way = _way_to(client.invitation, agent.way if agent else None)
+    passing = InvitePort(own.invite_port, lambda: way(client.reached))
+    stack.callback(passing.close)
+    addresses = [f"tcp://{own.address}:{passing.port}"] if own.address else own_addresses(passing.port)
+    echo(f"fedgossip join {written(replace(client.invitation, addresses=tuple(addresses)))} --under {own.lead}")
+    echo("That line is for the clients of this coordinator.", err=True)
 
 
 def _pause(carrier: FolderCarrier | None) -> Callable[[float], None]:

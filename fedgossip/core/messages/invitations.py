@@ -90,12 +90,17 @@ class FilePart(Note):
 @dataclass(frozen=True, slots=True)
 class Enrol(Note):
     """The sender takes part and listens at `address`, "" where it does not listen; `signature` covers its keys and the
-    address."""
+    address.
+
+    In a run with tiers it is to be coordinator `lead`, or one of those below coordinator `under`; 0: neither.
+    """
 
     who: Invited
     version: Word
     address: Text
     signature: Text = ""
+    lead: Count = 0
+    under: Count = 0
 
 
 @declared

@@ -12,4 +12,5 @@ admitted one is on disk first (`invite_admission`).  The server has a socket, a 
 strangers' requests cost the run nothing.  After the Beginning it is a run with `--members`, whose founders are the
 enrolled peers; later ones join.  A proposal names no file of the machine that receives it, and no code travels.
 Through a folder the same messages are sealed files, and all begin together (`invite_folder`).
+In a run with tiers a guest names its place, and a leaf coordinator passes its clients' requests on (`invite_port`).
 """

@@ -11,9 +11,9 @@ gone, or never meant to take part.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.version import __version__
@@ -53,7 +53,7 @@ UNFIT = {
 }
 """Faults of a holder of the secret that is not admitted."""
 
-ENDED, EXPIRED, USED, UNKNOWN = "ended", "expired", "used", "unknown"
+ENDED, EXPIRED, USED, UNKNOWN, PLACE = "ended", "expired", "used", "unknown", "place"
 """Reasons for turning a caller away."""
 
 
@@ -81,10 +81,21 @@ class Seats:
     """Whether members need an address, as others connect to them."""
     folder: bool = False
     """All messages are files of a shared folder: nobody has an address, and one that was let in is waited for."""
+    groups: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
+    """Of a run with tiers: the members of each coordinator below the organiser.  A guest names its place there."""
 
     def addressed(self, node: NodeId) -> bool:
         """Whether others need the address of a member."""
-        return not self.folder and (self.called or node == self.own)
+        return not self.folder and (self.called or node == self.own or node in self.groups)
+
+    def places(self, lead: NodeId, under: NodeId) -> Iterator[NodeId]:
+        """Yield the places of a guest, as an `Enrol` names them; none where it fits nowhere."""
+        if not self.groups and not lead and not under:
+            yield from (node for node in count() if node != self.own)
+        elif lead in self.groups and not under:
+            yield lead
+        elif under in self.groups and not lead:
+            yield from (node for node in self.groups[under] if node not in self.groups)
 
 
 @dataclass(frozen=True)
@@ -108,10 +119,14 @@ class Party:
         return next((node for node, guest in self.guests.items() if guest.key == key), None)
 
     @property
-    def free(self) -> NodeId | None:
-        """The number of the first free place."""
-        first = next(node for node in count() if node != self.seats.own and node not in self.guests)
-        return first if len(self.guests) < self.seats.count - 1 else None
+    def full(self) -> bool:
+        """Whether all places are taken."""
+        return len(self.guests) >= self.seats.count - 1
+
+    def free(self, lead: NodeId = 0, under: NodeId = 0) -> NodeId | None:
+        """Return the first free place of those that a guest may take."""
+        places = self.seats.places(lead, under)
+        return None if self.full else next((node for node in places if node not in self.guests), None)
 
 
 class InviteAdmission:
@@ -210,7 +225,7 @@ class InviteAdmission:
             return TurnedAway(ENDED)
         if (node := party.node_of(key)) is not None:
             return None if party.guests[node].verify == who.verify else TurnedAway(UNKNOWN)
-        if party.free is None and self._left(now) is None:
+        if party.full and self._left(now) is None:
             return TurnedAway(USED)
         return TurnedAway(EXPIRED) if now >= party.expires else None
 
@@ -221,11 +236,20 @@ class InviteAdmission:
         last = {node: max(self._heard.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}
         return next((node for node in sorted(last) if now - last[node] >= HOLD_SECONDS), None)
 
+    def _place(self, known: NodeId | None, asked: Enrol, now: float) -> NodeId | None:
+        """Return the place of one that takes part; None where those that it may take are taken."""
+        fits = list(islice(self.party.seats.places(asked.lead, asked.under), self.party.seats.count))
+        left = self._left(now)
+        if known is not None:
+            return known if known in fits else None
+        found = self.party.free(asked.lead, asked.under)
+        return left if found is None and left in fits else found
+
     def _enrolled(self, key: str, asked: Enrol, now: float) -> Invitations:
         party, guest = self.party, Guest(key, asked.who.verify, asked.address, asked.signature)
         known = party.node_of(key)
-        places = (place for place in (known, party.free, self._left(now)) if place is not None)
-        node = next(places)  # `_refusal` has refused everything without one
+        if (node := self._place(known, asked, now)) is None:
+            return TurnedAway(PLACE)
         if party.guests.get(node) != guest and (known is None or not party.founders):
             if refusal := self._unfit(node, guest):
                 self._note(key, refusal)
@@ -252,7 +276,7 @@ class InviteAdmission:
             return TurnedAway("twin")
         if not is_signed(Endpoint(guest.address, guest.key, guest.verify, signature=guest.signature)):
             return TurnedAway("signature")
-        if not guest.address and not self.party.seats.called:
+        if not guest.address and not self.party.seats.addressed(node):
             return None
         try:
             check_reachable(guest.address, "address")

@@ -20,7 +20,7 @@ from fedgossip.core.wire import Assembler, frames
 from fedgossip.net.connections import Connections
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation
-from fedgossip.net.invites.invite_admission import ENDED, EXPIRED, UNKNOWN, USED
+from fedgossip.net.invites.invite_admission import ENDED, EXPIRED, PLACE, UNKNOWN, USED
 from fedgossip.net.links.calling import call, hang_up
 from fedgossip.net.links.frame_reader import check_last, frame_error, skip
 from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
@@ -41,6 +41,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     UNKNOWN: ("the organiser does not know this invite", ASK),
     USED: ("this invite is used up: as many were let in as it was made for", ASK),
     EXPIRED: ("this invite has expired", ASK),
+    PLACE: ("that place is not there, or taken", "Ask the organiser: --coordinator and --under name places of a run."),
     ENDED: ("the run of this invite has ended", ASK),
     "version": ("the organiser runs fedgossip {about}, this is {ours}", "Install the same release on both."),
     "unreadable": ("the organiser, with fedgossip {about}, cannot read what {ours} says", "Install the same release."),
