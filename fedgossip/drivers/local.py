@@ -100,7 +100,8 @@ def run_local_plan(
     running = family or processes_for(plan.experiment)
     with signals.as_interrupt(), running as processes, contextlib.ExitStack() as opened:
         script = faults_of(plan)
-        task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
+        task, shares = compose.task_of(plan.experiment, plan.learners)
+        compose.check_task(plan, task)  # nothing is made before what may refuse it
         folders = [out / PEERS / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None

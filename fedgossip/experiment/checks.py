@@ -26,7 +26,14 @@ from fedgossip.data.per_peer import PLACE
 from fedgossip.data.ragged import check_buckets
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
 from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
-from fedgossip.experiment.parallel_sections import ASYNC, MAPREDUCE, SERVED, ParallelSection, ServerSection
+from fedgossip.experiment.parallel_sections import (
+    ASYNC,
+    MAPREDUCE,
+    SERVED,
+    OuterSection,
+    ParallelSection,
+    ServerSection,
+)
 from fedgossip.experiment.sections import (
     BEST,
     GIVEN,
@@ -252,6 +259,11 @@ def _check_outer(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for what an outer step after local training has no use for."""
     p = e.parallel
     if p.outer.lr <= 0:  # less is refused as any value out of range is
+        usual = msgspec.structs.asdict(OuterSection(lr=p.outer.lr))
+        idle = [name for name, value in msgspec.structs.asdict(p.outer).items() if value != usual[name]]
+        if idle:
+            text = f"{where}: parallel.outer.{idle[0]} without parallel.outer.lr: there is no outer step"
+            raise ConfigError(text, "Set parallel.outer.lr = 0.7, say, or leave it out.")
         return
     OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, f"{where}: parallel.outer")
     if p.method not in COLLECTIVES:

@@ -56,6 +56,7 @@ def check_task(plan: Plan, task: LocalTask) -> None:
     """Raise ConfigError for an object that is not a task, or not usable in this run."""
     checked_task(task)
     plan.with_segments(segments_of(task)).with_table(table_of(task))
+    plan.check_length(task.length, segments_of(task))
     if plan.gradients:
         require_gradients(task, plan.name)
 

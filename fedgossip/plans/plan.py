@@ -247,6 +247,9 @@ class Plan(Protocol):
         """The same plan as an engine runs it: with machines ("sim") seats may be vacant until their first message."""
         ...
 
+    def check_length(self, length: int, segments: Sequence[Segment]) -> None:
+        """Raise ConfigError for vectors [length] of these tensors that cannot be exchanged, such as too short ones."""
+
     def with_table(self, table: KeyedTable | None) -> Plan:
         """The same plan, where the model is this table.  Raises ConfigError where such a run has none, or needs one."""
         ...
@@ -434,6 +437,9 @@ class PlanDefaults:
 
     def check_statistics(self, tensor: str) -> None:
         """Raise ConfigError where this run cannot average running statistics as they are; `tensor` is one of them."""
+
+    def check_length(self, length: int, segments: Sequence[Segment]) -> None:
+        pass
 
     def with_table(self, table: KeyedTable | None) -> Self:
         if table is not None:

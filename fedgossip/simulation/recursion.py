@@ -82,7 +82,8 @@ def is_linear(course: GossipCourse) -> bool:
     wrong return value of a user's algorithm.
     """
     for scale in ASKED_SCALES:
-        p, q = _history(course.schedule.n, 1.0, 0), _history(course.schedule.n, scale, 1)
+        width = max(3, course.algorithm.needs.elements)
+        p, q = _history(course.schedule.n, width, 1.0, 0), _history(course.schedule.n, width, scale, 1)
         both = [frozen(2.0 * a + b) for a, b in zip(p, q, strict=True)]
         for a, b, sum_of_both in zip(*(_models(course, history) for history in (p, q, both)), strict=True):
             if float(np.abs(2.0 * a + b - sum_of_both).max()) > LINEAR * max(1.0, float(np.abs(sum_of_both).max())):
@@ -90,9 +91,9 @@ def is_linear(course: GossipCourse) -> bool:
     return True
 
 
-def _history(n: int, scale: float, draw: int) -> list[Vector]:
-    """Return first vectors and updates [n, 3] at random."""
-    values = stream(0, "linear", n, draw).standard_normal((1 + ASKED_ROUNDS, n, 3))
+def _history(n: int, width: int, scale: float, draw: int) -> list[Vector]:
+    """Return first vectors and updates [n, width] at random."""
+    values = stream(0, "linear", n, draw).standard_normal((1 + ASKED_ROUNDS, n, width))
     return [frozen(scale * each) for each in values]
 
 

@@ -90,6 +90,8 @@ class Needs:
     """All models count alike, whatever the weights of the graph: an experiment must not name any."""
     lossless: bool = False
     """Every message of every round arrives: no faults that lose one."""
+    elements: int = 1
+    """Least number of elements of a model."""
 
 
 class GossipAlgorithm(Protocol[State]):

@@ -46,13 +46,13 @@ class FragmentedDiLoCo:
     """`count` fragments, 1 to FRAGMENTS_MAX.  Raises ConfigError for others."""
 
     slots = (MODEL,)
-    needs = Needs(linear=True)
 
     def __init__(self, outer: OuterStep, count: int) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= FRAGMENTS_MAX:
             text = f"diloco: fragments = {count!r}; expected a whole number from 1 to {FRAGMENTS_MAX:,}"
             raise ConfigError(text, "Take 4, say: each goes out in every fourth round.")
         self.outer, self.count = outer, count
+        self.needs = Needs(linear=True, elements=count)
 
     def fragments(self, length: int) -> Fragments:
         """Return where models [length] are cut.  Raises ConfigError for fewer elements than fragments."""

@@ -197,6 +197,11 @@ class GossipPlan(PlanDefaults):
     def check_statistics(self, tensor: str) -> None:
         check_gossip_statistics(self.experiment, self.algorithm, self.schedule, tensor)
 
+    def check_length(self, length: int, segments: Sequence[Segment]) -> None:  # noqa: ARG002
+        if length < self.algorithm.needs.elements:
+            text = f"{self.name}: fragments = {self.algorithm.needs.elements} of a model of {length:,} elements"
+            raise ConfigError(text, "Take fewer, at most one for each element.")
+
     @property
     def pausable(self) -> bool:
         return not self.experiment.loops

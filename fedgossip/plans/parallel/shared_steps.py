@@ -64,6 +64,9 @@ class SharedSteps(PlanDefaults):
     def check_statistics(self, tensor: str) -> None:
         check_parallel_statistics(self.experiment, tensor)
 
+    def check_length(self, length: int, segments: Sequence[Segment]) -> None:
+        self.fragments(length, segments)
+
     def fragments(self, length: int, segments: Sequence[Segment]) -> Fragments:
         """Of a vector [length] of these tensors, one of which goes out in a round."""
         p = self.experiment.parallel

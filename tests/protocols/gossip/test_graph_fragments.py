@@ -20,6 +20,7 @@ from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.machine import PeerJoined, Received, Send, Started, Trained
 from fedgossip.core.messages import Account, Model, ModelFragment
 from fedgossip.core.records import NetworkRow, PeerRow
+from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
@@ -239,7 +240,28 @@ def test_fragments_that_cannot_be_are_refused_with_advice(options: dict[str, Any
     assert refused.value.advice
 
 
-@pytest.mark.parametrize("engine", ["sim", "stacked"])
-def test_more_fragments_than_elements_are_refused(engine: str) -> None:
-    with pytest.raises(ConfigError, match="too few rows"):
-        simulate(peers(60, 42), engine=engine)
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sockets
+def test_a_model_that_has_no_such_fragments_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    """As by a dry run, by the simulator and by real peers; on graphs and in a collective."""
+    for content in (
+        peers(8, 8, dim=4),
+        {**workers(8, outer={"fragments": 8}), "task": {"kind": "quadratic", "dim": 4}},
+    ):
+        plan = compose.plan(load_experiment(content))
+        for run in (simulate_plan, run_local_plan):
+            with pytest.raises(ConfigError, match="fragments = 8 of a model of 4 elements"):
+                run(plan, out=tmp_path / "run")
+            assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_an_element_for_each_fragment_is_no_fault() -> None:
+    """Whether the run is linear is asked of vectors that are as long."""
+    assert simulate(peers(8, 8, dim=8, n=3)).summary["status"] == "finished"
+
+
+def test_options_of_an_outer_step_that_there_is_not_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"parallel.outer.fragments without parallel.outer.lr"):
+        load_experiment(workers(8, outer={"lr": 0.0, "fragments": 2}))
