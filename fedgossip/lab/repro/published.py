@@ -30,6 +30,7 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.lab.repro import (
     attack_measures,
     graph_measures,
+    hospital_measures,
     learned_measures,
     run_measures,
     sweep_measures,
@@ -40,7 +41,15 @@ FOLDER = Path(__file__).parent / "results"
 
 MEASURES: Mapping[str, Callable[..., float]] = {
     name: function
-    for module in (attack_measures, graph_measures, learned_measures, time_measures, run_measures, sweep_measures)
+    for module in (
+        attack_measures,
+        graph_measures,
+        hospital_measures,
+        learned_measures,
+        time_measures,
+        run_measures,
+        sweep_measures,
+    )
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }
