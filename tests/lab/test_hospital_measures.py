@@ -11,20 +11,20 @@ import pytest
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.lab.repro import hospital_measures
-from fedgossip.lab.repro.hospital_measures import FOLDS, Site, logistic_accuracy
+from fedgossip.lab.repro.hospital_measures import FOLDS, HospitalRecords, logistic_accuracy
 from fedgossip.lab.repro.time_measures import renewal_minutes
 
 
 def test_concordance_is_harrells() -> None:
     """Events at 1 and 2, a censored record at 2 and one at 3: pairs (0, 1), (0, 2), (0, 3), (1, 2), (1, 3)."""
-    site = Site(["x", "time", "event"], np.array([[0, 1, 1], [0, 2, 1], [0, 2, 0], [0, 3, 0]], np.float64))
+    site = HospitalRecords(["x", "time", "event"], np.array([[0, 1, 1], [0, 2, 1], [0, 2, 0], [0, 3, 0]], np.float64))
     judge = hospital_measures._concordance
     assert judge(site, np.array([4.0, 3.0, 2.0, 1.0])) == 1.0 and judge(site, np.zeros(4)) == 0.5
     assert judge(site, np.array([1.0, 4.0, 2.0, 0.0])) == pytest.approx(3 / 5)  # (0, 1) and (0, 2) are the wrong way
 
 
 def test_a_record_is_held_out_in_one_fold_alone() -> None:
-    site = Site(["x"], np.arange(10.0)[:, None])
+    site = HospitalRecords(["x"], np.arange(10.0)[:, None])
     held = [site.part(fold, held=True).rows.ravel().tolist() for fold in range(FOLDS)]
     assert sorted(functools.reduce(operator.iadd, held, [])) == site.rows.ravel().tolist()
     for fold in range(FOLDS):

@@ -42,7 +42,7 @@ LABELS = {"tcga": ("time", "event"), "heart": ("sick",)}
 Values = npt.NDArray[np.float64]
 
 
-class Site:
+class HospitalRecords:
     """Records of one site: the columns by name, a number each."""
 
     def __init__(self, names: Sequence[str], rows: Values) -> None:
@@ -55,10 +55,10 @@ class Site:
     def inputs(self, labels: Sequence[str]) -> Values:
         return self.rows[:, [at for at, name in enumerate(self.names) if name not in labels]]
 
-    def part(self, fold: int, *, held: bool) -> Site:
+    def part(self, fold: int, *, held: bool) -> HospitalRecords:
         """Return the held-out records of a fold, every third one, or the others."""
         mine = np.arange(len(self.rows)) % FOLDS == fold
-        return Site(self.names, self.rows[mine if held else ~mine])
+        return HospitalRecords(self.names, self.rows[mine if held else ~mine])
 
     def write(self, path: Path) -> None:
         text = io.StringIO()
@@ -138,15 +138,15 @@ class FitRefusedError(ConfigError):
     """The sites refuse a fit."""
 
 
-def _judged(sites: Sequence[Site], where: str, score: Callable[[Site], float]) -> float:
+def _judged(sites: Sequence[HospitalRecords], where: str, score: Callable[[HospitalRecords], float]) -> float:
     """Return the mean score of the sites with one, or that of all their records together."""
     if where == "pooled":
-        return score(Site(sites[0].names, np.concatenate([site.rows for site in sites])))
+        return score(HospitalRecords(sites[0].names, np.concatenate([site.rows for site in sites])))
     known = [value for site in sites if not math.isnan(value := score(site))]
     return fmean(known) if known else math.nan
 
 
-def _concordance(site: Site, hazard: Values) -> float:
+def _concordance(site: HospitalRecords, hazard: Values) -> float:
     """Return the share of comparable pairs in which the earlier event has the larger hazard, equal hazards half.
 
     Source: Harrell, Califf, Pryor, Lee and Rosati, Evaluating the yield of medical tests, JAMA 247 (1982).
@@ -160,20 +160,20 @@ def _concordance(site: Site, hazard: Values) -> float:
     return float(((apart > 0) + 0.5 * (apart == 0))[pairs].sum()) / counted if counted else math.nan
 
 
-def _ordered(weights: Values, site: Site) -> float:
+def _ordered(weights: Values, site: HospitalRecords) -> float:
     return _concordance(site, site.inputs(LABELS["tcga"]) @ weights)
 
 
-def _right(weights: Values, site: Site) -> float:
+def _right(weights: Values, site: HospitalRecords) -> float:
     told = site.inputs(LABELS["heart"]) @ weights[1:] + weights[0]
     return float(((told > 0) == (site.column("sick") > 0)).mean())
 
 
-def _cox(sites: Sequence[Site], ridge: float) -> Values:
+def _cox(sites: Sequence[HospitalRecords], ridge: float) -> Values:
     return _fitted("tcga", sites, f"cox?every=30&until=7000&ridge={ridge:g}", {"task": {"kind": "regression"}})
 
 
-def _fitted(name: str, sites: Sequence[Site], source: str, more: Mapping[str, Any]) -> Values:
+def _fitted(name: str, sites: Sequence[HospitalRecords], source: str, more: Mapping[str, Any]) -> Values:
     """Return the estimates of a model, in the units of the columns, by the commands that sites run.
 
     Runs of sums are no part of this room.  Raises ConfigError where the fit is refused.
@@ -209,7 +209,7 @@ def _command(folder: Path, *words: str) -> None:
         )
 
 
-def _fedavg(sites: Sequence[Site], decay: float, seed: int) -> Values:
+def _fedavg(sites: Sequence[HospitalRecords], decay: float, seed: int) -> Values:
     """Return intercept and weights of a logistic model by federated averaging: 30 rounds of 10 steps of 16 records."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -234,7 +234,7 @@ def _fedavg(sites: Sequence[Site], decay: float, seed: int) -> Values:
 
 
 @cache
-def _sites(name: str, part: str) -> list[Site]:
+def _sites(name: str, part: str) -> list[HospitalRecords]:
     """Return the sites of a table.  Raises ConfigError where the folder is not there."""
     root = os.environ.get(VARIABLE)
     if not root or not (Path(root) / "hospitals" / name).is_dir():
@@ -252,5 +252,5 @@ def _sites(name: str, part: str) -> list[Site]:
             raise ConfigError(f"{path}: {error}", "Every cell is a number.") from None
         if rows.ndim != 2 or not set(LABELS[name]) <= set(lines[0]):
             raise ConfigError(f"{path}: no records, or no column {LABELS[name]}", "Copy the table again.")
-        sites.append(Site(lines[0], rows))
+        sites.append(HospitalRecords(lines[0], rows))
     return sites
