@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,14 @@ from fedgossip import load_experiment
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.lab.compare import USUAL
 from fedgossip.experiment.reading import content_of
+from fedgossip.lab.compare.cells import Cell
 from fedgossip.lab.compare.experiments import experiment_for, workers_of
+from fedgossip.lab.compare.measured import MeasuredCell, Point
 from fedgossip.lab.compare.names import PARADIGMS, paradigm_of
+from fedgossip.lab.compare.setting import Setting
+from fedgossip.lab.compare.verdict import comparison, sentence
+from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.times import TrainingTimes
 from fedgossip.report.page.reading import read_run
 from tests.commands import Said, in_process
 
@@ -82,8 +90,8 @@ def test_the_table_has_a_row_for_each_and_what_was_told_is_what_was_measured(com
         assert row["compute"] + row["communicate"] + row["wait"] == pytest.approx(row["seconds"], rel=1e-6)
         assert row["speedup"] == pytest.approx(row["workers"] * row["efficiency"])
     assert " is first at test loss" in told["sentence"]
-    assert json.loads((file.parent / "compared" / "compared.json").read_text()) == told
-    each_cell_is_an_ordinary_run_directory_and_the_page_loads_nothing(file.parent / "compared")
+    assert json.loads((file.parent / "all-compared" / "compared.json").read_text()) == told
+    each_cell_is_an_ordinary_run_directory_and_the_page_loads_nothing(file.parent / "all-compared")
 
 
 def each_cell_is_an_ordinary_run_directory_and_the_page_loads_nothing(folder: Path) -> None:
@@ -99,11 +107,11 @@ def test_the_same_command_runs_no_cell_again_and_makes_up_what_is_missing(compar
     first = compared("--workers", "3", "--json")
     again = compared("--workers", "3", "--json")
     assert again.out == first.out and again.err.count("(was there)") == 2
-    shutil.rmtree(file.parent / "compared" / "ring-w3-s1")
-    (file.parent / "compared" / "gossip-w3-s1" / "INCOMPLETE").touch()
+    shutil.rmtree(file.parent / "all-compared" / "ring-w3-s1")
+    (file.parent / "all-compared" / "gossip-w3-s1" / "INCOMPLETE").touch()
     third = compared("--workers", "3", "--json")
     assert third.out == first.out and third.err.count("(was there)") == 0
-    page = (file.parent / "compared" / "comparison.html").read_text()
+    page = (file.parent / "all-compared" / "comparison.html").read_text()
     assert "Efficiency" not in page and "Learning rates" not in page, "columns of several numbers of workers, or rates"
 
 
@@ -113,7 +121,7 @@ def test_a_cell_that_fails_is_shown_and_the_others_are_run(compared: Any, file: 
     assert said.code == 9 and "gossip, 3 workers, seed 1: FAILED" in said.err
     rows = {row["paradigm"]: row for row in json.loads(said.out)["table"]}
     assert "torus:2x2" in rows["gossip"]["failed"][0] and rows["ring"]["test_loss"] is not None
-    assert "gossip with 3 workers failed" in (file.parent / "compared" / "comparison.html").read_text()
+    assert "gossip with 3 workers failed" in (file.parent / "all-compared" / "comparison.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -133,15 +141,15 @@ def test_what_cannot_be_compared_is_refused_in_one_line(
     file.write_text(FILE + change)
     said = compared(*words)
     assert said.code == 2 and told in said.err, said.err
-    assert len(said.errors) == 1 and not (file.parent / "compared" / "ring-w4-s1").exists()
+    assert len(said.errors) == 1 and not (file.parent / "all-compared" / "ring-w4-s1").exists()
 
 
 def test_a_folder_of_another_file_is_refused_and_left_as_it_was(compared: Any, file: Path) -> None:
     assert compared("--workers", "3").code == 0
-    before = (file.parent / "compared" / "ring-w3-s1" / "summary.json").read_bytes()
+    before = (file.parent / "all-compared" / "ring-w3-s1" / "summary.json").read_bytes()
     said = compared("--workers", "3", "--set", "train.lr=0.2")
     assert said.code == 2 and "a cell of another comparison: train.lr" in said.err
-    assert (file.parent / "compared" / "ring-w3-s1" / "summary.json").read_bytes() == before
+    assert (file.parent / "all-compared" / "ring-w3-s1" / "summary.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
@@ -227,8 +235,60 @@ def test_the_figures_of_the_document_are_those_of_its_command(name: str, compare
     assert row["seconds_to_target"] == pytest.approx(float(shown[6]), rel=0.1)
 
 
+SLOW = r"reach the loss after ([\d.]+) s, those .*? after ([\d.]+) s, those .*?after ([\d.]+) s"
+
+
+@pytest.mark.long
+def test_the_documents_straggler_is_that_of_its_command(compared: Any, file: Path) -> None:
+    """Every figure of the paragraph, from the command above it; and at the file's own rate the two end at chance."""
+    file.write_text(PAGE.split("```toml\n")[1].split("```")[0])
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("fedgossip compare") and "slower" in line]
+    words = [*shlex.split(line)[3:], "--json", "--set", "train.device=cpu"]
+    rows = json.loads(compared(*words).out)["table"]
+    told = re.search(SLOW, PAGE, re.DOTALL)
+    assert told and [row["paradigm"] for row in rows] == words[words.index("--paradigms") + 1].split(",")
+    for row, shown in zip(rows, told.groups(), strict=True):
+        assert row["seconds_to_target"] == pytest.approx(float(shown), rel=0.1)
+    words[words.index("train.lr=0.1")], words[words.index("slow")] = "train.lr=0.3", "chance"
+    found = json.loads(compared(*words).out)
+    assert all(row["test_loss"] > 2 for row in found["table"][1:]) and found["sentence"].count("DIVERGED") == 2
+
+
 def test_the_document_has_the_usual_eight() -> None:
     assert ",".join(NAMES) == USUAL and f"{len(NAMES)} paradigms" in PAGE.replace("eight", "8")
+
+
+def _cell(name: str, losses: list[float]) -> MeasuredCell:
+    curve = [Point(at, 2.0 * at, 10 * at, loss, None) for at, loss in enumerate(losses)]
+    setting = Setting(4000, EqualLinks(0.01, 1e6, 1e6), TrainingTimes.equal(0.1, 4))
+    told = paradigm_of(name).cost(setting)
+    parts = {"compute": 1.0, "communicate": 1.0, "wait": 0.0}
+    took: dict[str, Any] = {"seconds": 2.0 * len(losses), "round_seconds": 2.0, "parts": parts}
+    return MeasuredCell(Cell(name, 4, 1), "", "finished", curve=curve, setting=setting, told=told, **took)
+
+
+def test_the_target_is_held_to_the_end_and_who_diverges_is_named() -> None:
+    """A line that touches the least loss and then diverges neither sets the target nor reaches it."""
+    steady, touches = _cell("ring", [2.3, 1.0, 0.6, 0.4]), _cell("star", [2.3, 0.2, 1.5, 2.29])
+    found = comparison([steady, touches], "examples", None)
+    assert found.target == 0.4 and touches.reached(0.4) is None
+    said = sentence(found)
+    assert "ring is first at test loss 0.4" in said and "star DIVERGED, or learned nothing: it began at 2.3." in said
+    assert "ring 0.4, star 2.29" in said
+    slow = _cell("star", [2.3, 1.9, 1.5, 1.1])
+    assert "star does not hold 0.5 to its end" in sentence(comparison([steady, slow], "examples", 0.5))
+    assert comparison([steady, slow], "examples", None).target == 1.1
+
+
+def test_times_to_the_target_do_not_depend_on_the_evaluated_rounds() -> None:
+    often, seldom = _cell("ring", [2.0, 1.6, 1.2, 0.8, 0.4]), [2.0, 1.2, 0.4]
+    rarely = replace(often, curve=[Point(2 * at, 4.0 * at, 20 * at, loss, None) for at, loss in enumerate(seldom)])
+    here, there = often.reached(1.0), rarely.reached(1.0)
+    assert here and there and here.seconds == pytest.approx(5.0) and there.seconds == pytest.approx(5.0)
+    assert there.bytes_sent == pytest.approx(25.0) and there.round == pytest.approx(2.5)
+    again = replace(often, curve=[*often.curve, Point(5, 10.0, 50, 1.4, None), Point(6, 12.0, 60, 0.6, None)])
+    back = again.reached(1.0)
+    assert back and back.seconds == pytest.approx(11.0), "it left the target and came back"
 
 
 def test_a_staleness_can_be_named_and_a_word_cannot() -> None:
@@ -275,9 +335,9 @@ def test_rates_are_looked_for_among_the_same_five_and_the_search_is_shown(compar
         losses = {one["lr"]: one["test_loss"] for one in row["losses"]}
         assert losses[row["lr"]] == min(losses.values())
         for workers in (1, 3):
-            path = file.parent / "compared" / f"{row['paradigm']}-w{workers}-s1"
+            path = file.parent / "all-compared" / f"{row['paradigm']}-w{workers}-s1"
             assert load_experiment(path / "experiment.toml").train.lr == row["lr"]
-    page = (file.parent / "compared" / "comparison.html").read_text()
+    page = (file.parent / "all-compared" / "comparison.html").read_text()
     assert "Learning rates" in page and "lr 0.025" in page
     again = compared("--workers", "1,3", "--tune", "--json")
     assert again.out == said.out and again.err.count("(was there)") == 4

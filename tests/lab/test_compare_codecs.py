@@ -56,7 +56,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_on_slow_links_compressing_pays_and_on_quick_ones_the_page_says_not_to(table: Any) -> None:
     slow = table("--set", "compare.target=1003", "--out", "slow")
-    assert "Compressing pays here: ring is at the loss after" in slow["sentence"]
+    assert "Compressing pays here up to a test loss of 1e+03: ring is at the loss after" in slow["sentence"]
     dense, coded = slow["table"]
     assert coded["round_seconds"] < dense["round_seconds"] / 2
     assert coded["compression"]["pays"] and coded["compression"]["below"].startswith("below ")

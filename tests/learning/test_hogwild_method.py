@@ -102,7 +102,7 @@ simulation = { latency = 0.01, bandwidth = 1e6, downlink = 1e6, per_example = 0.
     assert ours["round_seconds"] == pytest.approx(ours["told"]["round_seconds"]) == pytest.approx(2 * 8 * 0.001)
     assert ours["told"]["formula"] == pytest.approx(2 * 8 * 0.001) and ours["compute"] == pytest.approx(ring["compute"])
     assert in_order
-    summary = json.loads((tmp_path / "compared" / "hogwild-w2-s1" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "all-compared" / "hogwild-w2-s1" / "summary.json").read_text())
     assert summary["identical"] is False
 
 

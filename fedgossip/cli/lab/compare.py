@@ -36,7 +36,7 @@ USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async
 @click.option("--backend", default="", help="Where the cells run: ray:ADDRESS, slurm:PARTITION.  [default: here]")
 @click.option("-j", "--jobs", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Workers there.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("compared"), show_default=True, help="Folder.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: the file's name and -compared]")
 @click.option("--report/--no-report", default=True, help="Write report.html of every run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 def compare(
@@ -49,7 +49,7 @@ def compare(
     backend: str,
     jobs: int,
     overrides: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     report: bool,
     as_json: bool,
 ) -> int:
@@ -76,6 +76,7 @@ def compare(
     first = int(content.get("seed", 1))
     numbers = _numbers(workers) if workers else [workers_of(content, where)]
     grid = CellGrid(content, where, names, numbers, range(first, first + seeds))
+    out = out or Path(f"{experiment.stem}-compared")
     owner_files.made(out)
     outside_files.checked_folder(out)
     cells = []

@@ -17,7 +17,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.core.messages import TAIL
 from fedgossip.lab.compare.setting import Paradigm, Setting
 from fedgossip.lab.costs.base import Cost
-from fedgossip.lab.costs.formulas import all_gather, all_reduce
+from fedgossip.lab.costs.formulas import all_gather, all_reduce_in_turn
 from fedgossip.lab.costs.methods import WHOLE, collective, gathered
 
 WARM = 1 << 20
@@ -56,10 +56,11 @@ def _cost(method: str, codec: Codec, at: Setting) -> Cost:
     return gathered(method, codec.size(layout, WARM), at.size, at.links, at.times)
 
 
-def _formula(method: str, codec: Codec, at: Setting) -> float:
+def _formula(method: str, codec: Codec, at: Setting) -> float | None:
     layout = _layout(at)
     if isinstance(codec, LinearCodec):
-        return all_reduce(method, at.workers, (codec.elements(layout.length) + TAIL) * at.element, at.links)
+        size = (codec.elements(layout.length) + TAIL) * at.element
+        return all_reduce_in_turn(method, at.workers, size, at.links, at.training)
     return all_gather(method, at.workers, codec.size(layout, WARM), at.size, at.links)
 
 

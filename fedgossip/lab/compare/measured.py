@@ -24,17 +24,18 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.conditions import network_settings
 from fedgossip.plans.parallel.parallel import ParallelPlan
+from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.runs.summary import busiest
 from fedgossip.simulation.network import SimulatedNetwork
 
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluated round."""
+    """One evaluated round, or a place between two."""
 
-    round: int
+    round: float
     seconds: float
-    bytes_sent: int
+    bytes_sent: float
     loss: float
     score: float | None
 
@@ -72,8 +73,28 @@ class MeasuredCell:
         return self.curve[-1] if self.curve else None
 
     def reached(self, target: float) -> Point | None:
-        """Return the first evaluated round with at most the target loss."""
-        return next((point for point in self.curve if point.loss <= target), None)
+        """Return where the loss falls to the target for good; None where the run ends above it.
+
+        Between two evaluated rounds the loss is a line, so that the result does not depend on eval.every.
+        """
+        above = [place for place, point in enumerate(self.curve) if not point.loss <= target]
+        if not self.curve or (above and above[-1] == len(self.curve) - 1):
+            return None
+        if not above:
+            return self.curve[0]
+        before, after = self.curve[above[-1]], self.curve[above[-1] + 1]
+        share = (before.loss - target) / (before.loss - after.loss) if math.isfinite(before.loss) else 1.0
+
+        def between(one: float, other: float) -> float:
+            return one + share * (other - one)
+
+        return replace(
+            after,
+            round=between(before.round, after.round),
+            seconds=between(before.seconds, after.seconds),
+            bytes_sent=between(before.bytes_sent, after.bytes_sent),
+            loss=min(target, before.loss) if share < 1 else after.loss,
+        )
 
     def within(self, seconds: float = math.inf, sent: float = math.inf) -> Point | None:
         """Return the last evaluated round within so many seconds, and within so many sent bytes."""
@@ -81,9 +102,9 @@ class MeasuredCell:
         return found[-1] if found else None
 
     @property
-    def best(self) -> float:
-        """Return the least test loss of any evaluated round."""
-        return min((point.loss for point in self.curve), default=math.inf)
+    def fall(self) -> float:
+        """Return by how much the test loss at the end is below the first."""
+        return self.curve[0].loss - self.curve[-1].loss if self.curve else 0.0
 
 
 def measured(done: DoneCell, driver: str) -> MeasuredCell:
@@ -152,7 +173,8 @@ def _told(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, obj
     if setting is None:
         return found
     cost = paradigm.cost(setting)
-    return replace(found, setting=setting, told=cost, formula=cost.compute + paradigm.formula(setting))
+    beside = paradigm.formula(setting)
+    return replace(found, setting=setting, told=cost, formula=None if beside is None else cost.compute + beside)
 
 
 def setting_of(experiment: Experiment, size: int, element: int = 4) -> Setting | None:
@@ -169,9 +191,16 @@ def setting_of(experiment: Experiment, size: int, element: int = 4) -> Setting |
     known = tuple(network.known_training(node, examples) for node in range(plan.learners))
     times = TrainingTimes(known, 0.0, simulation.training_jitter)
     schedule = getattr(plan, "schedule", None) if isinstance(experiment, GossipExperiment) else None
-    servers = sum(role.count for role in plan.roles.all if role.name == "server" and not role.learns)
     buckets = _buckets(experiment, plan, size // element, element)
-    return Setting(size, links, times, schedule, max(1, servers), buckets, element)
+    return Setting(size, links, times, schedule, _shares(plan, size // element), buckets, element)
+
+
+def _shares(plan: Plan, length: int) -> tuple[float, ...]:
+    """Return the share of the model on each server; (1.0,) without several."""
+    if not isinstance(plan, ServerPlan):
+        return (1.0,)
+    placement = plan.placement_of(length)
+    return tuple(own / placement.length for own in placement.shares(plan.servers))
 
 
 def _buckets(experiment: Experiment, plan: Plan, length: int, itemsize: int) -> Buckets:

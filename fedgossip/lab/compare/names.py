@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,7 +12,13 @@ from fedgossip.core.messages import TAIL
 from fedgossip.lab.compare.coded import coded_paradigm, dense_of
 from fedgossip.lab.compare.setting import Paradigm, Setting
 from fedgossip.lab.costs.base import Cost
-from fedgossip.lab.costs.formulas import all_reduce, neighbours, through_servers
+from fedgossip.lab.costs.formulas import (
+    all_reduce_in_turn,
+    neighbours,
+    pairs_in_turn,
+    through_servers,
+    through_servers_alone,
+)
 from fedgossip.lab.costs.methods import collective, gossip, pairs, served, served_ahead, served_alone
 from fedgossip.topology.schedules.schedules import Schedule
 
@@ -21,7 +28,7 @@ def _collective(name: str) -> Paradigm:
         "parallel",
         {"parallel": {"method": name}},
         lambda at: collective(name, at.size, at.links, at.times, buckets=at.buckets),
-        lambda at: all_reduce(name, at.workers, at.size, at.links),
+        lambda at: all_reduce_in_turn(name, at.workers, at.size, at.links, at.training),
         f"all-reduce, {name}",
         every_step=True,
         extra=TAIL,
@@ -35,13 +42,24 @@ def _server(staleness: int | str, words: str) -> Paradigm:
         "parallel",
         {"parallel": {"method": "parameter-server"}, "parallel.server": {"staleness": staleness}},
         lambda at: (served if synchronous else served_ahead if bounded else served_alone)(
-            at.size, at.links, at.times, at.servers
+            at.size, at.links, at.times, at.parts
         ),
-        lambda at: through_servers(at.workers if synchronous else 1, at.size, at.links, at.servers),
+        _through_servers if synchronous else _through_servers_alone,
         words,
         every_step=True,
         ignores=("bucket", "backups", "overlap", "codec"),
     )
+
+
+def _through_servers(at: Setting) -> float | None:
+    """Several servers by the workers' downlinks have no closed form: it depends on who is served in which order."""
+    if len(at.parts) > 1 and math.isfinite(at.links.down):
+        return None
+    return through_servers(at.workers, at.size, at.links, max(at.parts))
+
+
+def _through_servers_alone(at: Setting) -> float:
+    return through_servers_alone(at.workers, at.size, at.links, max(at.parts), at.training)
 
 
 def _gossip(mode: str, words: str) -> Paradigm:
@@ -50,7 +68,9 @@ def _gossip(mode: str, words: str) -> Paradigm:
         "topology",
         {"algorithm": {"mode": mode}},
         lambda at: gossip(at.size, at.links, at.times, _graph(at)) if waits else pairs(at.size, at.links, at.times),
-        lambda at: neighbours(_degree(at), at.size, at.links) if waits else 0.0,
+        lambda at: (
+            neighbours(_degree(at), at.size, at.links) if waits else pairs_in_turn(at.size, at.links, at.training)
+        ),
         words,
     )
 

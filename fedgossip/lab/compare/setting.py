@@ -20,7 +20,8 @@ class Setting:
     links: EqualLinks
     times: TrainingTimes
     schedule: Schedule | None = None
-    servers: int = 1
+    parts: tuple[float, ...] = (1.0,)
+    """Share of the model on each server."""
     buckets: Buckets = WHOLE
     element: int = 4
     """Bytes of one of its elements."""
@@ -28,6 +29,10 @@ class Setting:
     @property
     def workers(self) -> int:
         return len(self.times.known)
+
+    @property
+    def training(self) -> float:
+        return self.times.mean
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ class Paradigm:
     sets: Mapping[str, Mapping[str, Any]]
     """Keys that it sets in sections of the file, by section."""
     cost: Callable[[Setting], Cost]
-    formula: Callable[[Setting], float]
-    """The textbook's seconds of a round beside its training."""
+    formula: Callable[[Setting], float | None]
+    """The textbook's seconds of a round beside its training; None without a closed form."""
     words: str
     """Description for the user."""
     every_step: bool = False

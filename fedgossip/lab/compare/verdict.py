@@ -18,6 +18,9 @@ from fedgossip.lab.costs.formulas import break_even
 FASTEST, SLOWEST = 1e12, 1e2
 """Range of the search for another bandwidth, in bytes per second."""
 
+LEARNED = 0.1
+"""Share of the largest fall of the test loss below which a line has learned nothing."""
+
 STEP = 10 ** (1 / 8)
 """Ratio of successive bandwidths and latencies in the search."""
 
@@ -80,8 +83,15 @@ def comparison(
     for name, workers in keys:
         own = [one for one in cells if (one.cell.name, one.cell.workers) == (name, workers)]
         lines.append(Line(name, workers, [o for o in own if not o.error], [o for o in own if o.error]))
-    best = [one.best for one in cells if one.curve]
-    return Comparison(lines, equal, (max(best) if best else None) if target is None else target, driver, tuned)
+    if target is None:
+        ends = [one.curve[-1].loss for one in cells if one.curve and not _learned_nothing(one, cells)]
+        target = max(ends, default=None)
+    return Comparison(lines, equal, target, driver, tuned)
+
+
+def _learned_nothing(one: MeasuredCell, cells: Sequence[MeasuredCell]) -> bool:
+    """Whether a cell's loss fell by less than LEARNED of the largest fall of any: it diverged, or ends at chance."""
+    return not one.fall > LEARNED * max((other.fall for other in cells if other.curve), default=0.0)
 
 
 def table(found: Comparison) -> list[dict[str, Any]]:
@@ -112,11 +122,11 @@ def _row(found: Comparison, line: Line) -> dict[str, Any]:
         "runs": [one.path for one in cells],
     }
     told = [one.told for one in cells if one.told]
-    if told and first.formula is not None:
+    if told:
         row["told"] = {
             "round_seconds": fmean(one.seconds for one in told),
             "error": max(one.error for one in told),
-            "formula": fmean(one.formula or 0.0 for one in cells),
+            "formula": line.mean([one.formula for one in cells]),
             "payload_of_busiest": fmean(one.payload_of_busiest for one in told),
         }
     alone = next((one for one in found.lines if (one.name, one.workers) == (line.name, 1) and one.cells), None)
@@ -156,7 +166,22 @@ def sentence(found: Comparison) -> str:
     if len(times) > 2:
         said += f", and last {times[-1][0]}, after {times[-1][1]:.3g} s"
     change = other_winner(found, line.name)
-    return "  ".join(one for one in (f"{said}.", change, *compressing(found)) if one)
+    return "  ".join(one for one in (f"{said}.", *_ends_said(found), change, *compressing(found)) if one)
+
+
+def _ends_said(found: Comparison) -> list[str]:
+    """Return the losses at the end in words; and which lines do not hold the target, or have learned nothing."""
+    lines = [line for line in found.of(found.workers[-1]) if all(one.point for one in line.cells)]
+    ends = {line.name: fmean(one.curve[-1].loss for one in line.cells) for line in lines}
+    said = [f"Test losses at the end: {', '.join(f'{name} {loss:.3g}' for name, loss in ends.items())}."]
+    cells = [one for line in lines for one in line.cells]
+    for line in lines:
+        if any(_learned_nothing(one, cells) for one in line.cells):
+            began = fmean(one.curve[0].loss for one in line.cells)
+            said.append(f"{line.name} DIVERGED, or learned nothing: it began at {began:.3g}.")
+        elif any(one.reached(found.target or 0.0) is None for one in line.cells):
+            said.append(f"{line.name} does not hold {found.target:.3g} to its end.")
+    return said
 
 
 def compressing(found: Comparison) -> list[str]:
@@ -180,7 +205,17 @@ def _compression(found: Comparison, line: Line) -> Compression | None:
         for what in ("seconds", "round")
     )
     working = codec_seconds(line.name, setting.size // setting.element, line.workers)
-    return compression_of((dense, line.name), seconds, rounds, working, setting)
+    ends = [
+        fmean(one.curve[-1].loss for one in of.cells) for of in (beside, line) if all(one.curve for one in of.cells)
+    ]
+    (still, sent), (own, less) = round_of(dense, setting), round_of(line.name, setting)
+    found_here = compression_of((dense, line.name), seconds, rounds, working, setting)
+    return replace(
+        found_here,
+        target=found.target,
+        ends=(ends[0], ends[1]) if len(ends) == 2 else None,
+        saved=(still - own, (sent - less) / setting.links.rate),
+    )
 
 
 def other_winner(found: Comparison, name: str) -> str:
@@ -198,7 +233,13 @@ def other_winner(found: Comparison, name: str) -> str:
         first = min(times, key=lambda one: times[one])
         if first != name:
             return f"By the cost model, {words} {first} would be first."
-    return "No other bandwidth or latency would change that."
+    others = [links for _, links, _ in _alternatives(here)]
+    rates = [links.rate for links in others if math.isfinite(links.rate)]
+    said = f"By the cost model no bandwidth from {rate_said(min(rates))}B/s to {rate_said(max(rates))}B/s"
+    if here.latency:
+        delays = [links.latency for links in others]
+        said += f", and no latency from {min(delays):.2g} s to {max(delays):.2g} s,"
+    return f"{said} would change that{'' if len(rounds) == len(found.of(found.workers[-1])) else ' among those'}."
 
 
 def _rounds_to_target(found: Comparison) -> dict[str, float]:
@@ -254,6 +295,9 @@ def summary_of(found: Comparison) -> Mapping[str, Any]:
 # Whether a codec pays beside the same collective without it, under these links, and its break-even bandwidth.
 
 
+WORSE = 1.1
+"""Factor of the loss at the end above which a codec did not learn as much."""
+
 LINEAR = 1e6
 """Bytes per second for counting the bytes of a round: its time is linear in the inverse."""
 
@@ -270,6 +314,11 @@ class Compression:
     """Seconds of a worker's codec in all those rounds."""
     pays_below: float
     """Break-even bandwidth in bytes per second, each way; 0.0: never pays, infinite: always pays."""
+    target: float | None = None
+    ends: tuple[float, float] | None = None
+    """Test loss at the end without the codec, and with it."""
+    saved: tuple[float, float] | None = None
+    """Seconds of a round that it saves by fewer messages one after the other, and by fewer bytes."""
 
     @property
     def pays(self) -> bool:
@@ -289,11 +338,21 @@ class Compression:
     def sentence(self) -> str:
         """Return the sentence for the head of a comparison."""
         verdict = "Compressing pays here" if self.pays else "Do not compress here"
+        if self.target is not None and self.pays:
+            verdict += f" up to a test loss of {self.target:.3g}"
         coded = f"{self.coded} {_after(self.coded_seconds)}"
-        if self.coded_seconds is None:
-            return f"{verdict}: {self.dense} is at the loss {_after(self.dense_seconds)}, {coded}."
-        working = f"and {self.codec_seconds:.2g} s of its codec; by the cost model it pays {self.below}"
-        return f"{verdict}: {self.dense} is at the loss {_after(self.dense_seconds)}, {coded} {working}."
+        said = f"{verdict}: {self.dense} is at the loss {_after(self.dense_seconds)}, {coded}"
+        if self.coded_seconds is not None:
+            said += f" and {self.codec_seconds:.2g} s of its codec"
+            if self.dense_seconds is not None:
+                said += f"; by the cost model it pays {self.below}"
+        if self.saved is not None:
+            messages, sent = (0.0 if abs(seconds) < 1e-6 else seconds for seconds in self.saved)  # else rounding
+            said += f"; of a round it saves {messages:.2g} s by fewer messages in turn, and {sent:.2g} s by fewer bytes"
+        if self.ends is not None:
+            worse = "" if self.ends[1] <= WORSE * self.ends[0] else ", so further training needs the other"
+            said += f"; at the end they are at {self.ends[0]:.3g} and {self.ends[1]:.3g}{worse}"
+        return f"{said}."
 
     def told(self) -> Mapping[str, Any]:
         """Return plain data; "pays_below" is None where it pays at any bandwidth."""

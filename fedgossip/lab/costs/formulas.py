@@ -1,7 +1,7 @@
 """Textbook times of a round by closed form, for equal training times: shown in tables beside the measured ones.
 
-They are those of one round alone.  Where some participants begin the next round before others end the last (star, tree,
-ring-naive), consecutive rounds take another time, which `methods` computes.
+`all_reduce` is that of one round alone.  Where some participants begin the next round before others end the last (star,
+tree, ring-naive), consecutive rounds take another time: `all_reduce_in_turn`, and `methods` by their steps.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, power_below
 from fedgossip.lab.costs.base import Cost, EqualLinks
+from fedgossip.protocols.gossip.pairing import SPREAD
 
 # Gain of more workers at a fixed number of examples per round (strong scaling), and the causes of its loss.
 
@@ -99,12 +100,48 @@ def all_gather(name: str, workers: int, payload: float, size: float, links: Equa
     return waits * links.latency + sent + (workers - 1) * size * links.summing
 
 
-def through_servers(workers: int, size: float, links: EqualLinks, servers: int = 1) -> float:
-    """Return the seconds beside the training: the model to all, one message back, one sum: (W / S + 1) d/b + 2 a.
+def all_reduce_in_turn(name: str, workers: int, size: float, links: EqualLinks, training: float) -> float | None:
+    """Return the seconds beside a training of C of one of many rounds of all-reduce; None without a closed form.
 
-    The first workers served reply first, so all replies but the last arrive, and are added, while others still train.
+    A star's first workers served train while others are: C + 2 a + m d/b.  The naive ring's next vector starts once its
+    head has the sum, while that goes round: m (a + d/b) + max(C, d/b), for m > 2.  A tree, and the two by doubling,
+    have none where m is no power of two: ranks that do not fold begin early.
     """
-    return (workers / servers + 1) * size / links.rate + 2 * links.latency + size / servers * links.summing
+    added = COLLECTIVES[name].added(workers) * size * links.summing
+    one = size / links.rate
+    if workers > 1 and name == "star":
+        return 2 * links.latency + workers * one + added
+    if workers > 1 and name == "ring-naive":
+        lap = workers * (links.latency + one) + max(0.0, one - training)
+        return min(lap, all_reduce(name, workers, size, links) - added) + added
+    if name in ("tree", "halving-doubling", "recursive-doubling") and workers != power_below(workers):
+        return None
+    return all_reduce(name, workers, size, links)
+
+
+def through_servers(workers: int, size: float, links: EqualLinks, largest: float = 1.0) -> float:
+    """Return the seconds beside the training: the model to all, one message back, one sum: (W p + 1) d/b + 2 a.
+
+    `largest`: the largest server's share p of the model.  The first workers served reply first, so all replies but the
+    last arrive, and are added, while others still train.  For several servers, only without downlinks.
+    """
+    return (workers * largest + 1) * size / links.rate + 2 * links.latency + size * largest * links.summing
+
+
+def through_servers_alone(workers: int, size: float, links: EqualLinks, largest: float, training: float) -> float:
+    """Return the seconds beside a training of C of a worker that waits for no other.
+
+    Its own way there and back, 2 a + d/b and the model's arrival: through its downlink d/b, without one p d/b, as the
+    servers send at once; or what all workers together take at the largest server, W p d/b, less C.
+    """
+    comes = size * (largest if math.isinf(links.down) else 1.0) / links.rate
+    alone = 2 * links.latency + size / links.rate + comes + size * largest * links.summing
+    return max(alone, workers * largest * size * max(1 / links.rate, links.summing) - training)
+
+
+def pairs_in_turn(size: float, links: EqualLinks, training: float) -> float:
+    """Return the seconds beside a training of asynchronous pairs: max(C, 8 (a + d/b)) less C."""
+    return max(0.0, 2 * SPREAD * links.one(size) - training)
 
 
 def neighbours(degree: float, size: float, links: EqualLinks) -> float:

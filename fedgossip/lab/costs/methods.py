@@ -20,6 +20,7 @@ import numpy as np
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.collectives.table import Way
 from fedgossip.lab.costs.base import Cost, EqualLinks
+from fedgossip.lab.costs.formulas import through_servers_alone
 from fedgossip.lab.costs.timeline import TRAIN, Act, StepsOfRounds, TimedStep, seconds_of_rounds
 from fedgossip.lab.costs.times import Estimate, Times, TrainingTimes
 from fedgossip.protocols.gossip.pairing import SPREAD
@@ -100,43 +101,45 @@ def gathered(name: str, payload: int, size: int, links: EqualLinks, times: Train
     return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
 
 
-def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+def served(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
     """Return the cost of a round in which servers send all participants the model and receive a reply from each.
 
-    FedAvg with all clients, MapReduce, and a parameter server with staleness 0.  Each of `servers` has an equal part.
+    FedAvg with all clients, MapReduce, and a parameter server with staleness 0.  `parts`: each server's share of the
+    model.
     """
-    m, part = len(times.known), size / servers
-    hubs = range(m, m + servers)
+    m = len(times.known)
+    part = {m + place: share * size for place, share in enumerate(parts)}
+    hubs = list(part)
 
     def steps(_round: int, node: int) -> Sequence[TimedStep]:
         if node < m:
             return [
-                *(TimedStep(Act.TAKE, hub) for hub in hubs), TRAIN, *(TimedStep(Act.SEND, hub, part) for hub in hubs),
+                *(TimedStep(Act.TAKE, hub) for hub in hubs), TRAIN,
+                *(TimedStep(Act.SEND, hub, size) for hub, size in part.items()),
             ]  # fmt: skip
-        come = [step for of in range(m) for step in (TimedStep(Act.TAKE, of), TimedStep(Act.ADD, size=part))]
-        return [*(TimedStep(Act.SEND, to, part) for to in range(m)), *come]
+        come = [step for of in range(m) for step in (TimedStep(Act.TAKE, of), TimedStep(Act.ADD, size=part[node]))]
+        return [*(TimedStep(Act.SEND, to, part[node]) for to in range(m)), *come]
 
-    return cost_of(RoundSteps(steps, m + servers), links, times)
+    return cost_of(RoundSteps(steps, m + len(part)), links, times)
 
 
-def served_alone(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+def served_alone(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
     """Return the cost of a round of a worker that waits for no other: a parameter server with staleness "async".
 
     It requests the model, trains, and sends its gradient; all share the servers' links.  With unequal training times
     each worker has its own round, and this is the mean worker's.
     """
-    m = len(times.known)
-    shared = m * size / servers * max(1 / links.rate, links.summing)
-    communicate = max(2 * links.one(size) + size / servers * links.summing, shared - times.mean)
-    return Cost(times.mean, communicate, 0.0, max(m * size / servers, size), 2 * m * servers)
+    m, largest = len(times.known), max(parts)
+    communicate = through_servers_alone(m, size, links, largest, times.mean)
+    return Cost(times.mean, communicate, 0.0, max(m * size * largest, size), 2 * m * len(parts))
 
 
-def served_ahead(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+def served_ahead(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
     """Return the cost of a round of workers that may be some clocks ahead of the slowest: in the long run its pace.
 
     Jitter drawn in every round averages out while the clocks suffice; a slow processor does not.
     """
-    alone = served_alone(size, links, times, servers)
+    alone = served_alone(size, links, times, parts)
     slowest = TrainingTimes(times.known, times.spread).longest()
     waited = slowest.value * (1 + times.jitter / 2) - times.mean
     return Cost(alone.compute, alone.communicate, waited, alone.payload_of_busiest, alone.messages, slowest.error)

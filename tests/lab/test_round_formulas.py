@@ -1,0 +1,71 @@
+"""The column "formula" of a comparison against the simulator's virtual time of consecutive rounds: 2 %."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedgossip import load_experiment, simulate
+from fedgossip.core.messages import TAIL
+from fedgossip.core.records import PeerRow
+from fedgossip.lab.compare.measured import _round_seconds, setting_of
+from fedgossip.lab.compare.names import paradigm_of
+
+A, B, DIM = 0.01, 1e6, 20_000
+D_B = 4 * (DIM + TAIL) / B
+QUICK, SLOW = 0.02, 0.3
+"""A training below and above the time of a vector."""
+STEPS = {2: 16, 3: 12, 8: 6, 64: 3}
+
+
+def off(name: str, workers: int, training: float, *, down: bool, servers: int = 1) -> float | None:
+    """The formula's relative error; None where there is no closed form."""
+    paradigm = paradigm_of(name)
+    parallel: dict[str, Any] = {"workers": workers, "bucket": 0, "deadline": 1e4, "least_deadline": 1e4}
+    parallel |= paradigm.sets["parallel"]
+    if server := paradigm.sets.get("parallel.server"):
+        parallel |= {"server": {**server, "servers": servers}}
+        del parallel["bucket"]
+    experiment = load_experiment({
+        "rounds": STEPS[workers], "task": {"kind": "quadratic", "dim": DIM}, "eval": {"every": STEPS[workers]},
+        "simulation": {"latency": A, "bandwidth": B, "training": training, **({"downlink": B} if down else {})},
+        "parallel": parallel,
+    })  # fmt: skip
+    setting = setting_of(experiment, 4 * (DIM + TAIL))
+    assert setting is not None and len(setting.parts) == servers and sum(setting.parts) == pytest.approx(1.0)
+    beside = paradigm.formula(setting)
+    if beside is None:
+        return None
+    rows = [row for row in simulate(experiment).rows if isinstance(row, PeerRow)]
+    return _round_seconds(rows, workers) / (training + beside) - 1
+
+
+PAIR = ("star", "ring-naive")
+CASES = [(name, m, c, down) for name in PAIR for m in (2, 3, 8) for c in (QUICK, SLOW) for down in (0, 1)]
+CASES += [(name, 8, QUICK, 1) for name in ("ring", "halving-doubling", "recursive-doubling", "tree", "all-to-all")]
+CASES.append(("star", 64, QUICK, 1))
+
+
+@pytest.mark.parametrize(("name", "workers", "training", "down"), CASES)
+def test_a_collectives_formula_is_its_consecutive_rounds(name: str, workers: int, training: float, down: int) -> None:
+    found = off(name, workers, training, down=bool(down))
+    assert found is not None and abs(found) < 0.02
+
+
+SERVED = [(m, s, c, down) for m, s in ((2, 2), (8, 1), (8, 2), (2, 8)) for c in (QUICK, SLOW) for down in (0, 1)]
+
+
+@pytest.mark.parametrize(("workers", "servers", "training", "down"), SERVED)
+def test_the_formulas_of_servers(workers: int, servers: int, training: float, down: int) -> None:
+    """Of several servers by their largest share; that wait for all, through downlinks, they have none."""
+    found = off("parameter-server", workers, training, down=bool(down), servers=servers)
+    assert (found is None) == (servers > 1 and bool(down))
+    assert found is None or abs(found) < 0.03 / (1 + (servers == 1))
+    found = off("parameter-server:async", workers, training, down=bool(down), servers=servers)
+    assert found is not None and abs(found) < 0.04 / (1 + (servers < 8))
+
+
+@pytest.mark.parametrize("name", ["tree", "halving-doubling", "recursive-doubling"])
+def test_no_formula_is_shown_where_none_holds(name: str) -> None:
+    assert off(name, 3, QUICK, down=True) is None
