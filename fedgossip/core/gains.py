@@ -19,6 +19,13 @@ trained as often without any exchange."""
 
 TENTH = 0.1
 
+BEHIND = OWN_TESTED, BEHIND_SHARED, BEHIND_ALONE = "own_tested", "behind_shared", "behind_alone"
+"""Names of counts over participants, for a coordinator that sees sums alone: of those that tested a model of their own,
+and of those whose own model scores worse than the shared one, or than one trained alone."""
+TWENTIETHS = tuple(f"own_from_{5 * k:02d}" for k in range(20))
+"""Names of counts of participants by the score of their own model, in percent: from 0, 5, ..., 95 on."""
+COUNTS = *BEHIND, *TWENTIETHS
+
 
 class LoggedRow(Protocol):
     """A participant's round in a record."""
@@ -47,6 +54,40 @@ def last_scores(scores: dict[int, OwnScores], row: LoggedRow) -> None:
     personal = logged.get(PERSONAL)
     if personal is not None and (row.peer not in scores or scores[row.peer].round <= row.round):
         scores[row.peer] = OwnScores(row.round, personal, logged.get(SHARED), logged.get(ALONE))
+
+
+def counted(scores: OwnScores, score: Score) -> dict[str, float]:
+    """Return what one participant adds to the counts over all: 0 or 1 to each."""
+    found = {OWN_TESTED: 1.0}
+    for name, other in ((BEHIND_SHARED, scores.shared), (BEHIND_ALONE, scores.alone)):
+        found[name] = float(other is not None and gain(scores.personal, other, score) < 0)
+    if score.share:
+        place = min(len(TWENTIETHS) - 1, int(scores.personal * len(TWENTIETHS) + 1e-9))
+        found |= {name: float(k == place) for k, name in enumerate(TWENTIETHS)}
+    return found
+
+
+def gains_counted(counts: Mapping[str, float | None], participants: int) -> GainFacts | None:
+    """Return what counts over participants say, scores as the twentieth that they are in; None without counts."""
+    found = {name: min(participants, _whole(counts.get(name))) for name in COUNTS}
+    tested = found[OWN_TESTED]
+    if not tested:
+        return None
+    ranked = [k / 20 for k, name in enumerate(TWENTIETHS) for _ in range(found[name])]
+    return {
+        "tested": tested,
+        "untested": participants - tested,
+        "mean_own": None,
+        "worst_own": ranked[0] if ranked else None,
+        "tenth_own": ranked[math.ceil(TENTH * len(ranked)) - 1] if ranked else None,
+        "behind_shared": found[BEHIND_SHARED],
+        "behind_alone": found[BEHIND_ALONE],
+    }
+
+
+def _whole(count: float | None) -> int:
+    """Return a count of a record, which may be damaged."""
+    return round(count) if count is not None and math.isfinite(count) and count > 0 else 0
 
 
 def gains_of(scores: Iterable[OwnScores], score: Score, participants: int) -> GainFacts | None:

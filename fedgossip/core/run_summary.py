@@ -196,11 +196,11 @@ class GainFacts(TypedDict):
     """Participants that tested their model."""
     untested: int
     """Others: without held-out examples, or never asked."""
-    mean_own: float
-    """Mean score over participants, each counted alike."""
-    worst_own: float
-    """The worst score."""
-    tenth_own: float
+    mean_own: float | None
+    """Mean score over participants, each counted alike; None where only counts are seen."""
+    worst_own: float | None
+    """The worst score; of counts, the lower end of its twentieth."""
+    tenth_own: float | None
     """The score that a tenth of the participants do not exceed in quality: the 10th percentile from the worst."""
     behind_shared: int | None
     """Participants whose own model scores worse than the shared one; None where no shared one was tested."""

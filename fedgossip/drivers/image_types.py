@@ -46,6 +46,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
     "Meter": frozenset({"_away", "_left", "_of_jobs"}),
     "ParcelMail": frozenset({"late_from"}),
+    "PreparedContribution": frozenset({"counts"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
     "Simulator": frozenset({"seat", "timeline"}),
     "Network": frozenset(

@@ -24,7 +24,9 @@ def with_personal(e: Experiment, task: LocalTask) -> LocalTask:
     """Return the task with models of the participants' own, where the experiment has them."""
     method = personal_of(e)
     compared = e.eval.every if e.data.local_test else 0
-    return PersonalTask(task, method, e.train, rounds=e.rounds, seed=e.seed, compared=compared) if method else task
+    if method is None:
+        return task
+    return PersonalTask(task, method, e.train, rounds=e.rounds, seed=e.seed, score=e.score, compared=compared)
 
 
 def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fedgossip.base import kernels
 from fedgossip.base.scores import Score
 from fedgossip.base.vectors import Vector, consensus_distance, digest, mean
-from fedgossip.core.gains import OwnScores, gains_of, last_scores
+from fedgossip.core.gains import OWN_TESTED, OwnScores, gains_counted, gains_of, last_scores
 from fedgossip.core.machine import NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
@@ -78,10 +78,13 @@ def race_facts(experiment: Experiment, rows: Sequence[Row]) -> RaceFacts:
 def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
     """Return the scores of the participants' own models, where they have some."""
     scores: dict[NodeId, OwnScores] = {}
+    counts: Mapping[str, float | None] = {}
     for row in rows if plan.experiment.personal else ():
         if isinstance(row, PeerRow):
             last_scores(scores, row)
-    found = gains_of(scores.values(), plan.experiment.score, plan.learners)
+            counts = row.logged if row.logged and OWN_TESTED in row.logged else counts
+    score, n = plan.experiment.score, plan.learners
+    found = gains_of(scores.values(), score, n) or gains_counted(counts, n)
     return {"personal": found} if found else {}
 
 

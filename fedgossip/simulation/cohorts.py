@@ -28,7 +28,7 @@ from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
 from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
-from fedgossip.protocols.federated.tier_sums import apart
+from fedgossip.protocols.federated.tier_sums import apart, counts_in
 from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.noise_rule import NO_NOISE
 from fedgossip.secure.ring import RING_BITS, add
@@ -137,6 +137,7 @@ def _round(
         told = rounds.telling.of(PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
             effective_steps(rule, work.steps), m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
+            {name: m.get(name, 0.0) for name in rounds.telling.counts},
         ))  # fmt: skip
         sums.add(node, told)
         invite = Invite(number, task.schema, received, standing.counted.get(node, -1))
@@ -226,4 +227,5 @@ class _Ring:
         facts: dict[str, object] = {"clients": found.clients, "loss": found.metrics.get("loss")}
         if found.metrics.get("tested"):
             facts["score"] = found.metrics["measured"]
+        facts |= counts_in(found, self.fixed)
         return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0)), facts

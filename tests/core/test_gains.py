@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedgossip.base.scores import ACCURACY, LOWER, Score
-from fedgossip.core.gains import OwnScores, gains_of, last_scores
+from fedgossip.core.gains import OwnScores, counted, gains_counted, gains_of, last_scores
 from fedgossip.core.records import PeerRow
 
 
@@ -41,3 +41,23 @@ def test_where_lower_is_better_the_worst_is_the_highest() -> None:
 
 def test_nothing_is_said_of_runs_without_personal_scores() -> None:
     assert gains_of([], ACCURACY, 3) is None
+
+
+def test_counts_over_participants_say_the_same_to_a_twentieth() -> None:
+    scores = [OwnScores(1, k / 40, shared=0.42, alone=0.3) for k in range(20, 40)] + [OwnScores(1, 1.0, 1.0, 1.0)]
+    total: dict[str, float | None] = {}
+    for one in scores:
+        for name, part in counted(one, ACCURACY).items():
+            total[name] = (total.get(name) or 0) + part
+    exact, found = gains_of(scores, ACCURACY, 30), gains_counted(total, 30)
+    assert exact and found
+    for name in ("tested", "untested", "behind_shared", "behind_alone"):
+        assert exact[name] == found[name]  # type: ignore[literal-required]
+    for name in ("worst_own", "tenth_own"):
+        assert 0 <= exact[name] - found[name] < 0.05  # type: ignore[literal-required]
+
+
+def test_a_damaged_count_is_bounded_by_the_participants() -> None:
+    found = gains_counted({"own_tested": 1e18, "own_from_05": float("inf"), "own_from_50": 1e12}, 4)
+    assert found and (found["tested"], found["worst_own"]) == (4, 0.5)
+    assert gains_counted({"own_tested": float("nan")}, 4) is None

@@ -310,6 +310,14 @@ def test_long_local_work_sends_a_twentieth_and_fragments_a_quarter_of_that_at_a_
     assert min(one[0] for one in (every, long, parts, ring)) > 85
 
 
+def test_personal_models_serve_most_clients_better_than_the_shared_one_and_than_one_alone(tmp_path: Path) -> None:
+    *scores, last = printed_here("personal_models.py", tmp_path).splitlines()
+    means = {line.split()[0]: numbers(line)[0] for line in scores}
+    assert means["personal"] > max(means["shared"], means["alone"]) + 0.03
+    behind = [int(word.strip(",:")) for word in last.split() if word.strip(",:").isdigit()]
+    assert behind[2] == 20 and max(behind[:2]) < 10
+
+
 def test_what_is_certified_is_as_near_as_it_says_and_the_lasso_leaves_weights_out(tmp_path: Path) -> None:
     pattern = r"(\d+) rounds: at most (\S+) above the best; (\d+) of (\d+) weights"
     logistic, lasso = (re.search(pattern, line) for line in printed_here("certified.py", tmp_path).splitlines())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 
 import fedgossip
 from fedgossip.base.errors import ConfigError
+from fedgossip.core.gains import ALONE, PERSONAL, SHARED, gains_counted
 from fedgossip.core.records import PeerRow
 from fedgossip.data.partitions import kept_apart
 from fedgossip.drivers.resume import resume
@@ -17,6 +22,7 @@ from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
 from fedgossip.plans.personal import with_personal
 from fedgossip.plans.tasks import examples_of
+from fedgossip.report.page import write_report
 
 ALL = "finetune", "ditto", "mr-mtl", "apfl", "fedrep", "pfedme", "ifca"
 Content = dict[str, Any]
@@ -43,7 +49,7 @@ def gossip(personal: str, n: int = 8, **more: Any) -> Content:
 
 def scores(run: fedgossip.Run) -> list[tuple[int, int, list[tuple[str, float | None]]]]:
     """Return what each participant measured on its own examples: of its own model, of the shared one, of one alone."""
-    rows = [row for row in run.rows if isinstance(row, PeerRow) and row.logged]
+    rows = [row for row in run.rows if isinstance(row, PeerRow) and PERSONAL in (row.logged or {})]
     return sorted((row.round, row.peer, sorted((row.logged or {}).items())) for row in rows)
 
 
@@ -54,6 +60,22 @@ def test_clients_end_with_one_digest_in_the_simulator_and_on_arrays_secure_and_n
         runs = [fedgossip.simulate(federated(personal, **secure), engine=engine) for engine in ("sim", "stacked")]
         assert len({run.digest for run in runs}) == 1
         assert scores(runs[0]) == scores(runs[1]) and scores(runs[0])
+
+
+@pytest.mark.parametrize("weighting", ["examples", "clients"])
+def test_a_secure_sum_counts_who_is_behind_without_saying_who(weighting: str) -> None:
+    """The coordinator has exact counts, whatever a client weighs in the mean; the clients' rows are not asked."""
+    one = federated("ditto?lambda=5", 5, options={"weighting": weighting})
+    for engine in ("sim", "stacked"):
+        run = fedgossip.simulate(one, engine=engine)
+        told = [row.logged for row in run.rows if isinstance(row, PeerRow) and row.peer == 5 and row.logged]
+        assert len(told) == 2, "in evaluated rounds alone"
+        found, exact = gains_counted(told[-1], 5), run.summary["personal"]
+        assert found and found["tested"] == exact["tested"] == 5
+        assert (found["behind_shared"], found["behind_alone"]) == (exact["behind_shared"], exact["behind_alone"])
+        assert 0 <= (exact["worst_own"] or 0) - (found["worst_own"] or 0) < 0.05
+    clear = fedgossip.simulate(federated("ditto?lambda=5", 5, secure={"on": False}))
+    assert not any(row.logged for row in clear.rows if isinstance(row, PeerRow) and row.peer == 5)
 
 
 @pytest.mark.parametrize("personal", ALL)
@@ -125,6 +147,16 @@ def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
     assert "personal" not in fedgossip.simulate(federated(None)).summary
 
 
+def test_the_page_of_a_coordinator_alone_has_its_counts(tmp_path: Path) -> None:
+    fedgossip.simulate(federated("ditto"), out=tmp_path / "run", report=False)
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    own = [row for row in rows if "score_personal" not in row]
+    assert len(own) < len(rows)
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(own))
+    page = write_report(tmp_path / "run").read_text()
+    assert "worse off than alone" in page and 'id="gains"' not in page
+
+
 def test_a_participant_without_examples_to_test_on_is_counted_and_trains() -> None:
     """A site with one example keeps it for its training."""
     one = fedgossip.load_experiment(federated("ditto", 3, secure={"on": False}) | {"data": {"local_test": 0.5}})
@@ -134,6 +166,68 @@ def test_a_participant_without_examples_to_test_on_is_counted_and_trains() -> No
     plain = TorchTask(found.train, found.test, trained, "mlp:64-16-10", one.train, seed=1, rounds=4, kept=kept)
     run = fedgossip.simulate(one, task=with_personal(one, plain))
     assert run.summary["personal"]["tested"] == 2 and run.summary["personal"]["untested"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.parametrize("one", [federated("ditto", 3), gossip("mr-mtl", 4)])
+def test_stopped_processes_go_on_with_the_models_of_their_own(one: Content, tmp_path: Path) -> None:
+    one = one | {"rounds": 40}
+    whole, count = fedgossip.simulate(one), itertools.count()
+
+    def stop(_: Any) -> None:
+        if next(count) == 60:
+            raise KeyboardInterrupt
+
+    fedgossip.run_local(one, tmp_path / "run", report=False, watch=stop)
+    again = resume(tmp_path / "run", report=False)
+    assert again.summary["rounds"] == 40 and again.digest == whole.digest and scores(again)[-4:] == scores(whole)[-4:]
+
+
+STUDY = (
+    "finetune?epochs=5",
+    "ditto?lambda=0.1",
+    "mr-mtl?lambda=0.1",
+    "apfl",
+    "fedrep",
+    "pfedme?lambda=2&steps=3&rate=0.25",
+)
+MNIST = {"source": "mnist", "local_test": 0.3, "partition": {"kind": "dirichlet", "alpha": 0.1, "min_size": 20}}
+TWO_CLASSES = {"local_test": 0.3, "partition": {"kind": "pathological", "classes_per_peer": 2}}
+
+
+def mean_of(run: fedgossip.Run, name: str) -> float:
+    return fmean(dict(found)[name] or 0.0 for *_, found in scores(run))
+
+
+def interval(differences: Sequence[float]) -> float:
+    """Return half the 95 % interval of the mean of five, by Student's t."""
+    return 2.776 * stdev(differences) / math.sqrt(len(differences))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("data", "model", "clients"), [(TWO_CLASSES, "mlp:64-32-10", 10), (MNIST, "mlp:784-64-10", 20)]
+)
+def test_over_five_seeds_personal_models_are_ahead_of_the_shared_one(data: Content, model: str, clients: int) -> None:
+    """By more than the 95 % interval of the paired differences; not of one alone where two classes are easy to part."""
+    more = {"rounds": 30, "data": data, "model": {"source": model}, "train": {"local_steps": 10, "device": "cpu"}}
+    ahead: dict[str, list[tuple[float, float]]] = {}
+    fedavg: dict[int, tuple[float, float]] = {}
+    for seed in range(1, 6):
+        for personal in ("ditto", *STUDY):
+            one = federated(personal, clients, secure={"on": False}) | more | {"seed": seed, "eval": {"every": 30}}
+            if personal == "ditto":  # its shared model is that of fedavg, to the bit
+                plain = fedgossip.simulate(one)
+                fedavg[seed] = mean_of(plain, SHARED), mean_of(plain, ALONE)
+                continue
+            own = mean_of(fedgossip.simulate(one), PERSONAL)
+            ahead.setdefault(personal, []).append((own - fedavg[seed][0], own - fedavg[seed][1]))
+    for personal, pairs in ahead.items():
+        print(personal, *(f"{fmean(one):+.4f} +- {interval(one):.4f}" for one in zip(*pairs, strict=True)))
+        over_shared = [pair[0] for pair in pairs]
+        assert fmean(over_shared) > interval(over_shared)
 
 
 def test_personal_models_serve_clients_of_two_classes_better_than_the_shared_one() -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.vectors import Vector
-from fedgossip.core.gains import ALONE, PERSONAL, SHARED
+from fedgossip.core.gains import ALONE, PERSONAL, SHARED, OwnScores, counted
 from fedgossip.core.machine import NodeId, Report
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.task import (
@@ -61,9 +62,11 @@ class PersonalTask:
         *,
         rounds: int,
         seed: int,
+        score: Score = ACCURACY,
         compared: int = 0,
     ) -> None:
         self._task, self._method = task, method
+        self._score = score
         self._compared = compared if isinstance(task, TestingTask) else 0
         segments = segments_of(task)
         self.segments: tuple[Segment, ...] = method.sent(segments)
@@ -105,8 +108,10 @@ class PersonalTask:
                 shared = self._method.shared(self._models, job.vector)
                 found[SHARED] = self._measured(job, shared[0]).get("score") if self._method.whole else None
                 found[ALONE] = self._measured(job, self._models.alone(job.node), ALONE).get("score")
-            tests.append(tested if job.tested else {})
-            scores.append({name: score for name, score in found.items() if due and score is not None})
+            logged = {name: score for name, score in found.items() if due and score is not None}
+            own = OwnScores(number, logged[PERSONAL], logged.get(SHARED), logged.get(ALONE)) if logged else None
+            tests.append({**tested, **(counted(own, self._score) if own else {})} if job.tested else {})
+            scores.append(logged)
         return tests, scores
 
     def _measured(self, job: Job, vector: Vector, memory: str = "") -> Mapping[str, float]:

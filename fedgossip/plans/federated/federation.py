@@ -404,7 +404,15 @@ class FederationPlan(PlanDefaults):
             tested=self._tests_at_clients,
             adaptive=self.section.privacy.adaptive,
             noisy_tests=self.section.privacy.test_noise > 0,
+            compared=self._compared,
         )
+
+    @property
+    def _compared(self) -> tuple[str, ...]:
+        """The facts on personal models that a secure sum can count."""
+        if not self.experiment.personal:
+            return ()
+        return ("gains", "twentieth") if self.experiment.score.share else ("gains",)
 
     def masked(self, length: int) -> int:
         return self.numbers.fixed_point(length, "").words if self.secure else 0

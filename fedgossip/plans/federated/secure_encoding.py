@@ -103,6 +103,7 @@ class Numbers:
             "measured": score,
             "tested": float(self.weight_max),
         }
+        bounds |= dict.fromkeys(self.telling.counts, 1.0)
         return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
 
     @property

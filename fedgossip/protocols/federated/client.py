@@ -340,6 +340,7 @@ class Client:
             metrics.get("loss"),
             float(metrics.get(measured, 0.0)),
             int(metrics.get("tested", 0)) if measured in metrics else 0,
+            {name: metrics.get(name, 0.0) for name in self.telling.counts},
         )
         answer = self.part.trained(self.telling.of(contributed))
         said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]

@@ -1,7 +1,8 @@
 """The metrics that a client sends beside its vectors: one declaration, for machines and for the wording of plans.
 
     of unit      exact                                     covered: has noise, or follows from what has
-    none         examples, steps, loss, kept, tests, cut   -
+    none         examples, steps, loss, kept, tests, cut,  -
+                 and of personal models gains, twentieth
     record       examples, steps                           cut; kept and tests, where the count has noise of its own
     client       -                                         shorter, where the clip follows the updates
 
@@ -12,11 +13,12 @@ are hidden it stays at the client, or gets noise there first (`test_noise` of [c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from fedgossip.core.gains import BEHIND, COUNTS, TWENTIETHS
 from fedgossip.protocols.federated.client_round import PreparedContribution
 
 
@@ -35,6 +37,8 @@ FACTS = (
     Fact("loss", ("loss",), "the mean loss"),
     Fact("kept", ("tested",), "the number of examples kept for tests"),
     Fact("tests", ("measured",), "how well the model does on the examples kept for tests"),
+    Fact("gains", BEHIND, "whether its own model does worse than the shared one, and than one trained alone"),
+    Fact("twentieth", TWENTIETHS, "the twentieth in which its own model's share of right answers lies"),
     Fact("cut", ("clipped",), "whether an update was cut to the bound"),
     Fact("shorter", ("shorter",), "whether an update was shorter than the clip"),
 )
@@ -69,6 +73,11 @@ class Telling:
         blank: Any = {field: value for field, value in BLANK.items() if field not in told}
         return replace(work, **blank) if blank else work
 
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """The fields that count participants: each adds 0 or 1, whatever its weight."""
+        return tuple(name for name in self.fields if name in COUNTS)
+
     def words(self, names: tuple[str, ...]) -> list[str]:
         return [fact.words for fact in FACTS if fact.name in names]
 
@@ -79,18 +88,25 @@ def _fields_of(told: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(field for fact in FACTS if fact.name in told for field in fact.fields)
 
 
-EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name != "shorter"))
+EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name not in ("shorter", "gains", "twentieth")))
 """All facts in the clear, where nothing is hidden and clients test."""
 
 
 def telling(
-    unit: str, *, secure: bool, by_examples: bool, tested: bool, adaptive: bool, noisy_tests: bool = False
+    unit: str,
+    *,
+    secure: bool,
+    by_examples: bool,
+    tested: bool,
+    adaptive: bool,
+    noisy_tests: bool = False,
+    compared: Sequence[str] = (),
 ) -> Telling:
     """Return the facts that clients send where a budget protects `unit`: "none", "record" or "client".
 
     `secure`: through a secure sum, which reveals the total number of examples (`by_examples`) and the number of
     clipped updates.  `tested`: clients test the received model; `noisy_tests`: with noise on the count of right
-    answers.  `adaptive`: the clip follows the updates.
+    answers.  `adaptive`: the clip follows the updates.  `compared`: the facts on personal models, of secure sums alone.
     """
     if unit == "client":
         return Telling(covered=("shorter",) if adaptive else ())
@@ -101,4 +117,5 @@ def telling(
         return Telling((*counts, *kept), ("tests", *cut))
     if unit == "record":
         return Telling(counts, cut)
-    return Telling((*counts, "loss", *kept, *(["tests"] if tested else []), *cut))
+    own = compared if secure and tested else ()
+    return Telling((*counts, "loss", *kept, *(["tests"] if tested else []), *own, *cut))

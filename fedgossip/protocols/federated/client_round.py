@@ -15,7 +15,7 @@ else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -55,6 +55,8 @@ class PreparedContribution:
     measured: float = 0.0
     """The score of the received model, on `tested` examples kept for that."""
     tested: int = 0
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """What it adds to counts over clients, by name; only a secure sum carries them."""
 
     def answer_to(self, invite: Invite) -> Contribution | CodedContribution:
         """Return the answer in the clear."""
@@ -64,7 +66,9 @@ class PreparedContribution:
         return Contribution(invite.round, invite.schema, *told)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the values of metrics, which a sum weighs: a count's over the weight, so that each client adds it."""
         told = {"steps": self.counted, "loss": self.loss, "measured": self.measured, "tested": self.tested}
+        told |= {name: count / self.weight for name, count in self.counts.items()}
         return {name: float(told[name] or 0.0) for name in names}
 
     @property

@@ -17,6 +17,7 @@ import numpy as np
 from fedgossip.algorithms.federated.base import Aggregate, ClientRule, Vectors
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import NodeId
 from fedgossip.protocols.federated.aggregation_round import LeafSum
 from fedgossip.secure.aborts import Reason, RoundAbandoned
@@ -85,7 +86,18 @@ class SumReading:
             facts["examples"] = round(found.samples)
         if found.metrics.get("tested"):
             facts["score"] = found.metrics["measured"]
-        return facts
+        return facts | counts_in(found, fixed)
+
+
+def counts_in(found: DecodedSum, fixed: RingEncoding) -> dict[str, int]:
+    """Return the counts over clients in a sum; {} where none of them counted.
+
+    Each client has added the weight's unit, limit / weight_max, rounded, so the counts are exact.
+    """
+    unit = fixed.limit / fixed.weight_max
+    once = found.samples * unit / max(1, round(unit))
+    counts = {name: round(value * once) for name, value in found.metrics.items() if name in COUNTS}
+    return counts if any(counts.values()) else {}
 
 
 def apart(vector: Vector, count: int) -> Vectors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedgossip.base.scores import Score
-from fedgossip.core.gains import OwnScores, gain, gains_of
+from fedgossip.core.gains import OwnScores, gain, gains_counted, gains_of
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, ORANGE, QUIET, draw, legend_above
 from fedgossip.report.page.markup import Markup, facts_table, figure, grid, section
@@ -21,7 +21,8 @@ HEIGHT = 2.8
 def who_gains(run: RecordedRun) -> Markup | None:
     """Return the section on personal models; None where none was tested."""
     score, one = run.summary.score.metric, run.roles.one
-    facts = gains_of(run.own_scores.values(), score, run.summary.n)
+    n = run.summary.n
+    facts = gains_of(run.own_scores.values(), score, n) or gains_counted(run.own_counts, n)
     if facts is None:
         return None
     shown = run.summary.score.shown

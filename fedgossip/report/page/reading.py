@@ -6,7 +6,7 @@ they are read: memory grows with peers plus rounds, never with their product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.untrusted_text import masked
 from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.forecasts import RunForecast, read_forecast
-from fedgossip.core.gains import NAMES, OwnScores, last_scores
+from fedgossip.core.gains import COUNTS, NAMES, OWN_TESTED, OwnScores, last_scores
 from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed
 from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
@@ -275,6 +275,8 @@ class RecordedRun:
     """Numbers logged by loops, by name."""
     own_scores: dict[int, OwnScores] = field(default_factory=dict)
     """The last scores of participants' personal models."""
+    own_counts: Mapping[str, float | None] = field(default_factory=dict)
+    """What a coordinator has counted of them last, in a secure sum."""
     fallen: frozenset[int] = frozenset()
     """Participants that died, hung or failed and did not return."""
     script: tuple[str, ...] = ()
@@ -328,6 +330,7 @@ def read_run(folder: Path) -> RecordedRun:
     totals = [nothing] * summary.who.n
     events: list[ReportedEvent] = []
     logged, fallen, own_scores = LoggedNumbers(), set[int](), dict[int, OwnScores]()
+    own_counts: Mapping[str, float | None] = {}
     participation = Participation(summary.n, summary.who.one) if summary.led else None
     for count, (place, record) in enumerate(_records(folder / ROWS)):
         kind = record.get("kind")
@@ -341,6 +344,7 @@ def read_run(folder: Path) -> RecordedRun:
                 totals[row.peer] = PeerTotal()
             totals[row.peer].add(row)
             last_scores(own_scores, row)
+            own_counts = row.logged if row.logged and OWN_TESTED in row.logged else own_counts
             logged.add(row.round, row.logged)
             if participation:
                 participation.row(row)
@@ -358,8 +362,8 @@ def read_run(folder: Path) -> RecordedRun:
     if rounds and rounds[-1].round == summary.score.round:
         rounds[-1] = _measured_at_the_end(rounds[-1], summary)
     told = _foretold(folder, summary), _realised(folder, summary), _timeline(folder, summary)
-    lines = {name: points for name, points in logged.lines().items() if name not in NAMES}
-    of_rows = participation, lines, own_scores, frozenset(fallen)
+    lines = {name: points for name, points in logged.lines().items() if name not in (*NAMES, *COUNTS)}
+    of_rows = participation, lines, own_scores, own_counts, frozenset(fallen)
     return RecordedRun(summary, rounds, totals, events, text, *of_rows, script, *told)
 
 

@@ -46,12 +46,16 @@ RUNS = [
     ("record", False, 0.25, {"algorithm": "median"}),
     ("record", False, 0.25, {"algorithm": "fedbuff"}),
     *(("record", secure, 0.25, {"test_noise": 4.0}) for secure in (True, False)),
+    *(("none", secure, 0.25, {"personal": "ditto"}) for secure in (True, False)),
+    ("record", True, 0.25, {"personal": "ditto"}),
+    ("client", True, 0.0, {"personal": "ditto"}),
 ]
 
 
 def experiment(unit: str, secure: bool, kept: float, more: Mapping[str, Any]) -> dict[str, Any]:
     more = dict(more)
     algorithm = more.pop("algorithm", "fedavg")
+    personal = {"personal": more.pop("personal")} if "personal" in more else {}
     privacy = {"unit": unit, "max_epsilon": 1e6, **more}
     clients = 40 if "adaptive" in more else 5
     return {
@@ -60,7 +64,8 @@ def experiment(unit: str, secure: bool, kept: float, more: Mapping[str, Any]) ->
         "model": {"source": "softmax"},
         "train": {"local_steps": 4, "batch_size": 8, "device": "cpu"},
         "coordinator": {
-            "clients": clients, "algorithm": algorithm, "secure": {"on": secure, "bound": 0.5}, "privacy": privacy
+            "clients": clients, "algorithm": algorithm, "secure": {"on": secure, "bound": 0.5}, "privacy": privacy,
+            **personal,
         },
     }  # fmt: skip
 
@@ -141,6 +146,8 @@ CHANGES: dict[str, dict[str, float]] = {
     "loss": {"loss": 3.25},
     "kept": {"tested": 11},
     "tests": {"score": 0.125, "score_told": 0.125},
+    "gains": {"own_tested": 0.25},
+    "twentieth": {"own_from_05": 0.25},
     "cut": {"scale": 1e6},
     "shorter": {"scale": 1e6},
 }
@@ -200,7 +207,7 @@ def test_every_field_of_an_answer_is_a_fact_or_names_the_round() -> None:
     frame = {"session", "stage", "frame"}
     assert names_of(Refusal) == {"round", "session", "reason"}
     assert names_of(Secured) == frame and names_of(MaskedInput) == {*frame, "schema", "vectors"}
-    assert names_of(client_round.PreparedContribution) - told == {"up", "weight"}
+    assert names_of(client_round.PreparedContribution) - told == {"up", "weight", "counted", "counts"}
 
 
 @pytest.mark.parametrize("noise", [{}, {"test_noise": 4.0}])
