@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 
 from fedgossip.base.errors import NetworkError
-from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.net.relays.splice import Rate, hang_up, settled, spliced
+from fedgossip.net.relays.loop_thread import LoopThread
+from fedgossip.net.relays.splice import Rate, hang_up, spliced
 
 CALLS_MAX = 128
 """Maximum number of calls at the same time."""
@@ -29,37 +29,20 @@ class InvitePort:
     def __init__(self, port: int, target: Callable[[], str]) -> None:
         """Raises NetworkError where the port is taken."""
         self._target, self._rate, self._calls = target, Rate(BYTES_PER_SECOND), 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = guarded_thread(self._run, "invites passed on")
-        self._thread.start()
+        self._thread = LoopThread("invites passed on")
         try:
-            begun = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._called, None, port), self._loop)
-            self._server = begun.result(ANSWER_SECONDS)
+            self._server = self._thread.wait(asyncio.start_server(self._called, None, port), ANSWER_SECONDS)
         except OSError as error:
-            self._end()
+            self._thread.close()
             text = f"port {port} cannot be listened at: {error.strerror or error}"
             raise NetworkError(text, "Name a free one: --invite-port.") from None
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Hang up on all."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._server.close)
-            self._end()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(settled())
+        if not self._thread.closed:
+            self._thread.loop.call_soon_threadsafe(self._server.close)
+            self._thread.close()
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._calls += 1

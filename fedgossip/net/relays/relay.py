@@ -20,8 +20,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgossip.base.errors import ConfigError, NetworkError, PeerError
-from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.net.endpoints import RELAY
+from fedgossip.net.relays.loop_thread import LoopThread
 from fedgossip.net.relays.relay_protocol import (
     ALIVE,
     CALL,
@@ -326,9 +326,7 @@ class RelayThread:
 
     def __init__(self, allowed: WhoMay) -> None:
         self.relay = Relay(Limits(), allowed)
-        self._loop = asyncio.new_event_loop()
-        self._thread = guarded_thread(self._run, "relay beside")
-        self._thread.start()
+        self._beside = LoopThread("relay beside")
         self.inside = f"{RELAY}127.0.0.1:{self._wait(self.relay.start('127.0.0.1', 0))}"
 
     def listen(self, door: Door, tls: ssl.SSLContext | None) -> str:
@@ -337,18 +335,12 @@ class RelayThread:
 
     def close(self) -> None:
         """Hang up on all."""
-        if not self._loop.is_closed():
+        if not self._beside.closed:
             self._wait(self.relay.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+            self._beside.close()
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_SECONDS)
+        return self._beside.wait(work, ANSWER_SECONDS)
 
 
 def _may(wanted: RelayRequest, allowed: Allowed) -> bool:

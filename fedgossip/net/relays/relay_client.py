@@ -15,9 +15,9 @@ from typing import Any
 from zmq.utils import z85
 
 from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
-from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.net.endpoints import RELAY, TCP, is_web
 from fedgossip.net.identity import Identity
+from fedgossip.net.relays.loop_thread import LoopThread
 from fedgossip.net.relays.relay_protocol import (
     ALIVE,
     ANSWER,
@@ -30,7 +30,7 @@ from fedgossip.net.relays.relay_protocol import (
     YES,
     request,
 )
-from fedgossip.net.relays.splice import Stream, hang_up, patient, settled, spliced
+from fedgossip.net.relays.splice import Stream, hang_up, patient, spliced
 from fedgossip.net.relays.web_way import Said, open_web, silent
 from fedgossip.net.streams.stream_port import HAIL, PORT_ABOVE
 
@@ -57,7 +57,6 @@ class RelayClient:
 
     def __init__(self, identity: Identity, inside: Mapping[str, str] | None = None) -> None:
         self.identity, self._inside = identity, dict(inside or {})
-        self._loop = asyncio.new_event_loop()
         self._ways: dict[tuple[str, str], str] = {}
         self._servers: list[asyncio.Server] = []
         self._calls = 0
@@ -66,8 +65,7 @@ class RelayClient:
         self._due: dict[str, float] = {}
         self.faults: dict[str, FedgossipError] = {}
         """Why relays cannot be reached now."""
-        self._thread = guarded_thread(self._run, "relay")
-        self._thread.start()
+        self._thread = LoopThread("relay")
 
     def listen(self, relay: str, port: int) -> None:
         """Keep a connection to this relay, and give its calls to a port of this machine; those of sealed streams to the
@@ -87,30 +85,18 @@ class RelayClient:
 
     def close(self) -> None:
         """Hang up on all."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        if not self._thread.closed:
+            for server in self._servers:
+                self._thread.loop.call_soon_threadsafe(server.close)
+            self._thread.close()
 
     # --- in the thread ----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        for server in self._servers:
-            server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(settled())
-
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CONNECT_SECONDS)
+        return self._thread.wait(work, CONNECT_SECONDS)
 
     async def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+        task = self._thread.loop.create_task(work)
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     async def _listen(self, relay: str, port: int) -> None:
@@ -201,10 +187,12 @@ class RelayClient:
         While a relay cannot be reached each call waits: ZeroMQ's would knock ten times a second.
         """
         if relay in self._due:
-            await asyncio.sleep(min(self._due[relay] - self._loop.time(), CONNECT_SECONDS))
-            if self._due.get(relay, 0.0) > self._loop.time():  # another call found it away meanwhile, or tries it now
+            await asyncio.sleep(min(self._due[relay] - self._thread.loop.time(), CONNECT_SECONDS))
+            if (
+                self._due.get(relay, 0.0) > self._thread.loop.time()
+            ):  # another call found it away meanwhile, or tries it now
                 raise TimeoutError
-            self._due[relay] = self._loop.time() + CONNECT_SECONDS
+            self._due[relay] = self._thread.loop.time() + CONNECT_SECONDS
         try:
             stream = await ask_relay(self._inside.get(relay, relay), self.identity, want, target, seconds)
         except (OSError, EOFError, TimeoutError, FedgossipError) as error:
@@ -224,7 +212,7 @@ class RelayClient:
     def _failed(self, relay: str, error: Exception) -> None:
         pause = min(AGAIN_SECONDS_MAX, 2 * self._pause.get(relay, AGAIN_SECONDS / 2))
         self._pause[relay] = pause
-        self._due[relay] = self._loop.time() + jittered(pause)
+        self._due[relay] = self._thread.loop.time() + jittered(pause)
         if isinstance(error, FedgossipError):
             self.faults[relay] = error
 
