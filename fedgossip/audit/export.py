@@ -15,13 +15,11 @@ from fedgossip.audit.entries import LogEntry, bytes_of, entries
 from fedgossip.audit.verify import Verification
 from fedgossip.base import owner_files
 from fedgossip.base.errors import NotWrittenError
-from fedgossip.base.untrusted_text import printable
+from fedgossip.base.untrusted_text import cell_text, printable
 
 COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha256", "more", "hash")
 
 _TOLD = {"bytes", "to", "from", "round", "session", "sha256"}
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First letters of a formula in a spreadsheet: texts may originate from other participants."""
 
 
 def row(entry: LogEntry) -> dict[str, object]:
@@ -72,7 +70,7 @@ def as_csv(verdict: Verification) -> str:
 def _cells(values: Iterable[object]) -> Iterator[object]:
     for value in values:
         text = ", ".join(map(str, value)) if isinstance(value, list) else value
-        yield f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
+        yield cell_text(text) if isinstance(text, str) else text
 
 
 def write(path: Path, text: str) -> None:

@@ -59,9 +59,9 @@ def quoted(path: os.PathLike[str] | str) -> str:
     return shlex.quote(os.fspath(path))
 
 
-_FORMULA = re.compile(r"[=@\t\r]|[+-][^\d.]")
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?=.)(?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
 
 
-def no_formula(word: str) -> str:
-    """Return untrusted text as the cell of a table: a spreadsheet would evaluate one that begins like `=`."""
-    return f"'{word}" if _FORMULA.match(word) else word
+def cell_text(word: str) -> str:
+    """Return untrusted text as the cell of a table: printable, and no formula of a spreadsheet (it begins like `=`)."""
+    return printable(f"'{word}" if _FORMULA.match(word) else word)

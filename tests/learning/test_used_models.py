@@ -17,6 +17,7 @@ from pages import Reader, page
 import fedgossip
 from fedgossip import ConfigError, load_model, simulate
 from fedgossip.base.errors import TrainingError
+from fedgossip.base.untrusted_text import cell_text
 from fedgossip.core.task import memory_of, segments_of
 from fedgossip.data.data import load, split_indices
 from fedgossip.learning.models import model_files, scored_tables
@@ -162,6 +163,25 @@ def test_a_model_reads_words_again(
     (tmp_path / "new.csv").write_text("smokes,age\nsometimes,23\n")
     said = in_process(["predict", "run", "new.csv", "--out", "more.csv"], tmp_path, monkeypatch, capsys)
     assert said.code == 2 and "'sometimes' is none of the 2 categories" in said.err, said.err
+
+
+def test_a_class_name_is_no_order_to_a_terminal_or_a_spreadsheet(tmp_path: Path) -> None:
+    """In each row, and in the head of its probability: a model's classes are of whoever made it."""
+    path = table(tmp_path / "all.csv", "classification")
+    trained(tmp_path, experiment(f"csv:{path}?label=kind&scale=standard", task={"kind": "classification"}))
+    facts = next(one for one in (tmp_path / "run" / "model").glob("*.json") if '"high"' in one.read_text())
+    facts.write_text(facts.read_text().replace('"high"', '"\\u001b[2J\\u202ehigh"').replace('"low"', '"=low"'))
+    text, _ = scored_tables.scored(load_model(tmp_path / "run"), path)
+    assert {row["predicted"] for row in csv.DictReader(text.splitlines())} == {"?[2J?high", "'=low"}
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [("=1", "'=1"), ("-2+3+cmd|'/C", "'-2+3+cmd|'/C"), ("-1.5", "-1.5"), ("+1e-3", "+1e-3"), ("-", "-"), ("è", "è")],
+)
+def test_numbers_and_names_stay_what_they_are_in_a_cell(name: str, cell: str) -> None:
+    assert cell_text(name) == cell
 
 
 def test_answers_that_are_no_numbers_are_not_written_as_a_class(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import class_name, shown
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.base.untrusted_text import no_formula
+from fedgossip.base.untrusted_text import cell_text
 from fedgossip.data.columns.encoded_tables import declared, found_columns, number_of, read_features
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, plain
 from fedgossip.data.csv_columns import CsvColumns
@@ -45,11 +45,11 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
         text = f"the model answers {wrong} of {len(answers)} records with what is no finite number: nothing is written"
         raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")
     if f.kind == CLASSIFICATION:
-        added = {PREDICTED: [no_formula(f.classes[int(one.argmax())]) for one in answers]}
+        added = {PREDICTED: [cell_text(f.classes[int(one.argmax())]) for one in answers]}
         names = [f"probability of {name}" for name in f.classes]
     else:
         added, names = {}, [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
-    added |= {name: list(map(_said, column)) for name, column in zip(names, answers.T, strict=True)}
+    added |= {cell_text(name): list(map(_said, column)) for name, column in zip(names, answers.T, strict=True)}
     return with_columns(table, added), _unknown(table, model)
 
 
