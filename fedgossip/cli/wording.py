@@ -77,7 +77,8 @@ def _fill(row: EventRow, words: str, label: Label) -> str:
         known["why"] = given_up(facts)
     try:
         if templates:
-            return _best_template(templates, known).format_map(known)
+            stated = {key for key in known if facts.get(key) not in ([], ())}  # "without" nobody
+            return _best_template(templates, stated).format_map(known)
     except (ValueError, TypeError):  # the value is of another kind than the template wants
         pass
     name = row.name.replace("_", " ")
@@ -86,9 +87,9 @@ def _fill(row: EventRow, words: str, label: Label) -> str:
     return ": ".join([name, *([", ".join(f"{key} {one}" for key, one in known.items())] if known else [])])
 
 
-def _best_template(templates: tuple[str, ...], known: Mapping[str, object]) -> str:
-    """Return the first template with all of its facts known, else the last."""
-    return next((one for one in templates if _fields(one) <= known.keys()), templates[-1])
+def _best_template(templates: tuple[str, ...], known: set[str]) -> str:
+    """Return the first template with all of its facts known, and no empty list among them; else the last."""
+    return next((one for one in templates if _fields(one) <= known), templates[-1])
 
 
 def _fields(template: str) -> set[str]:

@@ -15,10 +15,12 @@ import pytest
 from fedgossip import load_experiment
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.lab.compare import USUAL
+from fedgossip.cli.wording import event_text
+from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.experiment.reading import content_of
 from fedgossip.lab.compare.cells import Cell
 from fedgossip.lab.compare.experiments import experiment_for, workers_of
-from fedgossip.lab.compare.measured import MeasuredCell, Point
+from fedgossip.lab.compare.measured import MeasuredCell, Point, _parts
 from fedgossip.lab.compare.names import PARADIGMS, paradigm_of
 from fedgossip.lab.compare.setting import Setting
 from fedgossip.lab.compare.verdict import comparison, sentence
@@ -278,6 +280,24 @@ def test_the_target_is_held_to_the_end_and_who_diverges_is_named() -> None:
     slow = _cell("star", [2.3, 1.9, 1.5, 1.1])
     assert "star does not hold 0.5 to its end" in sentence(comparison([steady, slow], "examples", 0.5))
     assert comparison([steady, slow], "examples", None).target == 1.1
+
+
+def test_a_dead_worker_does_not_wait() -> None:
+    """Of two peers one dies at 2 s of 10 and is back at 5; the other dies at 4 s for good."""
+
+    def row(peer: int, round: int, seconds: float, training: float, waiting: float) -> PeerRow:
+        return PeerRow(round, peer, None, None, 0, 0, training, waiting, 0.0, seconds)
+
+    back = [row(0, 1, 2.0, 2.0, 0.0), EventRow(1, 0, "crashed"), EventRow(1, 0, "restarted"), row(0, 2, 10.0, 4.0, 1.0)]
+    gone = [row(1, 1, 4.0, 3.0, 1.0), EventRow(1, 1, "crashed")]
+    parts = _parts([*back, *gone], 2, 10.0)
+    assert parts == {"compute": 4.5, "communicate": 0.0, "wait": 1.0}
+    assert _parts([back[0], back[3], gone[0]], 2, 10.0)["wait"] == 5.5, "without the events all of it is waiting"
+
+
+def test_a_regrouping_without_anybody_missing_names_nobody() -> None:
+    told = [event_text(EventRow(4, 0, "regrouped", {"workers": [0, 1, 2], "without": gone})) for gone in ([], [2])]
+    assert "nobody" not in told[0] and "without 2" in told[1]
 
 
 def test_times_to_the_target_do_not_depend_on_the_evaluated_rounds() -> None:

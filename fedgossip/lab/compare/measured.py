@@ -10,8 +10,9 @@ from statistics import fmean
 
 from fedgossip.base.vectors import empty
 from fedgossip.core import run_format
+from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.messages import TAIL
-from fedgossip.core.records import NetworkRow, PeerRow, Row, read_rows
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows
 from fedgossip.core.task import Job
 from fedgossip.drivers.simulate import examples_of
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
@@ -153,11 +154,36 @@ def _round_seconds(rows: Sequence[Row], learners: int) -> float:
 
 
 def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, float]:
-    """Return the mean learner's seconds per activity; the rest after training and communicating is waiting."""
+    """Return the mean learner's seconds per activity; the rest after training and communicating is waiting.
+
+    A learner that died does not wait: not after its last row, nor between two rows while it was away.
+    """
     own = [row for row in rows if isinstance(row, PeerRow) and row.peer < learners]
     compute = sum(row.seconds_training for row in own) / learners
     communicate = sum(row.seconds_communicating + row.seconds_mixing for row in own) / learners
-    return {"compute": compute, "communicate": communicate, "wait": max(0.0, seconds - compute - communicate)}
+    away = _away(rows, own, seconds) / learners
+    return {"compute": compute, "communicate": communicate, "wait": max(0.0, seconds - compute - communicate - away)}
+
+
+def _away(rows: Sequence[Row], own: Sequence[PeerRow], seconds: float) -> float:
+    """Return the seconds that dead learners were away, all together; the record counts them in no column."""
+    tells: dict[int, list[str]] = {}
+    for row in rows:
+        if isinstance(row, EventRow) and (state := kind_of(row.name).tells) in ("ended", "again"):
+            tells.setdefault(row.peer, []).append(state)
+    total = 0.0
+    for peer, states in tells.items():
+        before = PeerRow(0, peer, None, None, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        for row in own:
+            if row.peer != peer:
+                continue
+            counted = row.seconds_training + row.seconds_communicating + row.seconds_waiting + row.seconds_mixing
+            if before.round and "again" in states:
+                total += max(0.0, row.seconds - before.seconds - counted)
+            before = row
+        if states[-1] == "ended":
+            total += seconds - before.seconds
+    return total
 
 
 def _staleness(rows: Sequence[Row]) -> dict[int, int]:
