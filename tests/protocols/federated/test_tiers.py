@@ -369,6 +369,30 @@ def test_a_subtotal_that_no_clients_can_have_is_refused_by_the_leafs_name(quick:
         assert [str(row.value)[:33] for row in refused] == [f"round {k}: the numbers of node 8: s" for k in (0, 1)]
 
 
+class Leaving:
+    """A leaf coordinator that sends one of its clients nothing."""
+
+    def __init__(self, machine: Any, out: int) -> None:
+        self.machine, self.out = machine, out
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        effects = self.machine.handle(event, now_ns)
+        return [one for one in effects if not (isinstance(one, Send) and one.to == self.out)]
+
+
+def test_clients_that_a_leaf_leaves_out_are_a_smaller_count_to_the_root_and_their_logs_show_it(quick: None) -> None:
+    """T7: the logs of the others have the vectors that they masked, and the log of the one left out has none."""
+    run = follow(
+        experiment(**{"rounds": 2, "min_clients": 3, **OPEN}),
+        wrap=lambda node, machine: Leaving(machine, 0) if node == OPEN["clients"] else machine,
+    )
+    assert [facts["clients"] for facts in run.reports("aggregated")] == [7, 7]
+    assert run.simulator is not None
+    masked = {node: len(run.simulator.logs.get(node, ())) for node in range(OPEN["clients"])}
+    assert not masked[0] and all(masked[node] for node in range(1, 8)), masked
+    assert {node for node, _ in run.inputs} & set(range(8)) == set(range(1, 8))
+
+
 def test_in_a_secure_sum_of_leaves_such_a_lie_costs_the_round_and_names_nobody(quick: None) -> None:
     for lie, clients, reason in ((1 << 30, 0, "BOUND"), (0, 100, "OVERFLOW")):
         run = with_liar(SECURE, lie, clients)
