@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +80,8 @@ def _read_pair(images: Path, labels: Path) -> tuple[npt.NDArray[np.uint8], npt.N
 
 
 def read_array(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Return the uint8 array of an IDX file, gzipped or not.  Raises ConfigError for any other file."""
-    raw = _bytes(path)
+    """Return the uint8 array of an IDX file, gzipped or not, read-only.  Raises ConfigError for any other file."""
+    raw = _bytes(path) if _kept is None else _kept_bytes(path, _kept)
     header = 4 + 4 * dimensions
     wanted = 0x0800 + dimensions
     if len(raw) < header:
@@ -97,6 +99,37 @@ def read_array(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             f"{path}: {len(raw) - header} bytes of data; expected {shown} = {size}", "Fetch the file again."
         )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+@contextlib.contextmanager
+def keep_files() -> Iterator[None]:
+    """Unpack a file once while this is open, for many runs of one process; an inner one keeps what an outer one does.
+
+    A file that changed is read again.  At most KEPT_FILES of KEPT_BYTES are kept.
+    """
+    global _kept  # noqa: PLW0603
+    outer, _kept = _kept, {} if _kept is None else _kept
+    try:
+        yield
+    finally:
+        _kept = outer
+
+
+KEPT_FILES, KEPT_BYTES = 8, 1 << 26
+_kept: dict[tuple[str, int, int], bytes] | None = None
+
+
+def _kept_bytes(path: Path, kept: dict[tuple[str, int, int], bytes]) -> bytes:
+    facts = path.stat()
+    key = (str(path.resolve()), facts.st_mtime_ns, facts.st_size)
+    if key not in kept:
+        raw = _bytes(path)
+        if len(raw) > KEPT_BYTES:
+            return raw
+        while len(kept) >= KEPT_FILES:
+            del kept[next(iter(kept))]
+        kept[key] = raw
+    return kept[key]
 
 
 def _bytes(path: Path) -> bytes:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.data import idx as idx_files
 from fedgossip.data.data import load, split, split_indices
 from fedgossip.data.dataset import Dataset
 
@@ -356,3 +357,18 @@ def test_a_split_with_an_empty_side_is_refused(test):
 def test_a_set_without_a_test_set_needs_a_share():
     with pytest.raises(ConfigError, match="no test set of its own"):
         split(load("digits"), "own", 0)
+
+
+def test_an_idx_file_is_unpacked_once_while_files_are_kept_and_again_when_it_changed(tmp_path, monkeypatch):
+    path, read = tmp_path / "labels", []
+    unpack = idx_files._bytes
+    monkeypatch.setattr(idx_files, "_bytes", lambda place: (read.append(place), unpack(place))[1])
+    path.write_bytes(struct.pack(">II", 0x0801, 2) + bytes([1, 2]))
+    with idx_files.keep_files(), idx_files.keep_files():
+        first, second = idx_files.read_array(path, 1), idx_files.read_array(path, 1)
+        assert first.tolist() == second.tolist() == [1, 2] and len(read) == 1
+        assert not first.flags.writeable, "a run cannot change what the next one reads"
+        path.write_bytes(struct.pack(">II", 0x0801, 3) + bytes([1, 2, 3]))
+        assert idx_files.read_array(path, 1).tolist() == [1, 2, 3] and len(read) == 2
+    idx_files.read_array(path, 1)
+    assert len(read) == 3 and idx_files._kept is None

@@ -18,6 +18,7 @@ from pathlib import Path
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_format import CELLS, FAILURE, SWEEP
+from fedgossip.data.idx import keep_files
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal, write_failure
 from fedgossip.lab.sweeps.claimed import run_claimed
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, named, read_sweep
@@ -134,16 +135,17 @@ class SweepFolder:
 
         Waits for cells in other processes: their outcomes may make other cells necessary.
         """
-        while not stopped() and (todo := self.open_cells()):
-            some = False
-            for cell in todo:
-                if stopped() or time.time() > until:
-                    return
-                if self.outcome(cell) is None and (found := self.run(cell)) is not None:
-                    some = True
-                    yield cell, found
-            if not some:
-                time.sleep(PAUSE)
+        with keep_files():  # unpacking them takes a third of a small cell
+            while not stopped() and (todo := self.open_cells()):
+                some = False
+                for cell in todo:
+                    if stopped() or time.time() > until:
+                        return
+                    if self.outcome(cell) is None and (found := self.run(cell)) is not None:
+                        some = True
+                        yield cell, found
+                if not some:
+                    time.sleep(PAUSE)
 
     def give_up(self, cell: SweepCell, why: str) -> None:
         """Record that a cell failed because its worker died."""
