@@ -188,7 +188,7 @@ class FixedPoint:
 
     def _encode_update(self, update: Vector, weight: float, entropy: Entropy, out: Words) -> bool:
         """Write the rounded elements; return whether anything was clipped."""
-        norm = _norm(update)
+        norm = 0.0 if self._surely_short(update) else _norm(update)
         shrink = self.clip_l2 / norm if norm > self.clip_l2 else 1.0
         clipped, scale = shrink < 1.0, weight * self.limit / self.clip_inf
         dice = keystream(entropy(32))
@@ -204,6 +204,10 @@ class FixedPoint:
             np.clip(x, -self.limit, self.limit, out=x)
             out[start : start + BLOCK] = x.astype(np.int32).view(np.uint32)
         return clipped
+
+    def _surely_short(self, update: Vector) -> bool:
+        """Return whether an update is shorter than the clip by its largest element alone, which takes a tenth."""
+        return _peak(update) * math.sqrt(self.cut) < self.clip_l2 * (1 - 2**-20)
 
     # --- the sum ----------------------------------------------------------------------------------------------------
 
@@ -279,10 +283,13 @@ def _out_of_bounds(what: str, value: float) -> RoundAbandoned:
     return RoundAbandoned(Reason.BOUND, f"{what}: {value:.6g}; some client has not kept to what was agreed")
 
 
+def _peak(update: Vector) -> float:
+    return max(float(update.max()), -float(update.min()))
+
+
 def _norm(update: Vector) -> float:
     """Return the Euclidean length, also of numbers so large that their squares would not be finite."""
-    peak = max(float(update.max()), -float(update.min()))
-    if peak == 0.0:
+    if (peak := _peak(update)) == 0.0:
         return 0.0
     squares = 0.0
     for start in range(0, update.size, BLOCK):
