@@ -60,6 +60,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/any_module.py --turns 1 --nodes 4 --steps 3
 	$(BIN)/python benchmarks/portable.py --turns 1
 	$(BIN)/python benchmarks/secure_sum.py --turns 1 --only 10
+	$(BIN)/python benchmarks/secure_library.py --turns 1 --clients 4 --floats 650
 	$(BIN)/python benchmarks/tiers.py --clients 16 --leaves 4 --parameters 1000
 	$(BIN)/python benchmarks/private_gossip.py --turns 1 --parameters 100000
 	$(BIN)/python benchmarks/privacy.py --turns 1 --only noise,steps
