@@ -264,7 +264,8 @@ class TrainSettings:
     hundreds; the first steps find out whether a replay does all that the step does.  false: never."""
     prefetch: Annotated[int | None, Within(0, MOST_AHEAD)] = None
     """Batches made ready ahead by a thread of its own, from examples in host memory; more takes more memory.  0 keeps
-    the examples on the training device.  none: 0 where they fit into a quarter of its memory, else 2."""
+    the examples on the training device.  none: 0 on the CPU, and where they fit into a quarter of a GPU's free memory,
+    else 2.  From 1 on torch's own modules train, which round otherwise: another digest."""
     processes: Annotated[int, Within(1, MOST_PROCESSES)] = 1
     """Processes that train one client together, each its part of every batch, or of the model as `mesh` says: one per
     GPU, or all on the CPU."""
