@@ -13,7 +13,7 @@ import torch
 from test_federated import Run, digits
 
 from fedgossip.algorithms.federated.names import make
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.task import Job, LocalTask
 from fedgossip.data.data import load, split
 from fedgossip.data.partitions import partition
@@ -22,6 +22,7 @@ from fedgossip.learning.one_model.batches import Batches
 from fedgossip.learning.personal.names import METHODS, method_of
 from fedgossip.learning.personal.personal_task import PersonalTask
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.task import TorchTask
 
 Numbers = npt.NDArray[np.float64]
 SIZES, N, ROUNDS, STEPS, LR = (64, 8, 10), 3, 3, 3, 0.1
@@ -221,6 +222,40 @@ def test_a_job_has_the_same_bits_alone_and_with_others_and_after_its_state_was_r
         for task in (alone, restored):
             assert np.array_equal(task.train([Job(1, r, x)])[0].difference, updates[1].difference)  # type: ignore[arg-type]
         assert np.array_equal(restored.personal_model(1, x), together.personal_model(1, x))
+
+
+class Failing(TorchTask):
+    """Fails in one of its trainings, and keeps what it was asked to remember meanwhile."""
+
+    fails, seen = 99, 0
+    watch: Callable[[], None] = staticmethod(lambda: None)
+
+    def train(self, jobs: Any) -> Any:
+        self.seen += 1
+        self.watch()
+        if self.seen == self.fails:
+            raise TrainingError("out of memory", "")
+        return super().train(jobs)
+
+
+def test_a_job_that_failed_midway_is_repeated_and_a_state_read_meanwhile_is_that_before_it() -> None:
+    base = digits("mlp:64-8-10", n=N, local_steps=STEPS, lr=LR, momentum=0.9)
+    base.__class__ = Failing
+    assert isinstance(base, Failing)
+    task, x = personal("ditto", base), base.initial(0)
+    task.train([Job(0, 0, x)])
+    before = dict(task.state(0))
+    states: list[Any] = []
+    base.watch = lambda: states.append(task.state(0))  # type: ignore[method-assign]
+    base.fails = base.seen + 2  # the training of the own model
+    with pytest.raises(TrainingError):
+        task.train([Job(0, 1, x)])
+    task.train([Job(0, 1, x)])
+    whole = personal("ditto", digits("mlp:64-8-10", n=N, local_steps=STEPS, lr=LR, momentum=0.9))
+    whole.train([Job(0, 0, x)]), whole.train([Job(0, 1, x)])
+    for one, other in [*((state, before) for state in states), (task.state(0), whole.state(0))]:
+        assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+    assert len(states) == 4
 
 
 def test_jobs_of_one_node_in_one_call_follow_each_other() -> None:

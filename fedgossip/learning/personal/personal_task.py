@@ -75,13 +75,30 @@ class PersonalTask:
         names = " ".join(f"{one.name}{list(one.shape)}" for one in self.segments)
         same = self.segments == segments
         self.schema = task.schema if same else hashlib.sha256(f"{task.schema} {names}".encode()).hexdigest()[:16]
+        self._states: dict[NodeId, dict[str, npt.NDArray[Any]]] = {}  # when the last job was done
         self._initial = method.first(self._models, task.initial(0)) if not same else None
 
     def initial(self, node: NodeId) -> Vector:
         return self._task.initial(node) if self._initial is None else self._initial
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """See `LocalTask`; several jobs of a node are trained one after another."""
+        """See `LocalTask`; several jobs of a node are trained one after another.
+
+        States change when all jobs are done, so that a failed call can be repeated.
+        """
+        nodes = {job.node for job in jobs}
+        before = {node: self.state(node) for node in nodes}
+        try:
+            updates = self._trained(jobs)
+        except BaseException:
+            for node, state in before.items():
+                self.load_state(node, state)
+            raise
+        for node in nodes:
+            self._states[node] = self._gathered(node)
+        return updates
+
+    def _trained(self, jobs: Sequence[Job]) -> list[Update]:
         found: dict[int, Update] = {}
         for wave in _waves(jobs):
             asked = [jobs[place] for place in wave]
@@ -138,7 +155,13 @@ class PersonalTask:
         return [min(part, key=lambda one: one["loss"]) for part in measured]
 
     def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the wrapped task's state of `node`, its own arrays, and the memory of their training."""
+        """Return the wrapped task's state of `node`, its own arrays, and the memory of their training.
+
+        It is that after the last complete job, for a checkpoint may be written while the next one is trained.
+        """
+        return self._states.get(node, {})
+
+    def _gathered(self, node: NodeId) -> dict[str, npt.NDArray[Any]]:
         found = dict(memory_of(self._task, node))
         found |= {f"{KEPT}{name}": array for name, array in self._models.of(node).items()}
         for (whose, memory), arrays in self._models.memories.items():
@@ -163,6 +186,7 @@ class PersonalTask:
         self._models.forget(node)
         self._models.keep(node, **{name: np.array(array) for name, array in kept.items()})
         self._models.memories |= {(node, memory): arrays for memory, arrays in memories.items()}
+        self._states[node] = self._gathered(node)
 
     def likeness(self) -> Likeness:
         """See `ComparableTask`."""
