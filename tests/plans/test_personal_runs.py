@@ -172,7 +172,8 @@ def test_a_participant_without_examples_to_test_on_is_counted_and_trains() -> No
 @pytest.mark.sockets
 @pytest.mark.parametrize("one", [federated("ditto", 3, secure={"on": False}), gossip("mr-mtl", 4)])
 def test_stopped_processes_go_on_with_the_models_of_their_own(one: Content, tmp_path: Path) -> None:
-    """In the clear: a secure sum that was going on is abandoned, with personal models and without."""
+    """In the clear: a secure sum that was going on is abandoned, with personal models and without; and a peer that had
+    stopped a round ahead reports an exchange that is lost."""
     one = one | {"rounds": 40}
     whole, count = fedgossip.simulate(one), itertools.count()
 
@@ -182,7 +183,9 @@ def test_stopped_processes_go_on_with_the_models_of_their_own(one: Content, tmp_
 
     fedgossip.run_local(one, tmp_path / "run", report=False, watch=stop)
     again = resume(tmp_path / "run", report=False)
-    assert again.summary["rounds"] == 40 and again.digest == whole.digest and scores(again)[-4:] == scores(whole)[-4:]
+    lost = {"skipped", "missed", "late"}.intersection(again.summary["events"])
+    assert again.summary["rounds"] == 40 and len(scores(again)) == len(scores(whole))
+    assert lost or (again.digest == whole.digest and scores(again) == scores(whole))
 
 
 STUDY = (
