@@ -89,13 +89,13 @@ def test_a_secure_run_is_the_plain_one_to_rounding(algorithm: str) -> None:
 def test_a_secure_sum_carries_the_effective_steps_of_clients_with_momentum() -> None:
     """Clients of unlike sizes, passes over their data with momentum: the secure run is the plain one to rounding."""
     content = learning(algorithm="fednova", options={"momentum": 0.6})
-    content |= {"rounds": 1, "data": {"partition": "size-skewed"}, "train": {**content["train"], "momentum": 0.6}}
+    content |= {"rounds": 1, "data": {"partition": {"kind": "size-skewed"}}, "train": {**content["train"], "momentum": 0.6}}
     runs = []
     for on in (True, False):
         content["coordinator"]["secure"] = {"on": on}
         runs.append(fedgossip.simulate(content, engine="stacked"))
     secure, plain = (np.asarray(run.vectors[-1], np.float64) for run in runs)  # type: ignore[index]
-    start = compose.task_of(load_experiment(content), None)[0].initial(0)
+    start = compose.task_of(load_experiment(content), 5)[0].initial(0)
     assert len(set(runs[0].summary["data"]["sizes"])) > 1
     assert np.abs(secure - plain).max() < 2e-3 * np.linalg.norm(plain - start)
 
