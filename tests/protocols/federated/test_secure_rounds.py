@@ -89,7 +89,8 @@ def test_a_secure_run_is_the_plain_one_to_rounding(algorithm: str) -> None:
 def test_a_secure_sum_carries_the_effective_steps_of_clients_with_momentum() -> None:
     """Clients of unlike sizes, passes over their data with momentum: the secure run is the plain one to rounding."""
     content = learning(algorithm="fednova", options={"momentum": 0.6})
-    content |= {"rounds": 1, "data": {"partition": {"kind": "size-skewed"}}, "train": {**content["train"], "momentum": 0.6}}
+    content |= {"rounds": 1, "data": {"partition": {"kind": "size-skewed"}}}
+    content["train"]["momentum"] = 0.6
     runs = []
     for on in (True, False):
         content["coordinator"]["secure"] = {"on": on}
