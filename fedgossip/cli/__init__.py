@@ -37,6 +37,7 @@ COMMANDS = {
     "launch": ("fedgossip.cli.run.launch", "Run a script with a training loop of your own, once per peer."),
     "host": ("fedgossip.cli.people.host", "Invite others to a run, and be one of its peers."),
     "join": ("fedgossip.cli.people.join", "Take part in a run by an invite."),
+    "pilot": ("fedgossip.cli.people.pilot", "A whole pilot of sites: from their tables to a signed release."),
     "relay": ("fedgossip.cli.people.relay", "Connect peers that cannot accept connections."),
     "peer": ("fedgossip.cli.run.peer", "Run one peer of a run over several machines."),
     "coordinator": ("fedgossip.cli.run.federation", "Run the coordinator of a federated run over several machines."),

@@ -201,6 +201,10 @@ PROPOSED_FILES: InHosting = "proposed-files"
 """The files of the experiment that came with the invite."""
 TEST_SET: InHosting = "test-set"
 """The common test set that came with it."""
+OWN_TABLES: InHosting = "tables"
+"""Of a pilot: this site's own table, a link to it, and what the sites agreed on."""
+DECISIONS: InHosting = "decisions"
+"""Of a pilot: the signed log of every answer of people, and of the commands that followed."""
 
 # What outlives a run
 

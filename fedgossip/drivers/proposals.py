@@ -23,6 +23,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import tomli_w
@@ -38,6 +39,7 @@ from fedgossip.core.task import LocalTask
 from fedgossip.data.columns.table_schema import FEDERATED, TEST
 from fedgossip.data.data import CODE, KINDS
 from fedgossip.data.per_peer import PLACE
+from fedgossip.data.table_files import OF_TABLES, QUERY, SQL
 from fedgossip.data.user_code import code_of, modules_of
 from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.experiment.data_section import is_standard
@@ -97,10 +99,8 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
     if experiment.data.scale == FEDERATED:
         text = f'data.scale = "{FEDERATED}" of a run by invite: the statistics that were agreed on do not travel'
         advice = f'Set data.scale = "{TEST}": columns are then scaled by the common test set, which travels.'
-        raise ConfigError(text, f"{advice}  Or start all with keys that people compare: docs/together/coordinator.md.")
-    if experiment.faults or (isinstance(experiment, GossipExperiment) and experiment.adversary.peers):
-        advice = "Leave it out: it is for simulations, and for processes of one machine."
-        raise ConfigError(f"{'[[faults]]' if experiment.faults else '[adversary]'} of a run by invite", advice)
+        raise ConfigError(text, f"{advice}  Or let the sites agree first: fedgossip pilot host FILE.")
+    _check_real(experiment)
     if str(getattr(getattr(experiment, "topology", None), "weights", "")).startswith("pi:"):
         advice = "Put the weights into the graph's file: docs/together/topologies.md."
         raise ConfigError("topology.weights names a file of this machine, which the others have not", advice)
@@ -117,12 +117,68 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
     elif experiment.learns and _path_in(experiment.data.source):
         text = f"data.source = {experiment.data.source!r} is a file of this machine, which the others have not"
         raise ConfigError(text, "Give it with --data, as each of the others does with its own.")
+    return SharedExperiment(checked(content, "experiment"), data if own else "", graph, _common_test(experiment))
+
+
+def shared_tables(experiment: Experiment) -> SharedExperiment:
+    """Return an experiment of sites with a table each, data.source = "csv:NAME-{peer}.csv?...", as it can travel: with
+    the name of the table, and of what they are yet to agree on, but no folder.  Raises ConfigError.
+    """
+    _check_real(experiment)
+    content = experiment.to_dict()
+    section, source = content["data"], experiment.data.source
+    if PLACE in source:
+        section["source"] = _unplaced(source)
+        _table_name(str(section["source"]))
+    elif experiment.learns and _path_in(source):
+        text = f"data.source = {source!r} is a file of this machine, which the sites have not"
+        raise ConfigError(text, f'Write data.source = "csv:site-{PLACE}.csv?label=COLUMN": each site names its own.')
+    if experiment.data.scale == FEDERATED:
+        section["agreed"] = Path(experiment.data.agreed).name
+    return SharedExperiment(checked(content, "experiment"), "", test=_common_test(experiment))
+
+
+def _check_real(experiment: Experiment) -> None:
+    """Raise ConfigError for what simulations alone may have."""
+    if experiment.faults or (isinstance(experiment, GossipExperiment) and experiment.adversary.peers):
+        advice = "Leave it out: it is for simulations, and for processes of one machine."
+        raise ConfigError(f"{'[[faults]]' if experiment.faults else '[adversary]'} of a run by invite", advice)
+
+
+def _common_test(experiment: Experiment) -> bytes:
+    """Return the common test set of an experiment, b"" where it is no file.  Raises ConfigError."""
     test = _file_of(str(experiment.data.test))
-    common = _bytes_of(test) if test else b""
     if not test and _path_in(str(experiment.data.test)):
         text = f"data.test = {experiment.data.test!r} is of a kind that cannot travel to the others"
         raise ConfigError(text, f"Name one of these: {', '.join(_FILES)}.")
-    return SharedExperiment(checked(content, "experiment"), data if own else "", graph, common)
+    return _bytes_of(test) if test else b""
+
+
+def _unplaced(source: str) -> str:
+    """Return a source of a file without the file's folder."""
+    kind, _, rest = source.partition(":")
+    path, mark, query = rest.partition("?")
+    return f"{kind}:{Path(path).name}{mark}{query}"
+
+
+def _table_name(source: str) -> str:
+    """Return the name of each site's table, with {peer}.  Raises ConfigError for a source that is no such table."""
+    kind, _, rest = source.partition(":")
+    name, _, query = rest.partition("?")
+    if kind not in OF_TABLES or kind == SQL or not _NAME.fullmatch(name.replace(PLACE, "0")) or PLACE not in name:
+        text = f"data.source = {source[:100]!r} names no table of each site"
+        raise ConfigError(
+            text, f'Tables are "csv:site-{PLACE}.csv?label=COLUMN", in letters, digits, ".", "-" and "_".'
+        )
+    if QUERY in dict(parse_qsl(query)):
+        raise _file_refusal(source)
+    return name
+
+
+def own_table(experiment: Experiment, node: int) -> Path | None:
+    """Return where a site's own table lies by an experiment of `shared_tables`; None where it brings none."""
+    kind, _, rest = experiment.data.source.partition(":")
+    return Path(rest.partition("?")[0].replace(PLACE, str(node))) if kind and PLACE in rest else None
 
 
 def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
@@ -222,11 +278,12 @@ def _check_sizes(proposal: Proposal) -> None:
         raise ConfigError(text, words)
 
 
-def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
+def experiment_of(proposal: Proposal, folder: Path, tables: Path | None = None) -> Experiment:
     """Return the proposed experiment, its graph and its test set in `folder`; nothing is read, run or written yet.
 
-    Raises ConfigError for an experiment that cannot be run, that has what no invite may carry, or that names a file of
-    this machine.
+    `tables`: the folder, of nothing else, where the site's own table and what the sites agree on will lie, by the names
+    of `shared_tables`; None where no file may be named.  Raises ConfigError for an experiment that cannot be run, that
+    has what no invite may carry, or that names a file of this machine.
     """
     _check_sizes(proposal)
     content = _content(proposal)
@@ -243,12 +300,9 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
         raise _file_refusal(graph)
     if weights.partition(":")[0] == "pi":
         raise _file_refusal(weights)
-    if data.get("scale") == FEDERATED:
-        text = f'the organiser\'s experiment has data.scale = "{FEDERATED}", whose file no invite carries'
-        raise ConfigError(text, "Ask the organiser: such a run starts with keys that people compare.")
     if proposal.graph:
         topology["graph"] = str((folder / _graph_name(graph)).resolve())
-    _check_source(str(data.get("source", "digits")))
+    _place_tables(data, tables)
     kind, _, rest = str(data.get("test", 0.2)).partition(":")
     if proposal.test:
         if not _NAME.fullmatch(proposal.test) or kind not in _FILES or rest.partition("?")[0] != proposal.test:
@@ -257,6 +311,25 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     elif isinstance(data.get("test"), str):
         _check_source(str(data["test"]))
     return checked(content, "the organiser's experiment")
+
+
+def _place_tables(data: dict[str, Any], tables: Path | None) -> None:
+    """Replace names of a site's own files in [data] by their paths in `tables`.  Raises ConfigError for others."""
+    source, federated = str(data.get("source", "digits")), data.get("scale") == FEDERATED
+    if tables is None:
+        if federated:
+            text = f'the organiser\'s experiment has data.scale = "{FEDERATED}", whose file no such invite carries'
+            raise ConfigError(text, "Ask the organiser whether it is one for fedgossip pilot join.")
+        _check_source(source)
+        return
+    if PLACE in source:
+        data["source"] = f"{source.partition(':')[0]}:{(tables / _table_name(source)).resolve()}{_query(source)}"
+    else:
+        _check_source(source)
+    if federated:
+        if not _NAME.fullmatch(agreed := str(data.get("agreed", ""))):
+            raise _file_refusal(agreed)
+        data["agreed"] = str((tables / agreed).resolve())
 
 
 def hash_of_proposal(proposal: Proposal) -> str:

@@ -23,7 +23,7 @@ from fedgossip import ConfigError, load_model, simulate
 from fedgossip.base.errors import NetworkError, PeerError
 from fedgossip.base.imports import PYTHON
 from fedgossip.cli.people import join as joining_command
-from fedgossip.cli.people.join import _Own
+from fedgossip.cli.people.join import OwnMachine
 from fedgossip.core.messages import Proposal
 from fedgossip.core.run_format import PROPOSED_FILES, TEST_SET
 from fedgossip.data import custom
@@ -132,7 +132,7 @@ class Asked:
         self.place = invite_joining.folder_of(folder / "joined", self.invitation)
 
     def shown(self, proposal: Proposal, capsys: pytest.CaptureFixture[str], *, yes: bool = False) -> tuple[str, Seen]:
-        own = _Own("", "", None, None, self.place.path / "policy.toml", None, None)
+        own = OwnMachine("", "", None, None, self.place.path / "policy.toml", None, None)
         with spying() as seen:
             try:
                 joining_command._agreed(proposal, self.invitation, self.place, own, yes=yes)
@@ -179,7 +179,7 @@ def test_sizes_that_no_run_can_have_are_refused_before_anybody_is_asked(
 def test_a_machine_that_may_not_open_the_files_takes_no_seat(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     one = proposed({"topology": {"graph": "complete", "n": 100}, "task": {"kind": "averaging"}, "rounds": 1})
     plan = compose.plan(proposals.experiment_of(one, asked.folder))
-    own = _Own("", "", None, None, asked.place.path / "policy.toml", None, None)
+    own = OwnMachine("", "", None, None, asked.place.path / "policy.toml", None, None)
     monkeypatch.setattr(descriptors, "raise_open_files", lambda: 64)
     with pytest.raises(NetworkError, match=r"99 partners need \d+ open files"):
         joining_command._take_part(None, one, plan, asked.place, own, None)  # type: ignore[arg-type]  # nobody is asked

@@ -181,9 +181,9 @@ def test_a_client_holds_its_coordinator_to_what_it_agreed_to_when_the_run_began(
 
 
 def test_an_address_of_a_client_that_nobody_calls_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedgossip.cli.people.join import _Own, _whereabouts
+    from fedgossip.cli.people.join import OwnMachine, _whereabouts
 
-    own = _Own("", "", "192.0.2.7", None, Path("policy"), None, None)
+    own = OwnMachine("", "", "192.0.2.7", None, Path("policy"), None, None)
     content = {"coordinator": {"clients": 3}, "task": {"kind": "averaging"}, "rounds": 2}
     plan = compose.plan(checked(content, "test"))
     client = SimpleNamespace(invitation=SimpleNamespace(addresses=()), reached="tcp://127.0.0.1:7700")

@@ -29,7 +29,7 @@ from test_net_security import Caller
 
 from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, PeerError, TooFewPeersError
 from fedgossip.base.version import __version__
-from fedgossip.cli.people.host import _wait
+from fedgossip.cli.people.host import wait_for_members
 from fedgossip.core.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
 from fedgossip.core.wire import frames
 from fedgossip.drivers import invite_hosting, invite_joining, proposals
@@ -368,7 +368,7 @@ def test_a_host_that_waited_in_vain_says_how_many_were_here(tmp_path: Path) -> N
     plan = compose.plan(load_experiment({"task": {"kind": "averaging"}, "coordinator": {"clients": 3}}))
     for wanted in ("nobody joined", "2 of 3 were here when the invite expired, and this run begins with all of them"):
         with pytest.raises(TooFewPeersError, match=wanted) as refused:
-            _wait(cast(InviteServer, None), house.admission, plan)
+            wait_for_members(cast(InviteServer, None), house.admission, plan)
         assert "--expires" in refused.value.advice
         house.enrol(Identity.new(), expired - 1, address="")
 

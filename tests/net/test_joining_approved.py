@@ -93,7 +93,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(_: object, known: Gathering) -> None:
         raise Asked(f"client {known.node} waits", peer=known.node)
 
-    monkeypatch.setattr("fedgossip.cli.people.join._Waiting.__call__", told)
+    monkeypatch.setattr("fedgossip.cli.people.join.WaitingLines.__call__", told)
 
 
 def organised(stack: list[Organiser], folder: Path, text: str = EXPERIMENT) -> Organiser:

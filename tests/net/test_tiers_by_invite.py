@@ -17,7 +17,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError, NetworkError, PeerError
 from fedgossip.base.vectors import digest
 from fedgossip.base.version import __version__
-from fedgossip.cli.people.join import _Own
+from fedgossip.cli.people.join import OwnMachine
 from fedgossip.core.messages import Beginning, Enrol, Gathering, InviteProof, Proposal, TurnedAway
 from fedgossip.drivers import invite_hosting, invite_joining
 from fedgossip.experiment import checked
@@ -157,8 +157,8 @@ def test_leaves_that_join_and_their_clients_end_with_the_digest_of_the_simulator
         people.stop()
 
 
-def own(lead: int = 0, under: int = 0, data: str = "") -> _Own:
-    return _Own(data, "", None, None, Path(), None, None, None, lead, under)
+def own(lead: int = 0, under: int = 0, data: str = "") -> OwnMachine:
+    return OwnMachine(data, "", None, None, Path(), None, None, None, lead, under)
 
 
 def test_the_place_is_checked_before_anything_is_asked_for() -> None:

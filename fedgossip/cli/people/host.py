@@ -163,14 +163,14 @@ def host(
     expires = int(time.time() + 60 * (minutes or (FOLDER_MINUTES if carrier else MINUTES)))
     what = hash_of_proposal(proposal)
     with contextlib.ExitStack() as stack:
-        ports = (0, 0) if carrier else (_hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT))
+        ports = (0, 0) if carrier else (hold(stack, invite_port, INVITE_PORT), hold(stack, port, PEER_PORT))
         hosted = invite_hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
         hosted = invite_hosting.renewed(hosted, time.time(), expires)
         if carrier:
             opened = _open_folder(stack, carrier, hosted, proposal, whole.test)
         else:
             opened = _open_sockets(stack, calls, plan, hosted, proposal, whole.test, experiment.stem)
-        _show(opened.invite, qr=qr)
+        show_invite(opened.invite, qr=qr)
         if carrier:
             echo("Those who join name the folder as they see it: fedgossip join - --links folder:DIR", err=True)
         for node, members in seats.groups.items():
@@ -178,7 +178,7 @@ def host(
         server, way = opened.server, opened.server.admission
         try:
             if not way.party.founders:
-                _wait(server, way, plan)
+                wait_for_members(server, way, plan)
         except AwaitedError as awaited:
             echo(f"{awaited}; to go on, type the same command again", err=True)
             return 0
@@ -248,10 +248,10 @@ def _open_sockets(
     inside = {front.url: _open_front(stack, front, hosted)} if front else {}
     through += inside
     agent = _at_relays(stack, hosted, through, inside)
-    here = Whereabouts(hosted.ports[1], through, given=_given(calls.addresses, hosted.ports[1]))
+    here = Whereabouts(hosted.ports[1], through, given=given_addresses(calls.addresses, hosted.ports[1]))
     way = invite_hosting.invite_admission(hosted, here.text, proposal, test)
     server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
-    called = _given(calls.addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
+    called = given_addresses(calls.addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
     if calls.announce:
         _announce(stack, name, hosted, called)
     ways = invite_hosting.ways_of(plan, agent.way if agent else None, None if calls.addresses else here)
@@ -366,7 +366,7 @@ def _report_unreached(agent: RelayClient, relays: Sequence[str]) -> None:
         echo(f"{one} has not answered; it is called again.", err=True)
 
 
-def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
+def hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
     """Reserve a port until the end; return its number.  Raises NetworkError for a requested one that is taken."""
     from fedgossip.net.relays.addresses import hold_port, port_of
 
@@ -394,9 +394,10 @@ def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses:
     stack.callback(announcer.close)
 
 
-def _show(invite: str, *, qr: bool) -> None:
-    echo(f"fedgossip join {invite}")
-    echo("`fedgossip join -` asks for the invite: there it stands in no list of processes.", err=True)
+def show_invite(invite: str, command: str = "join", *, qr: bool = False) -> None:
+    """Print the command that joins by an invite."""
+    echo(f"fedgossip {command} {invite}")
+    echo(f"`fedgossip {command} -` asks for the invite: there it stands in no list of processes.", err=True)
     if qr:
         _show_code(invite)
 
@@ -413,7 +414,7 @@ def _plan(
     return whole, compose.plan(whole.experiment)
 
 
-def _given(given: tuple[str, ...], port: int) -> list[str]:
+def given_addresses(given: tuple[str, ...], port: int) -> list[str]:
     """The addresses that a person has named.  Raises ConfigError."""
     from fedgossip.net.endpoints import check_reachable
 
@@ -423,7 +424,7 @@ def _given(given: tuple[str, ...], port: int) -> list[str]:
     return found
 
 
-def _wait(server: InviteServer | InviteFolder, admission: InviteAdmission, plan: Plan) -> None:
+def wait_for_members(server: InviteServer | InviteFolder, admission: InviteAdmission, plan: Plan) -> None:
     """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
     said, told, fault = "", 0, ""
     while not admission.is_ready(now := time.time()):

@@ -134,7 +134,7 @@ def join(
     with contextlib.ExitStack() as stack:
         client, agent = _at_folder(carrier, invitation, place) if carrier else _calling(stack, invitation, place)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
-        own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent, carrier, lead, under,
+        own = OwnMachine(data, script, address, port, policy or place.path / POLICY, held, spent, carrier, lead, under,
                    invite_port)  # fmt: skip
         try:
             try:
@@ -192,7 +192,7 @@ def _command(invite: tuple[str, ...], place: Joined) -> str:
 
 
 @dataclass(frozen=True)
-class _Own:
+class OwnMachine:
     """This person's options for this machine."""
 
     data: str
@@ -292,7 +292,7 @@ def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[st
     return search.addresses
 
 
-def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own, *, yes: bool) -> Plan:
+def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: OwnMachine, *, yes: bool) -> Plan:
     """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.drivers import proposals
@@ -307,7 +307,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
     if not own.lead:
         proposals.check_data(experiment, own.data)
         script_of(experiment, own.script)
-    echo(columns(_shown(declared_run(experiment), proposal, invitation, own, code)), err=True)
+    echo(columns(shown_terms(declared_run(experiment), proposal, invitation, own, code)), err=True)
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("there is no terminal to confirm at", "Read the above, and add --yes if you agree.")
@@ -318,8 +318,8 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
     return compose.plan(experiment)
 
 
-def _shown(
-    run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]
+def shown_terms(
+    run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: OwnMachine, code: list[str]
 ) -> list[tuple[str, str]]:
     """Print the facts for a person's consent before anything runs."""
     import msgspec
@@ -362,7 +362,7 @@ def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
     return [("Machine", ", ".join(f"{key} = {value}" for key, value in chosen))] if chosen else []
 
 
-def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, str]]:
+def _learned(e: Experiment, proposal: Proposal, own: OwnMachine) -> list[tuple[str, str]]:
     """Print what is learned, and from which data."""
     if e.loops:
         yours = f"that of {own.script}: its parameters must have the names and shapes of the others'"
@@ -386,7 +386,13 @@ def _whose_code(code: list[str], script: str) -> str:
 
 
 def _take_part(
-    client: Asking, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None, command: str
+    client: Asking,
+    proposal: Proposal,
+    plan: Plan,
+    place: Joined,
+    own: OwnMachine,
+    agent: RelayClient | None,
+    command: str,
 ) -> int:
     from fedgossip.drivers import invite_hosting, invite_joining, proposals
     from fedgossip.drivers.participant import check_journalled, check_open_files
@@ -415,7 +421,7 @@ def _take_part(
         gate = None if own.lead else approved_to_join(plan, task, *about)
         if own.lead:
             _pass_on(stack, client, own, agent)
-        told, pause = _Waiting(plan), _pause(own.carrier)
+        told, pause = WaitingLines(plan), _pause(own.carrier)
         address = address if listens else ""
         beginning = invite_joining.enrolled(client, seats, address, told, pause, own.lead, own.under)
         invite_joining.keep_members(place.path, beginning)
@@ -429,7 +435,7 @@ def _take_part(
         ).take_part()  # fmt: skip
 
 
-def _pass_on(stack: contextlib.ExitStack, client: Asking, own: _Own, agent: RelayClient | None) -> None:
+def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent: RelayClient | None) -> None:
     """Let those below ask the organiser through this machine; print their invite."""
     from dataclasses import replace
 
@@ -469,7 +475,7 @@ def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int
 
 
 def _whereabouts(
-    client: Asking, plan: Plan, own: _Own, port: int | None, agent: RelayClient | None
+    client: Asking, plan: Plan, own: OwnMachine, port: int | None, agent: RelayClient | None
 ) -> tuple[str, Ways]:
     """Return the member's own address for others, and our routes to them.  Raises ConfigError."""
     from fedgossip.drivers.invite_hosting import ways_of
@@ -500,7 +506,7 @@ def _port_of(place: Joined) -> int | None:
     return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
 
 
-class _Waiting:
+class WaitingLines:
     """Prints the present members, at every change."""
 
     def __init__(self, plan: Plan) -> None:

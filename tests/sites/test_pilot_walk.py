@@ -1,0 +1,134 @@
+"""A whole pilot by one command at each end: its questions, its log, and the model that it makes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Said, finish, free_ports, start, typed, wait_until
+from pages import page
+
+import fedgossip
+from fedgossip.audit.entries import entries
+from fedgossip.cli.people.pilot_steps import PilotFacts, PilotSite, coordinator_steps, site_steps
+
+SITES = 3
+STUDY = """
+name = "study"
+rounds = 3
+[data]
+source = "csv:site-{peer}.csv?label=ill"
+test = "csv:test.csv?label=ill"
+partition = { kind = "own" }
+scale = "federated"
+[train]
+device = "cpu"
+[coordinator]
+clients = 3
+"""
+TRAINED = PilotFacts(federated=True, fit=False, judged=True, budget=False, secure=True)
+JOINING = 1
+"""The question before the steps: whether to take part."""
+
+
+def asked() -> tuple[int, int]:
+    """Return how many questions a site and the coordinator answer in a pilot that trains."""
+    site = site_steps(TRAINED, PilotSite(0, [], "peer.key", "keys.spent"))
+    lead = coordinator_steps(TRAINED, "study", [])
+    return JOINING + sum(len(one.asked) for one in site), sum(len(one.asked) for one in lead)
+
+
+def test_the_guide_counts_the_questions_and_commands_of_a_pilot() -> None:
+    words = " ".join(page("coordinator").read_text().split())
+    at_site, leading = asked()
+    assert f"{SITES + 1} commands for {SITES} sites" in words
+    assert f"a site answers {at_site} questions, the coordinator {leading}" in words
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [("join = 3", "no answers"), ("join =", "no answers"), (None, "no answers")],
+)
+def test_answers_that_cannot_be_read_end_the_command_in_one_line(
+    tmp_path: Path, answers: str | None, told: str
+) -> None:
+    (tmp_path / "study.toml").write_text(STUDY)
+    if answers:
+        (tmp_path / "answers.toml").write_text(answers)
+    said = typed(["pilot", "host", "study.toml", "--answers", "answers.toml"], tmp_path)
+    assert said.code == 2 and told in said.err and len(said.errors) == 1
+
+
+def test_a_pilot_with_tiers_is_refused_in_one_line(tmp_path: Path) -> None:
+    tiers = STUDY.replace(
+        "clients = 3", "clients = 6\nmin_clients = 2\ntiers = [{ clients = 3 }, { clients = 2, secure = false }]"
+    )
+    (tmp_path / "study.toml").write_text(tiers)
+    said = typed(["pilot", "host", "study.toml"], tmp_path)
+    assert said.code == 2 and "a pilot has no tiers" in said.err and len(said.errors) == 1
+
+
+def _table(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal([60, 130], [10, 20], (60 + 20 * seed, 2))
+    ill = (x[:, 0] - 60) / 10 + (x[:, 1] - 130) / 20 + rng.normal(0, 1, len(x)) > 0
+    rows = [f"{a:.1f},{b:.1f},{int(y)}" for (a, b), y in zip(x, ill, strict=True)]
+    path.write_text("\n".join(["age [years],pressure [mmHg],ill", *rows]) + "\n")
+
+
+def _joined(folder: Path, site: int, invite: str, answers: dict[str, str]) -> subprocess.Popen[str]:
+    where = folder / f"machine{site}"
+    (where / "answers.toml").write_text("".join(f'{name} = "{text}"\n' for name, text in answers.items()))
+    return start(["pilot", "join", invite, "--data", "own.csv", "--answers", "answers.toml"], where)
+
+
+@pytest.mark.long  # 40 CPU s: four processes, three of which begin again
+@pytest.mark.timeout(600)
+@pytest.mark.sockets
+def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    (hub / "study.toml").write_text(STUDY)
+    (hub / "use.txt").write_text("To help a nurse decide whom a doctor sees first. Not to send anybody home.\n")
+    _table(hub / "test.csv", 9)
+    (hub / "answers.toml").write_text('same = "yes"\nuse = "use.txt"\nhanded = ""\n')
+    first, second = free_ports(2)
+    ports = ["--address", "127.0.0.1", "--invite-port", str(first), "--port", str(second)]
+    with (hub / "out").open("w") as out:
+        lead = start(["pilot", "host", "study.toml", *ports, "--answers", "answers.toml"], hub, stdout=out)
+    wait_until(lambda: (hub / "out").read_text().strip(), 60, "the invite")
+    invite = (hub / "out").read_text().split()[3]
+    approved = typed(["plan", "show", "study.toml"], hub).out.splitlines()[-1].split()[1]
+    given = {"join": "yes", "records": "yes", "by": "Dr", "hand-over": "yes", "approve": approved[:8]}
+    running = []
+    for site in range(SITES):
+        (tmp_path / f"machine{site}").mkdir()
+        _table(tmp_path / f"machine{site}" / "own.csv", site)
+        running.append(_joined(tmp_path, site, invite, given))
+    stopped: list[Said] = [finish(one) for one in running]
+    assert all("approve-model: there is no terminal" in one.err for one in stopped), stopped
+    hashes = {re.findall(r"^hash ([0-9a-f]{8})", one.out, re.MULTILINE)[-1] for one in stopped}
+    assert len(hashes) == 1
+    running = [
+        _joined(tmp_path, site, invite, {**given, "approve-model": hashes.copy().pop()}) for site in range(SITES)
+    ]
+    ended = [finish(one) for one in (*running, lead)]
+    assert [one.code for one in ended] == [0] * (SITES + 1), ended
+    logs = [next((tmp_path / f"machine{site}").glob("joined/*/decisions/audit.jsonl")) for site in range(SITES)]
+    logs.append(hub / "hosting" / "study" / "decisions" / "audit.jsonl")
+    answered = [sum(one.kind == "answered" for one in entries(path)) for path in logs]
+    assert answered == [asked()[0]] * SITES + [asked()[1]]
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    for name in ("study.toml", "test.csv"):
+        shutil.copy(hub / name, desk)
+    for link in tmp_path.glob("machine?/joined/*/tables/site-?.csv"):
+        shutil.copy(link, desk / link.name)
+    assert typed(["data", "agree", "study.toml"], desk).code == 0
+    told = json.loads((hub / "hosting" / "study" / "whole" / "summary.json").read_text())
+    assert fedgossip.simulate(desk / "study.toml").summary["digest"] == told["digest"]
