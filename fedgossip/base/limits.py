@@ -15,6 +15,7 @@ from functools import cache
 from typing import Annotated, Any
 
 from fedgossip.base.errors import nearest
+from fedgossip.base.signatures import OWN_NAME
 
 ABOVE_0 = sys.float_info.min
 """Lower limit of a positive number."""
@@ -50,21 +51,22 @@ class Within:
 
 @dataclass(frozen=True)
 class OneOf:
-    """A value of a table or of a list."""
+    """A value of a table or of a list; with `own` also "module:function", code of the user's own."""
 
     words: Collection[str]
+    own: bool = False
 
     refusal = "is not known"
 
     def allows(self, value: object) -> bool:
-        return value in self.words
+        return value in self.words or (self.own and isinstance(value, str) and OWN_NAME.fullmatch(value) is not None)
 
     def advice(self, value: object) -> str:
-        return nearest(str(value), [word for word in self.words if word])
+        return nearest(str(value), [*(word for word in self.words if word), *(["module:function"] if self.own else [])])
 
     @property
     def wording(self) -> str:
-        return ", ".join(f"`{word}`" for word in self.words if word)
+        return ", ".join(f"`{word}`" for word in (*self.words, *(["module:function"] if self.own else [])) if word)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,9 @@ def table(*entries: tuple[str, Entry]) -> dict[str, Entry]:
         found[name] = entry
     return found
 
+
+OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""The form "module:function"."""
 
 SHOWN = 200
 """Maximum number of characters of a signature, or of a value, in an error."""

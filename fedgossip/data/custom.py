@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +17,7 @@ from traceback import extract_tb
 from typing import Any
 
 from fedgossip.base.errors import ConfigError, TrainingError, nearest
-from fedgossip.base.signatures import CalledWith, check_call
-
-_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+from fedgossip.base.signatures import OWN_NAME, CalledWith, check_call
 
 _CLOSED: ContextVar[str] = ContextVar("closed", default="")
 """The file being read while imports by a name out of a file are blocked; "" otherwise."""
@@ -30,7 +27,7 @@ SEE_WHERE = "The code is yours; with FEDGOSSIP_TRACEBACK=1 in the environment th
 
 def is_function(source: str) -> bool:
     """Return whether `source` has the form "module:function"."""
-    return _NAME.fullmatch(source) is not None
+    return OWN_NAME.fullmatch(source) is not None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,8 +34,8 @@ def _nothing(word: str) -> bool:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class NamesCode:
-    """Declares that a value, or each of a list of values, may name code; `builtin` decides whether the word before the
-    colon is a built-in one.
+    """Declares that a value, or each of a list or table of values, may name code; `builtin` decides whether the word
+    before the colon is a built-in one.
     """
 
     builtin: Callable[[str], bool] = _nothing
@@ -59,7 +59,8 @@ def code_by_key(section: object, path: str = "") -> Iterator[tuple[str, str]]:
     for key, marks in _declared(kind):
         value = getattr(section, key)
         for mark in marks:
-            values = value if isinstance(value, list | tuple) else [value]
+            values = value.values() if isinstance(value, Mapping) else value
+            values = values if isinstance(values, Collection) and not isinstance(values, str) else [value]
             yield from ((f"{path}{key}", name) for one in values if (name := mark.named_by(one)))
         if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             yield from code_by_key(value, f"{path}{key}.")

@@ -5,8 +5,10 @@ It builds no graph, opens no file and imports nothing; values that only code det
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -14,13 +16,19 @@ from fedgossip.algorithms.gossip.names import METHODS, Told, make
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.messages import INVITED_MAX
 from fedgossip.data.custom import importing_nothing
-from fedgossip.data.named_code import code_in
+from fedgossip.data.named_code import code_by_key, code_in
 from fedgossip.drivers.members import is_open_to
-from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
+from fedgossip.experiment import (
+    CoordinatorSection,
+    Experiment,
+    FederatedExperiment,
+    GossipExperiment,
+    ParallelExperiment,
+)
 from fedgossip.experiment.gossip_sections import GRAPH_CODE
 from fedgossip.plans import compose
 from fedgossip.plans.gossip.gossip_words import terms_of
-from fedgossip.plans.plan import JoiningTerms
+from fedgossip.plans.plan import JoiningTerms, Plan
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,9 @@ def declared_run(experiment: Experiment) -> DeclaredRun:
     with importing_nothing("the organiser's experiment"):
         if isinstance(experiment, GossipExperiment):
             return _of_peers(experiment)
-        plan = compose.plan(_without_filters(experiment))
+        plan = compose.plan(_without_code(experiment))
+        if isinstance(experiment, FederatedExperiment):
+            return _of_coordinator(experiment, plan)
         return DeclaredRun(experiment, plan.name, plan.gradients, plan.terms)
 
 
@@ -66,10 +76,32 @@ def _graph(graph: str) -> str:
     return graph if GRAPH_CODE.named_by(graph) or "/" not in graph else "a graph that the organiser sends"
 
 
-def _without_filters(e: Experiment) -> Experiment:
-    """Return an experiment without the functions that select rows; the terms do not mention them."""
+def _without_code(e: Experiment) -> Experiment:
+    """Return an experiment with built-in parts in place of code: rates, rules, codecs, filters."""
+    if any(key == "train.schedule" for key, _ in code_by_key(e)):
+        e = msgspec.structs.replace(e, train=dataclasses.replace(e.train, schedule="constant"))
+    if isinstance(e, FederatedExperiment):
+        named = {key for key, _ in code_by_key(e.coordinator)}
+        usual: dict[str, Any] = {key: getattr(CoordinatorSection(e.coordinator.clients), key) for key in named}
+        usual |= {"options": {}} if "algorithm" in named else {}
+        return msgspec.structs.replace(e, coordinator=msgspec.structs.replace(e.coordinator, **usual))
     if not isinstance(e, ParallelExperiment) or not (own := code_in(e.parallel.server)):
         return e
     server = e.parallel.server
     kept = msgspec.structs.replace(server, filters=[one for one in server.filters if one not in own])
     return msgspec.structs.replace(e, parallel=msgspec.structs.replace(e.parallel, server=kept))
+
+
+def _of_coordinator(e: FederatedExperiment, plan: Plan) -> DeclaredRun:
+    """Return the run of a coordinator; what its own rules and codec make of a client's training their code decides."""
+    own = [name for key, name in code_by_key(e.coordinator) if key != "sampling"]
+    if not own:
+        return DeclaredRun(e, plan.name, plan.gradients, plan.terms)
+    names = " and ".join(own)
+
+    def terms(numbers: int, size: int) -> JoiningTerms:
+        usual = plan.terms(numbers, size)
+        sent = f"what the code of {names} makes of it; without that code: {usual.sent}"
+        return replace(usual, how=f"by the code of {names}; without it: {usual.how}", sent=sent)
+
+    return DeclaredRun(e, e.coordinator.algorithm, plan.gradients, terms)

@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.algorithms.codecs.names import FORMS
+from fedgossip.algorithms.codecs.names import CODECS, FORMS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, KnownNames, OneOf, Seconds, Within
+from fedgossip.data.named_code import NamesCode
 from fedgossip.learning.personal.names import PERSONAL
+
+CODEC_CODE = NamesCode(CODECS.__contains__)
 
 Count = Annotated[int | None, Within(1, MOST)]
 
@@ -81,24 +84,24 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     """Their number, in place of participation."""
     over_selection: Annotated[float, Within(1, 100)] = 1.0
     """So many times as many are invited; the round ends with the first that are wanted."""
-    sampling: Annotated[str, OneOf(("uniform", "size", "poisson"))] = "uniform"
+    sampling: Annotated[str, NamesCode(), OneOf(("uniform", "size", "poisson"), own=True)] = "uniform"
     """Sampling of the cohort: size, clients with more examples more often; poisson, each client independently: cohorts
-    vary in size, so not with a secure sum."""
+    vary in size, so not with a secure sum; module:Class, your own."""
     min_clients: Count = None
     """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum.  With tiers
     it holds in each leaf: one with fewer clients contributes nothing to the round."""
-    algorithm: Annotated[str, KnownNames(dict.fromkeys(ALGORITHMS, ""))] = "fedavg"
+    algorithm: Annotated[str, NamesCode(), KnownNames(dict.fromkeys(ALGORITHMS, ""))] = "fedavg"
     """The rule, or `fedbuff`, which averages the first updates to arrive; `cocoa` is for task.kind = "convex"
     (docs/use/convex.md).  Robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`,
-    `geometric-median`, `clipped-mean`."""
+    `geometric-median`, `clipped-mean`.  module:function, rules of your own (docs/together/coordinator.md)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
     personal: Annotated[str | None, KnownNames(PERSONAL)] = None
     """A model of its own at each client, beside the shared one: the method, with options behind a question mark,
     `ditto?lambda=0.1` (docs/use/personal.md)."""
-    codec: Annotated[str, KnownNames({form: "" for form in FORMS if not form.startswith("dgc")})] = ""
-    """Codec of uploaded updates; a client sends the remainder later.  With a secure sum random-k alone; empty: uncoded
-    (docs/together/codecs.md)."""
+    codec: Annotated[str, CODEC_CODE, KnownNames({form: "" for form in FORMS if not form.startswith("dgc")})] = ""
+    """Codec of uploaded updates; a client sends the remainder later.  With a secure sum random-k alone; module:Class,
+    your own; empty: uncoded (docs/together/codecs.md)."""
     deadline: Seconds = 300.0
     """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
     least_deadline: Annotated[float, Within(0, LONGEST_SECONDS)] = 5.0

@@ -12,6 +12,7 @@ from fedgossip.base.limits import MOST, OneOf, Within
 from fedgossip.core import run_format
 from fedgossip.data import data
 from fedgossip.data.columns.table_schema import AGREED, FEDERATED, LEVELS, MISSING, REFUSE, TEST
+from fedgossip.data.named_code import NamesCode
 
 SHARE = 0.9
 """The largest share of examples that can be kept apart."""
@@ -47,10 +48,10 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     buckets: list[int] = msgspec.field(default_factory=list)
     """Of a source of lines: lengths in characters, ascending, the end of a line counted.  A step draws its lines from
     one bucket and pads them to its length; longer ones than the last are cut.  Empty: 16, 32, 64, 128."""
-    partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
+    partition: Annotated[dict[str, Any], NamesCode()] = msgspec.field(default_factory=lambda: {"kind": "iid"})
     """Partition of the examples: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`),
     `pathological` (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a
-    source with {peer})."""
+    source with {peer}); `module:function`, your own (docs/use/experiments.md)."""
     test: Annotated[float | str, data.CODE] = 0.2
     """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
     t10k files); or another source, as a source with {peer} needs."""

@@ -70,10 +70,10 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     often."""
     exchanges: Annotated[int, Within(1, 1000)] = 1
     """Exchanges that an asynchronous peer begins per round of training."""
-    combine: Annotated[str, OneOf(tuple(COMBINATIONS))] = "linear"
+    combine: Annotated[str, NamesCode(), OneOf(tuple(COMBINATIONS), own=True)] = "linear"
     """Combination of a round's models.  linear: the weighted sum.  Against malicious peers: clipped (far models are
     scaled down), trimmed-mean, median, geometric-median, nna (the nearest alone); of these clipped alone uses the
-    weights, and the mean of all peers moves (docs/together/algorithms.md)."""
+    weights, and the mean of all peers moves; module:Class, your own (docs/together/algorithms.md)."""
     combine_options: dict[str, Any] = msgspec.field(default_factory=dict)
     """{ f = 1 } of clipped, trimmed-mean and nna: number of malicious neighbours; { tau = 2.0 } of clipped: a length,
     or "adaptive", by f; { steps = 8 } of geometric-median."""
@@ -96,9 +96,9 @@ class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
 
     peers: list[Annotated[int, Within(0, MOST)]] = msgspec.field(default_factory=list)
     """Their ids; none: all are honest."""
-    attack: Annotated[str, OneOf(tuple(ATTACKS))] = "sign-flip"
-    """Messages in place of their models: sign-flip, noise, label-flip, ipm, alie, dissensus
-    (docs/together/algorithms.md)."""
+    attack: Annotated[str, NamesCode(), OneOf(tuple(ATTACKS), own=True)] = "sign-flip"
+    """Messages in place of their models: sign-flip, noise, label-flip, ipm, alie, dissensus,
+    or module:Class, your own (docs/together/algorithms.md)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The attack's own: { scale = 0.5 } of noise, ipm and dissensus, { z = 1.5 } of alie."""
     knowledge: Annotated[str, OneOf(("neighbours", "all"))] = "neighbours"

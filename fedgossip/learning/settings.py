@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within, limits_of
+from fedgossip.data.custom import function, given_by, is_function
+from fedgossip.data.named_code import NamesCode
 
 # How the learning rate goes over the rounds: "constant", "cosine", "step:30,0.1", each after "warmup:5," if need be.
 #
@@ -48,8 +50,25 @@ class RateSchedule:
         return float(peak * self.factor ** (round // self.every))
 
 
-def schedule_of(text: str) -> RateSchedule:
+@dataclass(frozen=True)
+class OwnSchedule:
+    """A function of the user's own, imported at its call: (round, rounds) -> the share of the rate."""
+
+    text: str
+
+    def rate(self, peak: float, round: int, rounds: int) -> float:
+        """Return the rate of a round.  Raises TrainingError for a share that is none."""
+        share = given_by(self.text, function(self.text), round, rounds)
+        if isinstance(share, int | float) and 0 <= share < math.inf:
+            return peak * float(share)
+        advice = "Return a number from 0 on; lr is multiplied by it."
+        raise TrainingError(f"{self.text}({round}, {rounds}) returned {share!r}"[:200], advice)
+
+
+def schedule_of(text: str) -> RateSchedule | OwnSchedule:
     """Return the schedule of a text.  Raises ConfigError for an invalid text."""
+    if is_function(text) and text.partition(":")[0] not in (*SHAPES, WARMUP):
+        return OwnSchedule(text)
     first, _, after = text.partition(",")
     kind, colon, count = first.partition(":")
     if kind != WARMUP:
@@ -220,9 +239,10 @@ class TrainSettings:
     lr * weight_decay off the weights, which the moments do not see (Loshchilov and Hutter, ICLR 2019)."""
     nesterov: bool = False
     """sgd with momentum: look ahead."""
-    schedule: str = "constant"
+    schedule: Annotated[str, NamesCode((*SHAPES, WARMUP).__contains__)] = "constant"
     """"constant", "cosine" (to 0 at the last round) or "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds); before
-    it "warmup:ROUNDS,", in which the rate rises in equal steps: "warmup:5,cosine"."""
+    it "warmup:ROUNDS,", in which the rate rises in equal steps: "warmup:5,cosine".  "module:function", of (round,
+    rounds): the share of lr in a round (from 0)."""
     scaling: Annotated[str, OneOf(SCALINGS)] = "none"
     """How lr follows the examples of one step, batch_size * accumulate, with [parallel] those of all workers: linear
     (times examples / base_batch), sqrt (the root of that), or none."""

@@ -17,6 +17,7 @@ from fedgossip.core.task import LocalTask, checked_task, model_likeness, require
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.learning.settings import OF_THE_MACHINE
+from fedgossip.plans.own_parts import check_schedule
 from fedgossip.plans.plan import Plan, hash_of, without_folders
 from fedgossip.plans.tasks import DataShares, centralised, task_of, task_of_dry_run
 
@@ -42,6 +43,7 @@ def plan(experiment: Experiment, **given: object) -> Plan:
     run, if torch is not loaded yet: call it before any import of torch.
     """
     kernels.prefer(portable=experiment.train.portable)
+    check_schedule(experiment)
     module, _, function = RUN_KINDS[experiment.kind].plan.partition(":")
     made: Plan = getattr(importlib.import_module(module), function)(experiment, **given)
     if experiment.faults or experiment.simulation.classes:

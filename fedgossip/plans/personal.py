@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.federated.base import ClientRule
 from fedgossip.algorithms.federated.fedavg import Training
 from fedgossip.base.errors import ConfigError
@@ -13,6 +12,7 @@ from fedgossip.learning.personal.base import PersonalMethod, check_steps
 from fedgossip.learning.personal.clusters import Ifca
 from fedgossip.learning.personal.names import method_of
 from fedgossip.learning.personal.personal_task import PersonalTask
+from fedgossip.plans.own_parts import codec_named
 
 
 def personal_of(e: Experiment) -> PersonalMethod | None:
@@ -42,7 +42,7 @@ def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
     if isinstance(method, Ifca) and method.clusters > s.clients:
         text = f"{where}: {method.clusters} clusters of {s.clients} clients"
         raise ConfigError(text, f"Write ifca?clusters={min(2, s.clients)}, or fewer than clients.")
-    if s.codec and make_codec(s.codec).remembers:
+    if s.codec and codec_named(s.codec).remembers:
         text = f"{where} with coordinator.codec = {s.codec!r}, which adds what it left out to a later update"
         raise ConfigError(text, "Leave coordinator.codec out, or take one without a memory: bf16.")
     if e.budget and e.budget.unit == "record" and not method.private:

@@ -16,6 +16,7 @@ from fedgossip.base.imports import uncollected
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import LocalTask
 from fedgossip.data.columns.table_schema import FEDERATED, TableSchema, options_of, schema_of
+from fedgossip.data.custom import is_function
 from fedgossip.data.dataset import Dataset, Indices
 from fedgossip.data.objectives import (
     CLASSIFICATION,
@@ -39,6 +40,7 @@ from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.linear.sparse_logistic import SparseLogistic
 from fedgossip.learning.linear.sparse_steps import SparseSteps
 from fedgossip.learning.linear.word_tables import word_table
+from fedgossip.plans.own_parts import own_partition
 from fedgossip.plans.personal import with_personal
 from fedgossip.secure.primitives import Entropy
 
@@ -261,6 +263,9 @@ def _divided(experiment: Experiment, train: Dataset, n: int) -> Sequence[Indices
     if given := sorted(keys.keys() & {"labels", "n", "seed", "groups"}):
         advice = "Labels, groups, seed and the number of peers are the experiment's own."
         raise ConfigError(f"data.partition: unknown key {given[0]!r}", advice)
+    if is_function(kind):
+        classes = train.labels if train.labels.ndim == 1 else train.labels[:, -1]
+        return own_partition(kind, classes, n, experiment.seed, keys)
     return partitions.partition(kind, train.labels, n, seed=experiment.seed, groups=train.groups, **keys)
 
 

@@ -46,7 +46,9 @@ from fedgossip.runs.trace.files import Opening
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('RAN').write_text('ran')\n"
 EVERY = {kind.experiment: tuple(keys_of_code(kind.experiment)) for kind in RUN_KINDS.values()}
-KEYS = sorted({(of.kind, key) for of, found in EVERY.items() for key in found})
+NEVER_SENT = {"adversary.attack"}
+"""Keys of sections that no invite carries."""
+KEYS = sorted({(of.kind, key) for of, found in EVERY.items() for key in found if key not in NEVER_SENT})
 LEAST: dict[str, dict[str, Any]] = {
     "topology": {"topology": {"graph": "ring", "n": 3}},
     "coordinator": {"coordinator": {"clients": 3}},
@@ -55,13 +57,13 @@ LEAST: dict[str, dict[str, Any]] = {
 
 
 def content_with(kind: str, key: str, value: str) -> dict[str, Any]:
-    """Return an experiment whose `key`, of dotted sections, is `value`, or a list of it."""
+    """Return an experiment whose `key`, of dotted sections, is `value`, or a list or table of it."""
     content: dict[str, Any] = json.loads(json.dumps(LEAST[kind]))
     *sections, last = key.split(".")
     place = content
     for section in sections:
         place = place.setdefault(section, {})
-    place[last] = [value] if last in ("metrics", "filters") else value
+    place[last] = {"partition": {"kind": value}}.get(last, [value] if last in ("metrics", "filters") else value)
     return content
 
 

@@ -17,7 +17,6 @@ from typing import Any, Self
 import numpy as np
 
 from fedgossip.algorithms.codecs.base import Codec, VectorLayout
-from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.federated.base import ClientRule, EndingRule, Federated, is_over
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.running_statistics import with_statistics
@@ -32,6 +31,7 @@ from fedgossip.core.records import PeerRow, Row
 from fedgossip.core.roles import Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
+from fedgossip.data.custom import is_function
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
@@ -39,6 +39,7 @@ from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_tr
 from fedgossip.plans.federated.secure_encoding import BITS_MANY, Numbers
 from fedgossip.plans.federated.tree import TierGroup, Tree, tree_of
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
+from fedgossip.plans.own_parts import codec_named, own_sampling
 from fedgossip.plans.plan import (
     EXHAUSTED,
     PARTIAL,
@@ -167,7 +168,7 @@ class FederationPlan(PlanDefaults):
     @cached_property
     def codec(self) -> Codec | None:
         """The codec of uploads; None: uncoded."""
-        return make_codec(self.section.codec) if self.section.codec else None
+        return codec_named(self.section.codec) if self.section.codec else None
 
     def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
         """Return the encoding of uploaded updates [length]; None: uncoded."""
@@ -226,6 +227,8 @@ class FederationPlan(PlanDefaults):
                 advice = 'Set coordinator.sampling = "uniform".'
                 raise ConfigError("clients with data of their own: nobody knows who has how many examples", advice)
             return BySize(seed, dict(enumerate(self.sizes)), self.cohort, s.over_selection)
+        if is_function(s.sampling):
+            return own_sampling(s.sampling, seed, self.learners, self.cohort)
         return Uniform(seed, clients, self.cohort, s.over_selection)
 
     @property

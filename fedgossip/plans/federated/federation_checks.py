@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from fedgossip.algorithms.codecs.base import LinearCodec
-from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
@@ -17,6 +16,7 @@ from fedgossip.algorithms.federated.robust import ByRule
 from fedgossip.algorithms.federated.scaffold import Controlled
 from fedgossip.algorithms.sampling import participating
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.learning.linear.dual_losses import LASSO
@@ -24,6 +24,7 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM
 from fedgossip.plans.federated.tree import Tree, tree_of
+from fedgossip.plans.own_parts import codec_named, own_federated
 from fedgossip.plans.personal import check_personal_clients
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
@@ -108,6 +109,8 @@ def _algorithm(s: CoordinatorSection, threshold: float) -> Federated[Any]:
     name = s.algorithm
     if name == FEDBUFF:
         name = "fedavg"
+    elif is_function(name):
+        return own_federated(name, options, s.clients)
     elif name not in names.ALGORITHMS:
         raise ConfigError(f"coordinator.algorithm = {name!r} is not known", nearest(name, [*names.ALGORITHMS, FEDBUFF]))
     try:
@@ -147,7 +150,7 @@ def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) ->
     if not s.codec:
         return
     try:
-        codec = make_codec(s.codec)
+        codec = codec_named(s.codec)
     except ConfigError as error:
         raise ConfigError(f"coordinator.codec: {error}", error.advice) from None
     where, out = f"coordinator.codec = {s.codec!r}", "Leave coordinator.codec out."
@@ -198,6 +201,9 @@ def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:
         raise ConfigError("fedbuff has no cohort whose sum could be secure", off)
     if not isinstance(federated.aggregation, Mean):
         raise ConfigError(f"{s.algorithm} needs to see each contribution, which a secure sum hides", off)
+    if is_function(s.sampling):
+        text = f"coordinator.sampling = {s.sampling!r}: cohorts of a secure sum keep their size, and yours promise none"
+        raise ConfigError(text, off)
     if s.sampling == "poisson":
         advice = 'Set coordinator.sampling = "uniform", or coordinator.secure.on = false.'
         raise ConfigError("cohorts of a secure sum keep their size: one client more or less would show it", advice)
@@ -208,6 +214,9 @@ def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
     if s.privacy.unit == "client" and (s.algorithm == FEDBUFF or not isinstance(federated.aggregation, Mean)):
         advice = "Take fedavg, or another algorithm that sums updates; or leave coordinator.privacy.unit out."
         raise ConfigError(f"{s.algorithm} cannot hide clients: their noise is added inside a secure sum", advice)
+    if s.privacy.unit != "none" and is_function(s.sampling):
+        text = f"coordinator.sampling = {s.sampling!r}: a budget counts on cohorts that are drawn as it knows them"
+        raise ConfigError(text, 'Set coordinator.sampling = "uniform", or leave coordinator.privacy.unit out.')
     if s.privacy.adaptive and s.privacy.unit != "client":
         text = f"coordinator.privacy.adaptive = true moves the clip of clients, and unit is {s.privacy.unit!r}"
         raise ConfigError(text, 'Leave it out, or set coordinator.privacy.unit = "client".')

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgossip.algorithms.gossip.base import Needs, Slot
-from fedgossip.algorithms.robust.attacks import Attack, attack_of
+from fedgossip.algorithms.robust.attacks import Attack
 from fedgossip.algorithms.robust.combine import Clipped, Combination
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.roles import Role, Roles
 from fedgossip.experiment import Experiment, GossipExperiment
+from fedgossip.plans.own_parts import attack_named
 from fedgossip.topology import Mixing, Schedule
 
 _ROLE = {False: "peer", True: "attacker"}
@@ -25,7 +26,7 @@ def attackers_of(experiment: GossipExperiment) -> frozenset[int]:
 
 def attack_in(experiment: GossipExperiment) -> Attack:
     """Return the attack.  Raises ConfigError for an unknown attack or option."""
-    return attack_of(experiment.adversary.attack, experiment.adversary.options)
+    return attack_named(experiment.adversary.attack, experiment.adversary.options)
 
 
 def roles_with(attackers: frozenset[int], n: int) -> Roles:

@@ -9,10 +9,11 @@ from typing import Any
 from fedgossip.algorithms.gossip.base import GossipAlgorithm, Needs
 from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.names import Method
-from fedgossip.algorithms.robust.combine import Combination, TrimmedMean, combination
+from fedgossip.algorithms.robust.combine import Combination, TrimmedMean
 from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import GossipExperiment
 from fedgossip.faults.words import Crash, Drop, Flap, Partition, Sleep
+from fedgossip.plans.own_parts import combination_named
 from fedgossip.topology import Cycle, Mixing, Schedule, Spectrum, Topology
 from fedgossip.topology.exposure.privacy import check_private
 
@@ -85,7 +86,7 @@ def check_members(name: str, needs: Needs) -> None:
 def check_combine(name: str, needs: Needs, schedule: Schedule, experiment: GossipExperiment) -> None:
     """Raise ConfigError for a rule of `algorithm.combine` that the algorithm, the mode or the graph does not bear."""
     a = experiment.algorithm
-    rule = combination(a.combine, a.combine_options)
+    rule = combination_named(a.combine, a.combine_options)
     if rule.linear:
         return
     what = f"algorithm.combine = {a.combine!r}"

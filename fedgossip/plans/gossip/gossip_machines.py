@@ -17,13 +17,14 @@ from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
 from fedgossip.algorithms.gossip.running_statistics import combined_apart
-from fedgossip.algorithms.robust.combine import Combination, combination
+from fedgossip.algorithms.robust.combine import Combination
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
 from fedgossip.plans.federated.credentials import Credentials
 from fedgossip.plans.gossip.adversary import attack_in, attackers_of
+from fedgossip.plans.own_parts import combination_named
 from fedgossip.plans.plan import Seat, nanoseconds
 from fedgossip.protocols.gossip import async_gossip, sync_gossip
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
@@ -108,7 +109,7 @@ def _sums_without_one(run: GossipRun, seat: Seat) -> RelayGossip:
 
 def rule_of_models(experiment: GossipExperiment) -> Combination:
     """Return the combination rule of a round's models.  Raises ConfigError for options that the rule does not have."""
-    return combination(experiment.algorithm.combine, experiment.algorithm.combine_options)
+    return combination_named(experiment.algorithm.combine, experiment.algorithm.combine_options)
 
 
 def _private(run: GossipRun, seat: Seat) -> PrivateGossip:

@@ -1,0 +1,329 @@
+"""Parts of the user's own, "module:function" or "module:Class" where a name is accepted: made, and tried before a run.
+
+A part is made twice with its options, and each is given the same small case.  It is refused, by its name, where it is
+a lambda, lacks a member, raises, changes what it was given, returns another shape, or gives other numbers the second
+time.  In a run its errors name it too (`Guarded`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.federated.base import Federated, Work, effective_steps
+from fedgossip.algorithms.options import check_options
+from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, attack_of
+from fedgossip.algorithms.robust.combine import Combination, combination
+from fedgossip.algorithms.sampling import Draw, Sampling
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.data.custom import function, given_by, is_function
+from fedgossip.experiment import Experiment
+from fedgossip.learning.settings import schedule_of
+
+SEE = "See examples/own_parts.py."
+SIZE = 6
+"""Elements of the small case."""
+LOOKED_AT = 3
+"""Rounds of it."""
+
+Trial = Callable[[Any], Iterable[npt.NDArray[Any]]]
+"""Of a part: the arrays that it gives for the small case.  Raises ConfigError for one of another shape."""
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Stands before a part of the user's own; what its methods raise names it."""
+
+    text: str
+    part: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copies and pickles ask for these before `part` is there
+            raise AttributeError(name)
+        found = getattr(self.part, name)
+        if not inspect.isroutine(found):
+            return found
+        return lambda *arguments, **named: given_by(f"{self.text}: {name}", found, *arguments, **named)
+
+
+def own_part(
+    key: str, text: str, options: Mapping[str, Any], members: Sequence[str], trial: Trial, **ours: object
+) -> Any:
+    """Return the part that `text`, the value of `key`, names, made with its options and, if it takes them, `ours`.
+
+    Raises ConfigError as the module's docstring has it.
+    """
+    make, where = function(text), f"{key} = {text!r}"
+    if getattr(make, "__name__", "") == "<lambda>":
+        raise ConfigError(f"{where} is a lambda", "Define it by def, or as a class, under its own name.")
+    check_options(where, make, options, ours)
+    taken = inspect.signature(make).parameters
+    given = {**options, **{name: value for name, value in ours.items() if name in taken}}
+    looks = []
+    try:
+        for _ in range(2):
+            part = given_by(text, make, **given)
+            if missing := [name for name in members if not hasattr(part, name)]:
+                raise ConfigError(f"{where} gave {_kind(part)} without {missing[0]!r}", SEE)
+            part = _guarded(text, part)
+            looks.append(_look(trial(part)))
+    except TrainingError as error:
+        raise ConfigError(f"{where} on a small case: {error}", error.advice) from error
+    if looks[0] != looks[1]:
+        text = f"{where} gave two results for the same arguments"
+        raise ConfigError(text, "Let it depend on its arguments alone; draw from a seed that it is given.")
+    return part
+
+
+def _guarded(text: str, part: Any) -> Any:
+    """Return the part, its own classes guarded; those of fedgossip in it stay, by which plans recognise them."""
+    if isinstance(part, Federated):
+        rules = {name: _guarded(text, getattr(part, name)) for name in ("clients", "aggregation", "server")}
+        return replace(part, **rules)
+    return part if type(part).__module__.startswith("fedgossip.") else Guarded(text, part)
+
+
+def _look(arrays: Iterable[npt.NDArray[Any]]) -> str:
+    found = hashlib.sha256()
+    for one in arrays:
+        found.update(f"{one.dtype} {one.shape}".encode() + np.ascontiguousarray(one).tobytes())
+    return found.hexdigest()
+
+
+def _kind(found: object) -> str:
+    return "nothing" if found is None else f"a {type(found).__name__}"
+
+
+def _vector(number: int) -> Vector:
+    """Return a vector of the small case; a part that writes into it raises."""
+    return frozen(np.sin(np.arange(SIZE) + SIZE * number).astype(np.float32))
+
+
+def _like(what: str, found: Any, like: Vector) -> Vector:
+    if isinstance(found, np.ndarray) and (found.dtype, found.shape) == (like.dtype, like.shape):
+        return found
+    other = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else _kind(found)
+    raise ConfigError(f"{what} returned {other}; expected {like.dtype} {like.shape}", SEE)
+
+
+# --- the rules of a coordinator ---------------------------------------------------------------------------------------
+
+
+def own_federated(text: str, options: Mapping[str, Any], clients: int) -> Federated[Any]:
+    """Return the three rules that "module:function" puts together, some of them the user's own.  Raises ConfigError."""
+    key = "coordinator.algorithm"
+
+    def trial(found: Any) -> Iterable[Vector]:
+        if not isinstance(found, Federated):
+            raise ConfigError(f"{key} = {text!r} gave {_kind(found)}; expected Federated(clients, ...)", SEE)
+        rule, server, x = found.clients, found.server, _vector(0)
+        state, count = server.start(x), rule.vectors
+        for round in range(LOOKED_AT):
+            if not is_dataclass(state):
+                raise ConfigError(f"{text}: a server's state is a frozen dataclass, not {_kind(state)}", SEE)
+            received = _several(f"{text}: broadcast", server.broadcast(state), count, x)
+            total = found.aggregation.accumulator(count, SIZE, x.dtype)
+            for node in range(max(LOOKED_AT, found.aggregation.least)):
+                rule.terms(received, ())
+                work = Work(_vector(node + round + 1), node + 1, node + 1, 0.1, node, round)
+                up, _ = rule.upload(received, (), work)
+                up = _several(f"{text}: upload", up, count, x)
+                if not (weight := rule.weight(work.examples)) > 0:
+                    raise ConfigError(f"{text}: weight({work.examples}) is {weight!r}; expected one above 0", SEE)
+                yield from up
+                total.add(node, weight, up, effective_steps(rule, work.steps))
+            aggregate = total.aggregate()
+            _several(f"{text}: aggregate", aggregate.vectors, count, x)
+            state = server.step(state, replace(aggregate, round=round))
+            yield from _several(f"{text}: broadcast", server.broadcast(state), count, x)
+
+    made: Federated[Any] = own_part(key, text, options, (), trial, clients=clients)
+    return made
+
+
+def _several(what: str, found: Any, count: int, like: Vector) -> tuple[Vector, ...]:
+    if not (isinstance(found, tuple) and len(found) == count):
+        many = len(found) if isinstance(found, tuple | list) else _kind(found)
+        raise ConfigError(f"{what} returned {many} vectors; expected a tuple of {count}", SEE)
+    return tuple(_like(what, one, like) for one in found)
+
+
+@dataclass(frozen=True)
+class OwnSampling:
+    """A user's own sampling, each of whose draws is checked."""
+
+    text: str
+    part: Any
+
+    def draw(self, round: int, here: Any) -> Draw:
+        """Return the cohort of a round.  Raises TrainingError for one that is none of those that are here."""
+        found = given_by(f"{self.text}: draw", self.part.draw, round, here)
+        right = isinstance(found, Draw) and list(found.invited) == sorted({*found.invited} & {*here})
+        if not right or not 0 <= found.wanted <= len(found.invited):
+            advice = "Return fedgossip.algorithms.sampling.Draw(invited, wanted): ids of `here`, ascending, each once."
+            raise TrainingError(f"{self.text}: draw of round {round} returned {found!r}"[:200], advice)
+        assert isinstance(found, Draw)
+        return found
+
+
+def own_sampling(text: str, seed: int, clients: int, count: int) -> Sampling:
+    """Return the sampling that "module:Class" names, of (seed, clients, count).  Raises ConfigError."""
+
+    def trial(part: Any) -> Iterable[npt.NDArray[np.int64]]:
+        for round in range(LOOKED_AT):
+            draw = OwnSampling(text, part).draw(round, range(clients))
+            yield np.array([*draw.invited, draw.wanted], np.int64)
+
+    ours = {"seed": seed, "clients": clients, "count": count}
+    return OwnSampling(text, own_part("coordinator.sampling", text, {}, ("draw",), trial, **ours))
+
+
+# --- rules of peers ---------------------------------------------------------------------------------------------------
+
+
+def attack_named(text: str, options: Mapping[str, Any]) -> Attack:
+    """Return the attack of a name, or the user's own.  Raises ConfigError."""
+    if not is_function(text):
+        return attack_of(text, options)
+
+    def trial(attack: Any) -> Iterable[Vector]:
+        good = MappingProxyType({1: _vector(1), 2: _vector(2)})
+        row = MappingProxyType({0: 0.25, 1: 0.5, 2: 0.25})
+        seen = ObservedModels(0, 3, 7, _vector(0), good, lambda _: row, frozenset({0}))
+        for to in (1, 2) if attack.aimed else (0,):
+            yield _like(f"{text}: vector", attack.vector(seen, to), seen.own)
+
+    made: Attack = own_part("adversary.attack", text, options, ("aimed", "vector"), trial)
+    return made
+
+
+def combination_named(text: str, options: Mapping[str, Any]) -> Combination:
+    """Return the rule of a name that combines models, or the user's own.  Raises ConfigError."""
+    if not is_function(text):
+        return combination(text, options)
+
+    def trial(rule: Any) -> Iterable[Vector]:
+        if rule.linear:
+            advice = "Set linear = False; weights of your own are topology.weights."
+            raise ConfigError(f"algorithm.combine = {text!r} says that it is the weighted sum", advice)
+        row = MappingProxyType({0: 0.5, 1: 0.25, 4: 0.25})
+        models = MappingProxyType({0: _vector(0), 1: _vector(1), 4: _vector(2)})
+        yield _like(f"{text}: combine", rule.combine(1, row, models), models[1])
+
+    made: Combination = own_part("algorithm.combine", text, options, ("linear", "tolerates", "combine"), trial)
+    return made
+
+
+# --- codecs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OwnCodec(Codec):
+    """A user's own codec, each of whose payloads is checked: in a secure sum it has no place (`LinearCodec`)."""
+
+    part: Any = field(compare=False)
+
+    def contraction(self, layout: VectorLayout) -> float:
+        return float(self.part.contraction(layout))
+
+    def size(self, layout: VectorLayout, round: int) -> int:
+        return int(self.part.size(layout, round))
+
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
+        found: Payload = self.part.encode(vector, layout, turn)
+        size = self.size(layout, turn.round)
+        if not (isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.shape == (size,)):
+            raise TrainingError(f"{self.name}: encode returned {_kind(found)}, not uint8 ({size},)", SEE)
+        return found
+
+    def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:
+        found: Vector = self.part.decoded(payload, layout, turn)
+        if not (isinstance(found, np.ndarray) and (found.dtype, found.shape) == (layout.dtype, (layout.length,))):
+            text = f"{self.name}: decoded returned {_kind(found)}, not {layout.dtype} ({layout.length},)"
+            raise TrainingError(text, SEE)
+        return found
+
+
+def codec_named(text: str) -> Codec:
+    """Return the codec of a name, or the user's own.  Raises ConfigError."""
+    if not is_function(text):
+        return make_codec(text)
+
+    def trial(part: Any) -> Iterable[npt.NDArray[Any]]:
+        vector, codec = _vector(0), OwnCodec(text, part)
+        layout = VectorLayout.of(vector)
+        for round in range(LOOKED_AT):
+            turn = CodecTurn(7, 2, round)
+            payload = codec.encode(vector, layout, turn)
+            yield payload
+            yield codec.decode(payload, layout, turn)
+        if not 0 <= codec.contraction(layout) <= 1:
+            raise ConfigError(f"{text}: contraction is {codec.contraction(layout)}; expected one from 0 to 1", SEE)
+
+    return OwnCodec(text, own_part("coordinator.codec", text, {}, ("contraction", "size", "encode", "decoded"), trial))
+
+
+# --- partitions and rates ---------------------------------------------------------------------------------------------
+
+
+def own_partition(
+    text: str, labels: npt.NDArray[np.int64], n: int, seed: int, options: Mapping[str, Any]
+) -> list[npt.NDArray[np.int64]]:
+    """Return what "module:function", of (labels, n, seed), makes of the examples: n ascending, disjoint arrays of all.
+
+    Raises ConfigError where it makes anything else, or something else the second time.
+    """
+    make, where = function(text), f"data.partition.kind = {text!r}"
+    check_options(where, make, {**options, "labels": 0, "n": 0, "seed": 0})
+    given = labels.copy()
+    given.flags.writeable = False
+    try:
+        first, second = (given_by(text, make, given, n, seed, **options) for _ in range(2))
+    except TrainingError as error:
+        raise ConfigError(f"{where}: {error}", error.advice) from error
+    shares = [_indices(where, one) for one in first]
+    if [one.tolist() for one in shares] != [_indices(where, one).tolist() for one in second]:
+        raise ConfigError(f"{where} gave two partitions for the same arguments", "Draw from the seed alone.")
+    if len(shares) != n or not all(one.size for one in shares):
+        text = f"{where} gave {sum(one.size > 0 for one in shares)} peers examples; expected {n}"
+        raise ConfigError(text, "Return an array of indices for each peer, none empty.")
+    if not np.array_equal(np.sort(np.concatenate(shares)), np.arange(len(labels))):
+        raise ConfigError(f"{where}: an example is missing, or given twice", "Give each to exactly one peer.")
+    return shares
+
+
+def _indices(where: str, found: Any) -> npt.NDArray[np.int64]:
+    array = np.asarray(found)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ConfigError(f"{where} gave {array.dtype} {array.shape}", "Return a list of whole indices for each peer.")
+    return np.sort(array).astype(np.int64)
+
+
+def check_schedule(experiment: Experiment) -> None:
+    """Raise ConfigError for a rate schedule of the user's own that gives no rate, or two for one round."""
+    text = experiment.train.schedule
+    if not is_function(text):
+        return
+    rounds = sorted({0, experiment.rounds // 2, experiment.rounds - 1})
+
+    def rates() -> list[float]:
+        return [schedule_of(text).rate(1.0, round, experiment.rounds) for round in rounds]
+
+    try:
+        first, second = rates(), rates()
+    except TrainingError as error:
+        raise ConfigError(f"train.schedule: {error}", error.advice) from error
+    if first != second:
+        raise ConfigError(
+            f"train.schedule = {text!r} gave two rates for one round", "Let it depend on (round, rounds)."
+        )
