@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -182,9 +183,10 @@ def test_a_machine_that_may_not_open_the_files_takes_no_seat(asked: Asked, monke
     one = proposed({"topology": {"graph": "complete", "n": 100}, "task": {"kind": "averaging"}, "rounds": 1})
     plan = compose.plan(proposals.experiment_of(one, asked.folder))
     own = OwnMachine("", "", None, None, asked.place.path / "policy.toml", None, None)
+    client: Any = SimpleNamespace(ask_all=list)  # requests parts of a common test set, of which there is none
     monkeypatch.setattr(descriptors, "raise_open_files", lambda: 64)
     with pytest.raises(NetworkError, match=r"99 partners need \d+ open files"):
-        joining_command._take_part(None, one, plan, asked.place, own, None)  # type: ignore[arg-type]  # nobody is asked
+        joining_command._take_part(client, one, plan, asked.place, own, None, "fedgossip join")
 
 
 @pytest.mark.parametrize(

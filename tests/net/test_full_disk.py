@@ -165,7 +165,7 @@ def test_a_disk_that_stays_full_ends_a_simulation_with_its_name(disk: Disk) -> N
         simulate(EXPERIMENT, out=disk.path / "run", watch=at_round({4: disk.fill}))
     assert error.value.exit_code == 2
     text = str(error.value)
-    assert f"{disk.path}/run/model/weights.safetensors: not written: No space left on device" in text
+    assert f"{disk.path}/run/timeline.json: not written: No space left on device" in text
     assert f"the disk at {disk.path} has 0.0 MB left" in text
     assert not parts(disk.path) and (disk.path / "run" / "INCOMPLETE").exists()
 

@@ -26,6 +26,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.imports import PYTHON
+from fedgossip.core import run_format
 from fedgossip.data.idx import VARIABLE
 from fedgossip.drivers.simulate import simulate
 
@@ -187,13 +188,13 @@ def _fitted(name: str, sites: Sequence[HospitalRecords], source: str, more: Mapp
         label = ",".join(LABELS[name])
         data = {
             "source": f"csv:train-{{peer}}.csv?label={label}", "test": f"csv:train-0.csv?label={label}",
-            "partition": {"kind": "own"}, "scale": "federated", "categories": "agreed", "agreed": "agreed.json",
+            "partition": {"kind": "own"}, "scale": "federated", "categories": "agreed", "agreed": run_format.AGREED,
         }  # fmt: skip
         content = {"name": "fit", "data": data, "model": {"source": source}, "coordinator": {"clients": len(sites)}}
         (folder / "fit.toml").write_text(tomli_w.dumps({**content, **more}))
         _command(folder, "data", "agree", "fit.toml")
         _command(folder, "fit", "fit.toml", "--to", "fitted")
-        fit: Any = json_value(outside_files.read_bytes(folder / "fitted" / "fit.json"))
+        fit: Any = json_value(outside_files.read_bytes(folder / "fitted" / run_format.FIT))
     estimates = {one["name"]: one["estimate"] or 0.0 for one in fit["coefficients"]}
     inputs = [one for one in sites[0].names if one not in LABELS[name]]
     names = ["(intercept)", *inputs] if "(intercept)" in estimates else inputs

@@ -688,7 +688,7 @@ def test_a_gathering_tells_of_what_was_added_in_any_order(said: list[tuple[float
             value, examples, loss = said[node]
             message = Contribution(0, SCHEMA, (vector(value, 1),), examples, 1, loss)
             made.check(node, message)
-            made.add(node, message, rule.clients.weight(examples))
+            made.add(node, message, rule.clients)
         return made.aggregate(), made.facts()
 
     (one, facts), (other, again) = gathered([*range(len(said))]), gathered([*reversed(range(len(said)))])
