@@ -47,6 +47,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Meter": frozenset({"_away", "_left", "_of_jobs"}),
     "ParcelMail": frozenset({"late_from"}),
     "PreparedContribution": frozenset({"counts"}),
+    "Pairing": frozenset({"declines"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
     "Simulator": frozenset({"seat", "timeline"}),
     "Network": frozenset(

@@ -10,7 +10,11 @@ from fedgossip.core.machine import NodeId
 from fedgossip.protocols.gossip.peer_sampling import Rule
 
 ATTEMPTS = 2
-"""Maximum number of offers in one exchange: a peer that is declined once tries another neighbour."""
+"""Maximum number of partners tried in one exchange: a peer that is declined once tries another neighbour."""
+
+DOUBLINGS = 10
+"""Maximum number of doublings of the wait before the only partner is offered an exchange again: it may wait for a lost
+answer."""
 
 SPREAD = 4
 """Offers are spread over at least this many answer times: a peer is then busy for a third of its time at most."""
@@ -34,7 +38,8 @@ class Pairing:
     """Schedules one peer's offers.  `count` numbers them for the seeded draws; `async_gossip` are begun per round.
 
     A due exchange is in one of three exclusive states: its offer is not scheduled, scheduled (`planned`), or in flight
-    (`flight`).  It takes at most ATTEMPTS offers, to different partners where there are several.
+    (`flight`).  It ends with the ATTEMPTS-th partner that declines; with fewer partners they are offered it again, after
+    waits that double.
     """
 
     def __init__(self, node: NodeId, rule: Rule, seed: int, exchanges: int, count: int = 0) -> None:
@@ -44,6 +49,7 @@ class Pairing:
         self.planned = False  # whether the next offer is scheduled
         self.flight: Flight | None = None
         self.tried: set[NodeId] = set()  # partners that declined in this exchange
+        self.declines = 0  # in this exchange
         self.usual_ns = 0  # mean answer time over all partners
         self.times_ns: dict[NodeId, int] = {}
 
@@ -61,7 +67,7 @@ class Pairing:
         self.planned = True
         self.count += 1
         share = seeds.integer(self.seed, "moment", self.node, self.count) / 2**63
-        return int(share * self._spread_ns(training_ns))
+        return int(share * self._spread_ns(training_ns)) << min(max(0, self.declines - ATTEMPTS), DOUBLINGS)
 
     def _spread_ns(self, training_ns: int | None) -> int:
         least = max(SPREAD * self.usual_ns, LEAST_SPREAD_NS)
@@ -89,6 +95,7 @@ class Pairing:
         """Record that the offer in flight is declined; return whether another may be tried."""
         self._landed(now_ns)
         self.tried.add(node)
+        self.declines += 1
         return len(self.tried) < ATTEMPTS
 
     def _landed(self, now_ns: int) -> int:
@@ -102,6 +109,7 @@ class Pairing:
         """Remove one exchange from those due: it was made, or cannot be."""
         self.flight = None
         self.tried.clear()
+        self.declines = 0
         self.due = max(0, self.due - 1)
 
 

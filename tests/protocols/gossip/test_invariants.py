@@ -19,7 +19,7 @@ from fedgossip.protocols.gossip.edge_ledger import KEPT_ROUNDS, EdgeLedger
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mailbox import Mailbox
 from fedgossip.protocols.gossip.open_round import ExchangedRound, OwnWeights
-from fedgossip.protocols.gossip.pairing import ATTEMPTS, Pairing
+from fedgossip.protocols.gossip.pairing import ATTEMPTS, DOUBLINGS, LEAST_SPREAD_NS, Pairing
 from fedgossip.protocols.gossip.partner_set import PartnerSet
 from fedgossip.protocols.gossip.peer_sampling import UniformPartner
 from fedgossip.protocols.private.private_gossip import KeyBook, MaskedSums
@@ -128,6 +128,22 @@ def test_an_exchange_is_planned_or_on_the_way_and_never_both(ops: Any, exchanges
                 offers = 0
         assert not (pairing.planned and pairing.flight) and pairing.due >= 0 and len(pairing.tried) <= ATTEMPTS
         assert pairing.due or not (pairing.planned or pairing.flight)
+
+
+def test_the_only_partner_is_offered_an_exchange_again_after_waits_that_double() -> None:
+    """It may wait for a lost answer: without longer waits thousands of offers a second are declined."""
+    pairing, waits = Pairing(0, UniformPartner(1, 0), 1, 1), list[int]()
+    pairing.more()
+    for number in range(60):
+        wait_ns = pairing.moment_ns(None)
+        assert wait_ns is not None and pairing.choose([1]) == 1
+        waits.append(wait_ns)
+        pairing.begin(1, number, 0)
+        assert pairing.declined(1, 0)
+    assert max(waits[:3]) <= LEAST_SPREAD_NS < max(waits) <= LEAST_SPREAD_NS << DOUBLINGS
+    assert sum(waits) > 10**9, "a lost answer is queried after a second"
+    pairing.over()
+    assert pairing.declines == 0
 
 
 @some

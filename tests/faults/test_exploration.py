@@ -1,0 +1,195 @@
+"""Every schedule of small runs of the real machines: what their docstrings promise holds in each state.
+
+python tests/faults/test_exploration.py          the long form, and what it took
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import explored
+import pytest
+from explored import async_gossip, push_sum, sync_gossip
+from exploring import Budget, CannotCopyError, Copier, Explorer, OutOfRoomError, World
+
+from fedgossip.core.machine import SetTimer
+from fedgossip.protocols.gossip.async_gossip import AsyncGossip, Ledger
+from fedgossip.protocols.gossip.awaited_round import AwaitedRound
+from fedgossip.protocols.gossip.edge_ledger import Edge, EdgeLedger
+from fedgossip.protocols.gossip.pairing import Pairing
+from fedgossip.protocols.push_sum.mass_ledger import Arcs
+
+FAULTS = Budget(drops=2, repeats=1, crashes=1, hastes=1)
+
+
+class Run(NamedTuple):
+    """A run to explore.  `short`: the number of states seen in every run of the tests."""
+
+    world: Callable[[], World]
+    budget: Budget = FAULTS
+    short: int = 1500
+
+
+RUNS: Mapping[str, Run] = {
+    "gossip, 2 peers, 3 rounds": Run(lambda: sync_gossip(2, 3)),
+    "gossip, 3 peers, 2 rounds": Run(lambda: sync_gossip(3, 2)),
+    "async gossip, 2 peers, 3 rounds": Run(lambda: async_gossip(2, 3)),
+    "async gossip, 3 peers, 2 rounds": Run(lambda: async_gossip(3, 2)),
+    "push-sum, 2 peers, 3 rounds": Run(lambda: push_sum(2, 3)),
+    "push-sum, 3 peers, 2 rounds": Run(lambda: push_sum(3, 2)),
+    "async push-sum, 2 peers, 3 rounds": Run(lambda: push_sum(2, 3, "async")),
+    "async push-sum, 3 peers, 2 rounds": Run(lambda: push_sum(3, 2, "async")),
+}
+LONG = 300_000
+"""Maximum number of states of one run in the long form."""
+
+
+def budgets(whole: Budget) -> list[Budget]:
+    """Every fault alone, then all: the schedules of few faults are seen to their end."""
+    each = [Budget(**{name: min(1, number)}) for name, number in whole._asdict().items() if number]
+    return [Budget(), *each, whole]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_schedule_breaks_what_is_promised(name: str) -> None:
+    run = RUNS[name]
+    for budget in (Budget(drops=1), Budget(hastes=1), run.budget):
+        found = Explorer(run.world(), budget).explore(run.short // 3)
+        assert not found.wrong, str(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", RUNS)
+def test_no_schedule_of_the_long_form_does(name: str) -> None:
+    for budget in budgets(RUNS[name].budget):
+        found = Explorer(RUNS[name].world(), budget).explore(LONG)
+        print(name, tuple(budget), found)
+        assert not found.wrong, str(found)
+
+
+# --- machines with a fault --------------------------------------------------------------------------------------------
+
+
+def _counted_without_a_look(self: EdgeLedger, round: int, nodes: Any, here: Any) -> list[int]:
+    for node in (counted := list(nodes)):
+        self.edge(node).used = round
+        self.edge(node).confirmed = False
+    self._asking[round] = self._asking.get(round, 0) + len(counted)
+    return counted
+
+
+def _repaired_for_ever(self: Edge) -> Any:
+    return None if self.open is None or not self.open.counted or self.open.theirs is None else self.open
+
+
+def _offer_without_a_timer(self: AsyncGossip[Any], now_ns: int) -> list[Any]:
+    return [effect for effect in OFFER(self, now_ns) if not isinstance(effect, SetTimer)]
+
+
+def _taken(self: Arcs, sender: int, number: int) -> bool:
+    self.taken[sender] = max(number, self.taken.get(sender, -1))
+    return True
+
+
+class Mutation(NamedTuple):
+    """A fault in a machine, and the run in which it is found.  `short`: found in every run of the tests."""
+
+    run: str
+    owner: Any
+    name: str
+    fault: Any
+    budget: Budget
+    short: bool = False
+
+
+_GOSSIP, _ASYNC, _PUSH = "gossip, 2 peers, 3 rounds", "async gossip, 2 peers, 3 rounds", "push-sum, 2 peers, 3 rounds"
+OFFER = AsyncGossip._offer
+
+MUTATIONS: Mapping[str, Mutation] = {
+    "an edge is mixed although its account is open": Mutation(
+        _GOSSIP, EdgeLedger, "counted", _counted_without_a_look, Budget(drops=2, hastes=1)
+    ),
+    "a repair is added twice": Mutation(
+        _GOSSIP, Edge, "repair", _repaired_for_ever, Budget(drops=2, repeats=1, hastes=2)
+    ),
+    "an offer has no deadline": Mutation(_ASYNC, AsyncGossip, "_offer", _offer_without_a_timer, Budget(drops=1)),
+    "a missing model is never asked for, and no deadline": Mutation(
+        _GOSSIP, AwaitedRound, "fired", lambda *_: [], Budget(drops=2), short=True
+    ),
+    "an offer that comes twice is answered twice": Mutation(
+        _ASYNC, Ledger, "repeated", lambda *_: None, Budget(repeats=1), short=True
+    ),
+    "an answered offer stays open": Mutation(
+        _ASYNC, Ledger, "close", lambda self, to, number: self.open.get(to) == number, Budget(repeats=1)
+    ),
+    "a declined peer offers again at once, for ever": Mutation(
+        _ASYNC, Pairing, "declined", explored.declined_without_count, Budget(drops=1)
+    ),
+    "a repeated parcel is taken again": Mutation(_PUSH, Arcs, "take", _taken, Budget(repeats=1), short=True),
+    "an acceptance is ignored": Mutation(_PUSH, Arcs, "accepted", lambda *_: False, Budget(drops=1)),
+    "a parcel that comes back is kept out": Mutation(
+        _PUSH, Arcs, "accepted", lambda self, to, _: self.out.pop(to, None) is not None, Budget(drops=1, hastes=1)
+    ),
+}
+
+
+def found_with(mutation: Mutation, patch: pytest.MonkeyPatch, most: int) -> Explorer:
+    """Explore with the fault; the counter-example must go wrong with it each time, and not without it."""
+    world = RUNS[mutation.run].world
+    with patch.context() as faulty:
+        faulty.setattr(mutation.owner, mutation.name, mutation.fault)
+        explorer = Explorer(world(), mutation.budget)
+        found = explorer.explore(most)
+        assert found.wrong, f"not found in {found}"
+        assert Explorer(world(), mutation.budget).replay(found.schedule)
+    assert Explorer(world(), mutation.budget).replay(found.schedule) == ""
+    return explorer
+
+
+@pytest.mark.parametrize("name", [name for name, one in MUTATIONS.items() if one.short])
+def test_a_fault_in_a_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found_with(MUTATIONS[name], monkeypatch, 3000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_fault_in_a_machine_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found_with(MUTATIONS[name], monkeypatch, LONG)
+
+
+# --- what the machines must bear --------------------------------------------------------------------------------------
+
+
+class Clocked:
+    """A machine that holds what no copy can have."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self.lock = threading.Lock()
+
+
+def test_a_machine_that_cannot_be_copied_or_compared_is_named() -> None:
+    for what in (Copier().copy, Copier().name):
+        with pytest.raises(CannotCopyError, match=r"_thread.lock in Clocked.lock"):
+            what(Clocked())
+
+
+def test_an_exploration_without_room_ends_with_its_progress() -> None:
+    with pytest.raises(OutOfRoomError, match=r"4096 states seen, \d+ branches left.* MB are more than 1;"):
+        Explorer(push_sum(2, 3), FAULTS, most_mb=1).explore(5000)
+
+
+if __name__ == "__main__":
+    for title, one in RUNS.items():
+        if len(sys.argv) < 2 or sys.argv[1] in title:
+            for each in budgets(one.budget):
+                print(title, tuple(each), Explorer(one.world(), each).explore(LONG), flush=True)
