@@ -38,8 +38,8 @@ class Pairing:
     """Schedules one peer's offers.  `count` numbers them for the seeded draws; `async_gossip` are begun per round.
 
     A due exchange is in one of three exclusive states: its offer is not scheduled, scheduled (`planned`), or in flight
-    (`flight`).  It ends with the ATTEMPTS-th partner that declines; with fewer partners they are offered it again, after
-    waits that double.
+    (`flight`).  It ends with the ATTEMPTS-th partner that declines; with fewer partners they are offered it again,
+    after waits that double.
     """
 
     def __init__(self, node: NodeId, rule: Rule, seed: int, exchanges: int, count: int = 0) -> None:
