@@ -15,12 +15,13 @@ import traceback
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from fedgossip.base import signals
 from fedgossip.base.errors import EXIT_CODES, FedgossipError, nearest
 from fedgossip.base.untrusted_text import masked
-from fedgossip.base.version import __version__
-from fedgossip.cli import output
+from fedgossip.base.version import __version__, commit
+from fedgossip.cli import completion, output
 from fedgossip.cli.text import echo
 
 STOPPED = 130
@@ -95,6 +96,7 @@ COMMANDS = {
     ),
     "explain": ("fedgossip.cli.explain", "Explain a key, an exit code, an event, a command or a term."),
     "doctor": ("fedgossip.cli.doctor", "Check this machine: its abilities, and missing parts."),
+    "completion": ("fedgossip.cli.completion", "Print the script that completes commands in bash, zsh or fish."),
 }
 
 
@@ -110,6 +112,10 @@ class _Lazy(click.Group):
         command: click.Command = getattr(importlib.import_module(COMMANDS[name][0]), name)
         return command
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, context, incomplete)]
+
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -123,9 +129,23 @@ Start with `fedgossip demo`; `fedgossip explain WORD` explains a key, an event o
 
 
 @click.group(cls=_Lazy, help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="fedgossip")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _option, wanted: _print_version(context) if wanted else None,
+    help="Show the version, with its commit, and exit.",
+)
 def cli() -> None:
     """Every command of the command line."""
+
+
+def _print_version(context: click.Context) -> None:
+    if not context.resilient_parsing:
+        made_of = commit()
+        echo(f"fedgossip, version {__version__}{f' (commit {made_of})' if made_of else ''}")
+        context.exit()
 
 
 def main() -> NoReturn:
@@ -140,6 +160,8 @@ def main() -> NoReturn:
 def _run() -> int:
     """Run the typed command; return its exit code, STOPPED where it was requested to end."""
     try:
+        if line := os.environ.get(completion.VARIABLE):
+            return completion.complete(cli, line)
         code = cli(standalone_mode=False)
     except FedgossipError as error:
         code = _fail(str(error), error.advice, error.exit_code, error)

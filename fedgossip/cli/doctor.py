@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from fedgossip.cli.people.invited import web_options
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
-NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-learn", "safetensors", "matplotlib")
+FOR_DEVELOPERS = ("all", "dev", "docs")
+"""Extras that add no part of their own."""
 
 
 @click.command()
@@ -66,11 +68,7 @@ def doctor(links: bool, endpoints: Path | None, key: Path, reach: str | None, bi
 def _findings() -> Iterator[tuple[bool, str]]:
     yield True, f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
     yield True, f"processor {kernels.processor()}"
-    for name in NEEDED:
-        try:
-            yield True, f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            yield False, f"{name}: install it with pip install {name}"
+    yield from _packages()
     yield _encryption()
     yield _device()
     yield _kernels()
@@ -79,6 +77,31 @@ def _findings() -> Iterator[tuple[bool, str]]:
         yield True, "FEDGOSSIP_DATA is not set: digits and breast-cancer are bundled, MNIST needs it"
     else:
         yield Path(folder).is_dir(), f"FEDGOSSIP_DATA is {folder}"
+
+
+def _packages() -> Iterator[tuple[bool, str]]:
+    """Yield a line for each library, and one for each extra with a library that is not installed here."""
+    try:
+        wanted = importlib.metadata.requires("fedgossip") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield False, "fedgossip is not installed: pip install it, or its checkout with pip install --editable ."
+        return
+    lacking: dict[str, list[str]] = {}
+    for requirement, _, marker in (one.partition(";") for one in wanted):
+        name, extra = re.split(r"[^\w.-]", requirement, maxsplit=1)[0], re.search(r"extra == ['\"]([\w-]+)", marker)
+        if extra and extra[1] in FOR_DEVELOPERS:
+            continue
+        try:
+            found = importlib.metadata.version(name)
+            if not extra:
+                yield True, f"{name} {found}"
+        except importlib.metadata.PackageNotFoundError:
+            if extra:
+                lacking.setdefault(extra[1], []).append(name)
+            else:
+                yield False, f"{name}: pip install '{requirement.strip()}'"
+    for part, names in lacking.items():
+        yield True, f"without the extra {part} ({', '.join(names)}): pip install 'fedgossip[{part}]' adds it"
 
 
 def _links() -> None:

@@ -20,9 +20,9 @@ from fedgossip.base import outside_files
 from fedgossip.base.cells import LARGEST
 from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.data import images, tables
 from fedgossip.data.dataset import Dataset, whole
-from fedgossip.data.extras import needed
 
 CELLS_MOST = 1 << 31
 ROWS_AT_ONCE = 4096

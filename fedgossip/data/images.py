@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.extras import needed
 from fedgossip.data.dataset import Dataset, whole
-from fedgossip.data.extras import needed
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")

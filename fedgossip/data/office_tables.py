@@ -19,7 +19,7 @@ from typing import Any
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.data.extras import needed
+from fedgossip.base.extras import needed
 from fedgossip.data.table_files import CELLS_MOST, TableFile, TableRows
 
 STATISTICAL = {

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import missing, needed
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,6 +56,9 @@ RATIO = 1e-3
 
 TINY = 1e-12
 """Epsilon below which it counts as 0."""
+
+WHAT = "differential privacy"
+"""Whose accounts need the extra."""
 
 STEPS_MOST = 10**12
 
@@ -280,7 +284,7 @@ def _accountants() -> Path:
     """Return the folder of opacus' accountants, where it is installed.  Raises ConfigError."""
     opacus = find_spec("opacus")
     if opacus is None or opacus.origin is None:
-        raise _missing("opacus")
+        raise missing("opacus", "privacy", WHAT)
     return Path(opacus.origin).parent / "accountants"
 
 
@@ -296,13 +300,5 @@ def _module_at(place: Path) -> Any:
 
 def _opacus() -> Any:
     """Return opacus.accountants.  Raises ConfigError where opacus is not installed."""
-    try:
-        import opacus.accountants
-        import opacus.accountants.analysis.rdp
-    except ModuleNotFoundError as missing:
-        raise _missing(str(missing.name)) from None
-    return opacus.accountants
-
-
-def _missing(name: str) -> ConfigError:
-    return ConfigError(f"differential privacy needs {name}", "pip install 'fedgossip[privacy]'")
+    needed("opacus.accountants.analysis.rdp", "privacy", WHAT)
+    return needed("opacus.accountants", "privacy", WHAT)

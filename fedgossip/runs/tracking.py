@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.untrusted_text import MASK, line, masked
 from fedgossip.core import run_format
 from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow
-from fedgossip.data.extras import needed
 from fedgossip.experiment import Experiment
 
 # Trackers of curves: each receives numbers by name and step, without information on runs.

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import fedgossip
+from fedgossip.base import extras
 from fedgossip.base.errors import ConfigError
-from fedgossip.data import extras, images
+from fedgossip.data import images
 from fedgossip.data.cifar import CLASSES, PIXELS
 from fedgossip.data.data import load
 from fedgossip.experiment import load_experiment

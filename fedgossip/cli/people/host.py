@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.base.extras import needed
 from fedgossip.cli.people.invited import InvitedSeat, script_of, web_options
 from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.run.portable import portable_option
@@ -515,11 +516,5 @@ def _write_report(plan: Plan, folder: Path) -> None:
 
 
 def _show_code(text: str) -> None:
-    from fedgossip.base.errors import ConfigError
-
-    try:
-        import segno
-    except ImportError:
-        advice = "pip install 'fedgossip[lan]', or send the text."
-        raise ConfigError("a QR code needs the package segno, which is not installed", advice) from None
+    segno = needed("segno", "lan", "a QR code", "or send the text.")
     segno.make(text.upper()).terminal(compact=True)

@@ -19,10 +19,10 @@ from types import FrameType
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import FedgossipError
+from fedgossip.base.extras import needed
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import JobLife, read_job
 from fedgossip.drivers.clusters.participant_process import own_host, start_participant
-from fedgossip.drivers.clusters.resources import imported
 from fedgossip.drivers.clusters.shared_folder import check_shared
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.peer_files import failed, try_to_tell
@@ -39,7 +39,7 @@ Slurm sends SIGKILL after 30.
 def main(folder: Path, probe: str) -> int:
     """Run one participant to its end.  Raises ConfigError where this node does not see the folder of the run."""
     check_shared(folder, probe)
-    environment = imported("submitit", "submitit").helpers.JobEnvironment()
+    environment = needed("submitit", "cluster", "a Slurm cluster").helpers.JobEnvironment()
     job, node = read_job(folder), int(environment.global_rank)
     life = JobLife(folder / f"{environment.job_id}-{os.environ.get('SLURM_RESTART_COUNT') or 0}", len(job.specs))
     life.begin(node)

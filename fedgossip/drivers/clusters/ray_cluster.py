@@ -9,7 +9,8 @@ import threading
 from typing import Any
 
 from fedgossip.base.errors import NetworkError
-from fedgossip.drivers.clusters.resources import LOCAL, imported
+from fedgossip.base.extras import needed
+from fedgossip.drivers.clusters.resources import LOCAL
 
 ANSWER_SECONDS = 15.0
 """How long a cluster may take to answer; Ray itself waits for minutes."""
@@ -34,7 +35,7 @@ def connected(address: str, cpus: int = 0) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report leaves the machine
     if address != LOCAL:
         os.environ.setdefault(*TRIES)
-    ray = imported("ray", "Ray")
+    ray = needed("ray", "cluster", "a Ray cluster")
     if address == LOCAL:
         where: dict[str, Any] = {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False}
     else:

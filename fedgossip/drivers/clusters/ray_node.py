@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base import owner_files
+from fedgossip.base.extras import needed
 from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.mirror import FolderNews, Piece, apply
 from fedgossip.drivers.clusters.participant_process import own_host, start_participant
-from fedgossip.drivers.clusters.resources import imported
 from fedgossip.runs.run_directory import write_whole
 
 END_SECONDS = 20.0
@@ -59,7 +59,7 @@ class RayParticipant:
 
     def host(self) -> str:
         """The address of this node in its cluster."""
-        ray: Any = imported("ray", "Ray")
+        ray: Any = needed("ray", "cluster", "a Ray cluster")
         return str(ray.util.get_node_ip_address())
 
     def start(

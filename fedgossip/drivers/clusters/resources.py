@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.plans.plan import Plan
@@ -58,11 +56,3 @@ def check_placeable(plan: Plan) -> None:
     if plan.experiment.faults:
         advice = "Leave [[faults]] out, or run it with fedgossip run --on local, or --on sim."
         raise ConfigError("faults are made by a script on one machine, not on a cluster", advice)
-
-
-def imported(name: str, title: str) -> Any:
-    """Return a module of the extra.  Raises ConfigError where it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(f"{title} is not installed", "pip install 'fedgossip[cluster]'") from None

@@ -19,10 +19,11 @@ from typing import Any
 
 from fedgossip.base import outside_files, signals
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.base.extras import needed
 from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import JobLife, PlacedJob, write_job
-from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources, imported
+from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources
 from fedgossip.drivers.clusters.shared_folder import SEEN_SECONDS, probe_in
 from fedgossip.drivers.peer_processes import start_failure
 from fedgossip.runs.run_directory import write_whole
@@ -42,7 +43,7 @@ class SlurmProcesses:
     driver, bind = SLURM, ""
 
     def __init__(self, count: int, wanted: Resources, *, portable: bool, tell: Tell) -> None:
-        self._submitit = imported("submitit", "submitit")
+        self._submitit = needed("submitit", "cluster", "a Slurm cluster")
         self._here = wanted.partition == LOCAL
         self.delay = 0.0 if self._here else SEEN_SECONDS
         self.exited: dict[int, int | None] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.drivers.loops.joining import join
 from fedgossip.drivers.loops.loop_handle import JoinedLoop
 
@@ -15,11 +15,7 @@ def joining(**how: Any) -> Any:
     `step()` is called after each step of the optimizers; when the run is over the Trainer stops.  Raises ConfigError
     where lightning is not installed.
     """
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        raise ConfigError("lightning is not installed", "pip install 'fedgossip[lightning]'") from None
-    base: Any = Callback
+    base: Any = needed("lightning.pytorch", "lightning", "joining()").Callback
 
     class JoinedModule(base):  # type: ignore[misc]
         peer: JoinedLoop | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.drivers.loops.joining import join
 from fedgossip.drivers.loops.loop_handle import JoinedLoop
 
@@ -15,11 +15,7 @@ def joining(**how: Any) -> Any:
     `step()` is called after each step of the optimizer; when the run is over the Trainer stops.  Raises ConfigError
     where transformers is not installed.
     """
-    try:
-        from transformers import TrainerCallback
-    except ImportError:
-        raise ConfigError("transformers is not installed", "pip install 'fedgossip[transformers]'") from None
-    base: Any = TrainerCallback
+    base: Any = needed("transformers", "transformers", "joining()").TrainerCallback
 
     class JoinedTrainer(base):  # type: ignore[misc]
         peer: JoinedLoop | None = None

@@ -17,8 +17,8 @@ import torch
 
 from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.extras import needed
 from fedgossip.base.seeds import stream
-from fedgossip.data.extras import needed
 from fedgossip.data.objectives import LANGUAGE, REGRESSION
 from fedgossip.lab.edge.answering import AnsweringModule
 from fedgossip.lab.edge.onnx_model import HOW, INPUT, METADATA, OnnxModel, exported_facts, open_onnx

@@ -17,8 +17,8 @@ import torch
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.data.dataset import Dataset
-from fedgossip.data.extras import needed
 from fedgossip.data.objectives import CODE, KINDS, MULTI_LABEL, REGRESSION, objective_of
 from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.models.model_files import ModelFacts

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedgossip.base.extras import needed
 from fedgossip.data.dataset import Dataset
-from fedgossip.data.extras import needed
 from fedgossip.lab.edge.export import say
 from fedgossip.lab.edge.onnx_model import HOW, INPUT
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.base.imports import PYTHON
-from fedgossip.drivers.clusters.resources import LOCAL, SLURM, imported
+from fedgossip.drivers.clusters.resources import LOCAL, SLURM
 from fedgossip.drivers.clusters.slurm import path_of_ours
 
 HOUR = 3600.0
@@ -26,7 +27,7 @@ class SlurmWorkers:
     def __init__(
         self, words: Sequence[str], log: Path, jobs: int, until: float, partition: str, memory: int | None = None
     ) -> None:
-        submitit = imported("submitit", "submitit")
+        submitit = needed("submitit", "cluster", "a Slurm cluster")
         kind = LOCAL if partition == LOCAL else SLURM
         try:
             executor = submitit.AutoExecutor(folder=log.resolve(), cluster=kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome
@@ -118,10 +118,7 @@ class SweepTable:
 
     def to_parquet(self, path: Path) -> None:
         """Write the rows as Parquet.  Raises ConfigError where pyarrow is not installed (extra `research`)."""
-        try:
-            arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise ConfigError("pyarrow is not installed", "pip install 'fedgossip[research]'") from None
+        arrow, parquet = (needed(name, "research", "a parquet file") for name in ("pyarrow", "pyarrow.parquet"))
         part = path.with_name(path.name + ".part")
         parquet.write_table(arrow.Table.from_pylist([dict(row) for row in self.rows]), part)
         part.replace(path)

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.extras import needed
 from fedgossip.data.objectives import Objective
 from fedgossip.learning.dp_sgd.layer_gradients import LayerGradients, parts, squares
 from fedgossip.learning.dp_sgd.layered import Layered, known_layers
@@ -481,9 +482,4 @@ def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 def _grad_sample_module() -> Any:
     """Return opacus's GradSampleModule.  Raises ConfigError where opacus is not installed."""
-    try:
-        from opacus.grad_sample import GradSampleModule
-    except ModuleNotFoundError as missing:
-        advice = "pip install 'fedgossip[privacy]'"
-        raise ConfigError(f"differential privacy in training needs {missing.name}", advice) from None
-    return GradSampleModule
+    return needed("opacus.grad_sample", "privacy", "differential privacy in training").GradSampleModule

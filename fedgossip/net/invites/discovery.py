@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zmq.utils import z85
 
 from fedgossip.base.errors import ConfigError, NetworkError
+from fedgossip.base.extras import needed
 from fedgossip.base.untrusted_text import line
 from fedgossip.net.endpoints import TCP
 from fedgossip.net.identity import check_public
@@ -53,16 +54,13 @@ def is_installed() -> bool:
 
 
 def _zeroconf(interfaces: Interfaces) -> Zeroconf:
+    zeroconf: Any = needed("zeroconf", "lan", "looking for runs on this network", "an invite works without it.")
     try:
-        import zeroconf
-    except ImportError:
-        advice = "pip install 'fedgossip[lan]'; an invite works without it."
-        raise ConfigError("looking for runs on this network needs the package zeroconf", advice) from None
-    try:
-        return zeroconf.Zeroconf(interfaces=list(interfaces) or zeroconf.InterfaceChoice.All)
+        found: Zeroconf = zeroconf.Zeroconf(interfaces=list(interfaces) or zeroconf.InterfaceChoice.All)
     except OSError as error:
         text = f"this network cannot be asked what is announced on it: {error.strerror or error}"
         raise NetworkError(text, "Ask for the invite; it says where to call.") from None
+    return found
 
 
 class Announcer:
