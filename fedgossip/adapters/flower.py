@@ -1,0 +1,199 @@
+"""Secure sums in Flower, by its Message API: a mod of the ClientApp, and a strategy around FedAvg, FedAdam and others.
+
+    app = ClientApp(mods=[SecureSumMod(client_of)])       # the first mod;  client_of(context, state) -> SumClient
+    SecureSumStrategy(FedAdam(), SumServer(...), clients=range(5)).start(grid, arrays)
+
+What is summed is each client's change of the model, weighted by its number of examples, and the declared metrics.  The
+strategy inside receives one reply with their mean and total weight.  Five exchanges follow each message of training.
+
+The mod keeps the client's state in `Context.state`, as a ClientApp may be a new process for each message.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.secure import Reason, RoundAbandoned, SumClient, SumServer
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.serverapp import strategy
+except ImportError:
+    raise ConfigError("flwr is not installed", "pip install 'fedgossip[flower]'") from None
+
+TESTED = ("1.42",)
+"""Tested versions of Flower, without their last number."""
+
+RECORD = "fedgossip"
+"""The record with the frame of a message, and with the state in a client's Context."""
+
+_COMPARING = ["Bulyan", "FedMedian", "FedTrimmedAvg", "FedXgbBagging", "FedXgbCyclic", "Krum", "MultiKrum", "QFedAvg"]
+BY_REPLY = tuple(getattr(strategy, name) for name in _COMPARING)
+"""Strategies that compare single replies, which a sum hides."""
+
+_LOG = getLogger("flwr")
+
+
+def _check_version() -> None:
+    if (found := version("flwr")).split(".")[:2] not in [tested.split(".") for tested in TESTED]:
+        warnings.warn(f"Flower {found} is untested; tested: {' and '.join(TESTED)}", stacklevel=3)
+
+
+def _model(arrays: Any) -> bytes:
+    """Return the bytes of a model by which client and server compare it."""
+    found = ((name, array.numpy()) for name, array in arrays.items())
+    return b"".join(f"{name!r} {one.dtype} {one.shape}\n".encode() + one.tobytes() for name, one in found)
+
+
+def _flat(arrays: Any) -> npt.NDArray[np.float64]:
+    return np.concatenate([np.zeros(0), *(array.numpy().astype(np.float64).reshape(-1) for array in arrays.values())])
+
+
+def _only(records: Mapping[str, Any], what: str) -> Any:
+    if len(records) != 1:
+        raise RoundAbandoned(Reason.SCHEMA, f"a message with {len(records)} {what}; one is summed")
+    return next(iter(records.values()))
+
+
+class SecureSumMod:
+    """A mod that replies to messages of training by frames of a secure sum; the first of the ClientApp's mods.
+
+    `client`: returns the node's SumClient for its Context and its saved state.  Its errors contain no values.
+    """
+
+    def __init__(self, client: Callable[[Context, bytes], SumClient], *, weighted_by_key: str = "num-examples") -> None:
+        _check_version()
+        self._client, self._weighted_by = client, weighted_by_key
+
+    def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        """Return the reply.  Raises RoundAbandoned (POLICY) for training without an invitation to a secure sum."""
+        if message.metadata.message_type.split(".")[0] != "train":
+            return call_next(message, context)
+        asked = message.content.pop(RECORD, None)
+        if asked is None:
+            raise RoundAbandoned(Reason.POLICY, "a message of training without an invitation to a secure sum")
+        saved = context.state.get(RECORD)
+        client = self._client(context, saved["state"] if saved else b"")
+        if not message.content.array_records:
+            frame = client.answer(asked["frame"])
+        else:
+            before = _only(message.content.array_records, "ArrayRecords")
+            frame = client.answer(asked["frame"], _model(before))  # joins before it trains: another model is refused
+            shapes, old = [(name, array.shape) for name, array in before.items()], _flat(before)
+            reply = call_next(message, context)
+            if reply.has_error():
+                return reply
+            self._give(client, asked["round"], reply.content, shapes, old)
+        context.state[RECORD] = ConfigRecord({"state": client.state})
+        answer = ConfigRecord({"place": client.place, "frame": frame or b""})
+        return Message(RecordDict({RECORD: answer}), reply_to=message)
+
+    def _give(self, client: SumClient, round: int, reply: Any, shapes: list[Any], old: npt.NDArray[np.float64]) -> None:
+        after, metrics = _only(reply.array_records, "ArrayRecords"), dict(_only(reply.metric_records, "MetricRecords"))
+        if [(name, array.shape) for name, array in after.items()] != shapes:
+            raise RoundAbandoned(Reason.SCHEMA, "the trained arrays have other names or shapes than the received ones")
+        if metrics.keys() != (names := {self._weighted_by, *dict(client.encoding.ring.metrics)}):
+            text = f"a reply with the metrics {sorted(metrics)}; the weight and Encoding(metrics=) are {sorted(names)}"
+            raise RoundAbandoned(Reason.SCHEMA, text)
+        weight = metrics.pop(self._weighted_by)
+        try:
+            client.give(round, _flat(after) - old, weight=weight, metrics=metrics)
+        except RoundAbandoned as error:
+            _LOG.warning("secure sum: %s", error)  # here alone: Flower sends an exception's text to the server
+            raise RoundAbandoned(error.reason, "values that the encoding does not represent") from None
+
+
+class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
+    """A strategy that gives another one the mean of all clients' models, from a secure sum of their changes.
+
+    `inner`: such as FedAvg or FedAdam; `clients`: of `SumServer.begin`, in every round; `timeout`: seconds of each
+    later stage, after which missing clients have dropped.  A round with too few leaves the model as it is, and warns.
+    Raises ConfigError for a strategy that needs single replies.  Scores of an evaluation are sent in the clear.
+    """
+
+    def __init__(self, inner: Any, server: SumServer, clients: Sequence[int], *, timeout: float = 600.0) -> None:
+        _check_version()
+        if isinstance(inner, BY_REPLY) or not isinstance(inner, strategy.FedAvg):
+            text = f"{type(inner).__name__} inside a secure sum, which discloses the mean of all replies alone"
+            raise ConfigError(text, "Use FedAvg, FedAvgM, FedProx, FedAdam, FedYogi or FedAdagrad.")
+        self.inner, self._server, self._clients, self._timeout = inner, server, clients, timeout
+        self._round, self._arrays = 0, ArrayRecord()
+        self._grid: Any = None
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
+        """Return the messages of the strategy inside, with the invitation.  Raises ConfigError for another length."""
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        if (size := _flat(arrays).size) != (length := self._server.encoding.ring.length):
+            text = f"a model of {size} numbers; the encoding is of {length}"
+            raise ConfigError(text, f"Encoding(length={size}, ...), at all participants.")
+        self._round, self._arrays, self._grid = self._round + 1, arrays, grid  # over several calls of start()
+        frames = self._server.begin(self._round, self._clients, _model(arrays))
+        for message in messages:
+            message.content[RECORD] = ConfigRecord({"round": self._round, "frame": next(iter(frames.values()))})
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """Return what the strategy inside makes of the mean.  Raises RoundAbandoned where a client does not follow the
+        protocol.
+        """
+        nodes: dict[int, int] = {}
+        try:
+            frames = self._take(replies, nodes)
+            while self._server.waiting:
+                frames = self._take(self._exchange(frames, nodes), nodes)
+        except RoundAbandoned as error:
+            if error.reason is not Reason.TOO_FEW:
+                raise
+            _LOG.warning("secure sum: round %d leaves the model as it is: %s", server_round, error)
+            return None, None
+        self._exchange(frames, nodes)
+        result, at, parts = self._server.result, 0, {}
+        for name, array in self._arrays.items():
+            old = array.numpy()
+            new = old + result.mean[at : at + old.size].reshape(old.shape)
+            parts[name], at = Array(new.astype(old.dtype) if old.dtype.kind == "f" else new), at + old.size
+        metrics = MetricRecord({self.inner.weighted_by_key: result.weight, **result.metrics})
+        content = RecordDict({self.inner.arrayrecord_key: ArrayRecord(parts), "metrics": metrics})
+        return self.inner.aggregate_train(server_round, [Message(content, dst_node_id=1, message_type="train")])
+
+    def _exchange(self, frames: Mapping[int, bytes], nodes: Mapping[int, int]) -> Any:
+        records = {nodes[place]: RecordDict({RECORD: ConfigRecord({"frame": one})}) for place, one in frames.items()}
+        messages = [Message(record, node, "train") for node, record in records.items()]
+        return self._grid.send_and_receive(messages, timeout=self._timeout)
+
+    def _take(self, replies: Iterable[Message], nodes: dict[int, int]) -> dict[int, bytes]:
+        """Return the frames of the next stage; `nodes`: the node of each client that has replied, by its place."""
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                if reply.has_error():
+                    raise ProtocolError(f"an error: {reply.error.reason}")
+                record = reply.content.get(RECORD, {})
+                place, frame = record.get("place"), record.get("frame")
+                if not isinstance(place, int) or not isinstance(frame, bytes) or nodes.get(place, node) != node:
+                    raise ProtocolError("no frame of an awaited client", "Is SecureSumMod its first mod?")
+                frames = self._server.take(place, frame)
+            except ProtocolError as error:
+                _LOG.warning("secure sum: the reply of node %d is left out: %s", node, error)
+                continue
+            nodes[place] = node
+            if frames:
+                return frames
+        return self._server.close()
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> Any:
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.inner.summary()
