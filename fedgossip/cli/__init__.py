@@ -82,6 +82,7 @@ COMMANDS = {
         "fedgossip.cli.lab.timeline",
         "Draw who computes, sends, receives and waits in the first rounds of a run.",
     ),
+    "lecture": ("fedgossip.cli.lab.lecture", "A course on distributed training: formulas beside runs, topic by topic."),
     "compare": ("fedgossip.cli.lab.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": (
         "fedgossip.cli.lab.sweep",

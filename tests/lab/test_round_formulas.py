@@ -9,7 +9,7 @@ import pytest
 from fedgossip import load_experiment, simulate
 from fedgossip.core.messages import TAIL
 from fedgossip.core.records import PeerRow
-from fedgossip.lab.compare.measured import _round_seconds, setting_of
+from fedgossip.lab.compare.measured import round_seconds, setting_of
 from fedgossip.lab.compare.names import paradigm_of
 
 A, B, DIM = 0.01, 1e6, 20_000
@@ -38,7 +38,7 @@ def off(name: str, workers: int, training: float, *, down: bool, servers: int = 
     if beside is None:
         return None
     rows = [row for row in simulate(experiment).rows if isinstance(row, PeerRow)]
-    return _round_seconds(rows, workers) / (training + beside) - 1
+    return round_seconds(rows, workers) / (training + beside) - 1
 
 
 PAIR = ("star", "ring-naive")

@@ -121,7 +121,7 @@ def measured(done: DoneCell, driver: str) -> MeasuredCell:
         str(summary["status"]),
         rounds=last.round,
         seconds=last.seconds,
-        round_seconds=_round_seconds(rows, int(summary["n"])),
+        round_seconds=round_seconds(rows, int(summary["n"])),
         parts=_parts(rows, int(summary["n"]), last.seconds),
         payload=busiest(rows, {})["bytes"] / max(1, last.round),
         score_name=str(summary["score"]["name"]),
@@ -140,7 +140,7 @@ def _curve(network: Sequence[NetworkRow]) -> list[Point]:
     ]
 
 
-def _round_seconds(rows: Sequence[Row], learners: int) -> float:
+def round_seconds(rows: Sequence[Row], learners: int) -> float:
     """Return the mean over learners: without a barrier, each has a pace of its own, until all end together."""
     ends: dict[int, list[tuple[int, float]]] = {}
     for row in rows:

@@ -1,0 +1,77 @@
+"""One lecture, given: its measure runs, and every number is compared with its formula."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedgossip.lab.lectures import measures
+from fedgossip.lab.lectures.measured import Measured
+from fedgossip.lab.lectures.topics import Topic, TopicNumber, topics, value_of
+from fedgossip.report.page.lectures import LecturePage, LectureRow, Picture
+
+MEASURES: Mapping[str, Callable[..., Measured]] = {
+    name: function
+    for module in (measures,)
+    for name, function in vars(module).items()
+    if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+}
+"""Measures by function name."""
+
+
+@dataclass(frozen=True)
+class ComparedNumber:
+    """A number of a topic: as the run gave it, and by the formula."""
+
+    number: TopicNumber
+    measured: float
+    expected: float
+
+    @property
+    def holds(self) -> bool:
+        """Return whether both agree within the topic's tolerance; a number that is none never does."""
+        most = self.number.within * (abs(self.expected) or 1.0)
+        return abs(self.measured - self.expected) <= most
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A lecture with its results; `seconds` of the processor."""
+
+    name: str
+    topic: Topic
+    numbers: list[ComparedNumber]
+    names: Mapping[str, float]
+    """Values of the names in formulas."""
+    picture: Picture
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        return all(one.holds for one in self.numbers)
+
+    def page(self) -> LecturePage:
+        """Return the content of its page."""
+        shown = {*self.topic.given, *self.topic.names, "d"}
+        used = {name: value for name, value in self.names.items() if name in shown}
+        rows = [
+            LectureRow(one.number.what, one.measured, one.number.formula, one.expected, one.number.within, one.holds)
+            for one in self.numbers
+        ]
+        return LecturePage(
+            self.name, self.topic.title, self.topic.says, rows, used, self.picture, self.topic.picture,
+            self.topic.questions, self.topic.source,
+        )  # fmt: skip
+
+
+def give(name: str) -> Lesson:
+    """Run the measure of a topic and compare its numbers."""
+    topic = topics()[name]
+    began = sum(os.times()[:2])
+    found = MEASURES[topic.measure](**topic.given)
+    numbers = {key: float(value) for key, value in topic.given.items() if isinstance(value, int | float)}
+    names = {**numbers, **topic.names, **found.values}
+    compared = [ComparedNumber(one, value_of(one.run, names), value_of(one.formula, names)) for one in topic.numbers]
+    return Lesson(name, topic, compared, names, found.picture, sum(os.times()[:2]) - began)
