@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -54,8 +55,8 @@ class Lesson:
 
     def page(self) -> LecturePage:
         """Return the content of its page."""
-        shown = {*self.topic.given, *self.topic.names, "d"}
-        used = {name: value for name, value in self.names.items() if name in shown}
+        words = {word for one in self.topic.numbers for word in re.findall(r"\w+", one.formula)}
+        used = {name: value for name, value in self.names.items() if name in words}
         rows = [
             LectureRow(one.number.what, one.measured, one.number.formula, one.expected, one.number.within, one.holds)
             for one in self.numbers

@@ -98,7 +98,7 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
 
 
 def value_of(expression: str, names: Mapping[str, float]) -> float:
-    """Return the value of an arithmetic expression.  Raises KeyError for an unknown name, TypeError for other syntax."""
+    """Return the value of an expression.  Raises KeyError for an unknown name, TypeError for what is no arithmetic."""
 
     def of(node: ast.expr) -> float:
         match node:
