@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedgossip.lab.lectures import measures
-from fedgossip.lab.lectures.measured import Measured
+from fedgossip.lab.lectures.measured import MeasuredLecture
 from fedgossip.lab.lectures.topics import Topic, TopicNumber, topics, value_of
 from fedgossip.report.page.lectures import LecturePage, LectureRow, Picture
 
-MEASURES: Mapping[str, Callable[..., Measured]] = {
+MEASURES: Mapping[str, Callable[..., MeasuredLecture]] = {
     name: function
     for module in (measures,)
     for name, function in vars(module).items()

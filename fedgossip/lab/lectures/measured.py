@@ -9,7 +9,7 @@ from fedgossip.report.page.lectures import Picture
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLecture:
     """Numbers by the names that expressions use, and the picture."""
 
     values: Mapping[str, float]

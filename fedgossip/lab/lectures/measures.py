@@ -15,7 +15,7 @@ from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import load_experiment
 from fedgossip.lab.compare.measured import round_seconds
 from fedgossip.lab.compare.names import paradigm_of
-from fedgossip.lab.lectures.measured import Measured
+from fedgossip.lab.lectures.measured import MeasuredLecture
 from fedgossip.plans import compose
 from fedgossip.report.page.lectures import Circle, Circles
 from fedgossip.report.page.timeline import NamedTimeline
@@ -36,7 +36,7 @@ def simulated(
     rounds: int = 6,
     shown: int = 2,
     common: Mapping[str, Any] | None = None,
-) -> Measured:
+) -> MeasuredLecture:
     """Run paradigms of `fedgossip compare` with m learners of `dim` elements, and measure a round of each.
 
     `runs`: by name { method = "ring", simulation = { ... }, parallel = { ... } }, sections beside those of all, which
@@ -55,7 +55,7 @@ def simulated(
         waits = sum(timeline.seconds(node, 0, timeline.until)["waiting"] for node in range(m))
         values[f"{name}_wait"] = waits / (m * timeline.until / 1e9)
         drawn.append(NamedTimeline(str(sections.get("title", name)), timeline.first(shown), names))
-    return Measured(values, drawn)
+    return MeasuredLecture(values, drawn)
 
 
 def _content(
@@ -89,7 +89,7 @@ def _run(content: Mapping[str, Any]) -> tuple[Run, Timeline, Sequence[str]]:
     return run, log.timeline(), [plan.roles.label(node) for node in range(plan.n)]
 
 
-def hashed(servers: int, many: int, points: int, length: int) -> Measured:
+def hashed(servers: int, many: int, points: int, length: int) -> MeasuredLecture:
     """Place `length` elements on servers by consistent hashing, then on one server more.
 
     Returns `moved`, the share of elements with another owner then, `among`, the share that moved between servers that
@@ -111,4 +111,4 @@ def hashed(servers: int, many: int, points: int, length: int) -> Measured:
         "modulo": modulo,
         "spread": float(shares.std()),
     }
-    return Measured(values, Circles(few))
+    return MeasuredLecture(values, Circles(few))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedgossip.report.page import timeline
 from fedgossip.report.page.drawing import (
     INK,
     SERIES,
@@ -32,7 +33,6 @@ from fedgossip.report.page.markup import (
     write_atomically,
 )
 from fedgossip.report.page.timeline import WIDE, NamedTimeline, height_of
-from fedgossip.report.page.timeline import paint as paint_timelines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Curve:
+class PlottedCurve:
     """One labelled series; `points`: measured, drawn as marks; else a line of a formula."""
 
     label: str
@@ -55,7 +55,7 @@ class Plot:
 
     x: str
     y: str
-    curves: Sequence[Curve]
+    curves: Sequence[PlottedCurve]
     log: Literal["", "x", "y", "xy"] = ""
 
 
@@ -179,7 +179,7 @@ def drawing_of(picture: Picture) -> Drawing:
         case Stacks():
             return Drawing(3.6, lambda figure: _paint_stacks(figure, picture), 6.4)
         case _:
-            return Drawing(height_of(picture), lambda figure: paint_timelines(figure, picture), WIDE)
+            return Drawing(height_of(picture), lambda figure: timeline.paint(figure, picture), WIDE)
 
 
 def _paint_plot(figure: Figure, plot: Plot) -> None:
