@@ -119,6 +119,11 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "parameter-server by signs and int8": by(served(2, replication=2, pull_codec="int8:4"), "sign"),
     MAPREDUCE: parallel(MAPREDUCE),
     "mapreduce by dgc": by(parallel(MAPREDUCE, momentum=0.9), "dgc:0.2:1"),
+    "lbfgs": {
+        **parallel(MAPREDUCE),
+        "task": {"kind": "quadratic", "dim": 7, "placement": "random"},
+        "parallel": {"workers": 5, "method": "lbfgs"},
+    },
     "ring by top-k": coded("top-k:0.3"),
     "ring by random-k": coded("random-k:0.5"),
     "ring by dgc": coded("dgc:0.2:1", momentum=0.9),

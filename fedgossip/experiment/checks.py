@@ -28,6 +28,7 @@ from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
 from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
 from fedgossip.experiment.parallel_sections import (
     ASYNC,
+    LBFGS,
     MAPREDUCE,
     SERVED,
     OuterSection,
@@ -153,6 +154,7 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
         raise ConfigError(text, f"Write parallel.accumulate = {e.train.accumulate}.")
     _check_server(e, where)
     _check_mapreduce(e, where)
+    _check_lbfgs(e, where)
     _check_race(e, where)
     if e.train.clip_norm is not None and not (e.parallel.local or e.parallel.codec.startswith("dgc")):
         text = f"{where}: train.clip_norm is of local steps, and workers of [parallel] send gradients as they are"
@@ -199,14 +201,42 @@ def _check_server(e: ParallelExperiment, where: str) -> None:
 def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for keys of a collective beside a server, and of a server beside a collective."""
     p, server = e.parallel, e.parallel.method == MAPREDUCE
-    if server and p.bucket is not None:
-        raise ConfigError(f"{where}: parallel.bucket beside mapreduce, whose gradients travel whole", "Leave it out.")
+    if p.method in (MAPREDUCE, LBFGS) and p.bucket is not None:
+        raise ConfigError(f"{where}: parallel.bucket beside {p.method}, whose gradients travel whole", "Leave it out.")
     if p.backups and not server:
         advice = f'Set parallel.method = "{MAPREDUCE}", or leave it out.'
         raise ConfigError(f"{where}: parallel.backups beside {p.method}, which takes all workers", advice)
     if p.backups >= p.workers:
         text = f"{where}: parallel.backups = {p.backups} of {p.workers} workers: nobody is waited for"
         raise ConfigError(text, "Lower it.")
+
+
+def _check_lbfgs(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for what makes the gradient another function of the model in every round, or two steps."""
+    p, beside = e.parallel, f'{where}: parallel.method = "{LBFGS}"'
+    if p.method != LBFGS:
+        return
+    usual = ParallelSection(workers=p.workers, method=LBFGS)
+    for key in ("descent", "l1", "accumulate", "codec"):
+        if getattr(p, key) != getattr(usual, key):
+            text = f"{beside} and parallel.{key}: its step takes the exact gradient of all examples"
+            raise ConfigError(text, f'Leave it out, or set parallel.method = "{MAPREDUCE}".')
+    if e.train.slots:
+        text = f"{beside} and train.optimizer = {e.train.optimizer!r} with a memory: the server takes the step"
+        raise ConfigError(text, 'Set train.optimizer = "sgd" and train.momentum = 0; train.lr is of the first step.')
+    if e.task.kind == "quadratic":
+        if e.task.sigma:
+            text = f"{beside} and task.sigma = {e.task.sigma}: slopes of noise are no slopes"
+            raise ConfigError(text, "Set task.sigma = 0.")
+        return
+    if not (e.learns or e.task.kind == CONVEX) or e.task.loss == "lasso":
+        what = "task.loss = 'lasso'" if e.task.loss == "lasso" else f"task.kind = {e.task.kind!r}"
+        raise ConfigError(f"{beside} and {what}, without a gradient everywhere", f'Take task.kind = "{CONVEX}".')
+    if e.train.local_epochs != 1:
+        text = (
+            f"{beside} takes the gradient of all examples, and train.local_epochs is {e.train.local_epochs or 'unset'}"
+        )
+        raise ConfigError(text, "Set train.local_epochs = 1, in place of local_steps; a pass may have many batches.")
 
 
 def _check_race(e: ParallelExperiment, where: str) -> None:

@@ -17,7 +17,7 @@ from fedgossip.core.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 from fedgossip.data.named_code import NamesCode
 from fedgossip.learning.settings import HOGWILD
 
-SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
+SERVED, MAPREDUCE, LBFGS, ASYNC = "parameter-server", "mapreduce", "lbfgs", "async"
 """Values of parallel.method beside the collectives, and of parallel.server.staleness beside a number."""
 
 
@@ -73,8 +73,9 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     workers: Annotated[int, Within(1, WORKERS_MAX)]
     """Their number; all know each other."""
-    method: Annotated[str, OneOf((*COLLECTIVES, MAPREDUCE, SERVED, HOGWILD))] = "ring"
-    """Distribution of the mean; mapreduce: by a server, which takes the step; hogwild: without messages, the workers
+    method: Annotated[str, OneOf((*COLLECTIVES, MAPREDUCE, LBFGS, SERVED, HOGWILD))] = "ring"
+    """Distribution of the mean; mapreduce: by a server, which takes the step; lbfgs: the same, and the server
+    takes steps of L-BFGS, by gradients of all examples; hogwild: without messages, the workers
     are processes of one participant, which step on one model in shared memory without waiting."""
     descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
     """Descent method of the step, with train.lr; empty: train.optimizer."""

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, effective_steps, is_over
+from fedgossip.algorithms.federated.base import (
+    Aggregate,
+    Federated,
+    Vectors,
+    Work,
+    effective_steps,
+    failures_of,
+    is_over,
+)
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
@@ -23,7 +31,7 @@ from fedgossip.core.machine import Aggregated, LocalWork, NodeId
 from fedgossip.core.messages import Invite
 from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
-from fedgossip.core.records import FOLLOWED_MOST, PeerRow, Row
+from fedgossip.core.records import FOLLOWED_MOST, EventRow, PeerRow, Row
 from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
@@ -105,6 +113,8 @@ def run_rounds(
             for worked in _round(rounds, standing, task, number, received, cohort, tested=tests(number)):
                 for row in record.aside(worked):
                     write(row)
+        if failed := failures_of(server, standing.state):
+            write(EventRow(number, rounds.clients, "line_search_failed", dict(failed)))
         standing.round = number + 1
         model = server.broadcast(standing.state)[0]
         for row in record.mixed(coordinator.mixed(number + 1, 0, 0, None), model):

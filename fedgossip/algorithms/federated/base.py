@@ -113,6 +113,20 @@ def is_over(server: object, x: Vector) -> bool:
 
 
 @runtime_checkable
+class FallibleRule(Protocol):
+    """A server with steps that can fail, after which it goes on by another."""
+
+    def failures(self, state: Any) -> Mapping[str, object] | None:
+        """Return the facts of what failed in the last step, for the event `line_search_failed`; None: nothing."""
+        ...
+
+
+def failures_of(server: object, state: object) -> Mapping[str, object] | None:
+    """Return the facts of what failed in the server's last step; None: nothing."""
+    return server.failures(state) if isinstance(server, FallibleRule) else None
+
+
+@runtime_checkable
 class CountingRule(Protocol):
     """A client rule whose steps count otherwise than by their number."""
 

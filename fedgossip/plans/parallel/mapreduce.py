@@ -3,6 +3,8 @@
 They are the machines of a federated run: its client asked for gradients, its coordinator with a descent as the rule of
 the server, all workers in every round, no secure sum.  The sum has no order, so a round has the bits of `star`.
 
+With "lbfgs" the server searches along a line in place of a step (`algorithms/federated/lbfgs`).
+
 With `parallel.backups` a round ends with the first gradients: that many of the last ones are discarded.
 
 Source of backup workers: Chen, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, ICLR workshop
@@ -23,6 +25,7 @@ from fedgossip.algorithms.federated.base import ClientRule, Federated
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.descending import DescentServer
 from fedgossip.algorithms.federated.fedsgd import Gradient
+from fedgossip.algorithms.federated.lbfgs import LBFGS
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.base.vectors import Vector
@@ -30,6 +33,7 @@ from fedgossip.core.machine import Machine, NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import PeerRow, Row
 from fedgossip.core.roles import CLIENT, SERVER, Role, Roles
+from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import LocalTask
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
 from fedgossip.plans.parallel.coding import codec_of, gradient_sender
@@ -38,9 +42,6 @@ from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutl
 from fedgossip.protocols.federated.client import Client, ClientSettings
 from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.simulation.cohorts import Rounds, run_rounds
-
-LEAST = 1
-"""Minimum number of gradients in a round, where workers are gone."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,16 @@ class MapReducePlan(SharedSteps):
         return Federated(Gradient(), Mean(), DescentServer(self.descent_of(self.segments), self.rate))
 
     @property
+    def least(self) -> int:
+        """Minimum number of gradients in a round, where workers are gone."""
+        return 1
+
+    @property
+    def accumulate(self) -> int | None:
+        """Batches of a gradient; None: those of `train.local_epochs`."""
+        return self.experiment.parallel.accumulate
+
+    @property
     def sampling(self) -> Uniform:
         """All workers; the first gradients, without the backups, are counted."""
         wanted = self.learners - self.experiment.parallel.backups
@@ -79,11 +90,11 @@ class MapReducePlan(SharedSteps):
         deadline, start = nanoseconds(p.deadline), nanoseconds(p.start_timeout)
         about = seat.initial, seat.schema
         if seat.node != self.server:
-            settings = ClientSettings(e.rounds, start, session_ns=2 * deadline, accumulate=p.accumulate)
+            settings = ClientSettings(e.rounds, start, session_ns=2 * deadline, accumulate=self.accumulate)
             rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
             return Client(seat.node, self.server, rule, *about, settings, seat.resumed)
         least = min(deadline, nanoseconds(p.least_deadline))
-        limits = CoordinatorSettings(e.rounds, LEAST, deadline, least, start, return_ns=start, score=e.score)
+        limits = CoordinatorSettings(e.rounds, self.least, deadline, least, start, return_ns=start, score=e.score)
         run = seat.node, range(self.learners), self.federated, self.sampling
         coding = self.coding(seat.initial.size, seat.initial.dtype)
         return Coordinator(*run, *about, limits, seat.resumed, coding=coding)
@@ -108,8 +119,8 @@ class MapReducePlan(SharedSteps):
         e = self.experiment
         coding = self.coding(task.length, task.dtype)
         federated = replace(self.federated, clients=self.client_rule(coding))
-        about = federated, self.sampling, self.learners, e.rounds, LEAST
-        rounds = Rounds(*about, None, (), e.score, accumulate=e.parallel.accumulate, coding=coding)
+        about = federated, self.sampling, self.learners, e.rounds, self.least
+        rounds = Rounds(*about, None, (), e.score, accumulate=self.accumulate, coding=coding)
         state = rounds.start(task)
 
         def finish(between: Callable[[], None]) -> Results:
@@ -150,3 +161,25 @@ class MapReducePlan(SharedSteps):
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this worker's gradient to the server, {parameters * itemsize:,} bytes a round; no data"
         return JoiningTerms(f"{self.name}, {self.roles.wording}, one model", sent, "as it is, by the server")
+
+
+@dataclass(frozen=True)
+class LineSearchPlan(MapReducePlan):
+    """The same workers, and a server with L-BFGS: a gradient is of all examples of all workers."""
+
+    @property
+    def federated(self) -> Federated[Any]:
+        e = self.experiment
+        return Federated(Gradient(), Mean(), LBFGS(self.rate, e.rounds, e.train.weight_decay))
+
+    @property
+    def least(self) -> int:
+        """All: a gradient without one of them is that of another function, and its change is no curvature."""
+        return self.learners
+
+    @property
+    def accumulate(self) -> None:
+        return None
+
+    def facts(self, rows: Sequence[Row]) -> MethodFacts:  # noqa: ARG002
+        return {"algorithm": self.name, "mode": "parallel", "descent": "lbfgs"}

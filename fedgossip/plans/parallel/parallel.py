@@ -19,9 +19,9 @@ from fedgossip.core.records import Row
 from fedgossip.core.roles import Role, Roles
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.experiment import ParallelExperiment
-from fedgossip.experiment.parallel_sections import MAPREDUCE, SERVED
+from fedgossip.experiment.parallel_sections import LBFGS, MAPREDUCE, SERVED
 from fedgossip.plans.parallel.coding import coded_updates, fragment_sums, low_rank_words, payload_sent
-from fedgossip.plans.parallel.mapreduce import MapReducePlan
+from fedgossip.plans.parallel.mapreduce import LineSearchPlan, MapReducePlan
 from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.plans.parallel.shared_steps import SharedSteps
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
@@ -158,5 +158,5 @@ class ParallelPlan(SharedSteps):
 
 def parallel_plan(experiment: ParallelExperiment) -> SharedSteps:
     """Return the plan of an experiment with [parallel]: of workers alone, or with servers."""
-    with_servers: dict[str, type[SharedSteps]] = {SERVED: ServerPlan, MAPREDUCE: MapReducePlan}
+    with_servers: dict[str, type[SharedSteps]] = {SERVED: ServerPlan, MAPREDUCE: MapReducePlan, LBFGS: LineSearchPlan}
     return with_servers.get(experiment.parallel.method, ParallelPlan)(experiment)

@@ -30,6 +30,7 @@ from fedgossip.algorithms.federated.base import (
     Federated,
     ServerRule,
     State,
+    failures_of,
     is_over,
     numbers_of,
     restored,
@@ -503,6 +504,8 @@ class Coordinator(Generic[State]):
         if len(self.company.partners) <= FOLLOWED_MOST:
             facts["counted"] = sorted(exchange.counted)
         effects.append(Aggregated(self.round, facts))
+        if failed := failures_of(self.federated.server, state):
+            effects.append(Report("line_search_failed", failed, self.round))
         if cut := facts.get("clipped"):
             effects.append(Report("cut", {"cut": cut, "of": facts["clients"]}, self.round))
         return effects + self._next()
