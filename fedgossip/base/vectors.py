@@ -227,6 +227,13 @@ def summable(vector: Vector) -> bool:
     return True
 
 
+def unsummable_row(rows: Vector) -> int | None:
+    """Return the first row of an array [n, d] that is not `summable`; None where all are."""
+    if _is_summable(rows.ravel()):
+        return None
+    return next((at for at, row in enumerate(rows) if not _is_summable(row)), None)
+
+
 SUMMABLE_KEPT = 4096
 """Maximum number of cached frozen vectors that passed `summable`."""
 

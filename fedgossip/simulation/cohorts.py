@@ -24,9 +24,9 @@ from fedgossip.algorithms.federated.base import (
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.scores import ACCURACY, Score
-from fedgossip.base.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import Aggregated, LocalWork, NodeId
 from fedgossip.core.messages import Invite
 from fedgossip.core.meter import Meter
@@ -133,6 +133,9 @@ def _round(
     tested: bool,
 ) -> list[PeerRow]:
     """Take the server's step with the cohort's contributions; return its rows."""
+    if not all(map(summable, received)):
+        text = f"the model of round {number} is not finite, or too large to be trained"
+        raise TrainingError(text, "Look at the data, or lower train.lr and the server's rate.")
     rule, memory, rows = rounds.federated.clients, standing.memory, list[PeerRow]()
     terms = [rule.terms(received, memory.get(node, ())) for node in cohort]
     asked = zip(cohort, terms, strict=True)

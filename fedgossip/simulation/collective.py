@@ -127,9 +127,13 @@ def _brought(stack: CollectiveStack, node: int, opened: Vector, update: Update, 
         return contribution_of(opened, update.examples, update.metrics)
     brought = stack.coded[node].coded(opened, update.examples, update.metrics, round)
     if brought is None:
-        text = f"worker {node}, round {round}: its gradient is not finite, or too large to be added up"
-        raise TrainingError(text, "Look at its data, or lower train.lr.")
+        raise _unsummable(node, round)
     return brought
+
+
+def _unsummable(node: int, round: int) -> TrainingError:
+    text = f"worker {node}, round {round}: its gradient is not finite, or too large to be added up"
+    return TrainingError(text, "Look at its data, or lower train.lr.")
 
 
 Coded = RoundCoding | CodedPushes
@@ -154,6 +158,8 @@ def _reduced(
     ranks = [sums.of(rank, len(terms), round) for rank in range(len(terms))]
     under_way: deque[tuple[int, Chunk]] = deque()
     for rank, (weight, pieces) in enumerate(terms):
+        if not ranks[rank].bears(weight, *pieces):
+            raise _unsummable(rank, round)
         under_way.extend((rank, chunk) for chunk in ranks[rank].give(0, weight, *pieces))
     while under_way:
         sender, one = under_way.popleft()

@@ -24,7 +24,7 @@ from fedgossip.core.resident_models import Disagreement, ResidentModels, Residen
 from fedgossip.core.task import LocalTask
 from fedgossip.simulation.attackers import StackedAttackers
 from fedgossip.simulation.round_bytes import Edges, RoundBytes
-from fedgossip.simulation.stacked import PLAIN, Stack, StackedExchange, first_stack, run_stacked
+from fedgossip.simulation.stacked import PLAIN, Stack, StackedExchange, check_summable, first_stack, run_stacked
 from fedgossip.topology import Schedule
 
 
@@ -133,4 +133,6 @@ class ResidentRun:
     def _settle(self) -> None:
         """Move the device's state to where an image is taken: rows to the record, models to the stack."""
         self._write_rows(None)
-        self._stack.state = self._algorithm.start(self._models.models())
+        models = self._models.models()
+        check_summable(self._round, models)  # on the way there they stay on the device
+        self._stack.state = self._algorithm.start(models)

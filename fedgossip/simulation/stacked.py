@@ -20,7 +20,7 @@ from fedgossip.algorithms.gossip.base import GossipAlgorithm, SendsModels, State
 from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.robust.combine import Combination, combine_rows
 from fedgossip.base.errors import TrainingError
-from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows
+from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows, unsummable_row
 from fedgossip.core.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Model, ModelFragment, Parcel
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import PeerRow, Row, give_all
@@ -218,6 +218,7 @@ def run_stacked(
         mixing = schedule.mixing(number)
         before = algorithm.model(stack.state)
         state, outgoing, losses, logged = train(stack.state, number)
+        check_summable(number, *outgoing)
         seen = algorithm.seen(state, outgoing)
         traffic = exchange.carried(edges, number, task.schema, outgoing)
         mixed = exchange.mix_all(mixing.rows_by_degree(), outgoing)
@@ -236,6 +237,14 @@ def run_stacked(
         between()
         give_all(advanced(number), write)
     return list(algorithm.model(stack.state))
+
+
+def check_summable(round: int, *stacks: Vector) -> None:
+    """Raise TrainingError for vectors [n, d] that neighbours would refuse: on arrays nobody goes on without them."""
+    for rows in stacks:
+        if (node := unsummable_row(rows)) is not None:
+            text = f"node {node}, round {round}: its model is not finite, or too large to be mixed"
+            raise TrainingError(text, "Its training has diverged: lower train.lr.")
 
 
 _Trained = tuple[State, Vectors, Losses, LoggedOf]

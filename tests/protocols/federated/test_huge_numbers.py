@@ -16,7 +16,7 @@ from test_secure_rounds import client_of, invited, plan_of
 from fedgossip import simulate
 from fedgossip.algorithms.federated.base import Aggregate, Federated
 from fedgossip.algorithms.federated.names import make
-from fedgossip.base.errors import FedgossipError, ProtocolError
+from fedgossip.base.errors import FedgossipError, ProtocolError, TrainingError
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
 from fedgossip.core.messages import Carrier, Contribution, Final, Invite, Masked, Secured
@@ -276,3 +276,29 @@ def test_huge_weights_are_averaged_right_or_refused(path: str, scale: float, eng
         return
     assert all(np.allclose(vector, task.held, rtol=1e-6) for vector in run.vectors if vector is not None)
     assert run.summary["status"] == "finished" or run.summary["lacking"]
+
+
+DIVERGING: dict[str, dict[str, Any]] = {
+    "gossip": {"topology": {"graph": "ring", "n": 4}},
+    "push-sum": {"topology": {"graph": "ring", "n": 4}, "algorithm": {"name": "push-sum"}},
+    "ring": {"parallel": {"workers": 4, "method": "ring"}},
+    "star": {"parallel": {"workers": 4, "method": "mapreduce"}},
+    "servers": {"parallel": {"workers": 4, "method": "parameter-server"}},
+}
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+@pytest.mark.parametrize("path", DIVERGING)
+def test_a_run_whose_training_diverged_is_not_finished_on_arrays_where_it_is_not_with_machines(
+    path: str, engine: str
+) -> None:
+    """Weights that a neighbour refuses: the machines go on without them, or end; arrays end."""
+    content = {"rounds": 4, "data": {"source": "digits"}, "model": {"source": "softmax"}, **DIVERGING[path]}
+    try:
+        run = simulate({**content, "train": {"lr": 1e25, "device": "cpu"}}, engine=engine)
+    except TrainingError as error:
+        assert "is not finite, or too large to be" in str(error) and "train.lr" in str(error.advice)
+        return
+    assert run.summary["lacking"] or path == "servers"
+    if path == "servers":  # each gradient is within the bound
+        assert run.digest == simulate({**content, "train": {"lr": 1e25, "device": "cpu"}}, engine="sim").digest
