@@ -35,6 +35,7 @@ def partition(
     dirichlet      alpha, min_size (10)         of every class a share drawn from Dir(alpha): small alpha, unlike peers
     shard          shards_per_peer (2)          that many slices of the examples sorted by label
     pathological   classes_per_peer (2)         exactly that many classes
+    similar        share (0.1)                  that share of random examples, and a slice of the others, by label
     size-skewed    exponent (1.0) or sigma      random examples; sizes follow rank^-exponent or exp(sigma * normal)
     natural                                     whole groups: speakers, hospitals, devices
 
@@ -112,6 +113,22 @@ def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_pe
     slices = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], total)
     dealt = random.permutation(total).reshape(n, shards_per_peer)
     return [np.concatenate([slices[s] for s in mine]) for mine in dealt]
+
+
+def similar(labels: Indices, n: int, random: np.random.Generator, *, share: float = 0.1) -> list[Indices]:
+    """Return shares of which `share` is of random examples, and the rest one slice of the others, sorted by label.
+
+    Source: Karimireddy et al., SCAFFOLD, ICML 2020, section 7: s % similar data.
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ConfigError(f"partition 'similar': share = {share!r}", "Give a share from 0, sorted, to 1, all random.")
+    order = random.permutation(len(labels))
+    cut = round(share * len(labels))
+    spread, rest = order[:cut], order[cut:]
+    rest = rest[np.argsort(labels[rest], kind="stable")]
+    ends = np.arange(n + 1) * len(rest) // n  # unlike sizes of the one are made up for by the other
+    whole = np.arange(n + 1) * len(labels) // n - ends
+    return [np.concatenate([spread[whole[i] : whole[i + 1]], rest[ends[i] : ends[i + 1]]]) for i in range(n)]
 
 
 def pathological(labels: Indices, n: int, random: np.random.Generator, *, classes_per_peer: int = 2) -> list[Indices]:
@@ -210,6 +227,7 @@ KINDS: Mapping[str, tuple[Kind, tuple[str, ...]]] = {
     "dirichlet": (dirichlet, ("alpha", "min_size")),
     "shard": (shard, ("shards_per_peer",)),
     "pathological": (pathological, ("classes_per_peer",)),
+    "similar": (similar, ("share",)),
     "size-skewed": (size_skewed, ("exponent", "sigma")),
     "natural": (natural, ()),
 }

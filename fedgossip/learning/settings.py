@@ -18,25 +18,32 @@ from fedgossip.data.named_code import NamesCode
 # warm-up   round r of W   the share (r + 1) / W of the rate, so that the last of them has all of it
 # cosine    to 0 at the last round, from the end of the warm-up on
 # step      times a factor every so many rounds, counted from the first one
+# milestones  times a factor from each of some rounds on
+# inverse   times b / (r + b) in round r: a / (t + b) of theorems, for lr = a / b
 #
 # Large batches begin with small steps: Goyal, Dollar, Girshick, Noordhuis, Wesolowski, Kyrola, Tulloch, Jia and He,
 # Accurate, large minibatch SGD, arXiv:1706.02677 (2017), section 2.2, where the warm-up begins at the rate of a small
 # batch; here it begins at one part of W, whatever the batch.
 
 
-SHAPES = ("constant", "cosine", "step")
+SHAPES = ("constant", "cosine", "step", "milestones", "inverse")
 WARMUP = "warmup"
-WRITTEN = "Write constant, cosine or step:ROUNDS,FACTOR, for instance step:30,0.1; warmup:ROUNDS, may stand before it."
+WRITTEN = (
+    "Write constant, cosine, step:ROUNDS,FACTOR (step:30,0.1), milestones:ROUND,...,FACTOR (milestones:30,45,0.1) or "
+    "inverse:ROUNDS (inverse:20); warmup:ROUNDS, may stand before it."
+)
 
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """A schedule as it is written.  `warmup`: rounds; `every` and `factor`: of "step"."""
+    """A schedule as it is written.  `warmup`: rounds; `every` and `factor`: of "step"; `every` also of "inverse";
+    `milestones`: rounds, ascending."""
 
     shape: str = "constant"
     warmup: int = 0
     every: int = 1
     factor: float = 1.0
+    milestones: tuple[int, ...] = ()
 
     def rate(self, peak: float, round: int, rounds: int) -> float:
         """Return the rate of `round` (from 0) of `rounds`, with the maximum `peak`."""
@@ -44,6 +51,10 @@ class RateSchedule:
             return peak * (round + 1) / self.warmup
         if self.shape == "constant":
             return peak
+        if self.shape == "inverse":
+            return peak * self.every / (round + self.every)
+        if self.shape == "milestones":
+            return float(peak * self.factor ** sum(round >= one for one in self.milestones))
         if self.shape == "cosine":
             done, all_of_them = min(round, rounds) - self.warmup, max(1, rounds - self.warmup)
             return peak * 0.5 * (1 + math.cos(math.pi * done / all_of_them))
@@ -82,12 +93,18 @@ def _shape_of(text: str, shape: str, warmup: int) -> RateSchedule:
     kind, _, rest = shape.partition(":")
     if kind not in SHAPES:
         raise ConfigError(f"unknown schedule {kind!r}", nearest(kind, (*SHAPES, WARMUP)))
-    if kind != "step" and not rest:
+    if kind in ("constant", "cosine") and not rest:
         return RateSchedule(kind, warmup)
     try:
-        every, factor = rest.split(",")
-        if kind == "step" and int(every) >= 1 and 0 < float(factor) < math.inf:
-            return RateSchedule(kind, warmup, int(every), float(factor))
+        if kind == "inverse" and 1 <= int(rest) <= MOST:
+            return RateSchedule(kind, warmup, int(rest))
+        *counts, factor = rest.split(",")
+        rounds = tuple(int(one) for one in counts)
+        if rounds and min(rounds) >= 1 and 0 < float(factor) < math.inf:
+            if kind == "step" and len(rounds) == 1:
+                return RateSchedule(kind, warmup, rounds[0], float(factor))
+            if kind == "milestones" and list(rounds) == sorted(set(rounds)):
+                return RateSchedule(kind, warmup, factor=float(factor), milestones=rounds)
     except ValueError:
         pass
     raise ConfigError(f"schedule = {text!r}", WRITTEN)
@@ -240,9 +257,10 @@ class TrainSettings:
     nesterov: bool = False
     """sgd with momentum: look ahead."""
     schedule: Annotated[str, NamesCode((*SHAPES, WARMUP).__contains__)] = "constant"
-    """"constant", "cosine" (to 0 at the last round) or "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds); before
-    it "warmup:ROUNDS,", in which the rate rises in equal steps: "warmup:5,cosine".  "module:function", of (round,
-    rounds): the share of lr in a round (from 0)."""
+    """"constant", "cosine" (to 0 at the last round), "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds),
+    "milestones:30,45,0.1" (lr *= 0.1 from round 30 and 45 on), "inverse:B" (lr * B / (round + B)); before it
+    "warmup:ROUNDS,", in which the rate rises in equal steps: "warmup:5,cosine".  "module:function", of (round, rounds):
+    the share of lr in a round (from 0)."""
     scaling: Annotated[str, OneOf(SCALINGS)] = "none"
     """How lr follows the examples of one step, batch_size * accumulate, with [parallel] those of all workers: linear
     (times examples / base_batch), sqrt (the root of that), or none."""

@@ -233,7 +233,8 @@ def test_every_algorithm_learns_quadratics(name: str) -> None:
     """f_i = (x - b_i)^2 / 2 with b = +1, -1, ...: the optimum of the sum is 0, that of client 0 alone 1."""
     task = Quadratic(6, 3, placement="alternating", eta=0.3)
     lr = {"fedsgd": 0.3, "fedavgm": 0.3, "fedadagrad": 1.0, "fedadam": 0.05, "fedyogi": 0.05}.get(name, 1.0)
-    run = Run(make(name, clients=6, lr=lr), task)
+    options = {} if name == "feddyn" else {"lr": lr}  # the paper has none
+    run = Run(make(name, clients=6, **options), task)
     run.state = run.of.server.start(frozen(np.full(3, 4.0)))
     run.task.initial = lambda _: run.x  # type: ignore[method-assign]
     for _ in range(150):
@@ -408,6 +409,45 @@ def test_scaffolds_control_variates_follow_option_two_and_c_stays_their_mean() -
         np.testing.assert_allclose(run.go(cohort), x + sum(moved.values()) / 3, atol=2e-6)
         np.testing.assert_allclose(run.state.c, c, atol=5e-6)
         np.testing.assert_allclose(run.state.c, sum(own.values()) / 6, atol=5e-6)
+
+
+# --- FedDyn -----------------------------------------------------------------------------------------------------------
+
+
+def test_feddyn_is_its_algorithm_written_out() -> None:
+    task, alpha = digits(n=4, kind="shard", local_steps=3), 0.5
+    run = Run(make("feddyn", clients=4, alpha=alpha), task)
+    h, g = np.zeros(650), {node: np.zeros(650) for node in range(4)}
+    for round in range(4):
+        cohort, x = [[0, 1, 2, 3], [1, 3]][round % 2], run.x
+        jobs = [Job(k, round, x, Terms(alpha, frozen((-g[k]).astype(np.float32)))) for k in cohort]
+        moved = {k: u.difference.astype(np.float64) for k, u in zip(cohort, task.train(jobs), strict=True)}
+        for k in cohort:
+            g[k] = g[k] - alpha * moved[k]
+        h = h - alpha * sum(moved.values()) / 4
+        expected = x + sum(moved.values()) / len(cohort) - h / alpha
+        np.testing.assert_allclose(run.go(cohort), expected, atol=2e-5)
+        np.testing.assert_allclose(run.state.h, h, atol=2e-5)
+        np.testing.assert_allclose(h, sum(g.values()) / 4, atol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_feddyn_ends_at_the_minimum_of_the_mean_where_fedavg_ends_elsewhere(alpha: float) -> None:
+    """f_k = c_k (w - b_k)^2 / 2, minimised exactly: the minimum of the mean is sum c b / sum c = 1.8; FedAvg's is 1."""
+    c, b = np.array([1.0, 9.0]), np.array([0.0, 2.0])
+    of = make("feddyn", clients=2, alpha=alpha)
+    state, memory = of.server.start(frozen(np.zeros(1))), {0: (), 1: ()}
+    for _ in range(400):
+        (x,) = of.server.broadcast(state)
+        total = of.aggregation.accumulator(1, 1, np.dtype(np.float64))
+        for k in (0, 1):
+            pulled = of.clients.terms((x,), memory[k])
+            left = 0.0 if pulled.correction is None else pulled.correction[0]
+            w = (c[k] * b[k] + pulled.pull * x[0] - left) / (c[k] + pulled.pull)
+            up, memory[k] = of.clients.upload((x,), memory[k], Work(frozen(np.array([w - x[0]]))))
+            total.add(k, of.clients.weight(1), up, 1)
+        state = of.server.step(state, total.aggregate())
+    assert state.x[0] == pytest.approx(1.8, abs=1e-6)
 
 
 # --- FedNova ----------------------------------------------------------------------------------------------------------

@@ -56,7 +56,16 @@ def test_a_pathological_peer_has_exactly_its_number_of_classes(data, classes, n,
     assert all(len(np.unique(labels[share])) == k for share in shares)
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shard", "pathological", "size-skewed"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_of_similar_peers_a_share_is_random_and_the_rest_one_slice_by_label(share):
+    labels = np.repeat(np.arange(10), 50)
+    shares = partition("similar", labels, 10, seed=3, share=share)
+    assert sorted(np.concatenate(shares)) == list(range(500)) and {len(one) for one in shares} == {50}
+    most = np.mean([np.bincount(labels[one]).max() / 50 for one in shares])
+    assert most == 1 if share == 0 else 0.75 < most < 0.99 if share == 0.1 else most < 0.35
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shard", "pathological", "similar", "size-skewed"])
 def test_a_partition_is_a_function_of_its_seed(kind):
     labels = labels_of(400, 5)
     params = {"alpha": 0.5} if kind == "dirichlet" else {}

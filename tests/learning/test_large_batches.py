@@ -126,6 +126,8 @@ def test_a_warm_up_stands_before_every_schedule() -> None:
 
     assert rates("warmup:4")[:6] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert rates("warmup:1,cosine") == pytest.approx([1.0, *(0.5 + 0.5 * np.cos(np.pi * np.arange(8) / 8))])
+    assert rates("milestones:3,5,0.1")[2:7] == pytest.approx([1.0, 0.1, 0.1, 0.01, 0.01])
+    assert rates("warmup:2,inverse:4") == pytest.approx([0.5, 1.0, *(4 / (r + 4) for r in range(2, 9))])
     assert rates("warmup:2,step:3,0.5") == [0.5, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
@@ -136,6 +138,9 @@ def test_a_warm_up_stands_before_every_schedule() -> None:
         ({"schedule": "warmup,cosine"}, "warmup"),
         ({"schedule": "warmup:5,cosin"}, "unknown schedule 'cosin'"),
         ({"schedule": "cosine,warmup:5"}, "schedule"),
+        ({"schedule": "milestones:5,3,0.1"}, "milestones"),
+        ({"schedule": "milestones:0.1"}, "milestones"),
+        ({"schedule": "inverse:0"}, "inverse"),
         ({"scaling": "cubic"}, "unknown scaling"),
         ({"base_batch": 0}, "base_batch"),
         ({"accumulate": 0}, "accumulate"),

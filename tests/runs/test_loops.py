@@ -20,6 +20,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError, NetworkError, TrainingError
 from fedgossip.core.records import PeerRow
 from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
 from fedgossip.runs.run_directory import Run
 
 
@@ -202,6 +203,12 @@ def test_fedprox_pulls_a_loop_back_to_what_it_was_given() -> None:
         return float(np.linalg.norm(run.vectors[-1][: start.size] - start))
 
     assert moved(20.0) < 0.8 * moved(0.0001)
+
+
+def test_feddyn_is_refused_of_loops() -> None:
+    content = {"task": {"kind": "loop"}, "coordinator": {"clients": 4, "algorithm": "feddyn"}}
+    with pytest.raises(ConfigError, match="feddyn corrects each step"):
+        compose.plan(load_experiment(content))
 
 
 def test_fednova_lets_the_momentum_of_a_loop_begin_each_round_at_rest() -> None:

@@ -367,14 +367,12 @@ UNMET: dict[str, tuple[dict[str, Any], tuple[str, str | None], dict[str, Any], s
     "weighs_alike": ({"weighs_alike": True}, ("ring", "metropolis"), {}, "counts all models alike"),
     "lossless": ({"lossless": True}, ("ring", None), {"faults": [{"kind": "drop", "probability": 0.1}]}, "a drop"),
     "linear": ({"linear": True}, ("ring", None), {"algorithm": {"combine": "median"}}, "no meaning but in a sum"),
-    "elements": ({"elements": 4}, ("ring", None), {}, "of a model of 3 elements"),
 }
 MET: dict[str, tuple[dict[str, Any], tuple[str, str | None], dict[str, Any]]] = {
     "constant": ({"constant": True}, ("ring", None), {}),
     "symmetric": ({"symmetric": True}, ("random-matching", None), {}),
     "lambda_n": ({"lambda_n": -1 / 3}, ("ring", "lazy"), {}),
     "tree": ({"tree": True}, ("star", None), {}),
-    "elements": ({"elements": 3}, ("ring", None), {}),
     "plain_sgd": ({"plain_sgd": True}, ("ring", None), {}),
     "lossless": ({"lossless": True}, ("ring", None), {"faults": [{"kind": "slow", "peers": [1], "factor": 2.0}]}),
 }

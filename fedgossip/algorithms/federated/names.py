@@ -16,6 +16,7 @@ from fedgossip.algorithms.federated.base import Aggregation, Federated
 from fedgossip.algorithms.federated.cocoa import dual_rules
 from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.fedavgm import Momentum
+from fedgossip.algorithms.federated.feddyn import Dynamic, DynamicServer
 from fedgossip.algorithms.federated.fednova import Normalised, Nova
 from fedgossip.algorithms.federated.fedprox import proximal
 from fedgossip.algorithms.federated.fedsgd import Gradient, GradientServer
@@ -47,6 +48,11 @@ def fedprox(*, mu: float = 0.01, lr: float = 1.0, weighting: str = "examples") -
 def scaffold(*, clients: int, lr: float = 1.0) -> Made:
     """SCAFFOLD of `clients` clients in all: controls take the drift out of local steps."""
     return Federated(Controlled(), Mean(), Scaffold(clients, lr))
+
+
+def feddyn(*, clients: int, alpha: float = 0.1) -> Made:
+    """FedDyn of `clients` clients in all: each client's penalty, of weight `alpha`, follows its own gradient."""
+    return Federated(Dynamic(alpha), Mean(), DynamicServer(clients, alpha))
 
 
 def fednova(*, lr: float = 1.0, momentum: float = 0.0) -> Made:
@@ -126,6 +132,7 @@ ALGORITHMS: dict[str, Callable[..., Made]] = table(
             fedsgd,
             fedprox,
             scaffold,
+            feddyn,
             fednova,
             fedavgm,
             fedadagrad,

@@ -37,7 +37,7 @@ import numpy as np
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, VectorLayout
 from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.codecs.signs import Sign
-from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK
+from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.base.errors import ConfigError, nearest
@@ -87,7 +87,7 @@ class Choco:
     """Give the codec's name, and gamma: a number, or a rule of RULES, which needs the gap and ||I - W|| of the graph.
 
     With `outer` each peer takes that step along its update before encoding.  Raises ConfigError for a codec that does
-    not contract, or draws at random, and for an invalid gamma.
+    not contract, and for an invalid gamma.
     """
 
     slots = (MODEL,)
@@ -175,7 +175,7 @@ class Choco:
 def _contracting(name: str, method: str) -> Codec:
     codec = make_codec(name)
     least = codec.contraction(VectorLayout.of_length(2, np.dtype("float32")))
-    if not least or isinstance(codec, DeepGradient | RandomK):
-        text = f"{method}: {name} is no codec for it: what it says of a vector is random, or no contraction"
-        raise ConfigError(text, "Take top-k:SHARE, int8:BLOCK, sign, bf16 or fp16.")
+    if not least or isinstance(codec, DeepGradient):
+        text = f"{method}: {name} is no codec for it: it is no contraction"
+        raise ConfigError(text, "Take top-k:SHARE, random-k:SHARE, int8:BLOCK, sign, bf16 or fp16.")
     return codec

@@ -10,6 +10,7 @@ from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.cocoa import DualAscent
+from fedgossip.algorithms.federated.feddyn import Dynamic
 from fedgossip.algorithms.federated.fednova import Normalised
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.robust import ByRule
@@ -134,6 +135,9 @@ def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> 
     optimizers, checked where they join."""
     t, rule = experiment.train, federated.clients
     if experiment.task.kind == "loop":
+        if isinstance(rule, Dynamic):
+            text = "feddyn corrects each step of the built-in training, and a loop of your own takes its own steps"
+            raise ConfigError(text, "Take fedprox, or scaffold with plain SGD.")
         return
     if isinstance(rule, Controlled) and (t.optimizer != "sgd" or t.momentum):
         key, value = ("optimizer", repr(t.optimizer)) if t.optimizer != "sgd" else ("momentum", f"{t.momentum:g}")
