@@ -118,6 +118,7 @@ def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_pe
 def similar(labels: Indices, n: int, random: np.random.Generator, *, share: float = 0.1) -> list[Indices]:
     """Return shares of which `share` is of random examples, and the rest one slice of the others, sorted by label.
 
+    Raises ConfigError for a share that is none.
     Source: Karimireddy et al., SCAFFOLD, ICML 2020, section 7: s % similar data.
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
