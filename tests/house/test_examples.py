@@ -327,6 +327,31 @@ def test_what_is_certified_is_as_near_as_it_says_and_the_lasso_leaves_weights_ou
     assert logistic[3] == logistic[4] and int(lasso[3]) < int(lasso[4])
 
 
+def gains(out: str) -> list[float]:
+    """Return the gains over alone that an example prints, as shares of 1."""
+    found = re.findall(r"gain over alone ([+-]?[\d.]+)(%?)", out)
+    return [float(gain) / (100 if percent else 1) for gain, percent in found]
+
+
+def test_estimators_without_torch_gain_by_a_ring(tmp_path: Path) -> None:
+    linear, centres = gains(printed_here("scikit_learn.py", tmp_path))
+    assert min(linear, centres) > 0.08
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "least"), [("sensors.py", 0.2), ("graph_network.py", 0.02), ("segmentation.py", 0.03)]
+)
+def test_a_network_of_ones_own_gains_by_a_ring(name: str, least: float, tmp_path: Path) -> None:
+    (gain,) = gains(printed(name, tmp_path))
+    assert gain > least
+
+
+def test_the_examples_by_field_are_short() -> None:
+    for name in ("sensors.py", "graph_network.py", "segmentation.py", "scikit_learn.py"):
+        assert len((EXAMPLES / name).read_text().splitlines()) < 80, name
+
+
 @pytest.mark.long
 def test_relayed_models_do_better_on_a_path_of_unlike_peers_than_chance_would(tmp_path: Path) -> None:
     line = printed("relay_on_a_tree.py", tmp_path).splitlines()[-1]
