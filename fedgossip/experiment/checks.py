@@ -86,6 +86,9 @@ OF_LOOPS = ("local_steps", "buffers", "portable")
 def _check_loop(experiment: Experiment, where: str) -> None:
     """Raise ConfigError for keys that a user's own loop decides itself: they would have no effect."""
     if not experiment.loops:
+        if experiment.task.exchange:
+            text = f"{where}: task.exchange = {experiment.task.exchange!r} is of a training loop's adapters"
+            raise ConfigError(text, 'Set task.kind = "loop", or leave it out.')
         return
     advice = "Your loop has its own data, model and optimizer: [train] holds local_steps, buffers and portable alone."
     for name, section in (("data", experiment.data), ("model", experiment.model)):

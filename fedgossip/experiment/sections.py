@@ -122,7 +122,16 @@ IN_THE_RUN = "csv", "tensorboard"
 MESHLESS = {"mesh": dataclasses.asdict(MeshSettings()), "microbatches": 4}
 
 SINCE: dict[str, dict[str, Any]] = {
-    "task": {"loss": "", "metrics": [], "examples": 1000, "nonzeros": 20, "lam": 1e-3, "positive": "", "smooth": 0.1},
+    "task": {
+        "loss": "",
+        "metrics": [],
+        "examples": 1000,
+        "nonzeros": 20,
+        "lam": 1e-3,
+        "positive": "",
+        "smooth": 0.1,
+        "exchange": "",
+    },
     "eval": {"on": "test", "keep": LAST},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, **MESHLESS},
 }

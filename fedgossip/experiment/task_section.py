@@ -8,6 +8,7 @@ import msgspec
 
 from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within
 from fedgossip.data.objectives import AS_THE_DATA, CODE, CONVEX, KINDS, LOOP, SPARSE, SUMS
+from fedgossip.learning.exchangeable import LORA
 
 TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *SUMS)
 
@@ -34,6 +35,9 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     metrics: Annotated[list[str], CODE] = msgspec.field(default_factory=list)
     """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
     (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/use/tasks.md)."""
+    exchange: Annotated[str, OneOf(("", *LORA))] = ""
+    """Loop: how adapters (lora_A, lora_B) travel: `lora`, which is `lora:ffa`; `lora:both`, `lora:product`
+    (docs/use/own-loop.md); empty: as the script's join, or else like all parameters."""
     dim: Annotated[int, Within(1, MOST)] = 1
     """Averaging, quadratic: numbers in a vector.  Sparse-logistic: features, each a row of the model."""
     dtype: Annotated[str, OneOf(("float32", "float64"))] = "float32"

@@ -7,13 +7,19 @@ module; so do integers, whose mean has no meaning, and buffers rebuilt with the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fedgossip.base.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+FFA: Final = "lora:ffa"
+BOTH: Final = "lora:both"
+PRODUCT: Final = "lora:product"
+LORA: Final = {"lora": FFA, FFA: FFA, BOTH: BOTH, PRODUCT: PRODUCT}
+"""Ways in which adapters of low rank travel: see `own_loop/adapters`."""
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -26,7 +26,7 @@ class _FirstModel:
     """A seat that only waits for the first model."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.buffers = plan, plan.experiment.train.buffers
+        self.plan, self.experiment = plan, plan.experiment
         self.found: Described | None = None
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:  # noqa: ARG002

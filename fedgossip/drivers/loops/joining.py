@@ -28,8 +28,10 @@ from fedgossip.drivers.loops.invited import InvitedFile, invited, seating_of
 from fedgossip.drivers.loops.loop_handle import LEAVE_SECONDS, JoinedLoop, LoopSeat
 from fedgossip.drivers.loops.seats import LoopSeating, SeatFile, hold, is_there, read_seat
 from fedgossip.drivers.loops.task import LoopTask, without_first
-from fedgossip.experiment import load_experiment
+from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.experiment.sections import GossipExperiment
+from fedgossip.learning.exchangeable import BOTH, LORA, PRODUCT
+from fedgossip.learning.own_loop import adapters
 from fedgossip.learning.own_loop.parameters import Exchanged, optimizers_of
 from fedgossip.learning.own_loop.ranks import RankedExchange, check_supported, in_ranks, is_first
 from fedgossip.net.faulty import Faults, RunClock
@@ -51,6 +53,11 @@ IN_SCRIPT = "Or write join(..., alone=True) for a run of one, or name experiment
 
 class LoopPlace(Protocol):
     """Where a loop finds its run: a launcher, a simulation, or a file that the script names."""
+
+    @property
+    def experiment(self) -> Experiment | None:
+        """The run's; None: that of a loop alone."""
+        ...
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop: ...
 
@@ -78,14 +85,15 @@ def join(
 
     Run and partners: as given by `fedgossip launch`; or `experiment`, a file with [topology] or [coordinator] and
     train.local_steps, `node` in it, and `endpoints` and `key` as of `fedgossip peer`, with `out` for its folder.
-    `exchange`: patterns of the names of exchanged parameters; by default all with requires_grad.  `name`: of one of
-    several joins of this process.  `alone`: without a launcher or invite, make a run of one in `out` or a new folder of
-    runs/; a line prints the number of participants.
+    `exchange`: patterns of the names of exchanged parameters; by default all with requires_grad.  Or "lora", which
+    keeps each lora_A as it is and exchanges lora_B; "lora:both", "lora:product": see docs/use/own-loop.md.  `name`: of
+    one of several joins of this process.  `alone`: without a launcher or invite, make a run of one in `out` or a new
+    folder of runs/; a line prints the number of participants.
 
     Returns when the run begins.  Raises ConfigError, and the errors of a failed start.
     """
     optimizers = optimizers_of(model, optimizer)
-    only = [exchange] if isinstance(exchange, str) else list(exchange)
+    only = [one for one in ([exchange] if isinstance(exchange, str) else exchange) if one]
     named = _NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else None
     found = place.get() or named or _launched(_Alone(out) if alone else None)
     if name in _here and not _here[name].done and place.get() is None:
@@ -94,8 +102,7 @@ def join(
     ranked = place.get() is None and in_ranks()
     if ranked:
         check_supported(model)
-    kind = RankedExchange if ranked and is_first() else Exchanged
-    exchanged = kind(model, [one for one in only if one], _buffers(found))
+    exchanged = _exchanged(model, only, found.experiment, ranked=ranked)
     exchanged.held_by(optimizers)
     joined = _with_ranks(found, exchanged, optimizers) if ranked else found.join(exchanged, optimizers)
     if alone:
@@ -105,6 +112,26 @@ def join(
         if isinstance(joined, JoinedLoop):  # and none that follows another
             atexit.register(_at_exit, joined)
     return joined
+
+
+def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *, ranked: bool) -> Exchanged:
+    """Return the exchanged part of a model, by patterns of names and a form of adapters, the script's or the run's."""
+    buffers = experiment.train.buffers if experiment else "average"
+    named, patterns = [one for one in only if one in LORA], [one for one in only if one not in LORA]
+    if not named and experiment and experiment.task.exchange:
+        named = [experiment.task.exchange]
+    if len({LORA[one] for one in named}) > 1:
+        text = f"exchange: {' and '.join(named)}: one form of adapters at a time"
+        raise ConfigError(text, f"Choose {named[0]!r} alone.")
+    kind: type[Exchanged] = RankedExchange if ranked and is_first() else Exchanged
+    if named:
+        form = LORA[named[0]]
+        if ranked and form != BOTH:
+            text = f"exchange = {form!r}: several processes train this model, whose wrapper expects all its gradients"
+            raise ConfigError(text, "Freeze each lora_A before you wrap the model, and leave exchange out.")
+        adapters.prepare(model, form)
+        kind = adapters.AdapterProducts if form == PRODUCT else kind
+    return kind(model, patterns, buffers)
 
 
 def _size_line(n: int) -> str:
@@ -133,10 +160,6 @@ def _at_exit(joined: JoinedLoop) -> None:
         joined.close_quietly()
     else:
         joined.leave(raised)
-
-
-def _buffers(found: LoopPlace) -> str:
-    return str(getattr(found, "buffers", "average"))
 
 
 def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None = None) -> LoopSeat:
@@ -187,8 +210,8 @@ class _Launched:
     told: SeatFile
 
     @property
-    def buffers(self) -> str:
-        return load_experiment(Path(self.told.experiment)).train.buffers
+    def experiment(self) -> Experiment:
+        return load_experiment(Path(self.told.experiment))
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         from fedgossip.drivers.kept_keys import kept_identity
@@ -221,8 +244,8 @@ class _Invited:
     told: InvitedFile
 
     @property
-    def buffers(self) -> str:
-        return load_experiment(Path(self.told.experiment)).train.buffers
+    def experiment(self) -> Experiment:
+        return load_experiment(Path(self.told.experiment))
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         return seated(seating_of(self.told), exchanged, optimizers)[0]
@@ -232,24 +255,24 @@ class _Invited:
 class _NamedRun:
     """A run over several machines, as the script names it."""
 
-    experiment: Path
+    file: Path
     node: int | None
     endpoints: Path | str | None
     key: Path
     out: Path | str | None
 
     @property
-    def buffers(self) -> str:
-        return load_experiment(self.experiment, ["task.kind=loop"]).train.buffers
+    def experiment(self) -> Experiment:
+        return load_experiment(self.file, ["task.kind=loop"])
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         from fedgossip.net.endpoints import load_endpoints
         from fedgossip.runs.checkpoints import incarnation_of
 
-        plan = compose.plan(load_experiment(self.experiment, ["task.kind=loop"]))
+        plan = compose.plan(load_experiment(self.file, ["task.kind=loop"]))
         if self.node is None or self.endpoints is None:
             advice = "Name node=, which of the peers this is, and endpoints=, the file with all addresses and keys."
-            raise ConfigError(f"join: {self.experiment} does not say who this is", advice)
+            raise ConfigError(f"join: {self.file} does not say who this is", advice)
         if not 0 <= self.node < plan.learners:
             raise ConfigError(f"there is no loop {self.node}", f"The run has loops 0 to {plan.learners - 1}.")
         known = load_endpoints(Path(self.endpoints), plan.n, plan.roles.listens)
@@ -274,7 +297,7 @@ class _Alone:
     """A run of one participant, without a launcher."""
 
     out: Path | str | None
-    buffers = "average"
+    experiment = None
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         from fedgossip.runs.checkpoints import incarnation_of

@@ -289,6 +289,7 @@ class JoinedLoop:
         steps, rate = self._terms.taken(self._steps, lambda: held.tobytes() != began.tobytes())
         metrics = {"steps": steps, "rate": rate}
         logged = {name: _mean(name, values) for name, values in self._logged.items()}
+        logged.update(self._exchanged.facts())
         if (loss := logged.pop("loss", math.nan)) == loss:
             metrics["loss"] = loss
         self._answer(Learned(held, began, self._examples, metrics, logged))
@@ -346,7 +347,7 @@ class JoinedLoop:
     def _measured(self, vector: Vector) -> Measured | Raised:
         if self._measure is None:
             return Measured({})
-        own = self._exchanged.read()
+        own = self._exchanged.snapshot()
         try:
             with kept_apart(self._exchanged.module):
                 self._exchanged.write(vector)
@@ -354,7 +355,7 @@ class JoinedLoop:
         except Exception as error:
             return Raised(error)
         finally:
-            self._exchanged.write(own)
+            self._exchanged.restore(own)
         given = ", ".join(name for name in found if name != "loss")
         if given and self._seat.score not in found and not self._unscored:
             self._unscored = True

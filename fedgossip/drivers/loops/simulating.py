@@ -255,12 +255,13 @@ class _Loop:
 
     # --- in the thread --------------------------------------------------------------------------------------------
 
-    buffers = "average"
     leave_seconds: float | None = None
 
+    @property
+    def experiment(self) -> Experiment | None:
+        return self.plan.experiment if self.plan else None
+
     def _run(self) -> None:
-        assert self.plan is not None
-        self.buffers = self.plan.experiment.train.buffers
         place.set(self)
         try:
             self.function()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -117,6 +117,21 @@ class Exchanged:
     def first_projections(self, vector: Vector) -> tuple[float, ...]:
         """Projections of the weights that a loop begins with."""
         return projected([("first", torch.from_numpy(vector.copy()))])
+
+    def snapshot(self) -> Vector:
+        """Return what `restore` puts back bit for bit."""
+        return self.read()
+
+    def restore(self, kept: Vector) -> None:
+        self.write(kept)
+
+    def facts(self) -> Mapping[str, float]:
+        """Return numbers of the last exchange for the record."""
+        return {}
+
+    def path(self, place: int) -> str:
+        """Return the path in the module of the tensor at this place of the layout."""
+        return self._paths[place]
 
     def parts_of(self, vector: Vector) -> list[torch.Tensor]:
         """Return the parts of a vector, each a tensor of its own like the one of the model."""

@@ -1,0 +1,215 @@
+"""Adapters of low rank (LoRA: W + scaling B A, A [r, in], B [out, r]) in a user's own module, by how they are averaged.
+
+The mean of B times the mean of A is not the mean of BA.
+
+    lora:ffa      A stays as the seed made it and B travels: mean(B) A = mean(BA).  FFA-LoRA, Sun et al., ICLR 2024
+    lora:both     A and B travel, averaged apart, as without a form
+    lora:product  scaling BA travels, [out, in] per layer; each participant cuts the mean back to a rank of its own by
+                  an SVD.  FlexLoRA, Bai et al., NeurIPS 2024
+
+The cut is made by each participant, not by the coordinator: so it is the same under a secure sum and over gossip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, add, empty, frozen
+from fedgossip.core.adapter_names import half_of, other_half, product_name
+from fedgossip.learning.exchangeable import FFA, PRODUCT
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.own_loop.parameters import Exchanged
+
+SMALLEST = 1e-7
+"""Singular values below this share of the largest are rounding: their rows of A are kept, and go on training."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The places of A and B among the exchanged tensors, and the factor of their product."""
+
+    a: int
+    b: int
+    scaling: float
+
+
+def prepare(module: nn.Module, form: str) -> None:
+    """Check all adapters of `module` that train, and freeze A for `lora:ffa`.
+
+    Raises ConfigError where there are none, for an A without its B, for a rank above the sides of its layer, and for an
+    A of zeros, beside which B alone does not train.
+    """
+    named = dict(module.named_parameters())
+    found = [name for name, p in named.items() if p.requires_grad and half_of(name)]
+    if not any(half_of(name) == "b" for name in found):
+        known = ", ".join([name for name, p in named.items() if p.requires_grad][:20])
+        raise ConfigError(
+            f"exchange = {form!r}: no B of an adapter trains", f"Names have lora_A and lora_B; there are: {known}."
+        )
+    for name in found:
+        other = named.get(other_half(name))
+        if other is None:
+            text = f"exchange = {form!r}: {name!r} has no {other_half(name)!r} beside it"
+            raise ConfigError(text, "An adapter is two matrices, lora_A [r, in] and lora_B [out, r].")
+        a, b = (other, named[name]) if half_of(name) == "b" else (named[name], other)
+        _check(name, a, b, form)
+    if form == FFA:
+        for name in found:
+            if half_of(name) == "a":
+                named[name].requires_grad_(False)
+                named[name].grad = None  # an optimizer steps by a gradient that is still there
+
+
+def _check(name: str, a: torch.Tensor, b: torch.Tensor, form: str) -> None:
+    if a.dim() < 2 or b.dim() < 2 or a.shape[0] != b.shape[1]:
+        text = f"exchange = {form!r}: beside {name!r} A is {list(a.shape)} and B is {list(b.shape)}"
+        raise ConfigError(text, "A is [r, in] and B is [out, r], with one rank r.")
+    rank, sides = a.shape[0], (b.shape[0], math.prod(a.shape[1:]))
+    if rank > min(sides):
+        text = f"exchange = {form!r}: {name!r} has rank {rank}, above its layer of {sides[0]} x {sides[1]}"
+        raise ConfigError(text, f"Choose a rank of at most {min(sides)}, or train the layer itself.")
+    if form == FFA and not bool(a.detach().any()):
+        text = f"exchange = {form!r}: the A of {name!r} is zero, and B alone would learn nothing"
+        raise ConfigError(text, "Start A at random and B at zero, as LoRA does.")
+
+
+class AdapterProducts(Exchanged):
+    """The exchanged tensors of `module`, with scaling BA in the place of the A and the B of each adapter.
+
+    `only` and `buffers` as in Exchanged.  `read` multiplies; `write` cuts each product back to the module's rank.
+    `kept`: share of the energy of the last written products that the cut has kept, from 0 to 1; None before the first.
+    """
+
+    def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
+        self._inner = inner = Exchanged(module, only, buffers)
+        self.module, self.exact = module, True
+        self.kept: float | None = None
+        names, tensors = inner.layout.names, inner.tensors()
+        self._pairs: dict[int, _Pair] = {}
+        gone = set()
+        for place, name in enumerate(names):
+            if half_of(name) != "b":
+                continue
+            if other_half(name) not in names:
+                text = f"exchange = {PRODUCT!r}: {name!r} travels and {other_half(name)!r} does not"
+                raise ConfigError(text, "Let both train, and let patterns match both.")
+            a = names.index(other_half(name))
+            self._pairs[place] = _Pair(a, place, _scaling(module, inner.path(place)))
+            gone.add(a)
+        self._places = [place for place in range(len(names)) if place not in gone]
+        shapes = tuple(self._shape(place, tensors) for place in self._places)
+        own = tuple(product_name(names[place]) if place in self._pairs else names[place] for place in self._places)
+        plain = [
+            place for place in self._places if place not in self._pairs and isinstance(tensors[place], nn.Parameter)
+        ]
+        trained = sum(tensors[place].numel() for place in plain)
+        trained += sum(math.prod(self._shape(place, tensors)) for place in self._pairs)
+        kinds = inner.layout.types
+        types = tuple(kinds[place] for place in self._places) if kinds else ()
+        self.layout = Layout(own, shapes, trained, inner.layout.kind, types)
+
+    def _shape(self, place: int, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        pair = self._pairs.get(place)
+        if pair is None:
+            return tuple(tensors[place].shape)
+        return tensors[pair.b].shape[0], math.prod(tensors[pair.a].shape[1:])
+
+    def held_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._inner.held_by(optimizers)
+
+    def check_thawed(self) -> None:
+        self._inner.check_thawed()
+
+    def tensors(self) -> list[torch.Tensor]:
+        return self._inner.tensors()
+
+    def parts_of(self, vector: Vector) -> list[torch.Tensor]:  # noqa: ARG002
+        text = (
+            f"exchange = {PRODUCT!r}: the algorithm adds terms to gradients, and has none for the factors of a product"
+        )
+        raise ConfigError(text, f"Take fedavg or a server of it (fedavgm, fedadam), or exchange = {FFA!r}.")
+
+    def read(self) -> Vector:
+        """Return the products and the other tensors as a new frozen vector."""
+        held = self._inner.parts_of(self._inner.read())
+        vector = empty(self.layout.length, self.layout.dtype)
+        flat = torch.from_numpy(vector)
+        for place, (_, where, shape) in zip(self._places, self.layout.places(), strict=True):
+            pair = self._pairs.get(place)
+            flat[where].view(shape).copy_(
+                held[place] if pair is None else _product(held[pair.a], held[pair.b], pair.scaling)
+            )
+        return frozen(vector)
+
+    def write(self, vector: Vector) -> None:
+        """Copy the vector into the tensors; of each product the nearest of the module's rank."""
+        held = self._inner.parts_of(self._inner.read())
+        given = torch.from_numpy(vector.copy())
+        kept = whole = 0.0
+        for place, (_, where, shape) in zip(self._places, self.layout.places(), strict=True):
+            part, pair = given[where].view(shape), self._pairs.get(place)
+            if pair is None:
+                held[place] = part
+                continue
+            held[pair.a], held[pair.b], energy = _cut(part, held[pair.a], held[pair.b], pair.scaling)
+            kept, whole = kept + energy[0], whole + energy[1]
+        self.kept = kept / whole if whole else 1.0
+        flat = torch.cat([one.reshape(-1).to(device="cpu", dtype=given.dtype) for one in held])
+        self._inner.write(frozen(flat.numpy()))
+
+    def add(self, difference: Vector) -> None:
+        """Add the vector to the products and the other tensors, and cut as `write` does."""
+        self.write(add(self.read(), difference))
+
+    def snapshot(self) -> Vector:
+        return self._inner.read()
+
+    def restore(self, kept: Vector) -> None:
+        self._inner.write(kept)
+
+    def facts(self) -> Mapping[str, float]:
+        return {} if self.kept is None else {"kept_energy": self.kept}
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
+    """scaling B A, [out, in], in float64: one rounding per element."""
+    return scaling * (b.double().flatten(1) @ a.double().flatten(1))
+
+
+def _cut(
+    whole: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor, tuple[float, float]]:
+    """Return A and B of the nearest product of their rank (Eckart and Young), and the energy (kept, whole).
+
+    Each takes the root of the singular values.  Directions without energy keep their rows of A, with zeros in B.
+    """
+    left, values, right = torch.linalg.svd(whole.double() / scaling, full_matrices=False)
+    rank = a.shape[0]
+    used = int((values[:rank] > SMALLEST * values[0]).sum()) if bool(values[0] > 0) else 0
+    root = values[:used].sqrt()
+    new_a, new_b = a.double().flatten(1).clone(), torch.zeros(b.shape[0], rank, dtype=torch.float64)
+    new_a[:used] = root[:, None] * right[:used]
+    new_b[:, :used] = left[:, :used] * root
+    energy = values.square()
+    return new_a.view(a.shape), new_b.view(b.shape), (float(energy[:used].sum()), float(energy.sum()))
+
+
+def _scaling(module: nn.Module, path: str) -> float:
+    """Return the factor by which the layer of an adapter multiplies BA: its `scaling`, a number or by adapter."""
+    words = path.split(".")
+    at = next(place for place, word in enumerate(words) if half_of(word))
+    layer: Any = module.get_submodule(".".join(words[:at]))
+    found = getattr(layer, "scaling", 1.0)
+    if isinstance(found, Mapping):
+        found = next((found[word] for word in words[at + 1 :] if word in found), 1.0)
+    if not isinstance(found, int | float) or not math.isfinite(found) or not found:
+        text = f"exchange = {PRODUCT!r}: the scaling of {path!r} is {found!r}"
+        raise ConfigError(text, "Give its layer a scaling that is a number other than zero.")
+    return float(found)
