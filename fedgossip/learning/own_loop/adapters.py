@@ -32,7 +32,7 @@ SMALLEST = 1e-7
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _Factors:
     """The places of A and B among the exchanged tensors, and the factor of their product."""
 
     a: int
@@ -92,7 +92,7 @@ class AdapterProducts(Exchanged):
         self.module, self.exact = module, True
         self.kept: float | None = None
         names, tensors = inner.layout.names, inner.tensors()
-        self._pairs: dict[int, _Pair] = {}
+        self._pairs: dict[int, _Factors] = {}
         gone = set()
         for place, name in enumerate(names):
             if half_of(name) != "b":
@@ -101,7 +101,7 @@ class AdapterProducts(Exchanged):
                 text = f"exchange = {PRODUCT!r}: {name!r} travels and {other_half(name)!r} does not"
                 raise ConfigError(text, "Let both train, and let patterns match both.")
             a = names.index(other_half(name))
-            self._pairs[place] = _Pair(a, place, _scaling(module, inner.path(place)))
+            self._pairs[place] = _Factors(a, place, _scaling(module, inner.path(place)))
             gone.add(a)
         self._places = [place for place in range(len(names)) if place not in gone]
         shapes = tuple(self._shape(place, tensors) for place in self._places)
@@ -131,6 +131,7 @@ class AdapterProducts(Exchanged):
         return self._inner.tensors()
 
     def parts_of(self, vector: Vector) -> list[torch.Tensor]:  # noqa: ARG002
+        """Raise ConfigError: a term of a product is none of its factors."""
         text = (
             f"exchange = {PRODUCT!r}: the algorithm adds terms to gradients, and has none for the factors of a product"
         )
