@@ -1,6 +1,6 @@
-"""The names of the two matrices of an adapter of low rank: `...lora_A...` [r, in] and `...lora_B...` [out, r].
+"""The names of the two matrices of an adapter of low rank, lora_A [r, in] and lora_B [out, r].
 
-As peft, loralib and torchtune write them: `lora_A.default.weight`, `lora_embedding_A`, `lora_A`, `lora_a.weight`.
+As peft, loralib and torchtune write them: lora_A.default.weight, lora_embedding_A, lora_A, lora_a.weight.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class _Factors:
 
 
 def prepare(module: nn.Module, form: str) -> None:
-    """Check all adapters of `module` that train, and freeze A for `lora:ffa`.
+    """Check all adapters of `module` that train, and freeze A for lora:ffa.
 
     Raises ConfigError where there are none, for an A without its B, for a rank above the sides of its layer, and for an
     A of zeros, beside which B alone does not train.
