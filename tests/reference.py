@@ -1,6 +1,7 @@
-"""docs/reference/reference.md, from the declarations: keys, faults, exit codes, events, terms, files and commands.
+"""docs/reference/reference.md, from the declarations: keys, faults, exit codes, events, terms, files and commands; and
+docs/sites/glossary.md, the terms of sites.
 
-python tests/reference.py --write        write it again
+python tests/reference.py --write        write both again
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedgossip.cli.explain import CODE, COMMAND, EVENT, FACT, FAULT, FILE, KEY, SECTION, TERM, Term, entries
+from fedgossip.cli.explain import CODE, COMMAND, EVENT, FACT, FAULT, FILE, KEY, SECTION, Term, entries
+from fedgossip.core.terms import PAGES, SITES, terms_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "reference.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "reference" / "reference.md"
+GLOSSARY = DOCS / "sites" / "glossary.md"
 RENEW = "python tests/reference.py --write"
 
 HEAD = f"""# Reference
@@ -30,6 +34,25 @@ is an error that names the nearest one.
 
 def page() -> str:
     return "\n".join([HEAD, *_keys(), *_others()]) + "\n"
+
+
+GLOSSARY_HEAD = f"""# Words of plans, policies and cards
+
+For people who answer for data: every word of their documents, by the alphabet.  `fedgossip explain WORD` prints the
+same on the terminal, and a plan, a policy and a card explain the words that they use.  How all of it goes together:
+[for-boards.md](for-boards.md).  This page is made of the declarations in the code: `{RENEW}`.
+"""
+
+
+def glossary() -> str:
+    """Return the page of the terms of sites."""
+    rows = [
+        (name, _linked(meaning)) for name, meaning in sorted(terms_of(SITES).items(), key=lambda one: one[0].lower())
+    ]
+    return "\n".join([GLOSSARY_HEAD, *_table(("word", "meaning"), rows)]).rstrip() + "\n"
+
+
+PAGES_OF = {PAGE: page, GLOSSARY: glossary}
 
 
 def _keys() -> Iterator[str]:
@@ -69,8 +92,9 @@ def _others() -> Iterator[str]:
     events = [(f"`{e.name}`", e.facts["severity"], e.meaning, e.facts["advice"]) for e in found if e.kind == EVENT]
     yield from _table(("event", "severity", "meaning", "what to do"), events)
     yield "## Terms\n"
-    yield "Words of tables, pages and forecasts; the formulas are in [numerics.md](numerics.md).\n"
-    yield from _table(("term", "meaning"), [(e.name, _linked(e.meaning)) for e in found if e.kind == TERM])
+    yield "Words of tables, pages and forecasts; the formulas are in [numerics.md](numerics.md).  Those of plans,"
+    yield "policies and cards are in [glossary.md](../sites/glossary.md).\n"
+    yield from _table(("term", "meaning"), [(name, _linked(meaning)) for name, meaning in terms_of(PAGES).items()])
     yield "## What a run leaves\n"
     yield "Each command that runs something prints its folder, `runs/NAME-nN-DRIVER-TIME` or that of `--out`.\n"
     for where in dict.fromkeys(e.facts["where"] for e in found if e.kind == FILE):
@@ -113,11 +137,12 @@ def _linked(text: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    if "--write" in words:
-        PAGE.write_text(page())
-    elif not PAGE.exists() or PAGE.read_text() != page():
-        print(f"{PAGE.name} is not of today's declarations: {RENEW}")
-        return 1
+    for path, made in PAGES_OF.items():
+        if "--write" in words:
+            path.write_text(made())
+        elif not path.exists() or path.read_text() != made():
+            print(f"{path.name} is not of today's declarations: {RENEW}")
+            return 1
     return 0
 
 

@@ -8,17 +8,15 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import get_args, get_type_hints, is_typeddict
 
 import click
-import msgspec
 
-from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import EXIT_CODES, ConfigError, nearest
 from fedgossip.cli.text import echo, print_json
 from fedgossip.core import run_format, run_summary
 from fedgossip.core.event_kinds import event_kinds
+from fedgossip.core.terms import terms
 from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
 from fedgossip.learning.settings import NOT_BUILT
 
@@ -86,7 +84,7 @@ def lines(entry: Term) -> Iterator[str]:
 
 SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"
 TERM = "term"
-"""A word of tables, pages and forecasts; terms.toml defines each."""
+"""A word of tables, pages and forecasts; `core/terms.toml` defines each."""
 FILE = "file"
 """A file or a folder that a run leaves; `core/run_format` declares them."""
 FACT = "key of summary.json"
@@ -117,12 +115,6 @@ def entries() -> Iterator[Term]:
     yield from files()
     yield from summary_keys()
     yield from commands()
-
-
-def terms() -> Mapping[str, str]:
-    """Return the words of tables, pages and forecasts, with their meanings."""
-    text = Path(__file__).with_name("terms.toml").read_text(encoding="utf-8")
-    return msgspec.convert(from_toml(text), dict[str, str])
 
 
 def files() -> Iterator[Term]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,6 +50,17 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def wrapped(rows: Iterable[tuple[str, str]], width: int) -> str:
+    """Return (what, sentences) as two columns; the second is wrapped, so that no line is longer than `width`."""
+    rows = list(rows)
+    indent = max((len(what) for what, _ in rows), default=0) + 2
+    lines = []
+    for what, sentences in rows:
+        first, *rest = textwrap.wrap(sentences.replace("`", ""), width - indent) or [""]
+        lines += [f"{what.ljust(indent)}{first}", *(" " * indent + line for line in rest)]
+    return "\n".join(lines)
 
 
 def talk_to_stderr() -> contextlib.AbstractContextManager[object]:

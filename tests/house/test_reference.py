@@ -12,9 +12,10 @@ from commands import in_process
 
 from fedgossip.base.errors import EXIT_CODES, FedgossipError
 from fedgossip.cli import COMMANDS, main
-from fedgossip.cli.explain import CODE, COMMAND, EVENT, KEY, Term, entries, terms
+from fedgossip.cli.explain import CODE, COMMAND, EVENT, KEY, Term, entries
 from fedgossip.cli.topology.topology import COMPARED
 from fedgossip.core.event_kinds import event_kinds
+from fedgossip.core.terms import SITES, first_sentence, terms, terms_of, used_in
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.compared import COMPARE
 from fedgossip.experiment.meanings import REQUIRED, keys, written
@@ -29,7 +30,8 @@ def named(kind: str) -> dict[str, Term]:
 
 
 def test_the_page_is_of_todays_declarations() -> None:
-    assert reference.PAGE.read_text() == reference.page(), f"write it again: {reference.RENEW}"
+    for path, made in reference.PAGES_OF.items():
+        assert path.read_text() == made(), f"write it again: {reference.RENEW}"
 
 
 @pytest.mark.parametrize("entry", [one for one in ALL if one.kind == KEY], ids=lambda one: one.name)
@@ -126,6 +128,15 @@ def test_terms_of_tables_are_explained(
     assert "parallel.server.staleness  (key)" in both and "staleness  (term)" in both, both
     assert "Vogels" in in_process(["explain", "n_w"], tmp_path, monkeypatch, capsys).out
     assert "common test set" in in_process(["explain", "mean", "peer"], tmp_path, monkeypatch, capsys).out
+
+
+def test_the_terms_in_a_document_are_found_with_one_sentence_each() -> None:
+    """In the order of their use, whole words alone, and none inside a key or another term."""
+    found = used_in(
+        ["masks, and a calibration error", "coordinator.secure.bound, clipped, an Epsilon of 3 at delta 1e-05"]
+    )
+    assert list(found) == ["mask", "calibration error", "epsilon", "delta"]
+    assert all(one.endswith(".") and len(one) < 220 for one in map(first_sentence, terms_of(SITES).values()))
 
 
 def test_explain_tells_programs_the_same(

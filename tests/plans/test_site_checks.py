@@ -90,7 +90,10 @@ def test_an_update_that_would_be_cut_shows_before_the_run(tmp_path: Path) -> Non
     text = (tmp_path / "pilot.toml").read_text()
     (tmp_path / "pilot.toml").write_text(text.replace("clients = 5", "clients = 3"))
     code, found = looked(desk)
-    assert "it would be CUT to 1: raise coordinator.secure.bound, or scale the columns" in found["one round"][1]
+    word, told = found["one round"]
+    assert word == "WARNING" and "14 of 62 numbers WOULD BE CUT to 1" in told
+    assert "Raise coordinator.secure.bound above 15.3 at all participants, or scale the columns" in told
+    assert found["budget"][0] == "WARNING" and "no epsilon covers" in found["budget"][1]
     assert "site-0.csv?label=outcome: 95 examples" in found["records"][1]
     assert code == 2 and "no policy there" in found["policy"][1]
     (tmp_path / "site-0.csv").unlink()

@@ -108,7 +108,9 @@ def site_steps(facts: PilotFacts, site: PilotSite) -> Sequence[PilotStep]:
     def agreed_to(given: Answers) -> list[Words]:
         words = signed("approve")(given)
         if facts.secure and not facts.fit:
-            words.append(["privacy", "policy", EXPERIMENT, "--endpoints", ENDPOINTS, "--approval-days", DAYS])
+            words.append(
+                ["privacy", "policy", EXPERIMENT, "--endpoints", ENDPOINTS, "--approval-days", DAYS, "--short"]
+            )
         if given.get("total"):
             words.append(["privacy", "ledger", *spends[4:], "--max-epsilon-total", given["total"]])
         return words

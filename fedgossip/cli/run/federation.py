@@ -166,11 +166,11 @@ def _checked(
 
     code = 0
     for one in SiteChecks(ClientSite(plan, node, key, endpoints, policy, ledger, out, time.time_ns)).all():
-        word = "REFUSED" if one.error else "-" if one.said == LATER else "ok"
+        word = "REFUSED" if one.error else "WARNING" if one.advice else "-" if one.said == LATER else "ok"
         echo(f"{word:7}  {one.what:12}  {one.said}")
-        if one.error:
-            echo(f"{'':23}{one.error.advice}")
-            code = code or one.error.exit_code
+        if advice := one.error.advice if one.error else one.advice:
+            echo(f"{'':23}{advice}")
+        code = code or (one.error.exit_code if one.error else 0)
     echo(f"Not looked at: {NOT_LOOKED_AT}.  Nothing was sent.", err=True)
     return code
 

@@ -13,6 +13,7 @@ from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
 from fedgossip.core import run_format
+from fedgossip.core.terms import used_in
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -384,13 +385,11 @@ def _approvals(key: Path) -> SiteApprovals:
 
 
 def _say(statement: PlanStatement) -> None:
-    import textwrap
-
+    from fedgossip.cli.text import wrapped
     from fedgossip.plans.approvals import statement_words
 
     found = statement_words.lines(statement)
-    width = max(len(what) for what, _ in found)
-    for what, text in found:
-        first, *rest = textwrap.wrap(text, WIDTH - width - 2) or [""]
-        echo("\n".join([f"{what.ljust(width)}  {first}", *(f"{' ' * width}  {line}" for line in rest)]))
+    echo(wrapped(found, WIDTH))
+    echo("\nIts words (all: fedgossip explain WORD)")
+    echo(wrapped(used_in(text for line in found for text in line).items(), WIDTH))
     echo(f"\nhash {statement.hash}")

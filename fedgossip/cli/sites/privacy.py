@@ -11,8 +11,11 @@ import click
 
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.sites.membership import membership
-from fedgossip.cli.text import echo, echo_json, times
+from fedgossip.cli.text import echo, echo_json, times, wrapped
 from fedgossip.core.run_format import PEER_KEY, SPENT
+
+WIDTH = 110
+"""Characters of a line of words."""
 
 if TYPE_CHECKING:
     from fedgossip.plans.federated.federation import FederationPlan
@@ -117,6 +120,7 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
     help="Ask for `fedgossip plan approve`, which holds so many days at most.",
 )
 @click.option("--approval-rounds", type=click.IntRange(min=0), default=0, help="And for so many rounds at most.")
+@click.option("--short", is_flag=True, help="Print what people decide on, in place of the whole file.")
 def policy(
     experiment: Path,
     endpoints: Path,
@@ -125,6 +129,7 @@ def policy(
     out: Path,
     approval_days: float,
     approval_rounds: int,
+    short: bool,
 ) -> None:
     """Write the policy of a client of EXPERIMENT, and print it: read it before you agree."""
     from fedgossip.base.errors import ConfigError
@@ -150,7 +155,7 @@ def policy(
     task, _ = compose.task_of(plan.experiment, plan.learners, [], unagreed=True)
     made = policy.policy_of(plan, client, known, task, HowLong(approval_days, approval_rounds))
     policy.write(out, made)
-    echo(policy.text(made), nl=False)
+    echo(wrapped(policy.summary(made), WIDTH) + "\n" if short else policy.text(made), nl=False)
     echo(f"It is in {out}, readable by you alone.", err=True)
 
 

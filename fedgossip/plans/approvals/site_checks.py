@@ -62,6 +62,16 @@ class SiteCheck:
     what: str
     said: str
     error: FedgossipError | None = None
+    advice: str = ""
+    """What to do where a run would go on and its result, or its promise, be less than people expect."""
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A finding that ends no run, and that people should act on."""
+
+    said: str
+    advice: str
 
 
 class SiteChecks:
@@ -75,7 +85,7 @@ class SiteChecks:
 
     def all(self) -> Iterator[SiteCheck]:
         """Yield each check when it is made; a local round is trained in one of them."""
-        checks = {
+        checks: dict[str, Callable[[], str | Warned | None]] = {
             "key": self._key,
             "participants": self._participants,
             "records": self._records,
@@ -87,7 +97,11 @@ class SiteChecks:
         }
         for what, look in checks.items():
             try:
-                yield SiteCheck(what, look() or LATER)
+                found = look() or LATER
+                if isinstance(found, Warned):
+                    yield SiteCheck(what, found.said, advice=found.advice)
+                else:
+                    yield SiteCheck(what, found)
             except FedgossipError as error:
                 yield SiteCheck(what, str(error), error)
 
@@ -106,34 +120,46 @@ class SiteChecks:
         named = f", roster {roster[:HASH_SHOWN]}: the same at all, compare it" if roster else ""
         return f"{plan.learners} clients, the coordinator at {known[plan.tree.parent(site.node)].address}{named}"
 
-    def _records(self) -> str:
+    def _records(self) -> str | Warned:
         plan, node = self._site.plan, self._site.node
         self._learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
         task, shares = self._learning
         compose.check_task(plan, task)
         source = plan.experiment.data.source.replace(PLACE, str(node))
         count = shares.trained_on.get(node)
-        found = f"{source}: {count} examples to train on" if count else f"{source}: nothing is read"
-        return f"{found if plan.experiment.learns else 'none'}; the model has {task.length:,} numbers"
+        size = f"the model has {task.length:,} numbers"
+        if not plan.experiment.learns:
+            return f"none; {size}"
+        if not count:
+            return Warned(f"{source}: no example to train on; {size}", "Look at the file: fedgossip data describe.")
+        return f"{source}: {count} examples to train on; {size}"
 
-    def _one_round(self) -> str | None:
-        """Train once and throw it away: a loss that is not finite and an update that is cut show here."""
+    def _one_round(self) -> str | Warned | None:
+        """Train once and discard it: a loss that is not finite and an update that is cut show here."""
         if self._learning is None:
             return None
         plan, node, (task, _) = self._site.plan, self._site.node, self._learning
         given = task.initial(node)
         (update,) = task.train([Job(node, 0, given, gradient=plan.gradients)])
         if update.difference is None:
-            return "nothing changed"
+            advice = "Look at the file, fedgossip data describe, and at train.local_steps and train.lr."
+            return Warned("trained and discarded; the model did not change: this site would contribute nothing", advice)
         if not np.isfinite(update.difference).all():
             text = "the update of the first round is not finite"
             raise TrainingError(text, "Lower train.lr, and look at the columns: fedgossip data describe.")
         parameters = task.length - statistics_in(segments_of(task))  # a running statistic has no bound
-        largest = float(np.abs(update.difference[:parameters]).max())
+        change = np.abs(update.difference[:parameters])
+        largest = float(change.max())
         bound = plan.numbers.fixed_point(task.length, task.schema).clip_inf if plan.secure else float("inf")
         loss = f", loss {update.metrics['loss']:.4g}" if "loss" in update.metrics else ""
-        cut = f"; it would be CUT to {bound:g}: raise coordinator.secure.bound, or scale the columns"
-        return f"trained and thrown away{loss}; the largest change is {largest:.3g}{cut if largest > bound else ''}"
+        found = f"trained and discarded{loss}; the largest change is {largest:.3g}"
+        if largest <= bound:
+            return found
+        many = f"{int((change > bound).sum()):,} of {parameters:,} numbers"
+        cut = f"{found}; {many} WOULD BE CUT to {bound:g}, the bound of a secure sum, and the model would learn wrongly"
+        return Warned(
+            cut, f"Raise coordinator.secure.bound above {largest:.3g} at all participants, or scale the columns."
+        )
 
     def _policy(self) -> str | None:
         if not self._known or self._learning is None:
@@ -156,7 +182,7 @@ class SiteChecks:
         left = found.rounds - approvals.used(found)
         return f"plan {found.plan[:HASH_SHOWN]}, until {found.until[:10]}, {left} of {found.rounds} rounds are left"
 
-    def _budget(self) -> str | None:
+    def _budget(self) -> str | Warned | None:
         """Return the spending of all rounds and of earlier runs in words.  Raises BudgetError beyond the budget."""
         if self._learning is None:
             return None
@@ -171,7 +197,10 @@ class SiteChecks:
             if total and exact < 1:
                 text = f"no budget of privacy, and this site allows epsilon {total.max_epsilon:g} of its records in all"
                 raise BudgetError(text, "See what was released: fedgossip privacy ledger; --allow-exact allows more.")
-            return "no budget of privacy: no epsilon covers what this run tells of a record"
+            said = "no budget of privacy: no epsilon covers what this run discloses of a record"
+            return Warned(
+                said, "Accept that, as the plan states it, or agree on [coordinator.privacy] at all participants."
+            )
         found = outlook(plan, site.node, spent_on(site.spent, plan.unit, *about), agreed=True)
         if not found.fits:
             most = plan.section.privacy.max_epsilon

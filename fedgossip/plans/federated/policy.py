@@ -8,6 +8,7 @@ different session, experiment or code is refused.
 from __future__ import annotations
 
 import os
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.core.machine import NodeId
 from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness
 from fedgossip.core.task import LocalTask, segments_of
+from fedgossip.core.terms import SITES, first_sentence, terms_of
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.plans.approvals.approvals import HowLong
@@ -210,33 +212,44 @@ def text(policy: PolicyFile) -> str:
 
     lines = ["# What this client insists on, whatever the coordinator says.  Read it before you agree.", ""]
     content: dict[str, Any] = msgspec.to_builtins(policy)
+    known = terms_of(SITES)
     for name, value in content.items():
-        lines += [f"# {_MEANING[name]}", tomli_w.dumps({name: value}).strip()]
+        meaning = _MEANING.get(name) or first_sentence(known[name])
+        lines += [*(f"# {line}" for line in textwrap.wrap(meaning, _WIDTH)), tomli_w.dumps({name: value}).strip()]
     return "\n".join(lines) + "\n"
 
 
+def summary(policy: PolicyFile) -> list[tuple[str, str]]:
+    """Return (what, text) of the demands that people decide on, in the order in which to read them; `text` has all."""
+    many = f"{policy.min_clients} to {policy.max_clients}"
+    budget = f"epsilon at most {policy.max_epsilon:g} at delta {policy.delta:g} for each {policy.unit}, "
+    budget += f"noise {policy.noise:g}, clip {policy.clip:g}"
+    rounds = f", for {policy.approval_rounds} rounds" if policy.approval_rounds else ""
+    approval = f"at most {policy.approval_days:g} days old{rounds}" if policy.approval_days else "where one was given"
+    return [
+        ("run", f"experiment {_short(policy.task)}, layout {_short(policy.layout)}, and no other"),
+        ("with", f"{many} clients of roster {_short(policy.roster)}, coordinator {_short(policy.coordinator)}"),
+        ("leaves", f"numbers of at most {policy.bound:g} (bound), under masks"),
+        ("budget", budget if policy.unit != "none" else "none: no epsilon covers what the run discloses of a record"),
+        ("approval", approval),
+    ]
+
+
+_WIDTH = 110
 _MEANING = {
     "task": "the experiment, by a hash of every key that changes what is learned",
-    "coordinator": "the key of the coordinator's signatures: what it has not signed is not heard",
-    "roster": "the hash of all clients' keys",
+    "coordinator": "the key of the coordinator's signatures: what it has not signed is ignored",
     "min_clients": "never sum with fewer clients; raise it as you like",
     "max_clients": "never sum with more",
-    "bound": "no element of what leaves here is larger",
-    "bits": "of an element",
     "weight_max": "the most examples that count",
-    "layout": "the hash of the model's layout, and of everything that is summed",
     "code": 'the source of one\'s own modules that the experiment names, by a hash; "" where there are none',
-    "frozen": "numbers of the tensors that neither train nor are mixed",
-    "probe": "numbers of what the first model gives for common test examples; [] before their scale was agreed on",
     "unit": "what the budget of privacy is of: record, client, none",
-    "clip": "the longest gradient of one record, or update of one client",
-    "noise": "standard deviation of the noise, in units of clip",
-    "delta": "the chance that the promise does not hold",
     "max_epsilon": "the budget: the round that would cross it is refused",
     "approval_days": "an approval of a plan holds so many days at most; with 0 none is asked for where none was given",
     "approval_rounds": "and for so many rounds at most, over all runs; with 0 for as many as it says",
     "test_noise": "noise on the count of right answers, where records are hidden; with 0 no such count leaves here",
 }
+"""Meanings of keys; the others are terms."""
 
 
 def _short(value: object) -> str:
