@@ -293,6 +293,15 @@ def test_hospitals_find_the_hazard_ratios_that_were_drawn(tmp_path: Path) -> Non
     assert "1000 records of 5 of 5 sites" in out
 
 
+def test_a_fit_over_queues_is_that_of_the_command(tmp_path: Path) -> None:
+    out = printed_here("fit_over_queues.py", tmp_path)
+    odds = re.search(r"odds ([\d.]+) times", out)
+    assert odds and 1.8 < float(odds[1]) < 2.2
+    with contextlib.chdir(tmp_path):
+        assert cli.main(["fit", "ward.toml", "--to", "fit"], standalone_mode=False) == 0
+    assert (tmp_path / "fit" / "fit.json").read_bytes() == (tmp_path / "fit.json").read_bytes()
+
+
 def test_a_tenth_of_what_has_changed_is_enough_and_a_tenth_of_models_is_not(tmp_path: Path) -> None:
     changed, parts = [numbers(line) for line in printed_here("fewer_bytes.py", tmp_path).splitlines()]
     assert changed[0] < 1e-6 and parts[0] > 1

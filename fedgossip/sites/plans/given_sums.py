@@ -1,0 +1,121 @@
+"""Statistics and fits over a transport of the user's own: any object with `sum(numbers) -> numbers`, at every site.
+
+    encoding = encoding_of_agreement(experiment)          # for SumClient and SumServer, the same at all sites
+    table = agree_by_sums(experiment, site, sums)         # then written to data.agreed, as `fedgossip data agree` does
+    encoding = encoding_of_fit(experiment)
+    result = fit_by_sums(experiment, site, sums)          # the contents of fit.json, of every kind of fit
+
+Every site calls the same function; each round calls `sums.sum` once, with this site's whole numbers, and all sites
+receive the same sum and compute the same result.  A site checks each state as in `fedgossip fit` (`SumsTask.check`).
+Approvals and ledgers are of the commands: here the caller keeps them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Aggregate, is_over
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.agreed.sums_task import SumsTask
+from fedgossip.experiment import Experiment
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.secure import ExactEncoding, Reason, RoundAbandoned
+from fedgossip.secure.exact_sums import ExactSums, integers_of, words_in, words_of
+from fedgossip.secure.ring import Words, little
+from fedgossip.secure.session_history import AskedBefore
+from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
+
+
+class GivenSums(Protocol):
+    """The sum over all sites, over whatever transport."""
+
+    def sum(self, numbers: Sequence[int], /) -> Sequence[int]:
+        """Return the sums of all sites' numbers, in the same order; whole numbers of up to 512 bits."""
+        ...
+
+
+def encoding_of_agreement(experiment: Experiment) -> ExactEncoding:
+    """Return the numbers of `agree_by_sums`, with their bounds.  Raises ConfigError."""
+    return _encoding(statistics_plan(experiment)[0].exact)
+
+
+def encoding_of_fit(experiment: Experiment) -> ExactEncoding:
+    """Return the numbers of `fit_by_sums`, with their bounds.  Raises ConfigError, also before the agreement."""
+    return _encoding(planned_fit(experiment).plan.exact)
+
+
+def _encoding(exact: ExactSums | None) -> ExactEncoding:
+    assert exact is not None, "a plan of sums has them"
+    return ExactEncoding(exact.bounds, exact.ring_bits, exact.layout)
+
+
+def agree_by_sums(experiment: Experiment, site: NodeId, sums: GivenSums) -> AgreedTable:
+    """Return the statistics of all sites' tables.
+
+    Raises ConfigError for a table that does not fit, and beside a budget, which `fedgossip data agree` charges;
+    TooFewPeersError; RoundAbandoned for a sum that is none of the agreed numbers.
+    """
+    if experiment.budget is not None:
+        raise ConfigError("statistics beside a budget, over given sums", "Use  fedgossip data agree, which charges it.")
+    plan, schema = statistics_plan(experiment)
+    plan, task, refused = statistics_task(plan, schema, _held(plan, site))
+    return agreed_from(task, _rounds(plan, task, refused, site, sums), schema, plan.experiment.data.suppress)
+
+
+def fit_by_sums(experiment: Experiment, site: NodeId, sums: GivenSums) -> Any:
+    """Return the contents of the fit's file.
+
+    Raises ConfigError for a table that does not fit, and before the agreement; TooFewPeersError; RoundAbandoned for a
+    sum that is none of the agreed numbers, or a point at which too few of the site's records count.
+    """
+    fit = planned_fit(experiment)
+    plan, task, refused = fit.of_sites(_held(fit.plan, site))
+    return fit.result(_rounds(plan, task, refused, site, sums))
+
+
+def _held(plan: FederationPlan, site: NodeId) -> list[NodeId]:
+    if not 0 <= site < plan.learners:
+        raise ConfigError(f"there is no site {site}", f"Sites are the clients 0 to {plan.learners - 1}.")
+    return [site]
+
+
+def _rounds(plan: FederationPlan, task: SumsTask, refused: Any, site: NodeId, sums: GivenSums) -> Vector:
+    """Return the last state of the run; all sites are in every sum."""
+    if site in refused:
+        raise refused[site]
+    server, clients, before = plan.federated.server, plan.learners, None
+    state = server.start(task.initial(site))
+    for number in range(plan.experiment.rounds):
+        (x,) = server.broadcast(state)
+        if is_over(server, x):
+            break
+        task.check(site, number, x, before)
+        (update,) = task.train([Job(site, number, x)])
+        own = None if update.difference is None else words_in(update.difference)
+        assert own is not None, "a site's numbers are words"
+        whole = _sum_of(sums, own, task.exact, clients)
+        total = task.exact.decode(whole, clients).mean
+        state = server.step(state, Aggregate((total,), clients, 1.0, number))
+        before = AskedBefore(number, x, clients, hashlib.sha256(little(whole)).digest())
+    return server.broadcast(state)[0]
+
+
+def _sum_of(sums: GivenSums, own: Words, exact: ExactSums, clients: int) -> Words:
+    """Return the words of a sum and of its count."""
+    bits = exact.ring_bits
+    total = np.asarray(sums.sum(integers_of(own, bits)), object).reshape(-1).tolist()
+    if len(total) != len(exact.bounds) or not all(isinstance(one, int) for one in total):
+        text = f"a sum of {len(total)} values; {len(exact.bounds)} whole numbers were agreed"
+        raise RoundAbandoned(Reason.SCHEMA, text)
+    if any(abs(one) > clients * bound for one, bound in zip(total, exact.bounds, strict=True)):  # before a modulus
+        raise RoundAbandoned(Reason.BOUND, "a sum beyond the bounds of all sites")
+    return words_of([*total, clients], bits)
