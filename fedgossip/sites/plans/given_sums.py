@@ -5,7 +5,7 @@
     encoding = encoding_of_fit(experiment)
     result = fit_by_sums(experiment, site, sums)          # the contents of fit.json, of every kind of fit
 
-Every site calls the same function; each round calls `sums.sum` once, with this site's whole numbers, and all sites
+Every site calls the same function; each round calls `sum` once, with this site's whole numbers, and all sites
 receive the same sum and compute the same result.  A site checks each state as in `fedgossip fit` (`SumsTask.check`).
 Approvals and ledgers are of the commands: here the caller keeps them.
 """
