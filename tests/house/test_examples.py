@@ -302,6 +302,13 @@ def test_a_fit_over_queues_is_that_of_the_command(tmp_path: Path) -> None:
     assert (tmp_path / "fit" / "fit.json").read_bytes() == (tmp_path / "fit.json").read_bytes()
 
 
+@pytest.mark.long  # three processes that import torch
+def test_a_process_group_sums_by_secure_sums(tmp_path: Path) -> None:
+    lines = printed("sum_over_gloo.py", tmp_path).splitlines()
+    sums = ["[60. 60. 60. 60.]", "[120. 120. 120. 120.]"]  # of 10, 20 and 30, and of their doubles
+    assert sorted(lines) == [f"rank {rank}, round {k}: {sums[k - 1]}" for rank in range(3) for k in (1, 2)]
+
+
 def test_a_tenth_of_what_has_changed_is_enough_and_a_tenth_of_models_is_not(tmp_path: Path) -> None:
     changed, parts = [numbers(line) for line in printed_here("fewer_bytes.py", tmp_path).splitlines()]
     assert changed[0] < 1e-6 and parts[0] > 1
