@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 
+ADAPTER_DISTANCE = "adapter_distance"
+"""Name in the record of ||mean(B) mean(A) - mean(BA)|| / ||mean(BA)||, over the contributions of a round."""
+
 _HALF = re.compile(r"((?:^|(?<=\.))[Ll]o[Rr][Aa]_(?:embedding_)?)([AaBb])(?=\.|$)")
 
 

@@ -6,9 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from fedgossip.base.intervals import Span, covered_ns
+from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import Aggregated, LocalWork, RoundDone
 from fedgossip.core.records import PeerRow
+
+OF_ROUNDS = (*COUNTS, ADAPTER_DISTANCE)
+"""Numbers of a coordinator's round that stand among the logged ones of its row."""
 
 
 class Meter:
@@ -149,7 +153,7 @@ class Meter:
             row.clients, row.counted = int(self._aggregated["clients"]), self._counted
             row.score_clients = self._aggregated.get("score")
             row.score_worst_client = self._aggregated.get("worst")
-            row.logged = {name: self._aggregated[name] for name in COUNTS if name in self._aggregated} or row.logged
+            row.logged = {name: self._aggregated[name] for name in OF_ROUNDS if name in self._aggregated} or row.logged
             self._aggregated = {}
         self.bytes_sent = self.bytes_received = self.payload_sent = self.payload_received = 0
         self.loss = None

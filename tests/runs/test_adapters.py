@@ -16,7 +16,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.adapter_names import half_of, other_half, product_name
-from fedgossip.core.records import PeerRow
+from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.learning.own_loop.adapters import AdapterProducts, prepare
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.runs.run_directory import Run
@@ -127,7 +127,14 @@ def test_both_halves_averaged_apart_are_not_the_mean_of_the_products() -> None:
     found = 2.0 * run.vectors[-1][2 * WIDTH :].reshape(OUT, 2) @ run.vectors[-1][: 2 * WIDTH].reshape(2, WIDTH)
     products = [one.product() for one in alone()]
     mean = np.mean(products, axis=0)
-    assert np.linalg.norm(found - mean) / np.linalg.norm(mean) > 0.05
+    distance = float(np.linalg.norm(found - mean) / np.linalg.norm(mean))
+    measured = [row.logged["adapter_distance"] for row in rows(run) if row.logged]
+    assert distance > 0.05 and measured == [pytest.approx(distance, rel=1e-4)]
+    events = [row.value for row in run.rows if isinstance(row, EventRow) and row.name == "adapters_apart"]
+    assert events == [{"percent": round(100 * distance, 1)}]
+    for exact in (adapting(exchange="lora"), adapting(exchange="lora:product")):
+        quiet = fedgossip.simulate_loop(exact, experiment=federation())
+        assert not [row for row in rows(quiet) if row.logged]
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedgossip.algorithms.codecs.base import Codec, VectorLayout
+from fedgossip.algorithms.federated.adapter_distance import adapters_in
 from fedgossip.algorithms.federated.base import ClientRule, EndingRule, Federated, is_over
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.running_statistics import with_statistics
@@ -474,7 +475,8 @@ class FederationPlan(PlanDefaults):
         sampling = self.sampling if self.tree.flat else Uniform(self.experiment.seed, group.members, len(group.members))
         run = seat.node, group.members, self.federated, sampling, seat.initial, seat.schema
         limits = self._coordinator_settings(group), seat.resumed, summing, self._purse(seat.node, who), coding
-        return Coordinator(*run, *limits)
+        adapters = adapters_in(self.segments) if self.experiment.loops and summing is None else ()
+        return Coordinator(*run, *limits, adapters)
 
     def _leaf(self, seat: Seat, who: Credentials, group: TierGroup) -> LeafCoordinator:
         above = self.tree.group(self.tree.parent(seat.node))

@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
+from fedgossip.algorithms.federated.adapter_distance import AdapterDistance
 from fedgossip.algorithms.federated.base import (
     Aggregate,
     Federated,
@@ -42,6 +43,7 @@ from fedgossip.base.errors import BudgetError, ProtocolError
 from fedgossip.base.limits import MOST
 from fedgossip.base.scores import ACCURACY, BestSoFar, Score
 from fedgossip.base.vectors import Vector
+from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.machine import (
     Aggregated,
     Checkpoint,
@@ -65,6 +67,7 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.messages import Final, Invite, Leaving, Refusal, Subtotal
 from fedgossip.core.records import FOLLOWED_MOST
+from fedgossip.core.task import Segment
 from fedgossip.protocols.federated.aggregation_round import (
     NOT_FINITE,
     Abandoned,
@@ -130,6 +133,9 @@ def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> Bes
 
 # The limits of a federated run at its coordinator.
 
+APART_MOST = 0.05
+"""Relative distance of adapters averaged apart above which a round reports it."""
+
 PHASES = 6
 """Number of phases of a secure round, each with a deadline."""
 
@@ -189,7 +195,8 @@ class CoordinatorSettings:
 class Coordinator(Generic[State]):
     """`clients` are all that may take part; `resumed`: continue after its round, in a new life.
 
-    `summing`: by a secure sum; without it contributions are in the clear, by `coding` where that is given.
+    `summing`: by a secure sum; without it contributions are in the clear, by `coding` where that is given,
+    and the mean of `adapters`, pairs of A and B, is measured against that of their products.
     """
 
     def __init__(
@@ -205,9 +212,10 @@ class Coordinator(Generic[State]):
         summing: Summation | None = None,
         purse: RoundBudget | None = None,
         coding: UploadCodec | None = None,
+        adapters: Sequence[tuple[Segment, Segment]] = (),
     ) -> None:
         self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings
-        self.summing, self.purse, self.coding = summing, purse, coding
+        self.summing, self.purse, self.coding, self.adapters = summing, purse, coding, adapters
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
         self.state = state_in(federated.server, resumed) if resumed else federated.server.start(initial)
         self.round = resumed.round if resumed else 0
@@ -448,7 +456,8 @@ class Coordinator(Generic[State]):
             return self.summing.exchange(self.round, draw, here, invite, self.counted)
         rule = self.federated.clients
         accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
-        gathering = Gathered(accumulator, invite, self.settings.score)
+        measure = AdapterDistance(self.adapters, invite.vectors[0]) if self.adapters and not rule.gradient else None
+        gathering = Gathered(accumulator, invite, self.settings.score, measure)
         return PlainRound(self.round, draw, self.need, rule, gathering, self.counted, self.coding)
 
     def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
@@ -508,6 +517,9 @@ class Coordinator(Generic[State]):
             effects.append(Report("line_search_failed", failed, self.round))
         if cut := facts.get("clipped"):
             effects.append(Report("cut", {"cut": cut, "of": facts["clients"]}, self.round))
+        apart = facts.get(ADAPTER_DISTANCE)
+        if isinstance(apart, float) and apart > APART_MOST:
+            effects.append(Report("adapters_apart", {"percent": round(100 * apart, 1)}, self.round))
         return effects + self._next()
 
     def _over(self, result: Abandoned) -> list[Effect]:

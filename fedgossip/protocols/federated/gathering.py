@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fedgossip.algorithms.federated.adapter_distance import AdapterDistance
 from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, Vectors, effective_steps
 from fedgossip.algorithms.federated.sums import NotSummableError, mean_of
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Contribution, Invite
 
@@ -16,11 +18,14 @@ LOSS_MOST = 1e30
 class Gathered:
     """`aggregate` and `facts` contain exactly the added contributions; memory is that of the accumulator.
 
-    `like`: the invitation, with the layout of every contribution.  `score`: what clients measure.
+    `like`: the invitation, with the layout of every contribution.  `score`: what clients measure.  `adapters`: measures
+    what the mean of the updates makes of adapters, if any.
     """
 
-    def __init__(self, accumulator: Accumulator, like: Invite, score: Score = ACCURACY) -> None:
-        self.accumulator, self.like, self.score = accumulator, like, score
+    def __init__(
+        self, accumulator: Accumulator, like: Invite, score: Score = ACCURACY, adapters: AdapterDistance | None = None
+    ) -> None:
+        self.accumulator, self.like, self.score, self.adapters = accumulator, like, score, adapters
         self.clients = self.examples = 0
         self.losses: list[tuple[int, float]] = []
         self.scores: list[tuple[int, float]] = []
@@ -46,6 +51,8 @@ class Gathered:
         except NotSummableError:
             text = f"{_of(sender, message)} is not finite, or too large to be summed"
             raise ProtocolError(text, "Did its training explode?", peer=sender) from None
+        if self.adapters:
+            self.adapters.add(sender, weight, message.vectors[0])
         self.clients += 1
         self.examples += message.examples
         if message.loss is not None:
@@ -63,6 +70,8 @@ class Gathered:
         if self.scores:
             found["score"] = mean_of(self.scores)
             found["worst"] = self.score.worst(score for _, score in self.scores)
+        if self.adapters and (apart := self.adapters.value()) is not None:
+            found[ADAPTER_DISTANCE] = apart
         return found
 
 
