@@ -125,36 +125,47 @@ def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
 @click.option("--paper", type=click.Path(path_type=Path), help="Of a sweep: a folder for PDF, CSV and LaTeX.")
 @width_option
 @click.option("--target", type=float, help="Of a sweep: the score of rounds to a target.  [default: the reference's]")
+@click.option("--score", metavar="NAME", help="Of a sweep: the recorded number that is compared.")
 def report(
-    run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path | None, width: float, target: float | None
+    run_dirs: tuple[Path, ...],
+    out: Path | None,
+    title: str,
+    paper: Path | None,
+    width: float,
+    target: float | None,
+    score: str | None,
 ) -> None:
     """Write report.html of one RUN, or one page with several side by side; or the page of a sweep's folder."""
     from fedgossip.report.page.page import write_comparison, write_report
 
     if len(run_dirs) == 1 and (run_dirs[0] / SWEEP).is_file():
-        _report_sweep(run_dirs[0], paper, width, target)
+        _report_sweep(run_dirs[0], paper, width, target, score)
         return
     for folder in run_dirs:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder", "Give the folder of a run, or of a sweep.")
     if paper is not None:
         raise click.UsageError("--paper is for the folder of a sweep")
+    if score is not None:
+        raise click.UsageError("--score is for the folder of a sweep")
     if len(run_dirs) == 1 and out is None:
         echo(f"Wrote {write_report(run_dirs[0])}")
         return
     echo(f"Wrote {write_comparison(out or Path(COMPARISON), list(run_dirs), title)}")
 
 
-def _report_sweep(folder: Path, paper: Path | None, width: float, target: float | None) -> None:
+def _report_sweep(folder: Path, paper: Path | None, width: float, target: float | None, score: str | None) -> None:
     """Write the table and the page of a sweep's results so far, and the parts of a paper."""
     from fedgossip.lab.sweeps.folder import SweepFolder
     from fedgossip.lab.sweeps.page import write_page, write_paper
     from fedgossip.lab.sweeps.table import table_of
 
     table = table_of(SweepFolder.opened(folder))
+    table = table if score is None else table.scored_by(score)
     table.write()
     echo(f"Wrote {write_page(table)}")
     words = ["--paper", str(paper), "--width", f"{width:g}", *([] if target is None else ["--target", repr(target)])]
+    words += [] if score is None else ["--score", score]
     for file in write_paper(table, paper, width, target, words) if paper else ():
         echo(f"Wrote {file}")
 

@@ -10,10 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from fedgossip.base.decoding import UnreadableError, from_toml
+from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_format import SWEEP
 from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.grid import shown
-from fedgossip.lab.sweeps.table import SweepTable, table_of
+from fedgossip.lab.sweeps.table import COSTS, SweepTable, table_of
 from fedgossip.report.page.drawing import Drawing
 from fedgossip.report.page.learning_curves import (
     CURVES_MOST,
@@ -136,8 +137,13 @@ def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
 def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float | None) -> list[dict[str, Any]]:
     """Return, for each combination, in how many of its seeds it reached the target, and after what on average.
 
-    `target`: in the unit of the score; without it the mean score of the reference at its end.
+    `target`: in the unit of the score; without it the mean score of the reference at its end.  Nothing where the score
+    is what a run has cost.  Raises ConfigError for a target of that.
     """
+    if table.compared in COSTS.values():
+        if target is not None:
+            raise ConfigError(f"a target of {table.score}", "A target is a value of a loss, a metric or a distance.")
+        return []
     if target is None:
         scores = table.scores(table.reference)
         if not scores:

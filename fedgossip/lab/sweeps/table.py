@@ -5,26 +5,33 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.extras import needed
+from fedgossip.base.scores import HIGHER, LOWER
 from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow, read_rows
+from fedgossip.data.objectives import score_of_loops
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome
 from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.grid import SweepCell, Values, named, shown
 from fedgossip.lab.sweeps.paired import PairedDifference, RankCorrelation, paired_difference, rank_correlation
+from fedgossip.report.page.learning_curves import MEASURES, measured_values
+from fedgossip.report.page.reading import RecordedRun, read_run
 from fedgossip.runs.run_directory import write_whole
 
 SCORES = ("mean_peer", "averaged", "worst_peer")
 UNSCORED = ("test_loss", "consensus_distance")
 """What is compared of tasks without a score: the first that some cell has."""
+COSTS = {"bytes": "bytes_sent", "seconds": "seconds", "rounds": "rounds"}
+"""Scores that are no measure of a model, and their columns."""
 OPEN = "open"
 """The status of a cell that has not run."""
 
@@ -48,6 +55,40 @@ class SweepTable:
     """Number of last evaluated rounds in the mean of a score."""
     compared: str = "mean_peer"
     """The column that is compared: of tasks without a score the test loss, or else the consensus distance."""
+
+    def scored_by(self, name: str) -> SweepTable:
+        """Return the table with another number of the record as the score that is compared.
+
+        `name`: a score (mean_peer, averaged, worst_peer), loss, test_loss, consensus_distance, bytes, seconds, rounds,
+        or a logged number, "NAME?better=lower" where less of it is better.  A number without a column here is read from
+        the cells' records, as of the round and with the mean of `over` that the other scores have, and gets one.
+        Raises ConfigError for a name that no finished cell has recorded.
+        """
+        base, _, query = name.partition("?")
+        done = [row for row in self.rows if row["cell"] and row["status"] not in (OPEN, "failed", "refused")]
+        columns = {**{column: column for column in (*SCORES, *UNSCORED)}, **COSTS}
+        held = [one for one, column in columns.items() if any(row[column] is not None for row in done)]
+        if not any(row["seconds"] for row in done):
+            held = [one for one in held if one != "seconds"]  # arrays have no time
+        runs = {} if base in held else {row["cell"]: read_run(self.folder / row["cell"]) for row in done}
+        known = list(dict.fromkeys([*held, *(one for run in runs.values() for one in _recorded(run))]))
+        if base not in known:
+            there = f"They have recorded {', '.join(known)}." if known else "None of the cells has been run to its end."
+            raise ConfigError(f"{self.folder}: no run has recorded {base!r}", there)
+        fixed = base in columns or base in MEASURES
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        if "?" in name and (fixed or list(options) != ["better"] or options["better"] not in (HIGHER, LOWER)):
+            advice = f"Write {base}." if fixed else f"Write {base}?better=higher or {base}?better=lower."
+            raise ConfigError(f"{name!r} is no score", advice)
+        if base in SCORES:
+            return replace(self, compared=base)
+        better = LOWER if fixed else score_of_loops(name).better
+        if base in held:
+            return replace(self, compared=columns[base], score=base.replace("_", " "), better=better)
+        if base in self.rows[0]:
+            raise ConfigError(f"{base!r} is a column of the table already", "Log the number under another name.")
+        rows = [{**row, base: _of_record(runs, row, base, self.over)} for row in self.rows]
+        return replace(self, rows=rows, compared=base, score=MEASURES.get(base, base), better=better)
 
     @property
     def done(self) -> int:
@@ -162,6 +203,22 @@ def table_of(sweep: SweepFolder) -> SweepTable:
     )
 
 
+def _recorded(run: RecordedRun) -> list[str]:
+    """Return the names of the numbers in a run's record, scores excepted."""
+    return [name for name in (*MEASURES, *run.logged) if measured_values(run, name)]
+
+
+def _of_record(runs: Mapping[str, RecordedRun], row: Mapping[str, Any], name: str, over: int) -> float | None:
+    """Return the mean of the last `over` numbers of a cell, none after its round; of evaluated rounds where it can."""
+    if row["cell"] not in runs:
+        return None
+    run = runs[row["cell"]]
+    known = {round: value for round, (_, value) in measured_values(run, name).items() if round <= row["rounds"]}
+    evaluated = [one.round for one in run.network if one.test_loss is not None or one.score_averaged is not None]
+    values = [known[round] for round in evaluated if round in known] or list(known.values())
+    return fmean(values[-over:]) if values else None
+
+
 def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit: float | None) -> dict[str, Any]:
     summary: Mapping[str, Any] = (outcome.summary if outcome else None) or {}
     score, forecast = summary.get("score") or {}, summary.get("forecast") or {}
@@ -214,13 +271,13 @@ def _cut(sweep: SweepFolder, cell: SweepCell, limit: float | None) -> dict[str, 
     """Return the last evaluated round of a cell within the limit, with the mean score of so many."""
     which = "bytes_sent" if sweep.grid.file.equal == "bytes" else "seconds"
     rows = [row for row in read_rows(sweep.place(cell) / run_format.ROWS) if isinstance(row, NetworkRow)]
-    there = [row for row in rows if row.test_loss is not None and (limit is None or getattr(row, which) <= limit)]
+    there = [row for row in rows if row.measured and (limit is None or getattr(row, which) <= limit)]
     if not there:
-        return dict.fromkeys((*SCORES, "test_loss"))
+        return dict.fromkeys((*SCORES, *UNSCORED))
     last, taken = there[-1], there[-sweep.grid.file.over :]
     scores = {score: _mean_of([getattr(row, f"score_{score}") for row in taken]) for score in SCORES}
-    said = {"rounds": last.round, "bytes_sent": last.bytes_sent, "seconds": last.seconds}
-    return {**scores, "test_loss": _mean_of([row.test_loss for row in taken]), **said}
+    losses = {name: _mean_of([getattr(row, name) for row in taken]) for name in UNSCORED}
+    return {**scores, **losses, "rounds": last.round, "bytes_sent": last.bytes_sent, "seconds": last.seconds}
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

@@ -76,9 +76,9 @@ def paper(
 
 def _head(page: SweepPage) -> Markup:
     seeds = len({row["seed"] for row in page.rows})
-    without = [row for row in page.rows if row["status"] in ("failed", "refused", "open")]
+    scored = sum(row[page.compared] is not None for row in page.rows)
     counted = f"{plural(len(page.combinations), 'combination')} with {plural(seeds, 'seed')} each"
-    lead = f"{counted}: {plural(len(page.rows), 'cell')}, of which {len(page.rows) - len(without)} have a score."
+    lead = f"{counted}: {plural(len(page.rows), 'cell')}, of which {scored} have a score."
     said = f"All cells of a seed have the same data, first model and batches, and are compared at equal {page.equal}."
     if page.over > 1:
         said += f"  A score is the mean over the last {page.over} evaluated rounds."
@@ -122,7 +122,7 @@ def _scores(page: SweepPage) -> Markup:
 
 
 def _columns(page: SweepPage) -> Sequence[tuple[str, str]]:
-    return COLUMNS if page.compared == "mean_peer" else ((page.compared, page.metric.heading),)
+    return COLUMNS if page.compared in dict(COLUMNS) else ((page.compared, page.metric.heading),)
 
 
 def _caption(page: SweepPage) -> str:

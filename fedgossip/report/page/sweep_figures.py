@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedgossip.base.scores import Score
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, EDGE, PALE, QUIET, Drawing, legend_outside, series_style
-from fedgossip.report.page.learning_curves import robust_limits
+from fedgossip.report.page.learning_curves import SCORES, robust_limits
 from fedgossip.report.page.numbers import number, percent
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SweepPage:
     @property
     def measured(self) -> str:
         """What is compared, on an axis."""
-        return f"mean peer's {self.metric.word}" if self.compared == "mean_peer" else self.metric.word
+        return f"{SCORES[self.compared]}'s {self.metric.word}" if self.compared in SCORES else self.metric.word
 
     @property
     def combinations(self) -> dict[str, list[Mapping[str, Any]]]:
