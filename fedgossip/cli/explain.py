@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import textwrap
@@ -18,6 +19,7 @@ from fedgossip.core import run_format, run_summary
 from fedgossip.core.event_kinds import event_kinds
 from fedgossip.core.terms import terms
 from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
+from fedgossip.lab.lectures.topics import name_of
 from fedgossip.learning.settings import NOT_BUILT
 
 ALL = "all"
@@ -111,10 +113,17 @@ def entries() -> Iterator[Term]:
         yield Term(CODE, str(code), f"{ending.name}: {ending.meaning}", facts)
     for name, event in event_kinds().items():
         yield Term(EVENT, name, event.meaning, {"advice": event.advice, "severity": event.severity})
-    yield from (Term(TERM, name, meaning) for name, meaning in terms().items())
+    yield from (Term(TERM, name, meaning, _lecture(name)) for name, meaning in terms().items())
     yield from files()
     yield from summary_keys()
     yield from commands()
+
+
+def _lecture(word: str) -> Mapping[str, str]:
+    """Return the command of the lecture on a word, as a fact; nothing without one."""
+    with contextlib.suppress(ConfigError):
+        return {"lecture": f"fedgossip lecture {name_of(word)}"}
+    return {}
 
 
 def files() -> Iterator[Term]:

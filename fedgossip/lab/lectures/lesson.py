@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedgossip.lab.lectures import measures
+from fedgossip.lab.lectures import computed, measures, trained
 from fedgossip.lab.lectures.measured import MeasuredLecture
 from fedgossip.lab.lectures.topics import Topic, TopicNumber, topics, value_of
 from fedgossip.report.page.lectures import LecturePage, LectureRow, Picture
 
 MEASURES: Mapping[str, Callable[..., MeasuredLecture]] = {
     name: function
-    for module in (measures,)
+    for module in (measures, computed, trained)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

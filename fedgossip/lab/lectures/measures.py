@@ -35,20 +35,18 @@ def simulated(
     dim: int,
     rounds: int = 6,
     shown: int = 2,
-    common: Mapping[str, Any] | None = None,
 ) -> MeasuredLecture:
     """Run paradigms of `fedgossip compare` with m learners of `dim` elements, and measure a round of each.
 
-    `runs`: by name { method = "ring", simulation = { ... }, parallel = { ... } }, sections beside those of all, which
-    are `common`.  a: seconds of latency; b: bytes per second out of, and into, each participant; C: seconds of
+    `runs`: by name { method = "ring", simulation = { ... }, parallel = { ... } }, with any further sections of an
+    experiment.  a: seconds of latency; b: bytes per second out of, and into, each participant; C: seconds of
     training.  Returns d, the bytes of a vector, and of each run NAME_s, seconds of a round, NAME_sent, bytes of a
     round at its busiest participant, and NAME_wait, the share of time that learners wait; the picture is the timeline
     of `shown` rounds.
     """
     values, drawn = {"d": float(FLOAT * dim)}, list[NamedTimeline]()
     for name, sections in runs.items():
-        content = _content({**(common or {}), **sections}, m, a, b, C, dim, rounds)
-        run, timeline, names = _run(content)
+        run, timeline, names = simulated_once(sections, m, a, b, C, dim, rounds)
         rows = [row for row in run.rows if isinstance(row, PeerRow)]
         values[f"{name}_s"] = round_seconds(rows, m)
         values[f"{name}_sent"] = busiest(rows, {})["bytes"] / rounds
@@ -58,10 +56,10 @@ def simulated(
     return MeasuredLecture(values, drawn)
 
 
-def _content(
+def simulated_once(
     sections: Mapping[str, Any], m: int, a: float, b: float, training: float, dim: int, rounds: int
-) -> dict[str, Any]:
-    """Return the experiment of a paradigm on vectors of `dim` elements."""
+) -> tuple[Run, Timeline, Sequence[str]]:
+    """Simulate one of `simulated`; return the run, its timeline, and the names of its participants."""
     own = {name: section for name, section in sections.items() if name not in ("method", "title")}
     paradigm = paradigm_of(sections["method"])
     network = {"latency": a, "bandwidth": b, "downlink": b, "training": training, **own.pop("simulation", {})}
@@ -79,10 +77,6 @@ def _content(
             at = at.setdefault(key, {})
         last = path.split(".")[-1]
         at[last] = {**at.get(last, {}), **given} if isinstance(given, Mapping) else given
-    return content
-
-
-def _run(content: Mapping[str, Any]) -> tuple[Run, Timeline, Sequence[str]]:
     plan = compose.plan(load_experiment(content))
     log = TimelineLog(plan.n, plan.roles.counted, ITEMS)
     run = simulate_plan(plan, timeline=log)

@@ -1,0 +1,282 @@
+"""Measures of lectures that simulate training: agreement, drift, noise, staleness, scaling, deaths, certificates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.algorithms.federated.cocoa import CERTIFICATE, gap_of
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import NetworkRow
+from fedgossip.core.task import Job, Update
+from fedgossip.drivers.simulate import simulate, simulate_plan
+from fedgossip.experiment.reading import load_experiment
+from fedgossip.lab.compare.measured import round_seconds
+from fedgossip.lab.lectures.measured import MeasuredLecture
+from fedgossip.lab.lectures.measures import simulated_once
+from fedgossip.learning.linear.convex import ConvexTask
+from fedgossip.plans import compose
+from fedgossip.report.page.lectures import Plot, PlottedCurve
+from fedgossip.report.page.timeline import NamedTimeline
+
+
+def agreed(graphs: Mapping[str, str], n: int, dim: int, rounds: int) -> MeasuredLecture:
+    """Average random vectors on graphs, and follow how far the peers are from their mean.
+
+    Returns of each NAME_rate, the factor per round over the second half, and NAME_left, the distance at the end over
+    the first; the picture has the distance by round.
+    """
+    values, curves = dict[str, float](), list[PlottedCurve]()
+    for name, graph in graphs.items():
+        run = simulate(
+            {
+                "rounds": rounds, "task": {"kind": "averaging", "dim": dim, "dtype": "float64"}, "eval": {"every": 1},
+                "topology": {"graph": graph, "n": n, "allow_disconnected": True},
+            },
+            engine="stacked",
+        )  # fmt: skip
+        apart = [row.consensus_distance or 0.0 for row in run.rows if isinstance(row, NetworkRow)]
+        half = len(apart) // 2
+        values[f"{name}_rate"] = (apart[-1] / apart[half]) ** (1 / (len(apart) - 1 - half))
+        values[f"{name}_left"] = apart[-1] / apart[0]
+        curves.append(PlottedCurve(graph, list(range(len(apart))), apart))
+    return MeasuredLecture(values, Plot("round", "distance to the mean", curves, "y"))
+
+
+class _Drifting:
+    """Clients k with f_k(x) = h_k/2 (x - c_k)^2 that take E steps of gradient descent in a round.  A LocalTask."""
+
+    length, dtype, schema = 1, np.dtype(np.float64), "drifting"
+
+    def __init__(self, curvatures: Sequence[float], centres: Sequence[float], rate: float, steps: int) -> None:
+        self._clients = list(zip(curvatures, centres, strict=True))
+        self._rate, self._steps = rate, steps
+
+    def initial(self, _node: NodeId) -> Vector:
+        return frozen(np.full(1, 2.0))
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [self._trained(job) for job in jobs]
+
+    def _trained(self, job: Job) -> Update:
+        curvature, centre = self._clients[job.node]
+        x = job.vector
+        for _ in range(self._steps):
+            x = x - self._rate * curvature * (x - centre)
+        return Update(frozen(x - job.vector), 1, {"loss": 0.0})
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return the model itself as the loss, so that the record has its course."""
+        return [{"loss": float(vector[0])} for vector in vectors]
+
+
+def drifted(h0: float, h1: float, rate: float, steps: int, rounds: int) -> MeasuredLecture:
+    """Train two clients with optima 1 and -1 by FedAvg, with one local step in a round and with several.
+
+    Returns `end_one` and `end_many`, the model at the end, and `pace_one` and `pace_many`, the factor by which a round
+    brings it nearer to that.
+    """
+    values, curves = dict[str, float](), list[PlottedCurve]()
+    for name, local in (("one", 1), ("many", steps)):
+        task = _Drifting([h0, h1], [1.0, -1.0], rate, local)
+        content = {
+            "rounds": rounds, "eval": {"every": 1}, "task": {"kind": "averaging"},
+            "coordinator": {"clients": 2, "algorithm": "fedavg", "secure": {"on": False}},
+        }  # fmt: skip
+        rows = simulate(content, task=task).rows
+        x = [row.test_loss for row in rows if isinstance(row, NetworkRow) and row.test_loss is not None]
+        values[f"end_{name}"] = x[-1]
+        values[f"pace_{name}"] = (x[4] - x[3]) / (x[3] - x[2])
+        curves.append(PlottedCurve(f"local steps: {local}", list(range(len(x))), x))
+    best = (h0 - h1) / (h0 + h1)
+    curves.append(PlottedCurve("optimum", [0, rounds], [best, best]))
+    return MeasuredLecture(values, Plot("round", "model", curves))
+
+
+def noisy(batches: Sequence[int], rate: float, sigma: float, dim: int, rounds: int) -> MeasuredLecture:
+    """Train on gradients with noise until the loss stands still, with workers' batches of several sizes.
+
+    A batch of m is the mean of m workers' gradients, at the rate, and at m times the rate.  Returns `same_M` and
+    `scaled_M`, the variance of each coordinate around the optimum.
+    """
+    values = dict[str, float]()
+    points: dict[str, list[float]] = {"same": [], "scaled": []}
+    for workers in batches:
+        for name, step in (("same", rate), ("scaled", rate * workers)):
+            content = {
+                "rounds": rounds, "eval": {"every": 1}, "train": {"lr": step},
+                "task": {"kind": "quadratic", "dim": dim, "sigma": sigma, "placement": "smooth", "dtype": "float64"},
+                "parallel": {"workers": workers, "method": "star"},
+            }  # fmt: skip
+            run = simulate(content, engine="stacked")
+            losses = [row.test_loss for row in run.rows if isinstance(row, NetworkRow) and row.test_loss is not None]
+            spread = dim * (0.0 if workers == 1 else 1.0)  # of the workers' own optima, in every loss
+            half = len(losses) // 2
+            variance = float(np.mean([2 * one - spread for one in losses[half:]])) / dim
+            values[f"{name}_{workers}"] = variance
+            points[name].append(variance)
+    m = list(batches)
+    curves = [
+        PlottedCurve("run, same rate", m, points["same"], points=True),
+        PlottedCurve("run, rate times m", m, points["scaled"], points=True),
+        PlottedCurve("formula, same rate", m, [rate * sigma**2 / (one * (2 - rate)) for one in m]),
+        PlottedCurve("formula, rate times m", m, [rate * sigma**2 / (2 - rate * one) for one in m]),
+    ]
+    return MeasuredLecture(values, Plot("workers m, a batch each", "variance of a coordinate", curves, "xy"))
+
+
+def stale_border(workers: Sequence[int], steps: int = 160, halvings: int = 7) -> MeasuredLecture:
+    """Search the learning rate at which asynchronous servers begin to diverge, on f(x) = x^2/2.
+
+    W equally quick workers push in turn, so a gradient is W - 1 steps old.  Returns `border_W`; the picture has the
+    border by formula, and rates on a grid that converged or diverged in the recurrence x <- x - rate x_(k steps ago).
+    """
+    values = dict[str, float]()
+    for count in workers:
+        low, high = 0.0, 2.5
+        for _ in range(halvings):
+            middle = (low + high) / 2
+            low, high = (low, middle) if _diverges(count, middle, steps) else (middle, high)
+        values[f"border_{count}"] = (low + high) / 2
+    kept: dict[bool, tuple[list[float], list[float]]] = {False: ([], []), True: ([], [])}
+    for age in range(9):
+        for rate in np.linspace(0.1, 2.2, 22):
+            past = [1.0] * (age + 1)
+            for _ in range(600):
+                past.append(past[-1] - rate * past[-1 - age])
+                past = past[-age - 1 :]
+            found = kept[not max(map(abs, past)) < 1.0]
+            found[0].append(age)
+            found[1].append(float(rate))
+    ages = list(np.linspace(0, 8, 81))
+    border = [2 * math.sin(math.pi / (2 * (2 * age + 1))) for age in ages]
+    curves = [
+        PlottedCurve("converges", *kept[False], points=True),
+        PlottedCurve("diverges", *kept[True], points=True),
+        PlottedCurve("border, by formula", ages, border),
+        PlottedCurve("border, by servers", [one - 1 for one in workers], list(values.values()), points=True),
+    ]
+    return MeasuredLecture(values, Plot("steps that a gradient is old", "learning rate times curvature", curves))
+
+
+def _diverges(workers: int, rate: float, steps: int) -> bool:
+    """Return whether the loss is above its first one after so many rounds of workers that push in turn."""
+    content = {
+        "rounds": steps, "train": {"lr": rate}, "eval": {"every": steps // 4},
+        "task": {"kind": "quadratic", "dtype": "float64", "placement": "random", "dim": 4},
+        "simulation": {"training": 1.0, "latency": 1e-6},
+        "faults": [{"kind": "slow", "peers": [k], "factor": 1 + k / workers, "stop": 1.0} for k in range(1, workers)],
+        "parallel": {"workers": workers, "method": "parameter-server", "server": {"staleness": "async"}},
+    }  # fmt: skip
+    try:
+        rows = simulate(content).rows
+    except TrainingError:
+        return True
+    losses = [row.test_loss for row in rows if isinstance(row, NetworkRow) and row.test_loss is not None]
+    return not losses[-2] < losses[0]  # after the last round workers wait for each other
+
+
+def scaled(counts: Sequence[int], a: float, b: float, C: float, dim: int) -> MeasuredLecture:
+    """Simulate rings of several sizes with a fixed batch in all (strong scaling), and a fixed one each (weak).
+
+    Returns `strong_M`, T(1)/T(M), `weak_M`, the same with M times the work, and `weak_s_M`, seconds of a round.
+    """
+    values = {"d": 4.0 * dim}
+    strong, weak = list[float](), list[float]()
+    for m in counts:
+        for name, training in (("strong", C / m), ("weak", C)):
+            if m == 1:
+                seconds = training
+            else:
+                run, _, _ = simulated_once({"method": "ring"}, m, a, b, training, dim, 4)
+                seconds = round_seconds(run.rows, m)
+            gain = C / seconds if name == "strong" else m * C / seconds
+            values[f"{name}_{m}"] = gain
+            (strong if name == "strong" else weak).append(gain)
+    most = max(counts)
+    serial = (1 / values[f"strong_{most}"] - 1 / most) / (1 - 1 / most)
+    sizes = list(counts)
+    curves = [
+        PlottedCurve("strong scaling, run", sizes, strong, points=True),
+        PlottedCurve("weak scaling, run", sizes, weak, points=True),
+        PlottedCurve(f"Amdahl, s = {serial:.2g}", sizes, [1 / (serial + (1 - serial) / one) for one in sizes]),
+        PlottedCurve("Gustafson, the same s", sizes, [serial + (1 - serial) * one for one in sizes]),
+        PlottedCurve("m", sizes, list(map(float, sizes))),
+    ]
+    return MeasuredLecture(values | {"serial": serial}, Plot("workers", "speed-up", curves, "xy"))
+
+
+def died(
+    m: int, a: float, b: float, C: float, dim: int, at: float, rounds: int, mtbf: float, save: float
+) -> MeasuredLecture:
+    """Kill a worker of a ring after `at` seconds, and let machines fail at random between checkpoints.
+
+    Returns `before_s` and `after_s`, seconds of a round before and after the death, `lost_s`, those of the round in
+    which it happened, and `interval` and `waste`, the best time between checkpoints of `save` seconds where failures
+    are `mtbf` seconds apart, and the share of time that it loses; the picture is the timeline.
+    """
+    fault = [{"kind": "crash", "peers": [m - 1], "start": at}]
+    _, timeline, names = simulated_once({"method": "ring", "faults": fault}, m, a, b, C, dim, rounds)
+    ends = [one.at / 1e9 for one in timeline.rounds if one.node == 0]
+    lengths = np.diff(ends)
+    place = int(np.searchsorted(ends, at)) - 1
+    values = {
+        "d": 4.0 * dim, "before_s": float(lengths[:place].mean()), "after_s": float(lengths[place + 1 :].mean()),
+        "lost_s": float(lengths[place]),
+    }  # fmt: skip
+    random = np.random.Generator(np.random.PCG64(7))
+    wasted = dict[float, float]()
+    for interval in np.geomspace(0.4, 2.5, 25) * math.sqrt(2 * save * mtbf):
+        needs = interval + save
+        failures = random.exponential(mtbf, 400_000)
+        through = failures >= needs
+        wasted[float(interval)] = 1 - interval * through.sum() / (failures[~through].sum() + needs * through.sum())
+    best = np.polyfit(np.log(list(wasted)), list(wasted.values()), 4)
+    fine = np.linspace(math.log(min(wasted)), math.log(max(wasted)), 2000)
+    curve = np.polyval(best, fine)
+    values |= {"interval": float(np.exp(fine[curve.argmin()])), "waste": float(curve.min())}
+    return MeasuredLecture(values, [NamedTimeline("a ring of which one dies", timeline.first(place + 3), names)])
+
+
+def certified(lam: float, clients: int, rounds: int) -> MeasuredLecture:
+    """Fit ridge regression by CoCoA, and solve it exactly.
+
+    Returns `primal`, the objective at the end, `best`, that of the exact solution, `above`, their difference, and
+    `gap`, the certificate; the picture has the certificate by round.
+    """
+    content: dict[str, Any] = {
+        "rounds": rounds, "data": {"source": "diabetes"}, "eval": {"every": 1},
+        "task": {"kind": "convex", "loss": "squares", "lam": lam},
+        "coordinator": {"clients": clients, "algorithm": "cocoa", "secure": {"on": False}},
+    }  # fmt: skip
+    plan = compose.plan(load_experiment(content))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    assert isinstance(task, ConvexTask)
+    run = simulate_plan(plan, task=task)
+    final = next(one for one in run.vectors if one is not None)
+    columns = len(final) - CERTIFICATE
+    best = task.objective(_least_of_quadratic(task.objective, columns))
+    gaps = [row.score_averaged for row in run.network() if row.score_averaged is not None]
+    values = {"primal": task.objective(final[:-CERTIFICATE]), "best": best, "gap": gap_of(final) or math.nan}
+    values["above"] = values["primal"] - best
+    curves = [PlottedCurve("certified distance", list(range(len(gaps))), gaps)]
+    return MeasuredLecture(values, Plot("round", "duality gap", curves, "y"))
+
+
+def _least_of_quadratic(value: Callable[[npt.NDArray[np.float64]], float], columns: int) -> npt.NDArray[np.float64]:
+    """Return where a quadratic function of so many numbers is least, from its values at units and their sums."""
+    units, zero = np.eye(columns), value(np.zeros(columns))
+    alone = np.array([value(one) - zero for one in units])
+    backward = np.array([value(-one) - zero for one in units])
+    hessian = np.diag(alone + backward)
+    for i in range(columns):
+        for j in range(i):
+            hessian[i, j] = hessian[j, i] = value(units[i] + units[j]) - zero - alone[i] - alone[j]
+    found: npt.NDArray[np.float64] = np.linalg.solve(hessian, -(alone - backward) / 2)
+    return found
