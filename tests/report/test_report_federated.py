@@ -472,3 +472,23 @@ def test_a_real_run_is_told_as_federated_from_its_first_line_to_its_page(
     assert re.search(r"[1-5] rounds? of 6 w(as|ere) abandoned", words) and "secure sum" in words
     for told in (ran.out, ran.err, watched.out, words):
         assert "peer" not in told.replace("peers = ", "")  # a key of the fault script
+
+
+def test_a_dead_client_does_not_wait(tmp_path: Path) -> None:
+    """Of 20 rounds a client is there for about two, or away from the third to its return."""
+    content = {
+        "rounds": 20, "eval": {"every": 20}, "task": {"kind": "averaging"},
+        "simulation": {"training": 1.0, "latency": 0.01},
+        "coordinator": {"clients": 4, "secure": {"on": False}, "deadline": 2.0, "least_deadline": 2.0},
+    }  # fmt: skip
+    spent = []
+    for name, after in (("gone", {}), ("back", {"after": 6.0})):
+        crash = {"kind": "crash", "peers": [3], "start": 2.5, **after}
+        fedgossip.simulate(content | {"faults": [crash]}, out=tmp_path / name)
+        run = read_run(tmp_path / name)
+        living, dead = (sum(bars.time_of(run, run.learners[node], led=True).values()) for node in (0, 3))
+        assert living == pytest.approx(run.summary.seconds, rel=0.01)
+        spent.append((run.summary.seconds or 0.0) - dead)
+    gone, back = spent
+    assert gone == pytest.approx((read_run(tmp_path / "gone").summary.seconds or 0.0) - 2.5, abs=1.5)
+    assert 6.0 <= back < 9.5

@@ -25,8 +25,8 @@ def lost_updates(processes: int, rows: int, shares: Sequence[float], steps: int)
     """Add 1 to some rows of one array from several processes, without a lock, in the worst order: all read, then all
     write.
 
-    Each step of a process takes `share` of the rows at random.  Returns `lost_K`, the share of additions that the array
-    lacks at the end, for the K-th share, and `share_K`; the picture has all of them beside the formula.
+    Each step of a process takes share of the rows at random.  Returns lost_K, the share of additions that the array
+    lacks at the end, for the K-th share, and share_K; the picture has all of them beside the formula.
     """
     random = seeds.stream(0, "lecture", processes)
     found = list[float]()
@@ -49,8 +49,8 @@ def lost_updates(processes: int, rows: int, shares: Sequence[float], steps: int)
 def sharded_optimiser(processes: int, elements: int, steps: int = 3) -> MeasuredLecture:
     """Train with Adam by data parallelism, and with ZeRO's stages 1, 2 and 3, on float32 arrays of N processes.
 
-    Returns `held_STAGE`, bytes that one process holds between its backward pass and its step, for stages 0 to 3,
-    `sent_STAGE`, bytes that one sends in a step by rings, `apart`, the largest difference of the trained parameters,
+    Returns held_STAGE, bytes that one process holds between its backward pass and its step, for stages 0 to 3,
+    sent_STAGE, bytes that one sends in a step by rings, apart, the largest difference of the trained parameters,
     and p, the bytes of the parameters.
     """
     held, sent, ends = dict[int, float](), dict[int, float](), list[FloatArray]()
@@ -100,8 +100,8 @@ def sharded_optimiser(processes: int, elements: int, steps: int = 3) -> Measured
 def split_layers(processes: int, rows: int, width: int, inner: int) -> MeasuredLecture:
     """Compute relu(X A) B whole, and with A cut by columns and B by rows over processes, whose results are summed.
 
-    Returns `apart`, the largest relative difference, `sent`, bytes that each sends in the ring all-reduce of float32
-    results, counted from its moves, and `share`, multiplications of one process over those of all; the picture has the
+    Returns apart, the largest relative difference, sent, bytes that each sends in the ring all-reduce of float32
+    results, counted from its moves, and share, multiplications of one process over those of all; the picture has the
     largest and the summed time of a process.
     """
     from fedgossip.algorithms.collectives.names import COLLECTIVES
@@ -128,7 +128,7 @@ def split_layers(processes: int, rows: int, width: int, inner: int) -> MeasuredL
 def pipelined(stages: int, pieces: int, forward: float = 1.0, backward: float = 2.0) -> MeasuredLecture:
     """Pass pieces of a batch through stages by GPipe's schedule and by 1F1B, each task as soon as its inputs are there.
 
-    Returns `idle_gpipe` and `idle_f1b`, the idle share of a stage, `kept_gpipe` and `kept_f1b`, pieces that the first
+    Returns idle_gpipe and idle_f1b, the idle share of a stage, kept_gpipe and kept_f1b, pieces that the first
     stage stores at most; the picture is both schedules.
     """
     values, drawn = dict[str, float](), list[NamedTimeline]()
@@ -137,7 +137,8 @@ def pipelined(stages: int, pieces: int, forward: float = 1.0, backward: float = 
         busy = sum(bar.ended - bar.began for bar in bars)
         values |= {f"idle_{name}": 1 - busy / (stages * end), f"kept_{name}": float(kept)}
         names = [f"stage {stage}" for stage in range(stages)]
-        drawn.append(NamedTimeline(title, Timeline(stages, list(range(stages)), end, bars), names))
+        words = {"computing": "forward", "mixing": "backward"}
+        drawn.append(NamedTimeline(title, Timeline(stages, list(range(stages)), end, bars), names, words))
     return MeasuredLecture(values, drawn)
 
 
@@ -188,8 +189,8 @@ def _scheduled(stages: int, pieces: int, forward: float, backward: float, *, ear
 def ring_attention(processes: int, context: int, width: int) -> MeasuredLecture:
     """Attend over a context whole, and cut over processes, with keys and values that go round a ring.
 
-    Softmax is summed block by block with a running maximum.  Returns `apart`, the largest difference, `sent`, bytes of
-    float32 that a process sends, and `scores`, numbers of one block of scores over those of the whole.
+    Softmax is summed block by block with a running maximum.  Returns apart, the largest difference, sent, bytes of
+    float32 that a process sends, and scores, numbers of one block of scores over those of the whole.
     """
     random = seeds.stream(0, "attention", context)
     q, k, v = (random.standard_normal((context, width)) for _ in range(3))
@@ -222,9 +223,9 @@ def ring_attention(processes: int, context: int, width: int) -> MeasuredLecture:
 def rounded(elements: int, steps: int) -> MeasuredLecture:
     """Round numbers to bfloat16 and to half precision, and add small steps to a weight in bfloat16 and in float32.
 
-    Returns `off_bf16` and `off_fp16`, the largest relative error, `bytes`, those of a bfloat16 vector over float32's,
-    `lost`, the share of gradients between 2^-30 and 2^-20 that half precision rounds to 0, `scaled`, that share after
-    a multiplication with 2^10, and `stuck` and `master`, the weight after `steps` steps of 2^-9 from 1, in bfloat16
+    Returns off_bf16 and off_fp16, the largest relative error, bytes, those of a bfloat16 vector over float32's,
+    lost, the share of gradients between 2^-30 and 2^-20 that half precision rounds to 0, scaled, that share after
+    a multiplication with 2^10, and stuck and master, the weight after `steps` steps of 2^-9 from 1, in bfloat16
     and in float32.
     """
     random = seeds.stream(0, "numbers", elements)
@@ -260,8 +261,8 @@ def rounded(elements: int, steps: int) -> MeasuredLecture:
 def few_bits(elements: int, bits: Sequence[int], block: int) -> MeasuredLecture:
     """Round uniform numbers to 2^bits levels, and a model to eight bits with a scale per block.
 
-    Returns `noise_B`, the ratio of signal to noise in decibel for B bits, `size`, bytes of the eight-bit model over
-    those of float32, and `error`, its root mean square error over the step of its levels.
+    Returns noise_B, the ratio of signal to noise in decibel for B bits, size, bytes of the eight-bit model over
+    those of float32, and error, its root mean square error over the step of its levels.
     """
     random = seeds.stream(0, "levels", elements)
     numbers = random.uniform(-1, 1, elements)
@@ -285,7 +286,7 @@ def few_bits(elements: int, bits: Sequence[int], block: int) -> MeasuredLecture:
 
 
 def kept_energy(elements: int, share: float) -> MeasuredLecture:
-    """Encode a Gaussian vector by random-k and by top-k; return `random_left` and `top_left`, the squared share that is
+    """Encode a Gaussian vector by random-k and by top-k; return random_left and top_left, the squared share that is
     left out."""
     vector = frozen(seeds.stream(0, "gradient", elements).standard_normal(elements).astype(np.float32))
     layout, turn = VectorLayout.of(vector), CodecTurn(0, 0, 1)

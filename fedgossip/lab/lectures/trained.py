@@ -79,7 +79,7 @@ class _Drifting:
 def drifted(h0: float, h1: float, rate: float, steps: int, rounds: int) -> MeasuredLecture:
     """Train two clients with optima 1 and -1 by FedAvg, with one local step in a round and with several.
 
-    Returns `end_one` and `end_many`, the model at the end, and `pace_one` and `pace_many`, the factor by which a round
+    Returns end_one and end_many, the model at the end, and pace_one and pace_many, the factor by which a round
     brings it nearer to that.
     """
     values, curves = dict[str, float](), list[PlottedCurve]()
@@ -102,8 +102,8 @@ def drifted(h0: float, h1: float, rate: float, steps: int, rounds: int) -> Measu
 def noisy(batches: Sequence[int], rate: float, sigma: float, dim: int, rounds: int) -> MeasuredLecture:
     """Train on gradients with noise until the loss stands still, with workers' batches of several sizes.
 
-    A batch of m is the mean of m workers' gradients, at the rate, and at m times the rate.  Returns `same_M` and
-    `scaled_M`, the variance of each coordinate around the optimum.
+    A batch of m is the mean of m workers' gradients, at the rate, and at m times the rate.  Returns same_M and
+    scaled_M, the variance of each coordinate around the optimum.
     """
     values = dict[str, float]()
     points: dict[str, list[float]] = {"same": [], "scaled": []}
@@ -134,7 +134,7 @@ def noisy(batches: Sequence[int], rate: float, sigma: float, dim: int, rounds: i
 def stale_border(workers: Sequence[int], steps: int = 160, halvings: int = 7) -> MeasuredLecture:
     """Search the learning rate at which asynchronous servers begin to diverge, on f(x) = x^2/2.
 
-    W equally quick workers push in turn, so a gradient is W - 1 steps old.  Returns `border_W`; the picture has the
+    W equally quick workers push in turn, so a gradient is W - 1 steps old.  Returns border_W; the picture has the
     border by formula, and rates on a grid that converged or diverged in the recurrence x <- x - rate x_(k steps ago).
     """
     values = dict[str, float]()
@@ -185,7 +185,7 @@ def _diverges(workers: int, rate: float, steps: int) -> bool:
 def scaled(counts: Sequence[int], a: float, b: float, C: float, dim: int) -> MeasuredLecture:
     """Simulate rings of several sizes with a fixed batch in all (strong scaling), and a fixed one each (weak).
 
-    Returns `strong_M`, T(1)/T(M), `weak_M`, the same with M times the work, and `weak_s_M`, seconds of a round.
+    Returns strong_M, T(1)/T(M), and weak_M, the same with M times the work.
     """
     values = {"d": 4.0 * dim}
     strong, weak = list[float](), list[float]()
@@ -217,8 +217,9 @@ def died(
 ) -> MeasuredLecture:
     """Kill a worker of a ring after `at` seconds, and let machines fail at random between checkpoints.
 
-    Returns `before_s` and `after_s`, seconds of a round before and after the death, `lost_s`, those of the round in
-    which it happened, and `interval` and `waste`, the best time between checkpoints of `save` seconds where failures
+    Returns before_s and after_s, seconds of a round before and after the death, and `interval`
+    and `waste`, the best time between
+    checkpoints of `save` seconds where failures
     are `mtbf` seconds apart, and the share of time that it loses; the picture is the timeline.
     """
     fault = [{"kind": "crash", "peers": [m - 1], "start": at}]
@@ -228,7 +229,6 @@ def died(
     place = int(np.searchsorted(ends, at)) - 1
     values = {
         "d": 4.0 * dim, "before_s": float(lengths[:place].mean()), "after_s": float(lengths[place + 1 :].mean()),
-        "lost_s": float(lengths[place]),
     }  # fmt: skip
     random = np.random.Generator(np.random.PCG64(7))
     wasted = dict[float, float]()

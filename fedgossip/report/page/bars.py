@@ -79,12 +79,13 @@ def time_spent(run: RecordedRun, name: str) -> str | None:
 def time_of(run: RecordedRun, peer: PeerTotal, *, led: bool) -> dict[str, float]:
     """Return the seconds of one peer by activity, in a run that is `led` by a coordinator or not.
 
-    A client's rows end with its training: it spent the rest of the run waiting, for its turn or for others.
+    A client's rows end with its training: it spent the rest of the run waiting, for its turn or for others, but for
+    the time in which it was dead.
     """
     if not led:
         return peer.seconds
     training, communicating = peer.seconds["training"], peer.seconds["communicating"]
-    waiting = max(0.0, (run.summary.seconds or 0.0) - training - communicating)
+    waiting = max(0.0, (run.summary.seconds or 0.0) - training - communicating - peer.away)
     return {"training": training, "communicating": communicating, "waiting": waiting if training else 0.0}
 
 

@@ -227,7 +227,7 @@ def _paint_circles(figure: Figure, circles: Circles) -> None:
         axes.set_ylim(-1.08, 1.08)
         axes.set_aspect("equal")
         axes.set_axis_off()
-        axes.set_title(one.title, fontsize=9)
+        axes.text(0, 0, one.title.replace(", ", ",\n"), ha="center", va="center", fontsize=9)
     most = max(one.owners for one in circles.circles)
     keys = [Patch(facecolor=SERIES[owner], label=f"server {owner}") for owner in range(most)]
     figure.legend(handles=keys, loc="outside lower center", ncols=most, handlelength=1.2)

@@ -245,8 +245,13 @@ class PeerTotal:
     payload_sent: int = 0
     payload_received: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+    until: float = 0.0
+    """End of its last row, in seconds of the run."""
+    away: float = 0.0
+    """Seconds between rows in which it was dead, and after its last row, where it did not return."""
 
-    def add(self, row: ReportedPeerRound) -> None:
+    def add(self, row: ReportedPeerRound, *, returned: bool = False) -> None:
+        """Add a row; `returned`: it was dead since the row before."""
         self.rounds = max(self.rounds, row.round)
         self.loss = self.loss if row.loss is None else row.loss
         self.score = self.score if row.score is None else row.score
@@ -256,6 +261,10 @@ class PeerTotal:
         self.payload_received += row.payload_received
         for activity in ACTIVITIES:
             self.seconds[activity] += getattr(row, f"seconds_{activity}") or 0.0
+        if row.seconds is not None:
+            counted = sum(getattr(row, f"seconds_{activity}") or 0.0 for activity in ACTIVITIES)
+            self.away += max(0.0, row.seconds - self.until - counted) if returned else 0.0
+            self.until = row.seconds
 
 
 @dataclass(frozen=True)
@@ -329,7 +338,7 @@ def read_run(folder: Path) -> RecordedRun:
     nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
     totals = [nothing] * summary.who.n
     events: list[ReportedEvent] = []
-    logged, fallen, own_scores = LoggedNumbers(), set[int](), dict[int, OwnScores]()
+    logged, fallen, returned, own_scores = LoggedNumbers(), set[int](), set[int](), dict[int, OwnScores]()
     own_counts: Mapping[str, float | None] = {}
     participation = Participation(summary.n, summary.who.one) if summary.led else None
     for count, (place, record) in enumerate(_records(folder / ROWS)):
@@ -342,7 +351,8 @@ def read_run(folder: Path) -> RecordedRun:
                 raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
             if totals[row.peer] is nothing:
                 totals[row.peer] = PeerTotal()
-            totals[row.peer].add(row)
+            totals[row.peer].add(row, returned=row.peer in returned)
+            returned.discard(row.peer)
             last_scores(own_scores, row)
             own_counts = row.logged if row.logged and OWN_TESTED in row.logged else own_counts
             logged.add(row.round, row.logged)
@@ -353,9 +363,12 @@ def read_run(folder: Path) -> RecordedRun:
             network[one.round] = _of_one_model(one) if participation else one
         elif kind == "event":
             event = _convert(record, ReportedEvent, place)
-            _follow(fallen, event)
+            _follow(fallen, returned, event)
             if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
                 events.append(event)
+    for peer in fallen:
+        if peer < len(totals) and totals[peer] is not nothing:
+            totals[peer].away += max(0.0, (summary.seconds or 0.0) - totals[peer].until)
     experiment = folder / EXPERIMENT
     text = masked(outside_files.read_text(experiment, errors="replace")) if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
@@ -375,13 +388,14 @@ def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
     return msgspec.structs.replace(row, **{name: value for name, value in found.items() if getattr(row, name) is None})
 
 
-def _follow(fallen: set[int], event: ReportedEvent) -> None:
-    """Add to `fallen`, or remove from it, the participant that an event reports as ended or alive again."""
+def _follow(fallen: set[int], returned: set[int], event: ReportedEvent) -> None:
+    """Move the participant that an event reports as ended, or alive again, between both."""
     tells = kind_of(event.name).tells
     if event.peer is not None and tells == "ended":
         fallen.add(event.peer)
     elif event.peer is not None and tells == "again":
         fallen.discard(event.peer)
+        returned.add(event.peer)
 
 
 def _foretold(folder: Path, summary: Summary) -> RunForecast | None:

@@ -28,6 +28,8 @@ class ReportedPeerRound(msgspec.Struct, frozen=True):
 
     round: int
     peer: int
+    seconds: float | None = None
+    """From the beginning of the run to the end of the round."""
     loss: float | None = None
     score: float | None = None
     bytes_sent: int = 0

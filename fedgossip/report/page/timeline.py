@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +55,8 @@ class NamedTimeline:
     title: str
     timeline: Timeline
     names: Sequence[str]
+    words: Mapping[str, str] = field(default_factory=lambda: WORDS)
+    """Words of the legend for activities, where they are not the activities' own."""
 
 
 def drawn(one: NamedTimeline, name: str) -> str:
@@ -91,7 +93,9 @@ def paint(figure: Figure, all_of: Sequence[NamedTimeline]) -> None:
     if len(all_of) == 1:
         zoomable(places[0])
     there = [what for what in ACTIVITIES if any(bar.what == what for one in all_of for bar in one.timeline.bars)]
-    keys: list[Patch | Line2D] = [Patch(facecolor=COLOURS[what], label=WORDS.get(what, what)) for what in there]
+    keys: list[Patch | Line2D] = [
+        Patch(facecolor=COLOURS[what], label=all_of[0].words.get(what, what)) for what in there
+    ]
     for befell in dict.fromkeys(mark.what for one in all_of for mark in one.timeline.marks):
         if style := MARKS.get(kind_of(befell).tells):
             keys.append(Line2D([], [], color=style[1], marker=style[0], linestyle="", label=befell))
