@@ -1,22 +1,29 @@
 """docs/reference/reference.md, from the declarations: keys, faults, exit codes, events, terms, files and commands; and
 docs/sites/glossary.md, the terms of sites.
 
-python tests/reference.py --write        write both again
+And docs/llms.txt, the menu and the commands for programs that read documentation.
+
+python tests/reference.py --write        write all again
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import fedgossip
+from fedgossip.cli import COMMANDS
 from fedgossip.cli.explain import CODE, COMMAND, EVENT, FACT, FAULT, FILE, KEY, SECTION, Term, entries
 from fedgossip.core.terms import PAGES, SITES, terms_of
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGE = DOCS / "reference" / "reference.md"
 GLOSSARY = DOCS / "sites" / "glossary.md"
+LIST = DOCS / "llms.txt"
 RENEW = "python tests/reference.py --write"
 
 HEAD = f"""# Reference
@@ -30,6 +37,14 @@ code: `{RENEW}`.
 Every key but `topology.graph` (or `coordinator.clients`, or `parallel.workers`) has a default; a key that is not here
 is an error that names the nearest one.
 """
+
+
+LIST_HEAD = f"""# fedgossip
+
+> {inspect.cleandoc(fedgossip.__doc__ or "").splitlines()[0]}
+
+Start with [For coding agents](use/SKILL.md): convert a loop, start a pilot, read a report.
+`fedgossip explain all --json` prints every key, event, exit code, file and command; `explain WORD --json` one."""
 
 
 def page() -> str:
@@ -50,9 +65,6 @@ def glossary() -> str:
         (name, _linked(meaning)) for name, meaning in sorted(terms_of(SITES).items(), key=lambda one: one[0].lower())
     ]
     return "\n".join([GLOSSARY_HEAD, *_table(("word", "meaning"), rows)]).rstrip() + "\n"
-
-
-PAGES_OF = {PAGE: page, GLOSSARY: glossary}
 
 
 def _keys() -> Iterator[str]:
@@ -134,6 +146,36 @@ def _linked(text: str) -> str:
     """The text, with links where it names another page, and without what Markdown would take as emphasis."""
     plain = text.replace("*", "\\*").replace("[[", "\\[[").replace("<", "&lt;")
     return re.sub(r"docs/((?:[\w-]+/)*)([\w-]+\.md)", r"[\2](../\1\2)", plain)
+
+
+def listed() -> str:
+    """Return llms.txt: what fedgossip is, its pages with their first sentences, and its commands."""
+    commands = [f"- `fedgossip {name}`: {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([LIST_HEAD, *_pages(), "", "## Commands", "", *commands]) + "\n"
+
+
+def _pages() -> Iterator[str]:
+    """Yield the menu of the site, a heading per part, with each page's first sentence of text."""
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for indent, title, path in re.findall(r"^( +)- ([^:\n]+):(?: ([\w/-]+\.md))?$", menu, re.MULTILINE):
+        if not path and len(indent) == 2:
+            yield f"\n## {title}\n"
+        elif path and (file := ROOT / "docs" / path).exists():
+            first = _first_sentence(file.read_text())
+            yield f"- [{title}]({path}){': ' if first else ''}{first}"
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence below a page's title; without one, the titles of its first sections."""
+    above, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    first = re.split(r"\n\n+", above.partition("\n# ")[2] or above)[1].strip("\n")
+    if not first or re.match(r"[#|<`!\-]| {4}", first):
+        return ", ".join(section.splitlines()[0] for section in sections[:4])
+    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(first.split()))
+    return re.split(r"(?<=[.?])\s", plain, maxsplit=1)[0]
+
+
+PAGES_OF = {PAGE: page, GLOSSARY: glossary, LIST: listed}
 
 
 def main(words: list[str]) -> int:

@@ -14,7 +14,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 
 import fedgossip
 
-FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
+FOLLOWED = ("SKILL", "experiments", "graphs", "faults", "machines", "parallel")
 FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex", "personal")
 ELSEWHERE = {
     "coordinator": "tests/sites/test_pilot.py",
@@ -132,6 +132,14 @@ def test_what_the_page_on_sweeps_shows_runs(reader: Reader) -> None:
 @pytest.mark.long
 def test_what_the_page_on_advice_shows_runs(reader: Reader) -> None:
     reader.read(page("advise"))
+
+
+@pytest.mark.long
+def test_what_the_page_for_coding_agents_shows_runs(reader: Reader) -> None:
+    reader.read(page("SKILL"))
+    for run in ("loop", "pilot"):
+        assert json.loads((reader.folder / run / "summary.json").read_text())["status"] == "finished"
+    assert (reader.folder / "pilot/report.html").is_file()
 
 
 def test_every_page_with_commands_is_read_by_a_test() -> None:

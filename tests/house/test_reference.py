@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def named(kind: str) -> dict[str, Term]:
 def test_the_page_is_of_todays_declarations() -> None:
     for path, made in reference.PAGES_OF.items():
         assert path.read_text() == made(), f"write it again: {reference.RENEW}"
+
+
+def test_the_list_for_programs_links_every_page_and_has_every_command() -> None:
+    text, docs = reference.LIST.read_text(), reference.LIST.parent
+    links = re.findall(r"^- \[[^\]]+\]\(([\w/-]+\.md)\)", text, re.MULTILINE)
+    assert set(links) == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert all(f"- `fedgossip {name}`: " in text for name in COMMANDS)
 
 
 @pytest.mark.parametrize("entry", [one for one in ALL if one.kind == KEY], ids=lambda one: one.name)
