@@ -128,7 +128,11 @@ def test_the_card_tells_coefficients_with_their_errors(folder: Path) -> None:
         for one in coefficients:
             row = cells[cells.index(one.name) :]
             assert row[1:6] == [number(value) for value in (one.estimate, one.error, one.low, one.high, one.p)]
+            if not one.name.startswith("("):
+                ratio = float(row[6])
+                assert abs(ratio - one.ratio[0]) < 0.06 * abs(one.ratio[0] - 1) + 5e-7, "two digits of the effect"
     assert "Odds ratio" in page and "Hazard ratio" in shown(folder, "cox")
+    assert 'id="forest-Odds-ratios"' in page and 'id="forest-Hazard-ratios"' in shown(folder, "cox")
 
 
 def test_the_card_tells_curves_and_what_columns_were_worth(folder: Path) -> None:
@@ -138,6 +142,10 @@ def test_the_card_tells_curves_and_what_columns_were_worth(folder: Path) -> None
     )
     for point in curve["everybody"]["points"]:
         assert f">{number(point['survival'])}<" in shown(folder, "kaplan-meier")
+    card = (folder / "kaplan-meier" / "card.html").read_text()
+    assert 'id="survival"' in card and f'<td class="number">{curve["everybody"]["median"]:g}</td>' in card
+    words = card.partition("Words on this page")[2]
+    assert "<td>Kaplan-Meier</td>" in words and "<td>AUROC</td>" not in words
     assert trees["gains"] and all(f">{one['name']}<" in shown(folder, "trees") for one in trees["gains"])
     assert "fedgossip evaluate" not in (folder / "kaplan-meier" / "card.html").read_text().partition("<script")[0]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, draw
-from fedgossip.report.page.markup import Markup, figure, paragraph, section, table
+from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, SERIES, draw, legend_above, percent_axis
+from fedgossip.report.page.markup import Markup, figure, grid, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, number, percent, plural
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families.family import FamilyFit, ResultTable
@@ -66,6 +68,7 @@ def _of_glm(fit: GlmFit) -> list[Markup | None]:
     return [
         paragraph(f"{said}{null}{aic}."),
         _estimates(fit.coefficients, RATIO.get(d.family)),
+        _of_ratios(fit.coefficients, RATIO[d.family]) if d.family in RATIO else None,
         _remarks(d.against, fit.silent),
         _tests(fit),
     ]
@@ -91,6 +94,7 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     return [
         paragraph(f"{said}, {count(fit.events)} events{agree}{ridge}."),
         _estimates(fit.coefficients, "hazard ratio"),
+        _of_ratios(fit.coefficients, "hazard ratio"),
         _remarks(d.against, fit.silent),
     ]
 
@@ -100,6 +104,7 @@ def _of_curves(fit: CurveFit) -> list[Markup | None]:
     said = f"Kaplan-Meier survival, {d.time} until {d.event} = 1, of {_records(whole.records, fit.sites)}"
     test = "" if fit.p is None else f"; log-rank test of the groups: p {number(fit.p)}"
     found: list[Markup | None] = [paragraph(f"{said}, {count(whole.events)} events{test}.")]
+    found.append(grid(_drawn_curves(fit), _medians(fit)))
     for one in (whole, *fit.groups):
         found += [paragraph(f"{d.group_column} = {one.name}")] if one.name else []
         found.append(_curve(one))
@@ -120,23 +125,94 @@ def _picture(one: ResultTable) -> Markup | None:
         return None
     *names, null = one.forest
     columns = [one.head.index(name) for name in names]
-    there = [row for row in one.rows if all(isinstance(row[k], float | int) for k in columns)][:COLUMNS]
+    there = []
+    for row in one.rows:
+        found = [value for value in (row[k] for k in columns) if isinstance(value, float | int)]
+        if len(found) == len(columns):
+            there.append((str(row[0]), found[0], found[1], found[2]))
+    return _forest(one.name, names[0], there, null)
+
+
+def _forest(title: str, what: str, rows: Sequence[tuple[str, float, float, float]], null: float) -> Markup | None:
+    """Return a plot of (name, estimate, low, high) beside the value `null` of no effect; None without rows."""
+    there = rows[:COLUMNS]
     if not there:
         return None
 
     def paint(to: Figure) -> None:
         axes = to.subplots()
-        for place, row in enumerate(reversed(there)):
-            estimate, low, high = (float(row[k] or 0.0) for k in columns)
+        for place, (_, estimate, low, high) in enumerate(reversed(there)):
             axes.plot([low, high], [place, place], color=BLUE)
             axes.plot([estimate], [place], "s", color=BLUE, markersize=5)
         axes.axvline(null, color=QUIET, linewidth=0.8, linestyle=DASHES[1])
-        axes.set_yticks(range(len(there)), [str(row[0]) for row in reversed(there)])
+        axes.set_yticks(range(len(there)), [name for name, *_ in reversed(there)])
         axes.set_ylim(-0.6, len(there) - 0.4)
-        axes.set_xlabel(f"{names[0]}, with its 95 % interval")
+        axes.set_xlabel(f"{what}, with its 95 % interval")
 
-    name = f"forest-{'-'.join(one.name.split())}"
-    return figure(name, draw(name, 0.9 + 0.28 * len(there), paint), one.name, "Estimates with their 95 % intervals.")
+    name = f"forest-{'-'.join(title.split())}"
+    caption = f"Estimates with their 95 % intervals; {null:g}, the line, is no effect."
+    return figure(name, draw(name, 0.9 + 0.28 * len(there), paint), title, caption)
+
+
+def _of_ratios(coefficients: Sequence[Coefficient], ratio: str) -> Markup | None:
+    """Return the forest plot of the ratios of all columns with an interval, by the logarithm: 2 is as far as 1/2."""
+    rows = [
+        (one.name, one.estimate, one.low, one.high)
+        for one in coefficients
+        if one.low is not None and one.high is not None and not one.name.startswith("(")
+    ]
+    return _forest(f"{ratio.capitalize()}s", f"logarithm of the {ratio}", rows, 0.0)
+
+
+def _drawn_curves(fit: CurveFit) -> Markup | None:
+    """Return the curves as steps, of groups where there are some, with the 95 % interval of each."""
+    shown = fit.groups or (fit.everybody,)
+
+    def paint(to: Figure) -> None:
+        axes = to.subplots()
+        for place, one in enumerate(shown[: len(SERIES)]):
+            at = [0.0, *(point.time for point in one.points)]
+            colour = SERIES[place]
+            steps = [1.0, *(point.survival for point in one.points)]
+            axes.step(
+                at,
+                steps,
+                where="post",
+                color=colour,
+                linestyle=DASHES[place % len(DASHES)],
+                label=one.name or "all records",
+            )
+            ends = [(point.time, point.low, point.high) for point in one.points]
+            there = [(time, low, high) for time, low, high in ends if low is not None and high is not None]
+            if there:
+                times, lows, highs = zip(*there, strict=True)
+                axes.fill_between(times, lows, highs, step="post", color=colour, alpha=0.15, linewidth=0)
+        axes.axhline(0.5, color=QUIET, linewidth=0.8)
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(fit.design.time)
+        percent_axis(axes)
+        legend_above(axes)
+
+    caption = "Share of records without the event; bands are 95 % intervals, the line is the half"
+    return figure("survival", draw("survival", 3.3, paint), "Survival", f"{caption}: a curve crosses it at its median.")
+
+
+def _medians(fit: CurveFit) -> Markup:
+    rows = []
+    for one in (fit.everybody, *fit.groups):
+        median = "not reached" if one.median is None else f"{one.median:g}"
+        low, high = (NOTHING if at is None else f"{at:g}" for at in (one.median_low, one.median_high))
+        rows.append([one.name or "all records", count(one.records), count(one.events), median, low, high])
+    return table(("Group", "Records", "Events", "Median", "95 % from", "to"), rows, 5)
+
+
+def _ratio(value: float | None) -> str:
+    """Return a ratio with two digits of what it differs from 1 by, so that 1.0042 is not 1."""
+    if value is None or not 0.01 < value < 100:
+        return number(value)
+    away = abs(value - 1)
+    return f"{value:.{min(6, max(3, 1 - math.floor(math.log10(away)))) if away else 3}f}"
 
 
 def _curve(one: GroupCurve) -> Markup:
@@ -153,7 +229,7 @@ def _estimates(coefficients: tuple[Coefficient, ...], ratio: str | None) -> Mark
     for one in coefficients:
         row = [one.name, *(number(value) for value in (one.estimate, one.error, one.low, one.high, one.p))]
         if ratio:
-            row += [NOTHING] * 3 if one.name.startswith("(") else [number(value) for value in one.ratio]
+            row += [NOTHING] * 3 if one.name.startswith("(") else [_ratio(value) for value in one.ratio]
         rows.append(row)
     heads = [*ESTIMATES, *([ratio.capitalize(), "from", "to"] if ratio else [])]
     return table(heads, rows, len(heads) - 1)

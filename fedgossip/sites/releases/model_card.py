@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from fedgossip.core.terms import used_in
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN, REFUSE
 from fedgossip.report.page import drawing
@@ -55,6 +57,7 @@ def page(
         _withdrawal(),
         _logs(release),
     ]
+    body.append(_words(body))
     return document(f"{release.name} – release", _head(release, evaluation), join(body))
 
 
@@ -100,7 +103,8 @@ def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tu
         on = f"on {count(evaluation.records)} records of {evaluation.sites} sites, {kept}"
         yield f"{evaluation.layout.score[:1].upper()}{evaluation.layout.score[1:]}", _noisy(evaluation, "score"), on
     if evaluation and evaluation.places:
-        said = f"{evaluation.layout.score}; which one is not told"
+        of = f"{count(evaluation.records)} records of {evaluation.sites} sites together"
+        said = f"{evaluation.layout.score} of the worst of them, {of}; neither which one nor its records are disclosed"
         yield "Worst site", _between(*evaluation.places[0]), said
     privacy = release.privacy
     if privacy.epsilon is None:
@@ -108,6 +112,13 @@ def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tu
     else:
         yield "Privacy ε", number(privacy.epsilon), f"per {privacy.unit}, δ\u202f=\u202f{number(privacy.delta)}"
     yield "Rounds", count(release.rounds), f"{plural(release.model.numbers, 'number')} in the model"
+
+
+def _words(body: Iterable[Markup | None]) -> Markup | None:
+    """Return the terms that the page uses, explained."""
+    shown = (re.sub(r"(?s)<svg.*?</svg>|<[^>]*>", " ", part) for part in body if part)
+    rows = [[name, meaning.replace("`", "")] for name, meaning in used_in(shown).items()]
+    return section("Words on this page", table(["Word", "Meaning"], rows, 0)) if rows else None
 
 
 def _use(release: Release) -> Markup | None:
