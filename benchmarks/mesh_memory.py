@@ -43,6 +43,8 @@ MESHES: list[tuple[int, dict[str, Any], str]] = [
     (4, {"tensor": 2}, ZERO_2),
     (4, {"tensor": 2, "pipeline": 2, "sequence": True}, "ddp"),
     (4, {"pipeline": 4}, "ddp"),
+    (4, {"context": 2, "tensor": 2}, "ddp"),
+    (2, {"context": 2, "attention": "ulysses"}, "ddp"),
 ]
 
 
@@ -94,12 +96,13 @@ def main() -> None:
         f"{model}, adam, {BATCH} windows of {CONTEXT} characters; kB of the fullest process: measured (closed form)\n"
     )
     print(
-        "| data x tensor x pipeline | | parameters | slots | together | activations | |\n|---|---|---|---|---|---|---|"
+        "| data x tensor x pipeline x context | | parameters | slots | together | activations | |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for processes, mesh, parallel in shown:
         measured, told = held(model, processes, mesh, parallel)
-        within = mesh.get("tensor", 1) * mesh.get("pipeline", 1)
-        axes = f"{processes // within} x {mesh.get('tensor', 1)} x {mesh.get('pipeline', 1)}"
+        within = mesh.get("tensor", 1) * mesh.get("pipeline", 1) * mesh.get("context", 1)
+        axes = f"{processes // within} x {mesh.get('tensor', 1)} x {mesh.get('pipeline', 1)} x {mesh.get('context', 1)}"
         cells = []
         for name in ("parameters", "slots", "together", "activations"):
             most = max(range(processes), key=lambda rank: measured[rank][name])
@@ -110,7 +113,14 @@ def main() -> None:
         off = max(
             abs(one["activations"] / (other.activations or 1) - 1) for one, other in zip(measured, told, strict=True)
         )
-        how = ", ".join([parallel, *(["sequence"] if "sequence" in mesh else []), mesh.get("schedule", "")]).strip(", ")
+        how = ", ".join(
+            [
+                parallel,
+                *(["sequence"] if "sequence" in mesh else []),
+                mesh.get("schedule", ""),
+                mesh.get("attention", ""),
+            ]
+        ).strip(", ")
         print(f"| {axes} | {how} | {' | '.join(cells)} | {off:.1%} |", flush=True)
 
 

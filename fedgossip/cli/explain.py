@@ -20,7 +20,6 @@ from fedgossip.core.event_kinds import event_kinds
 from fedgossip.core.terms import terms
 from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
 from fedgossip.lab.lectures.topics import name_of
-from fedgossip.learning.settings import NOT_BUILT
 
 ALL = "all"
 WIDTH = 100  # columns
@@ -56,9 +55,6 @@ def meant(word: str, known: Sequence[Term]) -> list[Term]:
     found = found or [one for one in known if one.kind in (KEY, FACT) and one.name.endswith(f".{name}")]
     found += [one for one in known if one.kind == TERM and one.name.lower() == name.lower()]
     if not found:
-        for path, (what, advice) in NOT_BUILT.items():
-            if path == name or path.endswith(f".{name}"):
-                raise ConfigError(f"{path}: {what}", advice)
         parts = {part for one in known for part in (one.name, one.name.rpartition(".")[2]) if part}
         raise ConfigError(f"there is nothing that is called {word!r}", _nearest(name, parts))
     return found

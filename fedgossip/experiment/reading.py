@@ -31,7 +31,7 @@ from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
 from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
-from fedgossip.learning.settings import HOGWILD, NOT_BUILT
+from fedgossip.learning.settings import HOGWILD
 
 
 def load_experiment(
@@ -76,9 +76,6 @@ def file_kept_in(run: Path) -> Path:
 def checked(content: dict[str, Any], where: str) -> Experiment:
     """Return `content` as an Experiment.  Raises ConfigError for the first key that is unknown or wrong."""
     for path, key, known in _unknown(content, _known_keys(), ""):
-        if path + key in NOT_BUILT:
-            what, advice = NOT_BUILT[path + key]
-            raise ConfigError(f"{where}: {path + key}: {what}", advice)
         raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
     kind = kind_in(content, where)
     content = _raced(content)

@@ -29,7 +29,7 @@ from fedgossip.experiment.simulation_section import SimulationSection
 from fedgossip.experiment.task_section import TaskSection
 from fedgossip.faults import Fault
 from fedgossip.learning.models import architectures
-from fedgossip.learning.settings import MeshSettings, TrainSettings
+from fedgossip.learning.settings import TrainSettings
 
 GIVEN = "given"
 """Stands for a graph or an algorithm that is an object, given in Python."""
@@ -119,7 +119,16 @@ class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
 IN_THE_RUN = "csv", "tensorboard"
 """Trackers that write in the folder of a run where no place is named; wandb sends to a server, mlflow writes beside."""
 
-MESHLESS = {"mesh": dataclasses.asdict(MeshSettings()), "microbatches": 4}
+
+def _plain(train: TrainSettings) -> dict[str, Any]:
+    """Return [train] as plain data; a mesh without parts of texts is that of runs before there were any."""
+    content = dataclasses.asdict(train)
+    if train.mesh.context == 1:
+        del content["mesh"]["context"], content["mesh"]["attention"]
+    return content
+
+
+MESHLESS = {"mesh": _plain(TrainSettings())["mesh"], "microbatches": 4}
 
 SINCE: dict[str, dict[str, Any]] = {
     "task": {
@@ -224,7 +233,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
         content = msgspec.to_builtins(self)
-        content["train"] = dataclasses.asdict(self.train)  # msgspec leaves out the fields that it did not set itself
+        content["train"] = _plain(self.train)  # msgspec leaves out the fields that it did not set itself
         for section, since in SINCE.items():  # runs from before them have the same hash
             for key, usual in since.items():
                 if content[section][key] == usual:

@@ -115,15 +115,7 @@ def _shape_of(text: str, shape: str, warmup: int) -> RateSchedule:
 
 MOST_PROCESSES = 64
 SCHEDULES = ("1f1b", "gpipe")
-
-NOT_BUILT: Mapping[str, tuple[str, str]] = {
-    "train.mesh.context": (
-        "context parallelism (ring attention) is not built: torch has no way to divide its attention on a CPU",
-        "Take mesh.tensor with mesh.sequence = true, which divides what lies between the layers by places of the text;"
-        " or stages, mesh.pipeline; or fewer characters, context= in data.source.",
-    ),
-}
-"""Unsupported keys that a user may look for, by full name: an explanation of each, and an alternative."""
+RING, ULYSSES = ATTENTIONS = ("ring", "ulysses")
 
 
 @dataclass(frozen=True)
@@ -137,6 +129,11 @@ class MeshSettings:
     """Parts of every layer's weights, whose products are added up; of mlp, gpt, and own models with a plan."""
     pipeline: Annotated[int, Within(1, MOST_PROCESSES)] = 1
     """Stages: so many processes have the layers one after the other, and pieces of a batch pass through them."""
+    context: Annotated[int, Within(1, MOST_PROCESSES)] = 1
+    """Parts of every text, of gpt: each process has some places, and attention goes over all (ring, or ulysses)."""
+    attention: Annotated[str, OneOf(ATTENTIONS)] = RING
+    """Of context: "ring", keys and values go round the processes; "ulysses", two all-to-alls give each process all
+    places of some heads."""
     sequence: bool = False
     """With tensor: layers between the divided ones (norms) are divided too, by places of the text."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"
@@ -153,15 +150,25 @@ class MeshSettings:
                 raise ConfigError(f"mesh.{name} = {value!r} {limit.refusal}", limit.advice(value))
         if self.sequence and self.tensor == 1:
             raise ConfigError("mesh.sequence without mesh.tensor", "Set mesh.tensor to 2 or more, or leave it out.")
+        if self.context == 1 and self.attention != RING:
+            text = f"mesh.attention = {self.attention!r} without mesh.context"
+            raise ConfigError(text, "Set mesh.context to 2 or more, or leave it out.")
+        if self.context > 1 and (self.pipeline > 1 or self.sequence):
+            other = "pipeline" if self.pipeline > 1 else "sequence"
+            raise ConfigError(
+                f"mesh.context with mesh.{other}", "Leave one of them out; context goes with tensor and data."
+            )
 
     @property
     def within(self) -> int:
         """The processes that have one part of a batch: each a part of the model."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.context
 
     def parts_of_batch(self, processes: int) -> int:
         """Return the number of parts of a batch over so many processes.  Raises ConfigError where they do not fit."""
         said = f"mesh = {self.data or 'data'} x {self.tensor} x {self.pipeline} (data, tensor, pipeline)"
+        if self.context > 1:
+            said += f" x {self.context} (context)"
         if processes % self.within or (self.data and self.data * self.within != processes):
             product = max(1, self.data) * self.within
             text = f"{said} for processes = {processes}"
@@ -413,7 +420,7 @@ class TrainSettings:
 
     def _check_divided(self, parts: int) -> None:
         """Raise ConfigError for settings that processes with parts of a model do not support."""
-        where = f"mesh.{'tensor' if self.mesh.tensor > 1 else 'pipeline'}"
+        where = f"mesh.{next(axis for axis in ('tensor', 'pipeline', 'context') if getattr(self.mesh, axis) > 1)}"
         if self.by_layers:
             text = f"{self.optimizer} with {where}: no process holds a whole layer to measure"
             raise ConfigError(text, "Use another optimizer, or divide batches alone.")

@@ -109,6 +109,13 @@ def test_two_processes_with_half_of_every_layer_take_the_steps_of_one(divided: T
 
 
 @pytest.mark.sockets
+def test_two_processes_with_half_of_every_text_take_the_steps_of_one() -> None:
+    """By a ring: gradients of keys and values go round with them."""
+    with ended(task_of("gpt:1-16-2", processes=2, mesh={"context": 2}, **STEP)) as task:
+        check_same(task_of("gpt:1-16-2", **STEP), task)
+
+
+@pytest.mark.sockets
 def test_what_an_optimiser_remembers_goes_from_one_mesh_to_another_and_back(divided: TorchTask) -> None:
     """A checkpoint knows no mesh: rounds on one process, on two, and on one again are those of one alone."""
     alone, one = task_of("gpt:1-16-2", **STEP), task_of("gpt:1-16-2", **STEP)
@@ -141,6 +148,11 @@ MESHES = [
     ("gpt:2-16-2", 4, {"pipeline": 2, "tensor": 2, "sequence": True}, {}),
     ("gpt:4-16-2", 4, {"pipeline": 4}, {}),
     ("mesh_models:halves", 2, {"pipeline": 2}, {}),
+    ("gpt:2-16-2", 2, {"context": 2, "attention": "ulysses"}, ADAM),
+    ("gpt:2-16-2", 4, {"context": 4}, {}),
+    ("gpt:2-16-4", 4, {"context": 4, "attention": "ulysses"}, {}),
+    ("gpt:2-16-2", 4, {"context": 2, "tensor": 2}, {}),
+    ("gpt:2-16-2", 4, {"context": 2}, {"parallel": "fsdp"}),
 ]
 
 
@@ -195,6 +207,22 @@ def test_a_process_holds_its_share_of_a_transformer() -> None:
     assert [one.parameters for one in task.memory] == [4 * count for count in counts]
     assert [one.slots for one in task.memory] == [8 * count for count in counts]
     assert [(one.stage, one.shard) for one in task.memory] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(("attention", "copied"), [("ring", 0), ("ulysses", 2 * 16)])
+def test_a_process_with_some_places_saves_its_share_and_the_logits_of_all(attention: str, copied: int) -> None:
+    """Parameters are whole; of 8 places of 8 texts a process has 4, in a block of width 16 with 2 heads."""
+    one = task_of("gpt:2-16-2", processes=2, mesh={"context": 2, "attention": attention}).memory
+    whole = task_of("gpt:2-16-2", processes=2, batch_size=16, parallel="fsdp").memory
+    block, end = 4 * 16 + 15 * 16 + 2 + 4, 2 * 16 + 2
+    assert whole[0].activations == 4 * 8 * 8 * (2 * block + end + 13)
+    assert [each.activations for each in one] == 2 * [4 * 8 * (4 * (2 * (block - copied) + end) + 8 * 13)]
+    assert one[0].parameters == sum(each.parameters for each in whole)
+
+
+def test_a_mesh_without_parts_of_texts_keeps_its_hash() -> None:
+    content = {"topology": {"graph": "ring", "n": 2}, "train": {"processes": 2, "mesh": {"tensor": 2}}}
+    assert "context" not in load_experiment(content).to_dict()["train"]["mesh"]
 
 
 def test_rows_of_what_processes_have_in_common_add_up_to_it() -> None:
@@ -278,7 +306,7 @@ def test_what_processes_hold_is_what_is_said_of_them() -> None:
         from mesh_memory import MESHES as SHOWN
         from mesh_memory import held
 
-        for processes, mesh, parallel in (SHOWN[1], SHOWN[2], SHOWN[3], SHOWN[6], SHOWN[7]):
+        for processes, mesh, parallel in (*SHOWN[1:4], *SHOWN[6:8], *SHOWN[-2:]):
             measured, told = held("gpt:2-64-4", processes, mesh, parallel)
             for one, other in zip(measured, told, strict=True):
                 assert (one["parameters"], one["slots"]) == (other.parameters, other.slots)
@@ -371,11 +399,16 @@ def test_the_job_after_a_death_has_a_new_mesh() -> None:
         ({"parallel": "fsdp", "offload": True}, "with one process", "processes = 2"),
         ({"processes": 2, "zero": 2}, "zero = 2 with parallel = 'ddp'", "fsdp"),
         ({"processes": 2, "parallel": "fsdp", "zero": 1}, "zero = 1", "at least 2, at most 3"),
+        ({"processes": 3, "mesh": {"context": 2}}, r"for processes = 3", "set processes = 2"),
+        ({"processes": 2, "mesh": {"attention": "ulysses"}}, "without mesh.context", "2 or more"),
+        ({"processes": 2, "mesh": {"context": 2, "attention": "rings"}}, "unknown mesh.attention", "ring"),
+        ({"processes": 4, "mesh": {"context": 2, "pipeline": 2}}, "mesh.context with mesh.pipeline", "Leave one"),
         (
-            {"processes": 2, "mesh": {"context": 2}},
-            r"train\.mesh\.context: context parallelism \(ring attention\) is not built",
-            "mesh.sequence = true",
+            {"processes": 4, "mesh": {"context": 2, "tensor": 2, "sequence": True}},
+            "context with mesh.sequence",
+            "Leave one",
         ),
+        ({"processes": 2, "mesh": {"context": 2}, "optimizer": "lars"}, "lars with mesh.context", "another optimizer"),
         ({"processes": 2, "mesh": {"pipeline": 2}, "batch_size": 10}, "10 for 1 x 4 microbatches", "batch_size to 12"),
         ({"processes": 2, "mesh": {"tensor": 2}, "compile": True}, "compile", "Leave compile out"),
     ],
@@ -398,10 +431,14 @@ def test_settings_that_do_not_fit_a_mesh_are_refused(how: dict[str, Any], text: 
         ("mlp:20-7", {"pipeline": 2}, "has 1 layers with weights", "pipeline to 1"),
         ("test_distributed:partly", {"pipeline": 2}, "has the buffer layers.1.0.running_mean", "BatchNorm"),
         ("test_mesh:tied", {"pipeline": 2}, "2.weight is in 2 of the stages", "stages"),
+        ("mlp:20-16-7", {"context": 2}, "no attention over places", "gpt"),
+        ("gpt:1-18-3", {"context": 3}, "by ring: 8 places of a text in 6 pieces", "multiple of 6"),
+        ("gpt:1-18-3", {"context": 3, "attention": "ulysses"}, "8 places of a text in 3 pieces", "multiple of 3"),
+        ("gpt:1-18-3", {"context": 2, "attention": "ulysses"}, "3 heads for 2 processes", "ring"),
         ("mesh_models:narrow", {"tensor": 2, "sequence": True}, "knows no sequence", "parallel_plan"),
     ],
 )
 def test_models_that_cannot_be_divided_are_refused(model: str, mesh: dict[str, Any], text: str, advice: str) -> None:
     with pytest.raises(ConfigError, match=text) as error:
-        task_of(model, processes=mesh.get("tensor", 2), mesh=mesh)
+        task_of(model, processes=mesh.get("tensor", mesh.get("context", 2)), mesh=mesh)
     assert advice in error.value.advice

@@ -87,24 +87,30 @@ class Block(nn.Module):
         added: torch.Tensor = self.narrow(functional.gelu(self.wide(self.between(h))))
         return h + added
 
+    def seen(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return what queries see of the places up to their own, all [b, heads, context, size]; `processes.context`
+        puts another in its place."""
+        return functional.scaled_dot_product_attention(turned(queries), turned(keys), values, is_causal=True)
+
     def attention(self, h: torch.Tensor) -> torch.Tensor:
         asked = self.asked(h)  # of some heads alone, and of more places than h, where processes divide them
         rows, context, _ = asked.shape
         parts = asked.view(rows, context, 3, -1, self.size).permute(2, 0, 3, 1, 4)
         queries, keys, values = parts.unbind(0)
-        seen = functional.scaled_dot_product_attention(turned(queries), turned(keys), values, is_causal=True)
-        return seen.transpose(1, 2).reshape(rows, context, -1)
+        return self.seen(queries, keys, values).transpose(1, 2).reshape(rows, context, -1)
 
 
-def turned(vectors: torch.Tensor) -> torch.Tensor:
+def turned(vectors: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
     """Turn the pairs (i, i + d/2) of vectors [..., context, d], d even, by angles in proportion to their place.
 
-    A product of two of them then depends on how far apart their places are, and not on where.
+    A product of two of them then depends on how far apart their places are, and not on where.  `places` [context]: by
+    default from 0 on.
     """
     context, half = vectors.shape[-2], vectors.shape[-1] // 2
-    places = torch.arange(context, device=vectors.device, dtype=torch.float32)
+    if places is None:
+        places = torch.arange(context, device=vectors.device)
     speeds = BASE ** (-torch.arange(half, device=vectors.device, dtype=torch.float32) / half)
-    angles = torch.outer(places, speeds)
+    angles = torch.outer(places.to(torch.float32), speeds)
     cos, sin = angles.cos().to(vectors.dtype), angles.sin().to(vectors.dtype)
     first, second = vectors[..., :half], vectors[..., half:]
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)

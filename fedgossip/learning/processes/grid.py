@@ -1,6 +1,6 @@
 """Where a process stands among those that train one client: its stage, its part of each batch and of each layer.
 
-Ranks count along tensor first, then data, then pipeline: processes that have parts of the same layers, and speak to
+Ranks count along tensor first, then context, data, pipeline: processes that have parts of the same layers, and speak to
 each other most, are neighbours.
 """
 
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from fedgossip.learning.processes.group import Team
 from fedgossip.learning.settings import TrainSettings
 
-PIPELINE, DATA, TENSOR = AXES = ("pipeline", "data", "tensor")
+PIPELINE, DATA, CONTEXT, TENSOR = AXES = ("pipeline", "data", "context", "tensor")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class ProcessGrid:
     ) -> ProcessGrid:
         """Return the grid of process `rank`; every process of torch's default group calls it."""
         axes = settings.mesh
-        sizes = axes.pipeline, settings.parts_of_batch, axes.tensor
+        sizes = axes.pipeline, settings.parts_of_batch, axes.context, axes.tensor
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-        stage, part, shard = (mesh.get_local_rank(axis) for axis in AXES)
+        stage, part, place, shard = (mesh.get_local_rank(axis) for axis in AXES)
         losses = _of_one_shard(sizes, rank) if axes.within > 1 else None
-        speaks = shard == 0 and stage == axes.pipeline - 1
+        speaks = shard == place == 0 and stage == axes.pipeline - 1
         team = Team(part, sizes[1], progressed, losses, speaks=speaks, stage=stage)
         return cls(mesh, team)
 
@@ -49,11 +49,12 @@ class ProcessGrid:
         return self.mesh.get_local_rank(axis)
 
 
-def _of_one_shard(sizes: tuple[int, int, int], rank: int) -> distributed.ProcessGroup:
-    """Return the group of a sum of losses: all stages and parts of the batch, one of each layer's parts."""
+def _of_one_shard(sizes: tuple[int, int, int, int], rank: int) -> distributed.ProcessGroup:
+    """Return the group of a sum of losses: all stages and parts of the batch, one of each layer's and text's parts."""
     found: distributed.ProcessGroup | None = None
-    for shard in range(sizes[2]):
-        ranks = [(stage * sizes[1] + part) * sizes[2] + shard for stage, part in product(*map(range, sizes[:2]))]
+    within = sizes[2] * sizes[3]
+    for shard in range(within):
+        ranks = [(stage * sizes[1] + part) * within + shard for stage, part in product(*map(range, sizes[:2]))]
         group = distributed.new_group(ranks)  # called by all, including non-members
         if rank in ranks:
             found = group

@@ -22,11 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from fedgossip.base.vectors import Vector
+from fedgossip.learning.models.gpt import Transformer
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.one_model.module_engine import Spread
 from fedgossip.learning.one_model.tensor_slices import Line, Place
-from fedgossip.learning.processes.grid import DATA, PIPELINE, TENSOR, ProcessGrid
+from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR, ProcessGrid
 from fedgossip.learning.processes.ipc import Setup
 from fedgossip.learning.processes.plans import PackedColwise, Plan, plan_of
 from fedgossip.learning.processes.process_memory import part_of
@@ -60,6 +61,12 @@ def divided(
         passes = StagePasses(module, stage, grid, settings, criterion, device)
     here = set(stage.modules())
     packed = divide(module, {name: style for name, style in plan.items() if module.get_submodule(name) in here}, grid)
+    if settings.mesh.context > 1:
+        from fedgossip.learning.processes.context import ContextGroup, divide_context
+
+        assert isinstance(module, Transformer), "checked with the plan"
+        place, size = grid.place(CONTEXT), grid.size(CONTEXT)
+        divide_context(module, ContextGroup(grid.mesh.get_group(CONTEXT), place, size, settings.mesh.attention))
     if settings.parallel == "fsdp":
         # moves host tensors to the device
         shard(stage, grid.mesh[DATA], offload=settings.offload, zero=settings.zero)
@@ -178,13 +185,18 @@ class HeldParts:
         found = [_gradient(*pair) for pair in zip(self._parameters, self.values, strict=True)]
         if found and not _by_rows(self._parameters[0]) and self._grid.team.size > 1:
             found = self._averaged(found)
+        if found and self._grid.size(CONTEXT) > 1:
+            found = self._summed(found, CONTEXT)
         self._gradients = found
 
     def _averaged(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the mean over those that have the same part of the model, and other parts of the batch."""
+        return [one.div_(self._grid.team.size) for one in self._summed(gradients, DATA)]
+
+    def _summed(self, gradients: Sequence[torch.Tensor], axis: str) -> list[torch.Tensor]:
         line, sizes = torch.cat(list(gradients), dim=1), [part.shape[1] for part in gradients]
-        distributed.all_reduce(line, group=self._grid.mesh.get_group(DATA))
-        return list(torch.split(line.div_(self._grid.team.size), sizes, dim=1))
+        distributed.all_reduce(line, group=self._grid.mesh.get_group(axis))
+        return list(torch.split(line, sizes, dim=1))
 
     def refresh(self) -> None:
         pass  # values are the parameters' own
@@ -288,7 +300,7 @@ def _by_rows(tensor: torch.Tensor) -> bool:
 
 def _is_first(tensor: torch.Tensor, grid: ProcessGrid) -> bool:
     """Whether this process is the first of those that have the same part of a tensor."""
-    return all(axis in _axes(tensor) or grid.place(axis) == 0 for axis in (DATA, TENSOR))
+    return all(axis in _axes(tensor) or grid.place(axis) == 0 for axis in (DATA, CONTEXT, TENSOR))
 
 
 def _place(tensor: torch.Tensor, offset: int, grid: ProcessGrid, matrices: int) -> Place:

@@ -24,6 +24,7 @@ from fedgossip.base.signatures import CalledWith, check_call
 from fedgossip.data import custom
 from fedgossip.learning.models import models
 from fedgossip.learning.models.gpt import Transformer
+from fedgossip.learning.processes.context import check_context
 from fedgossip.learning.settings import MeshSettings
 
 Plan = Mapping[str, ParallelStyle]
@@ -49,6 +50,7 @@ def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSetting
 
     `base` is the folder of own modules.  Raises ConfigError where the model cannot be divided so.
     """
+    check_context(module, source, mesh, shape[0])
     if mesh.tensor == 1:
         return {}
     found = _own_plan(module, source, base, mesh) if models.is_own(source) else _plan_of(module, source, mesh)

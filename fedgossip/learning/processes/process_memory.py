@@ -15,6 +15,9 @@ deviations, 4.  The end saves 2 w, 2, and the logarithms of the probabilities.  
 norms were given is divided too; what they gave is brought together in front of the layers, and saved so.  Not counted:
 characters, and the tables of angles, which do not grow with rows.
 
+With mesh.context a process saves that of its places, and of the end the logarithms of all; by "ulysses" 2 w / t less
+in a block, since queries, keys and values are copies of their own.
+
 A stage has its own blocks, and the last one the end; its `rows` are those of as many pieces as it has at most seen
 forward and not yet back.  With "gpipe" (Huang and others, 2019) that is all of them, and with "1f1b" (Narayanan and
 others, 2021) of S stages at most S - s at stage s, from 0 on.
@@ -32,9 +35,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from fedgossip.learning.models.gpt import Transformer, TransformerStage
 from fedgossip.learning.one_model.tensor_slices import Place, chunk
-from fedgossip.learning.processes.grid import DATA, PIPELINE, TENSOR
+from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR
 from fedgossip.learning.processes.plans import PackedColwise, Plan
-from fedgossip.learning.settings import LET_GO, TrainSettings
+from fedgossip.learning.settings import LET_GO, ULYSSES, TrainSettings
 
 FLOAT = 4  # bytes
 
@@ -66,13 +69,18 @@ def memory_of(
 
     `context`: places of a text.  A user's own style outside torch's is assumed to divide nothing.
     """
-    sizes = {PIPELINE: len(stages), DATA: settings.parts_of_batch, TENSOR: settings.mesh.tensor}
+    sizes = {
+        PIPELINE: len(stages),
+        DATA: settings.parts_of_batch,
+        CONTEXT: settings.mesh.context,
+        TENSOR: settings.mesh.tensor,
+    }
     saved = [_saved(module, one, number, settings, context) for number, one in enumerate(stages)]
     names = {id(layer): name for name, layer in module.named_modules()}
     found = []
     for places in product(*map(range, sizes.values())):
         stands = dict(zip(sizes, zip(places, sizes.values(), strict=True), strict=True))
-        stage, part, shard = places
+        stage, part, _, shard = places
         held, trained, together, counted = 0, 0, 0, set[int]()
         for parameter, axes, matrices in _divided(stages[stage], names, plan, settings):
             if id(parameter) in counted:  # a weight that two layers share
@@ -139,9 +147,11 @@ def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSett
     width, rows = module.behind.normalized_shape[0], math.ceil(settings.batch_size / settings.parts_of_batch)
     given = 1 / mesh.tensor if mesh.sequence else 1
     block = given * (2 * width + 4) + 2 * width + (15 * width + module.heads) / mesh.tensor
-    end = given * (width + 2) + width + module.layer.out_features if number == mesh.pipeline - 1 else 0
+    if mesh.attention == ULYSSES:  # queries, keys and values by heads are copies of their own
+        block -= 2 * width / mesh.tensor
+    end = (given * (width + 2) + width) / mesh.context + module.layer.out_features if number == mesh.pipeline - 1 else 0
     share = _at_once(number, settings) / settings.microbatches if mesh.pipeline > 1 else 1
-    return round(FLOAT * rows * share * context * (len(stage.blocks) * block + end))
+    return round(FLOAT * rows * share * context * (len(stage.blocks) * block / mesh.context + end))
 
 
 def _at_once(number: int, settings: TrainSettings) -> int:
