@@ -161,7 +161,6 @@ def test_explain_tells_programs_the_same(
     [
         ("topologie", "Did you mean 'topology'?"),
         ("train.learning", "Did you mean"),
-        ("mesh.context", "Take mesh.tensor with mesh.sequence = true"),  # told, though there is no such key
         ("xyzzy", "fedgossip explain all"),
         ("", "fedgossip explain all"),
     ],

@@ -123,11 +123,11 @@ class _Together(torch.autograd.Function):
 
 def ring_attention(queries: Tensor, keys: Tensor, values: Tensor, group: ContextGroup) -> Tensor:
     """Return what the queries of this process see, causally, of all places; each [b, heads, part, d]."""
-    found: Tensor = _Ring.apply(queries, keys, values, group)  # type: ignore[no-untyped-call]
+    found: Tensor = _RingAttention.apply(queries, keys, values, group)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Ring(torch.autograd.Function):
+class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, group: ContextGroup) -> Tensor:
         found, sums = torch.zeros_like(queries), torch.zeros_like(queries[..., :1])
