@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from exploring import Observe, View, World
+from members import SECOND, membership
+from server_seeds import BASE, Counters
 
 from fedgossip.base.vectors import Vector, frozen
-from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, NodeId, Outgoing, Report
+from fedgossip.core.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Finish,
+    Log,
+    Machine,
+    NodeId,
+    Outgoing,
+    Received,
+    Report,
+    Send,
+    Train,
+    Trained,
+)
+from fedgossip.core.messages import MaskedInput, Secured
+from fedgossip.core.task import Job
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
+from fedgossip.secure.frames import SIGNATURE, Downward, Reveal, Upward, body_hash
 
 SCHEMA = "s"
 
@@ -26,7 +47,10 @@ def world_of(content: Mapping[str, Any], initial: Callable[[NodeId], Vector], an
         own = plan.simulated(node, life, log)
         return plan.machine(node, initial(node), SCHEMA, saved, incarnation=life, own=own)  # type: ignore[no-any-return]
 
-    known = [value for value in plan.externals.values() if isinstance(value, object) and value is not None]
+    known = [plan, *plan.externals.values()]
+    if hasattr(plan, "_drawn"):  # the keys of a simulation's clients
+        members, roster = plan._drawn
+        known += [members, roster, *(members.keys(node)[1] for node in range(plan.n))]
     given = {"answer": answer} if answer else {}
     return World(make, [plan.partners(node) for node in range(plan.n)], known=known, **given, **more)
 
@@ -188,3 +212,141 @@ def declined_without_count(self: Any, node: NodeId, now_ns: int) -> bool:
     self._landed(now_ns)
     self.tried.add(node)
     return len(self.tried) < 2
+
+
+# --- all-reduce and parameter servers: every gradient counts once, and all end with one vector ------------------------
+
+
+def _counted(content: dict[str, Any], workers: int, dim: int, judge: Any = None) -> World:
+    """Worker k's gradient is -BASE^k in every element: the digits of a model are how often each has counted."""
+    task, rounds = Counters(dim), int(content["rounds"])
+    content |= {"task": {"kind": "quadratic", "dim": dim, "dtype": "float64"}, "train": {"lr": 1.0}}
+
+    def answer(node: NodeId, asked: Train) -> Trained:
+        (update,) = task.gradients([Job.of(node, asked)])
+        return Trained(asked.job, update.difference, update.examples, update.metrics)
+
+    def settled(view: View) -> str:
+        results = {bytes(one.ghost) for node, one in enumerate(view.nodes[:workers]) if one.machine and one.ghost}
+        if len(results) > 1 and not view.spent.crashes:
+            return "workers end with different vectors"
+        due = task.mean(rounds, workers).tobytes()
+        short = any(view.spent)
+        return "" if short or results == {due} else "the end is not the sum of all means"
+
+    def judged(view: View) -> str:
+        """No element has more of a worker than its rounds, at any worker that has ended."""
+        for one in view.nodes[:workers]:
+            if one.ghost:
+                digits = (np.frombuffer(one.ghost) * workers).astype(np.int64)
+                for worker in range(workers):
+                    if (digits // BASE**worker % BASE > rounds * workers).any():
+                        return f"a gradient of worker {worker} counts twice"
+        return judge(view) if judge else ""
+
+    return world_of(content, task.initial, answer, observe=_result, judge=judged, settled=settled, ghost=b"")
+
+
+def _result(_node: NodeId, ghost: Any, _event: Event, _machine: Machine, effects: Sequence[Effect]) -> Any:
+    return next(
+        (effect.result.tobytes() for effect in effects if isinstance(effect, Finish) and not effect.failure), ghost
+    )
+
+
+def ring(workers: int, rounds: int, method: str = "ring") -> World:
+    parallel = {"workers": workers, "method": method, "bucket": 0, "deadline": 1.0, "least_deadline": 1.0}
+    return _counted({"rounds": rounds, "parallel": {**parallel, "start_timeout": 2.0}}, workers, workers)
+
+
+def servers(workers: int, servers: int, rounds: int, **server: Any) -> World:
+    parallel = {"workers": workers, "method": "parameter-server", "deadline": 1.0, "least_deadline": 1.0}
+    parallel |= {"start_timeout": 2.0, "server": {"servers": servers, "virtual_nodes": 1, **server}}
+    return _counted({"rounds": rounds, "parallel": parallel}, workers, 2 * servers)
+
+
+# --- secure sums: one signature a stage, one sum a round, and no sum of fewer can be opened ---------------------------
+
+LEAST = 3
+
+
+def _frames(_node: NodeId, ghost: Any, event: Event, _machine: Machine, effects: Sequence[Effect]) -> Any:
+    """Keep what was signed, (session, stage, hash of the frame); the shares that were revealed; and the sums."""
+    seen = set(ghost)
+    for effect in effects:
+        if isinstance(effect, Send) and isinstance(effect.message, MaskedInput):
+            seen.add(("signed", effect.message.session, -1, body_hash(effect.message.frame)))
+        elif isinstance(effect, Send) and isinstance(effect.message, Secured):
+            seen.add(("signed", effect.message.session, effect.message.stage, body_hash(effect.message.frame)))
+        elif isinstance(effect, Log) and effect.kind == "sum":
+            seen.add(("sum", effect.facts["round"], effect.facts["session"], effect.facts["clients"]))
+    if isinstance(event, Received) and isinstance(event.message, Secured):
+        frame = msgspec.msgpack.decode(event.message.frame[SIGNATURE:], type=Upward | Downward)
+        if isinstance(frame, Reveal):
+            shares = ((frame.sid, owner, own, event.sender) for owner, own, _ in frame.shares)
+            seen |= {("share", *share) for share in shares}
+    return frozenset(seen)
+
+
+def _hidden(view: View) -> str:
+    """What a coordinator can open from the frames that it has: a mask falls with two shares of its seed or key.
+
+    A sum over a set opens with the seeds of all in it and the keys of all others; both of one client open it alone.
+    """
+    *clients, coordinator = (one.ghost for one in view.nodes)
+    for node, ghost in enumerate(clients):
+        signed = Counter(one[1:3] for one in ghost if one[0] == "signed")
+        if twice := [place for place, times in signed.items() if times > 1]:
+            return f"{node} signs two frames of one stage of a session: {twice}"
+    rounds = Counter(one[1] for one in coordinator if one[0] == "sum")
+    if any(times > 1 for times in rounds.values()) or any(one[0] == "sum" and one[3] < LEAST for one in coordinator):
+        return f"two sums of a round, or one of fewer than {LEAST}: {sorted(rounds.items())}"
+    shares = Counter(one[1:4] for one in coordinator if one[0] == "share")
+    fallen = {place for place, times in shares.items() if times >= 2}
+    for sid in {place[0] for place in fallen}:
+        seeds = {owner for of, owner, own in fallen if of == sid and own}
+        keys = {owner for of, owner, own in fallen if of == sid and not own}
+        if seeds & keys or 0 < len(seeds) < LEAST:
+            return f"the coordinator can open a sum of {sorted(seeds)} with the keys of {sorted(keys)}"
+    return ""
+
+
+def secure(clients: int, rounds: int) -> World:
+    section = {"clients": clients, "min_clients": LEAST, "deadline": 1.0, "least_deadline": 1.0, "start_timeout": 2.0}
+    content = {
+        "rounds": rounds,
+        "task": {"kind": "quadratic", "dim": 1},
+        "coordinator": {**section, "return_timeout": 1.0, "silence": 4.0},
+    }
+
+    def answer(_node: NodeId, asked: Train) -> Trained:
+        update = frozen(np.ones(asked.vector.shape, asked.vector.dtype))
+        return Trained(asked.job, update, 1, {"loss": 0.0, "steps": 1, "rate": 1.0})
+
+    def zero(_node: NodeId) -> Vector:
+        return frozen(np.zeros(1, np.float32))
+
+    return world_of(content, zero, answer, observe=_frames, judge=_hidden, ghost=frozenset())
+
+
+# --- members: nobody is taken for dead without a loss -----------------------------------------------------------------
+
+
+def _buried(node: NodeId, ghost: Any, _event: Event, _machine: Machine, effects: Sequence[Effect]) -> Any:
+    told = [effect for effect in effects if isinstance(effect, Report) and effect.name in ("gone", "suspected")]
+    return ghost | {(effect.name, node, effect.value["node"]) for effect in told}  # type: ignore[index]
+
+
+def members(n: int, seconds: float) -> World:
+    """`seconds` of a network of n founders: a drop or a haste may raise a suspicion, but no verdict."""
+
+    def make(node: NodeId, life: int, saved: Checkpoint | None, log: Sequence[Any]) -> Machine:
+        return membership(node, n, life=life + 1)
+
+    def judge(view: View) -> str:
+        told = sorted(one for each in view.nodes for one in each.ghost)
+        wrong = [one for one in told if one[0] == "gone" or not any(view.spent)]
+        return f"taken for dead, or suspected without a fault: {wrong}" if wrong and not view.spent.crashes else ""
+
+    links = [[other for other in range(n) if other != node] for node in range(n)]
+    until_ns = int(seconds * SECOND)
+    return World(make, links, observe=_buried, judge=judge, ghost=frozenset(), until_ns=until_ns)

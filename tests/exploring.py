@@ -65,11 +65,14 @@ class Copier:
 
     def __init__(self, known: Sequence[object] = ()) -> None:
         self.known = {id(one): one for one in known}
+        self._within: list[int] = []  # the objects that are being named: a part may refer to its whole
 
     def copy(self, value: Any, memo: dict[int, Any] | None = None) -> Any:
         """Return a copy that shares with `value` only what cannot change.  Raises CannotCopyError."""
         memo = {} if memo is None else memo
         kind = type(value)
+        if isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, np.random.Generator):
+            return getattr(self.copy(value.__self__, memo), value.__name__)
         if kind in _PLAIN or isinstance(value, (*_SHARED, Enum, np.generic)) or id(value) in self.known:
             return value
         if isinstance(value, msgspec.Struct) and kind.__struct_config__.frozen:
@@ -82,7 +85,7 @@ class Copier:
             return copied
 
         if kind is np.ndarray:
-            return made(value.copy() if value.flags.writeable else value)
+            return made(self._array(value, memo))
         if kind in (tuple, frozenset):
             return made(kind(self.copy(one, memo) for one in value))
         if kind is bytearray:
@@ -96,6 +99,17 @@ class Copier:
             bits.state = value.bit_generator.state
             return made(np.random.Generator(bits))
         return self._changeable(value, kind, memo, made)
+
+    def _array(self, value: Any, memo: dict[int, Any]) -> Any:
+        """Return a copy; of a view a view of the copied array, so that a write through one is visible in the other."""
+        if not value.flags.writeable:
+            return value
+        base = value.base
+        if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+            return value.copy()
+        offset = value.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+        whole = self.copy(base, memo)
+        return np.ndarray(value.shape, value.dtype, whole.data, offset, value.strides)
 
     def _changeable(self, value: Any, kind: type, memo: dict[int, Any], made: Callable[[Any], Any]) -> Any:
         if isinstance(value, list | set) and kind.__module__ in ("builtins", "collections"):
@@ -138,6 +152,8 @@ class Copier:
         kind = type(value)
         if kind in _PLAIN:
             return (kind.__name__, value) if kind in (bool, float) else value
+        if isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, np.random.Generator):
+            return value.__name__, self.name(value.__self__)
         if id(value) in self.known or isinstance(value, _SHARED):
             return kind.__name__, id(value) if id(value) in self.known else str(value)
         if isinstance(value, Enum):
@@ -162,7 +178,13 @@ class Copier:
             return "stream", repr(value.bit_generator.state)
         if not self._ours(kind):
             raise CannotCopyError(f"{kind.__module__}.{kind.__qualname__}")
-        named = [(name, self._attribute(value, name, self.name)) for name in attributes(value)]
+        if id(value) in self._within:
+            return "above", len(self._within) - self._within.index(id(value))
+        self._within.append(id(value))
+        try:
+            named = [(name, self._attribute(value, name, self.name)) for name in attributes(value)]
+        finally:
+            self._within.pop()
         return kind.__qualname__, tuple(sorted(named, key=lambda one: one[0]))
 
 
@@ -251,6 +273,8 @@ class World:
     settled: Callable[[View], str] = lambda _view: ""
     may_crash: Sequence[NodeId] | None = None
     ghost: Hashable = ()
+    until_ns: int = 1 << 62
+    """The end of a run that does not end by itself: the first state at this time."""
 
 
 class View(NamedTuple):
@@ -480,6 +504,9 @@ class Explorer:
         _post(mail, node, [(to, one) for to, one in sends if self._reaches(state, mail, node, to)])
         if self.nodes.of[number].finished:  # it handles nothing any more
             mail = {link: queue for link, queue in mail.items() if link[1] != node}
+            if not self.nodes.of[state.nodes[node]].finished:  # its process ends, behind its last messages
+                notice = self._message(PeerGone(node))
+                _post(mail, node, [(to, notice) for to in self.world.links[node] if self._there(state, to)])
         return State(_put(state.nodes, node, number), _mailed(mail), now_ns, left)
 
     def _crash(self, state: State, node: NodeId, one: Participant, mail: dict[Any, Any]) -> State:
@@ -522,6 +549,8 @@ class Explorer:
         view = self.view(state)
         if wrong := self.world.judge(view):
             raise WrongError(wrong)
+        if state.now_ns >= self.world.until_ns:
+            return True
         if actions and actions[0].what in ("trained", "deliver", "fire", "hurry"):
             return False
         if waiting := [node for node, one in enumerate(view.nodes) if one.machine and not one.finished]:
@@ -555,7 +584,8 @@ class Explorer:
                     actions = self.actions(state)
                     if ended := self.check(state, actions):
                         found.ends += 1
-                    stack += [(state, action) for action in actions[0 if ended else 1 :]]
+                    if state.now_ns < self.world.until_ns:
+                        stack += [(state, action) for action in actions[0 if ended else 1 :]]
                     if ended:
                         break
                     if len(chain) > LONGEST:

@@ -15,15 +15,18 @@ if __name__ == "__main__":
 
 import explored
 import pytest
-from explored import async_gossip, push_sum, sync_gossip
+from explored import async_gossip, members, push_sum, ring, secure, servers, sync_gossip
 from exploring import Budget, CannotCopyError, Copier, Explorer, OutOfRoomError, World
 
 from fedgossip.core.machine import SetTimer
+from fedgossip.protocols.allreduce.reduction import RoundSum
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, Ledger
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound
 from fedgossip.protocols.gossip.edge_ledger import Edge, EdgeLedger
 from fedgossip.protocols.gossip.pairing import Pairing
+from fedgossip.protocols.members.failure_detector import FailureDetector
 from fedgossip.protocols.push_sum.mass_ledger import Arcs
+from fedgossip.protocols.servers.shard_clocks import StepPerClock
 
 FAULTS = Budget(drops=2, repeats=1, crashes=1, hastes=1)
 
@@ -33,7 +36,7 @@ class Run(NamedTuple):
 
     world: Callable[[], World]
     budget: Budget = FAULTS
-    short: int = 1500
+    short: int = 750
 
 
 RUNS: Mapping[str, Run] = {
@@ -45,8 +48,15 @@ RUNS: Mapping[str, Run] = {
     "push-sum, 3 peers, 2 rounds": Run(lambda: push_sum(3, 2)),
     "async push-sum, 2 peers, 3 rounds": Run(lambda: push_sum(2, 3, "async")),
     "async push-sum, 3 peers, 2 rounds": Run(lambda: push_sum(3, 2, "async")),
+    "ring, 3 workers": Run(lambda: ring(3, 1)),
+    "ring, 2 workers, 2 rounds": Run(lambda: ring(2, 2)),
+    "2 workers, 2 servers": Run(lambda: servers(2, 2, 1)),
+    "2 workers, 2 servers, 2 clocks": Run(lambda: servers(2, 2, 2)),
+    "secure round, 3 clients": Run(lambda: secure(3, 1)),
+    "secure rounds, 3 clients, 2 rounds": Run(lambda: secure(3, 2)),
+    "members, 3": Run(lambda: members(3, 8.0)),
 }
-LONG = 300_000
+LONG = 50_000
 """Maximum number of states of one run in the long form."""
 
 
@@ -98,6 +108,13 @@ def _taken(self: Arcs, sender: int, number: int) -> bool:
     return True
 
 
+def _kept_sum(self: StepPerClock, present: Any, rate: Any) -> Any:
+    kept = self._sum
+    change = CLOSE(self, present, rate)
+    self._sum = kept
+    return change
+
+
 class Mutation(NamedTuple):
     """A fault in a machine, and the run in which it is found.  `short`: found in every run of the tests."""
 
@@ -110,7 +127,8 @@ class Mutation(NamedTuple):
 
 
 _GOSSIP, _ASYNC, _PUSH = "gossip, 2 peers, 3 rounds", "async gossip, 2 peers, 3 rounds", "push-sum, 2 peers, 3 rounds"
-OFFER = AsyncGossip._offer
+_SERVERS = "2 workers, 2 servers, 2 clocks"
+OFFER, CLOSE = AsyncGossip._offer, StepPerClock.close
 
 MUTATIONS: Mapping[str, Mutation] = {
     "an edge is mixed although its account is open": Mutation(
@@ -134,6 +152,13 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "a repeated parcel is taken again": Mutation(_PUSH, Arcs, "take", _taken, Budget(repeats=1), short=True),
     "an acceptance is ignored": Mutation(_PUSH, Arcs, "accepted", lambda *_: False, Budget(drops=1)),
+    "a clock's sum is kept for the next": Mutation(_SERVERS, StepPerClock, "close", _kept_sum, Budget(), short=True),
+    "a repeated chunk is added again": Mutation(
+        "ring, 3 workers", RoundSum, "has", lambda *_: False, Budget(repeats=1)
+    ),
+    "an answered ping counts as silence": Mutation(
+        "members, 3", FailureDetector, "_answered", lambda *_: False, Budget(), short=True
+    ),
     "a parcel that comes back is kept out": Mutation(
         _PUSH, Arcs, "accepted", lambda self, to, _: self.out.pop(to, None) is not None, Budget(drops=1, hastes=1)
     ),
