@@ -19,7 +19,7 @@ from explored import async_gossip, members, push_sum, ring, secure, servers, syn
 from exploring import Budget, CannotCopyError, Copier, Explorer, OutOfRoomError, World
 
 from fedgossip.core.machine import SetTimer
-from fedgossip.protocols.allreduce.reduction import RoundSum
+from fedgossip.protocols.allreduce.round_sums import RoundSum
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, Ledger
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound
 from fedgossip.protocols.gossip.edge_ledger import Edge, EdgeLedger
