@@ -19,7 +19,6 @@ from explored import async_gossip, members, push_sum, ring, secure, servers, syn
 from exploring import Budget, CannotCopyError, Copier, Explorer, OutOfRoomError, World
 
 from fedgossip.core.machine import SetTimer
-from fedgossip.protocols.allreduce.round_sums import RoundSum
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, Ledger
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound
 from fedgossip.protocols.gossip.edge_ledger import Edge, EdgeLedger
@@ -153,9 +152,6 @@ MUTATIONS: Mapping[str, Mutation] = {
     "a repeated parcel is taken again": Mutation(_PUSH, Arcs, "take", _taken, Budget(repeats=1), short=True),
     "an acceptance is ignored": Mutation(_PUSH, Arcs, "accepted", lambda *_: False, Budget(drops=1)),
     "a clock's sum is kept for the next": Mutation(_SERVERS, StepPerClock, "close", _kept_sum, Budget(), short=True),
-    "a repeated chunk is added again": Mutation(
-        "ring, 3 workers", RoundSum, "has", lambda *_: False, Budget(repeats=1)
-    ),
     "an answered ping counts as silence": Mutation(
         "members, 3", FailureDetector, "_answered", lambda *_: False, Budget(), short=True
     ),
