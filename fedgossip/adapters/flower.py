@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.extras import missing
 from fedgossip.secure import Reason, RoundAbandoned, SumClient, SumServer
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.serverapp import strategy
 except ImportError:
-    raise ConfigError("flwr is not installed", "pip install 'fedgossip[flower]'") from None
+    raise missing("flwr", "flower", "a secure sum in Flower") from None
 
 TESTED = ("1.42",)
 """Tested versions of Flower, without their last number."""

@@ -77,7 +77,7 @@ def plain(requirement: str) -> str:
 NEEDED = {plain(one) for one in PROJECT["dependencies"]}
 OPTIONAL = {extra: {plain(one) for one in of} for extra, of in PROJECT["optional-dependencies"].items()}
 NAMES = importlib.metadata.packages_distributions() | {
-    "mlflow": ["mlflow-skinny"], "wandb": ["wandb"], "ray": ["ray"]
+    "mlflow": ["mlflow-skinny"], "wandb": ["wandb"], "ray": ["ray"], "flwr": ["flwr"]
 }  # fmt: skip
 
 
@@ -204,5 +204,5 @@ def test_what_was_built_is_enough_without_the_checkout(target: str, tmp_path: Pa
     said("run", "digits/experiment.toml", "--set", "rounds=2", "--out", "run")
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "finished"
     said("launch", "-n", "2", "--graph", "ring", "own-loop/train.py")
-    said("topology", "show", "topologies/petersen.toml")
+    said("topology", "show", "petersen")
     assert "equal" in said("demo")
