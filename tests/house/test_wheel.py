@@ -93,7 +93,7 @@ def calls() -> Iterator[tuple[str, str, str]]:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
-                and node.func.id == "needed"
+                and node.func.id in ("needed", "missing")
                 and node.args[2:]
             ):
                 module, extra = (one.value if isinstance(one, ast.Constant) else "" for one in node.args[:2])
