@@ -14,8 +14,11 @@ from commands import Said, finish, free_ports, start, typed, wait_until
 from pages import page
 
 import fedgossip
-from fedgossip.audit.entries import entries
-from fedgossip.cli.people.pilot_steps import PilotFacts, PilotSite, coordinator_steps, site_steps
+from fedgossip.audit.entries import Owner, entries
+from fedgossip.audit.log import AuditLog
+from fedgossip.cli.people.pilot_steps import PilotFacts, PilotSite, PilotStep, Question, coordinator_steps, site_steps
+from fedgossip.cli.people.pilot_walk import DECLINED, Walk
+from fedgossip.net.identity import Identity
 
 SITES = 3
 STUDY = """
@@ -71,6 +74,16 @@ def test_a_pilot_with_tiers_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(tiers)
     said = typed(["pilot", "host", "study.toml"], tmp_path)
     assert said.code == 2 and "a pilot has no tiers" in said.err and len(said.errors) == 1
+
+
+def test_a_no_at_a_step_ends_the_walk_before_its_commands_and_is_asked_again(tmp_path: Path) -> None:
+    identity, typing = Identity.new(), []
+    owner = Owner(0, "client", bytes.fromhex(identity.verify), "what", "0")
+    step = PilotStep("plan", "what is signed", asked=[Question("same", "?")], typed=lambda _: typing.append(1) or [])
+    with AuditLog(tmp_path / "audit.jsonl", owner, identity.sign_bytes, lambda: 1, synced=False) as log:
+        assert Walk(tmp_path, log, {"same": "no"}).follow([step]) == DECLINED and not typing
+        assert Walk(tmp_path, log, {"same": "yes"}).follow([step]) == 0 and typing
+    assert [one.kind for one in entries(tmp_path / "audit.jsonl")].count("answered") == 2
 
 
 def _table(path: Path, seed: int) -> None:
