@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_federated import Run, digits
 from test_learning import by_autograd, made_up
+from torch import nn
 
 from fedgossip.algorithms.federated.names import make
 from fedgossip.base.errors import ConfigError
@@ -16,6 +17,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.data import load, split
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.partitions import partition
+from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.task import TorchTask, TrainSettings
 
 BN = {"personal": "norm*", "buffers": "local"}
@@ -97,3 +99,14 @@ def test_a_head_of_ones_own_serves_clients_that_name_the_classes_differently() -
 
     assert reached("layer2.*") > 0.85
     assert reached("") < 0.7
+
+
+def test_a_stage_of_a_pipeline_has_its_own_layout_while_the_others_parameters_have_no_memory() -> None:
+    from fedgossip.learning.processes.stages import leave_others
+
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    whole = Layout.personal_of(module, ["1.*"])
+    leave_others(module, module[0])
+    assert module[1].weight.is_meta and Layout.personal_of(module, ["1.*"]) == whole
+    with pytest.raises(ConfigError, match="has no values"):  # but a module that is passed like this is refused
+        Layout.from_module(module)

@@ -71,8 +71,12 @@ class Layout:
 
     @classmethod
     def personal_of(cls, module: nn.Module, personal: Sequence[str]) -> Layout:
-        """The layout of the parameters that stay at their node."""
-        own = [one for one in _shapes(trained_parameters(module)) if _matches(one[0], personal)]
+        """The layout of the parameters that stay at their node.
+
+        `from_module` has checked their values, which may lie in other processes by now: those of a pipeline's stages.
+        """
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        own = [one for one in _shapes(trained) if _matches(one[0], personal)]
         elements = sum(math.prod(shape) for _, shape in own)
         return cls(tuple(name for name, _ in own), tuple(shape for _, shape in own), elements)
 
