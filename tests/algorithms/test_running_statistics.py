@@ -53,8 +53,11 @@ ROBUST = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "c
 SHARES = {"top-k": ":0.3", "random-k": ":0.3", "qsgd": ":7", "int8": ":4"}
 CODED = [name + SHARES.get(name, "") for name in CODECS if name != "dgc"]  # of gradients alone
 
+ALIKE = "scaffold", "feddyn"
+"""Federated methods whose clients count alike, whatever their examples: below, in HULL."""
+
 SERVERS: dict[str, dict[str, Any]] = {
-    **{name: federated(name) for name in ALGORITHMS if name not in ("fedavg", "fedsgd", "scaffold", "cocoa", *ROBUST)},
+    **{name: federated(name) for name in ALGORITHMS if name not in ("fedavg", "fedsgd", "cocoa", *ALIKE, *ROBUST)},
     "fedavg twice": federated(options={"lr": 2.0}),
     "fedavgm of nesterov": federated("fedavgm", options={"nesterov": True, "lr": 0.7}),
     **{f"fedavg by {one}": federated(codec=one) for one in CODED},
@@ -65,6 +68,7 @@ HULL: dict[str, dict[str, Any]] = {
     "push-sum": gossip("push-sum", DIRECTED),
     "push-sum mixed": gossip("push-sum", DIRECTED, options={"momentum": "mixed"}),
     "push-diging": gossip("push-diging", DIRECTED),
+    "feddyn": federated("feddyn"),
     "relaysgd": gossip("relaysgd", "path"),
     "asynchronous": gossip(mode="async"),
     "asynchronous push-sum": gossip("push-sum", DIRECTED, mode="async"),

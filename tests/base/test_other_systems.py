@@ -31,7 +31,9 @@ lacking = set()
 for name in list(every()):  # once as it is: what other libraries import of POSIX is theirs
     try:
         importlib.import_module(name)
-    except ImportError:
+    except Exception as error:  # an extra that is not installed is named by a ConfigError
+        if not isinstance(error, ImportError) and type(error).__name__ != "ConfigError":
+            raise
         lacking.add(name)
 
 for name in [name for name in sys.modules if name.partition(".")[0] == "fedgossip"]:

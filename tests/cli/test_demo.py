@@ -27,7 +27,7 @@ import fedgossip
 root = Path(fedgossip.__file__).parent
 for path in sorted(root.rglob("*.py")):
     place = path.relative_to(root)
-    if not place.as_posix().startswith(("sites/", "lab/", "cli/", "__main__", "drivers/clusters/")):
+    if not place.as_posix().startswith(("sites/", "lab/", "cli/", "__main__", "drivers/clusters/", "adapters/")):
         importlib.import_module(".".join(("fedgossip", *place.with_suffix("").parts)).removesuffix(".__init__"))
 from fedgossip.__main__ import command
 command()

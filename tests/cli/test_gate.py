@@ -90,7 +90,7 @@ SENDS_NOTHING_OF_A_SITE = {
     "audit verify", "doctor", "plan approve", "privacy policy", "release make", "release verify",
     "coordinator", "manager", "server",  # which hold no records
 }  # fmt: skip
-JOINS = {"join", "host"}
+JOINS = {"join", "host", "pilot join", "pilot host"}
 """They ask in `approved_to_join`: tests/net/test_joining_approved.py."""
 
 

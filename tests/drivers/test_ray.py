@@ -150,7 +150,7 @@ def test_a_cluster_that_does_not_start_here_is_told(monkeypatch: pytest.MonkeyPa
     def init(**_given: object) -> None:
         raise Exception("The current node timed out during startup.")  # as Ray does
 
-    monkeypatch.setattr(ray_cluster, "imported", lambda *_: SimpleNamespace(init=init))
+    monkeypatch.setattr(ray_cluster, "needed", lambda *_: SimpleNamespace(init=init))
     with pytest.raises(NetworkError, match="does not start on this machine: The current node timed out"):
         connected("local")
 
@@ -212,7 +212,7 @@ def test_more_participants_than_processors_are_refused_before_anything_starts(
 def test_a_cluster_that_does_not_answer_is_told_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself waits for minutes.  Nobody there, one who says nothing, one who speaks another language."""
     monkeypatch.setattr("fedgossip.drivers.clusters.ray_cluster.ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr("fedgossip.drivers.clusters.ray_cluster.imported", lambda *_: None)
+    monkeypatch.setattr("fedgossip.drivers.clusters.ray_cluster.needed", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(NetworkError, match="no answer") as told:

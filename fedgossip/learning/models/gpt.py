@@ -108,7 +108,7 @@ def turned(vectors: torch.Tensor, places: torch.Tensor | None = None) -> torch.T
     """
     context, half = vectors.shape[-2], vectors.shape[-1] // 2
     if places is None:
-        places = torch.arange(context, device=vectors.device)
+        places = torch.arange(context, device=vectors.device, dtype=torch.float32)
     speeds = BASE ** (-torch.arange(half, device=vectors.device, dtype=torch.float32) / half)
     angles = torch.outer(places.to(torch.float32), speeds)
     cos, sin = angles.cos().to(vectors.dtype), angles.sin().to(vectors.dtype)
