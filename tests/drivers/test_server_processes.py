@@ -104,8 +104,9 @@ def test_a_server_killed_at_a_write_of_a_tenure_costs_no_result(
     """Server 3 is killed, and server 2 where it is to keep what follows from that: one copy of each shard is left."""
     monkeypatch.setattr(peer_processes, "NUMERIC", (*peer_processes.NUMERIC, "dying_at_a_write"))
     monkeypatch.setenv("DYING", f"2 {write} {tmp_path}")
+    # a round that closes at its deadline goes on without a worker, and reports it: here no tenure takes so long
     experiment = quadratic(
-        2, 3, rounds=150, server={"replication": 2}, parallel={"deadline": 1.0, "least_deadline": 0.5}
+        2, 3, rounds=150, server={"replication": 2}, parallel={"deadline": 10.0, "least_deadline": 5.0}
     )
     experiment["eval"] = {"every": 150}
     whole = {**experiment, "faults": [{"kind": "crash", "peers": [3], "start": 0.05}]}
@@ -118,6 +119,7 @@ def test_a_server_killed_at_a_write_of_a_tenure_costs_no_result(
             run = resume(out)
     assert (tmp_path / "died").exists(), "it was killed there"
     undisturbed = digest([simulate(experiment).vectors[0]])
+    assert not run.summary["events"].get("silent_workers"), "all rounds have both workers"
     assert {digest([vector]) for vector in run.vectors[:2]} == {undisturbed}
 
 
