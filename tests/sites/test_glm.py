@@ -30,12 +30,12 @@ from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.glm.glm_task import GlmTask
 from fedgossip.sites.plans.fits import planned_fit
 
-LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days"}
+LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days", "gamma": "cost"}
 
 
 def toml(family: str, more: str = "") -> str:
     label = LABELS[family]
-    others = ",".join(one for one in LABELS.values() if one != label)
+    others = ",".join(one for one in dict.fromkeys(LABELS.values()) if one != label)
     query = f"label={label}&drop={others}{more}"
     kind = "" if family == "logistic" else '[task]\nkind = "regression"\n'
     return own_tables(family, query, source=f"glm:{family}", more=kind)
@@ -46,7 +46,7 @@ def patients(path: Path, seed: int, rows: int) -> None:
     rng = np.random.default_rng(seed)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["age", "salt [mg]", "ward", *LABELS.values()])
+        writer.writerow(["age", "salt [mg]", "ward", *dict.fromkeys(LABELS.values())])
         for _ in range(rows):
             age, salt, ward = rng.integers(20, 90), rng.normal(9e5, 2e4), rng.choice(["north", "south", "east"])
             odds = -4 + 0.06 * age + (ward == "south") * 0.8
@@ -85,8 +85,9 @@ def pooled(family: str, x: np.ndarray, y: np.ndarray) -> tuple[list[float], list
         rows, outcomes = mpmath.matrix(x.tolist()), [mpmath.mpf(one) for one in y.tolist()]
         mean = mpmath.fsum(outcomes) / len(outcomes)
         point = mpmath.zeros(x.shape[1], 1)
-        point[0] = {"linear": mean, "logistic": mpmath.log(mean / (1 - mean)), "poisson": mpmath.log(mean)}[family]
-        for _ in range(8):
+        point[0] = {"linear": mean, "logistic": mpmath.log(mean / (1 - mean)), "poisson": mpmath.log(mean),
+                    "gamma": mpmath.log(mean)}[family]  # fmt: skip
+        for _ in range(40 if family == "gamma" else 8):
             eta = list(rows * point)
             if family == "linear":
                 means, weights = eta, [mpmath.mpf(1)] * len(eta)
@@ -95,19 +96,24 @@ def pooled(family: str, x: np.ndarray, y: np.ndarray) -> tuple[list[float], list
                 weights = [one * (1 - one) for one in means]
             else:
                 means = weights = [mpmath.exp(one) for one in eta]
-            gradient = rows.T * mpmath.matrix([a - b for a, b in zip(outcomes, means, strict=True)])
+            less = [a / b - 1 if family == "gamma" else a - b for a, b in zip(outcomes, means, strict=True)]
+            weights = [mpmath.mpf(1)] * len(eta) if family == "gamma" else weights
+            gradient = rows.T * mpmath.matrix(less)
             weighted = mpmath.matrix([[w * one for one in row] for w, row in zip(weights, x.tolist(), strict=True)])
             information = rows.T * weighted
             point += mpmath.lu_solve(information, gradient)
         if family == "linear":
             parts = [(a - b) ** 2 for a, b in zip(outcomes, means, strict=True)]
+        elif family == "gamma":
+            parts = [2 * (a / b - 1 - mpmath.log(a / b)) for a, b in zip(outcomes, means, strict=True)]
         elif family == "logistic":
             parts = [-2 * mpmath.log(b if a else 1 - b) for a, b in zip(outcomes, means, strict=True)]
         else:
             logs = [a * mpmath.log(a / b) if a else 0 for a, b in zip(outcomes, means, strict=True)]
             parts = [2 * (one - (a - b)) for one, a, b in zip(logs, outcomes, means, strict=True)]
         deviance = mpmath.fsum(parts)
-        dispersion = deviance / (len(y) - x.shape[1]) if family == "linear" else 1
+        squares = mpmath.fsum(one**2 for one in less)  # of gamma residuals in units of the mean: Pearson's X^2
+        dispersion = squares / (len(y) - x.shape[1]) if family in ("linear", "gamma") else 1
         spread = information**-1
         errors = [float(mpmath.sqrt(dispersion * spread[k, k])) for k in range(x.shape[1])]
         return [float(one) for one in point], errors, float(deviance)
@@ -195,6 +201,8 @@ def drawn(family: str, seed: int, rows: int = 60) -> SiteRecords:
     eta = x @ [0.3, 0.8, -0.5]
     if family == "linear":
         return SiteRecords(x, eta + rng.normal(size=rows))
+    if family == "gamma":
+        return SiteRecords(x, rng.gamma(2, np.exp(eta) / 2))
     y = rng.random(rows) < 1 / (1 + np.exp(-eta)) if family == "logistic" else rng.poisson(np.exp(eta))
     return SiteRecords(x, y.astype(float))
 
@@ -325,7 +333,8 @@ def test_a_linear_model_predicts_in_the_labels_unit(folder: Path) -> None:
 def spread_of(family: str, x: np.ndarray, point: np.ndarray, dispersion: float) -> np.ndarray:
     """Return the covariance of the estimates by the textbook, of records in one place."""
     eta = x @ point
-    weights = {"linear": np.ones_like(eta), "poisson": np.exp(eta)}.get(family, 1 / (2 + np.exp(eta) + np.exp(-eta)))
+    ones, logistic = np.ones_like(eta), 1 / (2 + np.exp(eta) + np.exp(-eta))
+    weights = {"linear": ones, "gamma": ones, "poisson": np.exp(eta)}.get(family, logistic)
     q, r = np.linalg.qr(x * np.sqrt(weights)[:, None])
     assert np.allclose(q.T @ q, np.eye(len(point)))
     root = np.linalg.inv(r)
@@ -344,8 +353,9 @@ def test_predictions_come_with_the_intervals_of_the_textbook(folder: Path, tmp_p
     x, _ = records(folder, family, [1])
     point = np.array([one.estimate for one in fit.coefficients])
     errors = np.sqrt(np.einsum("mi,ij,mj->m", x, spread_of(family, every, point, fit.dispersion), x))
-    reach = 1.959963984540054 if family != "linear" else 1.976459563020206  # of t with 145 degrees of freedom
-    mean = {"linear": np.asarray, "poisson": np.exp}.get(family, lambda eta: 1 / (1 + np.exp(-eta)))
+    of_t = family in ("linear", "gamma")
+    reach = 1.976459563020206 if of_t else 1.959963984540054  # of t with 145 degrees of freedom
+    mean = {"linear": np.asarray, "poisson": np.exp, "gamma": np.exp}.get(family, lambda eta: 1 / (1 + np.exp(-eta)))
     name = "probability of yes" if family == "logistic" else f"predicted {LABELS[family]}"
     for side, column in zip((0, -1, 1), (name, f"{name}, 95 % from", f"{name}, 95 % to"), strict=True):
         told = np.array([float(row[column]) for row in rows])
@@ -392,7 +402,7 @@ def test_what_no_fit_can_say_is_refused_in_a_line(folder: Path, tmp_path: Path) 
     fitted(folder, "poisson")
     (tmp_path / "counts.csv").write_text("age,salt [mg],ward,days\n50,900000,east,2.5\n")
     said = typed_in(folder, "evaluate", "fits/poisson", str(tmp_path / "counts.csv"))
-    assert said.code == 2 and "line 2, column 'days': no count" in said.err
+    assert said.code == 2 and "line 2, column 'days': not of whole numbers from 0" in said.err
     (tmp_path / "kg.csv").write_text("age,salt [kg],ward\n50,0.9,east\n")
     said = typed_in(folder, "predict", "fits/poisson", str(tmp_path / "kg.csv"), "--out", str(tmp_path / "o.csv"))
     assert said.code == 2 and "'salt' is in kg; expected mg" in said.err
@@ -460,7 +470,7 @@ def test_a_site_whose_counts_are_none_takes_no_part(folder: Path, tmp_path: Path
     (tmp_path / "e.toml").write_text(toml("poisson"))
     assert typed_in(tmp_path, "data", "agree", "e.toml").code == 0
     said = typed_in(tmp_path, "fit", "e.toml")
-    assert said.code == 4 and "site 1 took no part: column 'days' holds numbers that are no counts" in said.err, said
+    assert said.code == 4 and "site 1 took no part: column 'days' holds 1 numbers that are not whole numbers from 0" in said.err, said
     assert "of 4 of 5 sites" in said.out
 
 
@@ -491,7 +501,8 @@ def with_errors(folder: Path, family: str, errors: str) -> GlmFit:
 
 @pytest.mark.parametrize("family", LABELS)
 def test_robust_and_quasi_errors_are_those_of_all_records_in_one_place(folder: Path, family: str) -> None:
-    """A^-1 (sum of r^2 x x') A^-1, and the family's times the square root of X^2 over degrees of freedom."""
+    """A^-1 (sum of r^2 x x') A^-1, and the family's times the square root of X^2 over degrees of freedom, which a
+    linear and a gamma model have already; of the latter r is in units of the mean, and w is 1."""
     x, y = records(folder, family)
     estimates, errors, _ = pooled(family, x, y)
     scale = np.diag(np.concatenate([[1.0], 1 / x[:, 1:].std(0)]))  # the errors are of the same records on any scale
@@ -499,6 +510,8 @@ def test_robust_and_quasi_errors_are_those_of_all_records_in_one_place(folder: P
     mean, weight = {"linear": (eta, np.ones_like(eta)), "poisson": (np.exp(eta), np.exp(eta))}.get(
         family, (1 / (1 + np.exp(-eta)), np.exp(-eta) / (1 + np.exp(-eta)) ** 2)
     )
+    if family == "gamma":
+        y, mean, weight = y / np.exp(eta), np.ones_like(eta), np.ones_like(eta)
     bread = np.linalg.inv(z.T @ (z * weight[:, None]))
     robust = scale @ bread @ (z.T @ (z * ((y - mean) ** 2)[:, None])) @ bread @ scale
     found = with_errors(folder, family, "robust")
@@ -506,7 +519,7 @@ def test_robust_and_quasi_errors_are_those_of_all_records_in_one_place(folder: P
     squares, free = float(((y - mean) ** 2 / weight).sum()), len(y) - x.shape[1]
     assert found.pearson == pytest.approx(squares, rel=1e-9)
     quasi = with_errors(folder, family, "quasi")
-    by = 1.0 if family == "linear" else math.sqrt(squares / free)
+    by = 1.0 if family in ("linear", "gamma") else math.sqrt(squares / free)
     assert [one.error for one in quasi.coefficients] == pytest.approx([one * by for one in errors], rel=1e-8)
     assert [one.estimate for one in quasi.coefficients] == [one.estimate for one in fitted(folder, family).coefficients]
 

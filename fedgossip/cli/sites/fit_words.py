@@ -45,7 +45,7 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
-    statistic = "t" if (d.family == "linear" and d.errors != "robust") or d.errors == "quasi" else "z"
+    statistic = "t" if (d.of_family.disperses and d.errors != "robust") or d.errors == "quasi" else "z"
     lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
     lines += remarks(d.against, d.constant, found.silent)
     lines += _glm_tests(found)
@@ -55,7 +55,8 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
         explained = "" if share is None else f", R² {share:.4f}"
         squares = f"squares {found.deviance:.6g}{null}{explained}"
         return [*lines, f"residual standard error {found.dispersion**0.5:.6g}, {squares}"]
-    return [*lines, f"deviance {found.deviance:.6g}{null}, AIC {found.aic:.6g}"]
+    aic = "" if found.aic is None else f", AIC {found.aic:.6g}"
+    return [*lines, f"deviance {found.deviance:.6g}{null}{aic}"]
 
 
 DISPERSED = 1.5

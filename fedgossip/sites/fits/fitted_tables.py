@@ -85,9 +85,10 @@ def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
         y = class_places(table, place, d.classes).astype(np.float64)
     else:
         y = np.array([number_of(table, row, place) for row in range(len(features))])
-    if d.family == "poisson" and (wrong := [row for row, one in enumerate(y) if one < 0 or one != np.floor(one)]):
-        text = f"{path}, {table.where(wrong[0])}, column {d.outcome!r}: no count"
-        raise ConfigError(text, "A poisson model is of whole numbers from 0.")
+    family = d.of_family
+    if len(wrong := np.flatnonzero(~family.outcomes(y))):
+        text = f"{path}, {table.where(int(wrong[0]))}, column {d.outcome!r}: not of {family.of}"
+        raise ConfigError(text, f"A {family.name} model is of {family.of}.")
     if not len(y):
         raise ConfigError(f"{path}: no records", "Name a table with the columns of the fit, and its outcome.")
     return len(y), measured(fit, features, y)

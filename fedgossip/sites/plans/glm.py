@@ -26,8 +26,8 @@ from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayou
 from fedgossip.sites.fits.glm.glm_task import GlmTask
 from fedgossip.sites.plans.sums import SumsRun
 
-KIND_OF = {"logistic": CLASSIFICATION, "linear": REGRESSION, "poisson": REGRESSION}
-SOURCE_OF = {"logistic": "softmax", "linear": "softmax", "poisson": RATES}
+KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}
+SOURCE_OF = {"logistic": "softmax", "linear": "softmax", "poisson": RATES, "gamma": RATES}
 STEPS = 16
 """Maximum number of Newton steps; five to eight are usual."""
 
@@ -60,6 +60,9 @@ def _design(family: str, agreed: AgreedTable, errors: str) -> GlmDesign:
         classes_told = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
         raise ConfigError(f"glm:logistic: {labels[0].name!r} has {classes_told}", "It is of two: yes and no.")
     check_counted(agreed, labels)
+    if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
+        text = f"glm:gamma: {labels[0].name!r} has few different values"
+        raise ConfigError(text, "It is of times, costs, concentrations; of a few numbers take glm:poisson or ordinal.")
     c = design_columns(agreed, f"glm:{family}")
     return GlmDesign(
         family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,

@@ -35,12 +35,12 @@ from fedgossip.sites.fits.families.family import (
     ResultTable,
     SumBlock,
 )
-from fedgossip.sites.fits.glm.glm import FAMILIES, Values, covariance, moved, site_sums, start
+from fedgossip.sites.fits.glm.glm import FAMILIES, Values, covariance, moved, residuals, site_sums, start
 
 LEAST = 5
 """Minimum number of sites."""
 STEPS = 40
-KIND_OF = {"logistic": CLASSIFICATION, "linear": REGRESSION, "poisson": REGRESSION}
+KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}
 ESTIMATES = ("", "fixed", "fixed from", "fixed to", "random", "random from", "random to", "p")
 BETWEEN = ("", "Q", "p", "I²", "tau²", "another site from", "another site to")
 
@@ -173,5 +173,6 @@ def own_model(name: str, x: Values, y: Values) -> tuple[Values, Values]:
         raise ConfigError(f"the model of this site's own records: {error}", advice) from None
     if not state.converged or state.silent or state.sums is None:
         raise ConfigError("the model of this site's own records diverges, or its columns depend on each other", advice)
-    dispersion = state.sums.deviance / (len(y) - x.shape[1]) if name == "linear" else 1.0
+    squares = math.fsum(residuals(family, x, y, state.last)[1])
+    dispersion = squares / (len(y) - x.shape[1]) if family.disperses else 1.0
     return state.last[1:], np.diag(covariance(state, dispersion))[1:]

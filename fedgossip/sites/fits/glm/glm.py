@@ -1,9 +1,10 @@
-"""Generalised linear models with canonical links, fitted to sums alone by Newton's method.
+"""Generalised linear models, fitted to sums alone by Newton's method, of a gamma one by Fisher's scoring.
 
-    X   [m, 1 + p], the first column ones            eta = X b,   mu = h(eta),   w = h'(eta)
-    g   = X'(y - mu)        A = X' W X               b  <-  b + A^-1 g
+    X   [m, 1 + p], the first column ones            eta = X b,   mu = h(eta),   w = h'(eta)^2 / V(mu)
+    g   = X' (y - mu) h'(eta) / V(mu)                A = X' W X               b  <-  b + A^-1 g
 
     linear    h = eta          logistic    h = 1 / (1 + exp(-eta))          poisson    h = exp(eta)
+    gamma     h = exp(eta), V(mu) = mu^2, so w = 1;  of the others V(mu) = h'(eta): their links are canonical
 
 g, A and the deviance are sums over records, so sums over sites give every step that all records in one place would.
 A step that increases the deviance is halved.  Where A is singular, in units of its diagonal, a ridge is added to it:
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,18 @@ class ExponentialFamily:
     least: Callable[[Values], Values]
     """-2 log likelihood of the model that fits every record, per record: AIC = deviance + least + 2 parameters."""
     link: Callable[[float], float]
+    residual: Callable[[Values, Values], Values]
+    """(y, eta) -> (y - mu) h'(eta) / V(mu), by which columns are summed in g."""
+    variance: Callable[[Values], Values]
+    """eta -> V(mu): the variance of a record of dispersion 1."""
+    influence: Callable[[Values], Values]
+    """eta -> how much a record counts in the sums at a point."""
+    disperses: bool = False
+    """Whether the dispersion is estimated."""
+    outcomes: Callable[[Values], npt.NDArray[np.bool_]] = lambda y: np.ones(len(y), bool)
+    """y -> which outcomes the family has."""
+    of: str = "any"
+    """These outcomes, in words."""
 
 
 def _expit(eta: Values) -> Values:
@@ -61,11 +75,34 @@ def _times_log(y: Values) -> Values:
     return np.asarray(y * np.log(np.where(y > 0, y, 1)))
 
 
+def _canonical(
+    name: str,
+    mean: Callable[[Values], Values],
+    slope: Callable[[Values], Values],
+    deviance: Callable[[Values, Values], Values],
+    least: Callable[[Values], Values],
+    link: Callable[[float], float],
+    **others: Any,
+) -> ExponentialFamily:
+    """Return a family whose link makes w, V(mu) and h'(eta) one function, `slope`."""
+    return ExponentialFamily(
+        name, mean, slope, deviance, least, link, lambda y, eta: y - mean(eta), slope, slope, **others
+    )
+
+
 FAMILIES: Mapping[str, ExponentialFamily] = {
     one.name: one
     for one in (
-        ExponentialFamily("linear", lambda eta: eta, np.ones_like, lambda y, eta: (y - eta) ** 2, np.zeros_like, float),
-        ExponentialFamily(
+        _canonical(
+            "linear",
+            lambda eta: eta,
+            np.ones_like,
+            lambda y, eta: (y - eta) ** 2,
+            np.zeros_like,
+            float,
+            disperses=True,
+        ),
+        _canonical(
             "logistic",
             _expit,
             lambda eta: _expit(eta) * _expit(-eta),
@@ -73,13 +110,29 @@ FAMILIES: Mapping[str, ExponentialFamily] = {
             np.zeros_like,
             lambda mean: math.log(mean / (1 - mean)),
         ),
-        ExponentialFamily(
+        _canonical(
             "poisson",
             np.exp,
             np.exp,
             lambda y, eta: 2 * (_times_log(y) - y * eta - y + np.exp(eta)),
             lambda y: 2 * (y - _times_log(y) + _log_factorials(y)),
             math.log,
+            outcomes=lambda y: (y >= 0) & (y == np.floor(y)),
+            of="whole numbers from 0",
+        ),
+        ExponentialFamily(
+            "gamma",
+            np.exp,
+            np.ones_like,
+            lambda y, eta: 2 * (y * np.exp(-eta) - 1 - np.log(y) + eta),
+            np.zeros_like,
+            math.log,
+            lambda y, eta: y * np.exp(-eta) - 1,
+            lambda eta: np.exp(2 * eta),
+            lambda eta: np.exp(-eta),
+            disperses=True,
+            outcomes=lambda y: y > 0,
+            of="numbers above 0",
         ),
     )
 }
@@ -103,15 +156,15 @@ def _predictor(family: ExponentialFamily, x: Values, point: Values) -> Values:
     return np.clip(x @ point, -STEEPEST, STEEPEST) if family.name != "linear" else np.asarray(x @ point)
 
 
-def working_weights(family: ExponentialFamily, x: Values, point: Values) -> Values:
-    """Return w of records x [m, p + 1] at b = `point`."""
-    return family.weight(_predictor(family, x, point))
+def influences(family: ExponentialFamily, x: Values, point: Values) -> Values:
+    """Return how much each record x [m, p + 1] counts in the sums at b = `point`."""
+    return family.influence(_predictor(family, x, point))
 
 
-def fitted_means(family: ExponentialFamily, x: Values, point: Values) -> tuple[Values, Values]:
-    """Return the mean of each record x [m, p + 1] at b = `point`, and its variance by the family, dispersion 1."""
+def residuals(family: ExponentialFamily, x: Values, y: Values, point: Values) -> tuple[Values, Values]:
+    """Return the residual of each record in g, and (y - mu)^2 / V(mu), whose sum is Pearson's X^2."""
     eta = _predictor(family, x, point)
-    return family.mean(eta), family.weight(eta)
+    return family.residual(y, eta), (y - family.mean(eta)) ** 2 / family.variance(eta)
 
 
 def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) -> PointSums:
@@ -123,7 +176,7 @@ def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) ->
         len(y),
         math.fsum(family.deviance(y, eta)),
         math.fsum(family.least(y)),
-        x.T @ (y - family.mean(eta)),
+        x.T @ family.residual(y, eta),
         x.T @ weighted,
     )
 

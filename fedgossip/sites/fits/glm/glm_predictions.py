@@ -47,7 +47,7 @@ def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
     x = np.concatenate([np.ones((len(chosen), 1)), chosen], axis=1)
     eta = x @ np.array([one.estimate for one in fit.coefficients])
     variance = variance_of(fit.covariance, x)
-    reach = reach_of(fit.free if family.name == "linear" or fit.design.errors == QUASI else None)
+    reach = reach_of(fit.free if family.disperses or fit.design.errors == QUASI else None)
     low, high = (eta + side * reach * np.sqrt(variance) for side in (-1, 1))
     with np.errstate(over="ignore"):
         mean, low, high = (np.asarray(family.mean(one)) for one in (eta, low, high))
@@ -78,13 +78,13 @@ def measured(fit: GlmFit, features: Values, y: Values) -> Mapping[str, float]:
         found["Brier score"] = float(np.mean((mean - y) ** 2))
         return found | ({"AUROC": _area(mean, y)} if 0 < y.sum() < len(y) else {})
     found = {"RMSE": float(np.sqrt(np.mean((y - mean) ** 2))), "MAE": float(np.mean(np.abs(y - mean)))}
-    if family == "poisson":
-        deviance = FAMILIES[family].deviance
-        total = math.fsum(deviance(y, np.log(mean)))
+    if family != "linear":
+        deviance, eta = FAMILIES[family].deviance, np.log(mean)
+        total = math.fsum(deviance(y, eta))
         null = math.fsum(deviance(y, np.full(len(y), math.log(y.mean())))) if y.any() else 0.0
         found["deviance of a record"] = total / len(y)
         found |= {"share of the deviance explained": 1 - total / null} if null else {}
-        found["Pearson's X² of a record"] = float(np.mean((y - mean) ** 2 / mean))
+        found["Pearson's X² of a record"] = float(np.mean((y - mean) ** 2 / FAMILIES[family].variance(eta)))
         return found
     spread = float(((y - y.mean()) ** 2).sum())
     found |= {"R²": 1 - float(((y - mean) ** 2).sum()) / spread} if spread else {}

@@ -18,7 +18,7 @@ from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
 FORMAT = 2
 INTERCEPT = "(intercept)"
 LEVEL = 0.95
-RATIO = {"logistic": "odds ratio", "poisson": "rate ratio"}
+RATIO = {"logistic": "odds ratio", "poisson": "rate ratio", "gamma": "mean ratio"}
 """Name of exp(estimate), by family."""
 
 
@@ -76,9 +76,9 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     null_deviance: float | None
     """Deviance of the mean alone; None where other sites took part then."""
     aic: float | None
-    """None for a linear model."""
+    """None where the dispersion is estimated."""
     dispersion: float
-    """Residual variance of a linear model; else 1."""
+    """Residual variance of a linear model, X^2 over degrees of freedom of a gamma one; else 1."""
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
     """Covariance of the estimates."""
@@ -91,7 +91,7 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bounds: Bounds = ()
     """Predictions for numbers outside are marked."""
     pearson: float | None = None
-    """Pearson's X^2 of a poisson model, and of one with quasi or robust errors."""
+    """Pearson's X^2 of a poisson or gamma model, and of one with quasi or robust errors."""
     tests: tuple[TermTest, ...] = ()
     """Tests of all columns and of each column of several categories; none where errors are rounded."""
     rounded: bool = False
@@ -119,11 +119,12 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     dispersion = (sums.deviance / free if free > 0 else math.nan) if linear else 1.0
     turned = in_units(design.columns, np.array(design.mean), np.array(design.deviation))
     best, last = state.last, layout.last(vector)
-    if layout.has_last and design.errors and last is None:
+    disperses = design.of_family.disperses
+    if layout.has_last and last is None and (design.errors or disperses):
         return None
     pearson = None if last is None or last[0] != sums.records else last[1]
     spread = covariance(state, dispersion)
-    if pearson is not None and design.errors == QUASI and free > 0:
+    if pearson is not None and (design.errors == QUASI or disperses) and free > 0:
         dispersion = pearson / free
         spread = covariance(state, dispersion)
     if last is not None and last[2] is not None:
@@ -143,7 +144,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     def told(loss: float) -> float:
         return rounded_to(loss, loss_error, 2) if few else loss
 
-    of_t = (linear and not layout.robust) or design.errors == QUASI
+    of_t = (disperses and not layout.robust) or design.errors == QUASI
     found = [coefficient(*one, free if of_t else None) for one in zip(names, estimates, errors, strict=True)]
     first = state.first if state.first is not None and state.first.records == sums.records else None
     ratio = _ratio(design, first, sums)
@@ -157,7 +158,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         converged=state.converged,
         deviance=told(sums.deviance),
         null_deviance=None if first is None else told(first.deviance),
-        aic=None if linear else told(sums.deviance + sums.least) + 2 * rank,
+        aic=None if disperses else told(sums.deviance + sums.least) + 2 * rank,
         dispersion=dispersion,
         coefficients=tuple(found),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
@@ -171,8 +172,9 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
 
 
 def _ratio(design: GlmDesign, first: PointSums | None, sums: PointSums) -> float | None:
-    """Return the fall of the deviance by all columns; None of a linear model, and with other errors."""
-    return None if first is None or design.errors or design.family == "linear" else first.deviance - sums.deviance
+    """Return the fall of the deviance by all columns; None of an estimated dispersion, and with other errors."""
+    other = first is None or design.errors or design.of_family.disperses
+    return None if other or first is None else first.deviance - sums.deviance
 
 
 def _tests(
@@ -221,6 +223,8 @@ def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Va
         if abs(squares - (2 * low + 1) * total + low * (low + 1) * records) >= 1e-6 * records:
             return np.zeros((0, len(sums)))
         sums = sums - low * ones
+    elif family == "gamma":  # `known_outcomes` and the design leave no outcomes to count
+        return np.zeros((0, len(sums)))
     elif family == "poisson" and abs(first.least - 2 * total) >= 1e-6 * records:  # y - y log y + log y! is y of 0 and 1
         return sums[None]
     return np.stack([ones - sums, sums])

@@ -2,8 +2,8 @@
 
     first round       records, and the sum of their outcomes: the first point follows
     further rounds    deviance, g and A at the point that follows from all rounds before, see `glm`
-    last round        of counts, and with other errors: Pearson's X^2 at the last point; with robust ones the sum of
-                      (y - mu)^2 x x' too
+    last round        of counts, of gamma, and with other errors: Pearson's X^2 at the last point; with robust ones the sum of
+                      r^2 x x' too, r the residuals of g
 
 A vector has a place for every round, so each receiver computes the point of the next; an incomplete round leaves
 zeros, and its point is requested again.  A number x counts as the whole number nearest to x 2^104.
@@ -30,8 +30,8 @@ from fedgossip.sites.fits.glm.glm import (
     Newton,
     PointSums,
     Values,
-    fitted_means,
     moved,
+    residuals,
     site_sums,
     start,
 )
@@ -113,7 +113,7 @@ class GlmLayout:
 
     @property
     def has_last(self) -> bool:
-        return self.design.family == "poisson" or bool(self.design.errors)
+        return self.design.family in ("poisson", "gamma") or bool(self.design.errors)
 
     @property
     def robust(self) -> bool:
@@ -186,10 +186,9 @@ class GlmLayout:
         return self.vector(round, [1, found.records, *map(whole_of, reals)])
 
     def _last_sums(self, records: SiteRecords, point: Values) -> Vector:
-        mean, variance = fitted_means(self.design.of_family, records.x, point)
-        residual = records.y - mean
+        residual, squares = residuals(self.design.of_family, records.x, records.y, point)
         meat = records.x.T @ (records.x * (residual**2)[:, None])
-        reals = [math.fsum(residual**2 / variance), *meat[self._upper].tolist() * self.robust]
+        reals = [math.fsum(squares), *meat[self._upper].tolist() * self.robust]
         return self.vector(self.design.steps + 1, [1, len(residual), *map(whole_of, reals)])
 
     def last(self, pooled: Vector) -> tuple[int, float, Values | None] | None:
@@ -253,10 +252,11 @@ def real_of(number: int) -> float:
 
 
 def known_outcomes(design: GlmDesign, y: Values) -> Values:
-    """Return outcomes in the family's form.  Raises ConfigError for invalid counts."""
-    if design.family == "poisson" and not ((y >= 0) & (y == np.floor(y))).all():
-        text = f"column {design.outcome!r} holds numbers that are no counts"
-        raise ConfigError(text, "A poisson model is of whole numbers from 0; glm:linear is of any.")
+    """Return outcomes in the family's form.  Raises ConfigError for others than those of the family."""
+    family = design.of_family
+    if wrong := int((~family.outcomes(y)).sum()):
+        text = f"column {design.outcome!r} holds {wrong} numbers that are not {family.of}"
+        raise ConfigError(text, f"A {family.name} model is of {family.of}; glm:linear is of any.")
     return y
 
 

@@ -13,7 +13,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.sites.fits.effective_records import too_few
-from fedgossip.sites.fits.glm.glm import Newton, working_weights
+from fedgossip.sites.fits.glm.glm import Newton, influences
 from fedgossip.sites.fits.glm.glm_sums import GlmLayout, SiteRecords
 
 
@@ -62,7 +62,7 @@ class GlmTask(PooledSumsTask):
             return "its sums lead to no point"
         site, design = self._sites[node], self.layout.design
         point = state.last if round > design.steps else state.point
-        weights = working_weights(design.of_family, site.x, point)
-        unit = float(design.of_family.weight(np.array([self.layout.first_point(model)]))[0])
+        weights = influences(design.of_family, site.x, point)
+        unit = float(design.of_family.influence(np.array([self.layout.first_point(model)]))[0])
         named = zip(("(intercept)", *design.columns), site.x.T, strict=True)
         return too_few(weights, unit, list(named), self._suppress)
