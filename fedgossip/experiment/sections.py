@@ -53,10 +53,10 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
     channels, hidden), `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads), `module:function`;
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, `glm:gamma`, and
-    trees:100x6 (number and depth of boosted trees), kaplan-meier?every=30&until=720&by=COLUMN (survival), cox?every=30&until=720
-    (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal,
-    negative-binomial, firth and weibull, for `fedgossip fit` (docs/sites/glm.md, docs/sites/survival.md,
-    docs/sites/trees.md, docs/sites/statistics.md)."""
+    trees:100x6 (number and depth of boosted trees), kaplan-meier?every=30&until=720&by=COLUMN (survival),
+    cox?every=30&until=720 (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic,
+    multinomial, ordinal, negative-binomial, firth and weibull, for `fedgossip fit` (docs/sites/glm.md,
+    docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md)."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):

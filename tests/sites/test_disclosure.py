@@ -381,7 +381,9 @@ def random_day(folder: Path, seed: int, family: str) -> tuple[AgreedTable, dict[
         age = np.rint(rng.normal(60, 10, rows))
         eta = (age - 60) / 10 + code - 1 + (ward == "a")
         ill = np.where(rng.random(rows) < 1 / (1 + np.exp(-eta)), "yes", "no")
-        cells = zip(age.tolist(), ward, code, ill, np.rint(400 + 30 * eta + 10 * rng.normal(size=rows)).tolist(), strict=True)
+        cells = zip(
+            age.tolist(), ward, code, ill, np.rint(400 + 30 * eta + 10 * rng.normal(size=rows)).tolist(), strict=True
+        )
         text = "\n".join(f"{a},{w},{int(c)},{i},{y!r}" for a, w, c, i, y in cells)
         (folder / f"{site if site == 'test' else f'site-{site}'}.csv").write_text(
             "age,ward,code,ill,cost\n" + text + "\n"

@@ -2,8 +2,8 @@
 
     first round       records, and the sum of their outcomes: the first point follows
     further rounds    deviance, g and A at the point that follows from all rounds before, see `glm`
-    last round        of counts, of gamma, and with other errors: Pearson's X^2 at the last point; with robust ones the sum of
-                      r^2 x x' too, r the residuals of g
+    last round        of counts, of gamma, and with other errors: Pearson's X^2 at the last point; with robust ones the
+                      sum of r^2 x x' too, r the residuals of g
 
 A vector has a place for every round, so each receiver computes the point of the next; an incomplete round leaves
 zeros, and its point is requested again.  A number x counts as the whole number nearest to x 2^104.
