@@ -50,7 +50,8 @@ def fit(
     """Fit the model that model.source names to all sites' tables, by secure sums: it is that of all records in one
     place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson, glm:gamma), boosted trees (trees:100x6),
     survival (kaplan-meier?every=30&until=720), proportional hazards (cox?every=30&until=720), or tables
-    (table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth, weibull).
+    (table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
+    weibull).
 
     Writes fit.json (of trees trees-fit.json, of survival survival.json, of tables tables.json), and of glm and trees
     model/, into a new folder; `fedgossip predict` reads fit.json and model/.  Without --endpoints all sites' files are
