@@ -16,6 +16,7 @@ before torch computes: it chooses torch's kernels, see `kernels`.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.base import kernels
@@ -120,3 +121,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()) is not None:
+    importlib.import_module("fedgossip.report.page.notebook").register(_shell)

@@ -69,6 +69,9 @@ def function(
             raise ConfigError(text, SEE_WHERE) from error
     found = getattr(module, name, None)
     if not callable(found):
+        if module_name == "__main__":  # of a notebook or a script: processes of peers have another
+            text = f"{source}: the function exists in the process that defined it, and not in this one"
+            raise ConfigError(text, f"Write it into a file: own.py, and own:{name} in the experiment.")
         known = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
         raise ConfigError(f"{source}: {module_name} has no function {name!r}", nearest(name, known))
     if how is not None:

@@ -67,7 +67,7 @@ WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
 """The statuses of runs that ended by themselves, with all files complete."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run that ended.  `vectors` holds the final vector of each peer, ascending; None where a peer has none."""
 
@@ -96,6 +96,10 @@ class Run:
         if self.score["name"] not in ("accuracy", ""):
             raise ConfigError(f"the score of this run is {self.score['name']}, not accuracy", "Use run.score.")
         return {which: self.score[which] for which in ("averaged", "mean_peer", "worst_peer")}
+
+    def __repr__(self) -> str:
+        place = f", directory={str(self.directory)!r}" if self.directory else ""
+        return f"Run({self.summary['name']!r}, {self.summary['status']}, digest={(self.digest or 'none')[:16]}{place})"
 
     def network(self) -> list[NetworkRow]:
         """One row per round, for all peers together."""

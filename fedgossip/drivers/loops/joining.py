@@ -48,6 +48,7 @@ LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
 """Environment variables by which `fedgossip launch` passes a script the file of its seat, its id and their number."""
 
 NO_RUN = "Start it with: fedgossip launch -n 1 {script}  (alone; -n 4: four that learn together)"
+IN_NOTEBOOK = "In a notebook: fedgossip.simulate_loop(function, n=4) calls a function with the loop once per peer"
 IN_SCRIPT = "Or write join(..., alone=True) for a run of one, or name experiment=, node= and endpoints=."
 
 
@@ -138,6 +139,8 @@ def _size_line(n: int) -> str:
     """Return a line with the number of participants, for a loop that may be alone."""
     if n > 1:
         return f"this loop learns with {n - 1} others"
+    if _in_notebook():
+        return f"this loop learns with 0 others.  {IN_NOTEBOOK}"
     return f"this loop learns with 0 others; four together: fedgossip launch -n 4 {_script()}"
 
 
@@ -187,6 +190,11 @@ def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
     return like if plan.roles.alike else without_first(like)
 
 
+def _in_notebook() -> bool:
+    """Return whether this process is a notebook's kernel, which no launcher can start."""
+    return "ipykernel" in sys.modules
+
+
 def _script() -> str:
     return line(shlex.quote(sys.argv[0] or "train.py"))
 
@@ -198,8 +206,8 @@ def _launched(otherwise: LoopPlace | None) -> LoopPlace:
     if not path and otherwise:
         return otherwise
     if not path:
-        told = NO_RUN.format(script=_script())
-        raise ConfigError("join: no run to take part in", f"{told}.  {IN_SCRIPT}")
+        way = IN_NOTEBOOK if _in_notebook() else NO_RUN.format(script=_script())
+        raise ConfigError("join: no run to take part in", f"{way}.  {IN_SCRIPT}")
     return _Launched(read_seat(Path(path)))
 
 

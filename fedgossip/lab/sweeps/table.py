@@ -36,7 +36,7 @@ OPEN = "open"
 """The status of a cell that has not run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepTable:
     """The results of a sweep.  `rows`: of plain values; None where a cell has none."""
 
@@ -138,6 +138,9 @@ class SweepTable:
             if scores:
                 found.append((sum(row[fact] for row in rows) / len(rows), sum(scores) / len(scores), name))
         return found
+
+    def __repr__(self) -> str:
+        return f"SweepTable({self.name!r}, {len(self.rows)} rows of which {self.done} are done, {self.score})"
 
     def to_csv(self) -> str:
         """Return the rows as CSV."""
