@@ -18,8 +18,6 @@ from fedgossip.report.page.numbers import data_size, number
 from fedgossip.report.page.reading import Graph, Scores, read_run
 
 if TYPE_CHECKING:
-    from fedgossip.lab.sweeps.table import SweepTable
-    from fedgossip.runs.run_directory import Run
     from fedgossip.topology import Forecast, Spectrum, Topology
 
 ROWS_MOST = 60
@@ -66,8 +64,8 @@ def facts(value: Forecast | Spectrum) -> Markup:
     return facts_table(type(value).__name__, shown) or Markup("")
 
 
-def run(value: Run) -> Markup:
-    """Return the result of a run, and its curve where the run left a directory."""
+def run(value: Any) -> Markup:
+    """Return the result of a `Run`, and its curve where the run left a directory."""
     summary, score = value.summary, dict(value.score)
     three = msgspec.convert(score, Scores)
     values = [(which, getattr(three, which)) for which in SCORES] if three.known else []
@@ -82,7 +80,7 @@ def run(value: Run) -> Markup:
     ) or Markup("")
 
 
-def _curve(value: Run) -> Markup | None:
+def _curve(value: Any) -> Markup | None:
     if value.directory is None:
         return None
     recorded = [CurveRun("", "", None, read_run(value.directory))]
@@ -93,8 +91,8 @@ def _curve(value: Run) -> Markup | None:
     return Markup(drawing.draw(f"notebook-{next(_names)}", drawn.height, drawn.paint, drawn.width))
 
 
-def sweep(value: SweepTable) -> Markup:
-    """Return the first rows of a sweep's table."""
+def sweep(value: Any) -> Markup:
+    """Return the first rows of a `SweepTable`."""
     heads = list(value.rows[0]) if value.rows else []
     rows = [[_cell(row, head) for head in heads] for row in value.rows[:ROWS_MOST]]
     left = len(value.rows) - len(rows)
