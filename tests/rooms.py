@@ -90,7 +90,7 @@ def the_map() -> str:
     for folder in sorted({path.parent for path in FILES} - {PACKAGE}):
         lines += [f"## {folder.relative_to(PACKAGE).as_posix()}", "", said(folder / "__init__.py"), ""]
         lines += [f"- `{p.stem}`: {said(p)}" for p in sorted(folder.glob("*.py")) if p.stem != "__init__"] + [""]
-    return "\n".join(lines)
+    return "\n".join(lines).replace("][", "]\\[")  # two brackets in a row are a link by reference
 
 
 def parts(design: str) -> tuple[str, str, str]:

@@ -21,6 +21,13 @@ def test_the_menu_has_every_page_once() -> None:
     assert sorted(menu) == sorted(MADE | pages)
 
 
+def test_no_page_has_a_link_by_reference() -> None:
+    """A signature such as HOST[:PORT][/PATH] reads as one, and ends the strict build; of code it is none."""
+    code = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert [page.name for page in pages if "][" in code.sub("", page.read_text())] == []
+
+
 def built(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mkdocs", reason="needs the extra docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
