@@ -2,8 +2,9 @@
 
 A reader gets a regular file or an OSError at once: it never waits for a pipe or reads a device, a file is refused by
 its size before it is read (a sparse file counts by its size), and a link out of its folder is not followed: a run
-directory from another person must not expose the reader's own files.  `named` follows the links of a path chosen by the
-reader's own user.
+directory from another person must not expose the reader's own files.  Where a link that stays inside is followed, the
+file is opened by its resolved name, folder by folder without links, so that a link put there after the check opens
+nothing.  `named` follows the links of a path chosen by the reader's own user.
 """
 
 from __future__ import annotations
@@ -61,11 +62,15 @@ def open_file(path: Path, limit: int = SMALL, *, within: Path | None = None) -> 
     `within`: the folder that a link may not leave; by default the file's own.  Raises OSError with the expectation in
     its text.
     """
-    if within is not None or path.is_symlink():
-        _check_link(path, within or path.parent)
-    _check_kind(path, path.stat())  # before: opening a device may have an effect
-    wanted = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
-    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))
+    home = (within or path.parent) if within is not None or path.is_symlink() else None
+    real = str(path) if home is None else _check_link(path, home)
+    _check_kind(path, os.stat(real))  # before: opening a device may have an effect
+    try:
+        descriptor = _opened(real, home)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise OSError(errno.ELOOP, "a link, and a file was expected", str(path)) from None
     try:
         facts = os.fstat(descriptor)
         _check_kind(path, facts)
@@ -158,10 +163,34 @@ def checked_folder(folder: Path) -> Path:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}", advice) from None
 
 
-def _check_link(path: Path, folder: Path) -> None:
+def _check_link(path: Path, folder: Path) -> str:
+    """Return the resolved path, which is inside the folder."""
     real, home = os.path.realpath(path), os.path.realpath(folder)
     if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):
         raise OSError(errno.ELOOP, "a link that leads out of its folder", str(path))
+    return real
+
+
+def _flags(*names: str) -> int:
+    return sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", *names))
+
+
+def _opened(real: str, home: Path | None) -> int:
+    """Open a resolved path; no folder between it and `home`, and not itself, may be a link by now."""
+    flags = os.O_RDONLY | _flags("O_NONBLOCK", "O_NOCTTY", "O_BINARY")
+    if home is None or os.open not in os.supports_dir_fd:
+        return os.open(real, flags)
+    first = os.path.realpath(home)
+    *folders, name = os.path.relpath(real, first).split(os.sep)
+    at = os.open(first, os.O_RDONLY | _flags("O_DIRECTORY", "O_PATH"))
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | _flags("O_DIRECTORY", "O_PATH"), dir_fd=at)
+            os.close(at)
+            at = inner
+        return os.open(name, flags, dir_fd=at)
+    finally:
+        os.close(at)
 
 
 def _check_kind(path: Path, facts: os.stat_result) -> None:

@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -143,6 +144,30 @@ def test_a_link_inside_its_folder_is_followed_and_one_that_was_named_anywhere(tm
     assert outside_files.read_text(tmp_path / "inner/key", within=tmp_path) == "a"
     with pytest.raises(OSError, match="out of its folder"):
         outside_files.read_text(tmp_path / "inner/key")
+
+
+@pytest.mark.parametrize("name", ["run/key", "run", "run/link"])
+def test_a_link_that_is_put_there_after_the_check_opens_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("given/run", "mine/run"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "key").write_text(folder)
+    path = tmp_path / "given" / ("run/key" if name == "run" else name)
+    if name == "run/link":
+        path.symlink_to("key")  # which is followed, since it stays inside
+    assert outside_files.read_text(path, within=tmp_path / "given") == "given/run"
+    check, swapped = outside_files._check_kind, tmp_path / "given" / name.replace("link", "key")
+
+    def raced(*given: Any) -> None:
+        check(*given)
+        if not swapped.is_symlink():
+            swapped.rename(tmp_path / "aside")
+            swapped.symlink_to(tmp_path / "mine" / swapped.relative_to(tmp_path / "given"))
+
+    monkeypatch.setattr(outside_files, "_check_kind", raced)
+    with pytest.raises(OSError, match="a link, and a file was expected"):
+        outside_files.read_text(path, within=tmp_path / "given")
 
 
 @pytest.mark.parametrize("name", ["roles.json.part", "INCOMPLETE", "metrics.jsonl", "model", "peers/00/snapshots"])
