@@ -4,6 +4,7 @@ A run directory is handed on, to a colleague or into a report; a secret key in i
 
     ~/.local/state/fedgossip/keys/NAME.toml    the pair; $XDG_STATE_HOME where that is set
     RUN/peers/03/key.txt                       the public key, which NAME follows from
+    ~/.local/state/fedgossip/keys/marks        a secret that marks what this user's commands have written
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import hmac
 import os
+import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +26,8 @@ from fedgossip.net.identity import Identity
 
 UNUSED_SECONDS = 365 * 86400.0
 """Time after which a pair that no run has used is removed."""
+_MARKS = 32
+"""Bytes of the secret of marks."""
 
 
 def kept_identity(folder: Path) -> Identity:
@@ -41,6 +46,23 @@ def kept_identity(folder: Path) -> Identity:
     with contextlib.suppress(OSError):
         os.utime(path)
     return Identity.load(path)
+
+
+def mark_of(content: bytes) -> str:
+    """Return the mark of a content that this user's commands write: 64 hex digits, which nobody else can compute.
+
+    Raises NotWrittenError where there can be no secret.
+    """
+    path = _folder() / "marks"
+    try:
+        with contextlib.suppress(FileExistsError), owner_files.opened(path, "xb") as file:
+            file.write(secrets.token_bytes(_MARKS))
+        if len(outside_files.read_bytes(path)) != _MARKS:  # whoever began it was killed, or had no room
+            owner_files.placed(path, secrets.token_bytes(_MARKS))
+        secret = outside_files.read_bytes(path)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+    return hmac.digest(secret, content, "sha256").hex()
 
 
 def _new(folder: Path) -> Identity:

@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Said, typed
+from fit_sites import SITES, own_tables, patients
 
 import fedgossip
+from fedgossip import load_model
 from fedgossip.base import outside_files
+from fedgossip.base.errors import ConfigError
 from fedgossip.cli.wording import words_for
 from fedgossip.report.board.pages import Board, Catalogue
 
@@ -36,6 +39,8 @@ SECONDS = 20
 REFUSED = "REFUSED"
 """How a line of a dry run begins."""
 MEMORY = 1 << 29
+
+KNOWN = ["--endpoints", "keys.toml"]
 
 COMMANDS: dict[str, list[str]] = {
     "report": ["report", "gossip"],
@@ -73,6 +78,44 @@ COMMANDS: dict[str, list[str]] = {
     "bench": ["model", "bench", "learned"],
     "membership": ["privacy", "membership", "learned", "rows.csv", "--holdout", "others.csv"],
     "resume with more rounds": ["run", "--resume", "learned", "--set", "rounds=2", "--no-report"],
+    "distill": ["model", "distill", "learned", "--student", "softmax", "--epochs", "1", "--out", "student"],
+    "load_model": ["load_model", "learned"],
+    "forecast": ["forecast", "e.toml", "--level", "graph"],
+    "launch": ["launch", "--resume", "launched"],
+    "host": ["host", "e.toml", "--links", "folder:box", "--once", "--folder", "hosting"],
+    "host again": ["host", "e.toml", "--links", "folder:met", "--once", "--folder", "hosted"],
+    "join by a folder": ["join", "--folder", "joined", "--links", "folder:met", "--yes", "--once", "asked.txt"],
+    "pilot host": ["pilot", "host", "fit.toml", "--answers", "answers.toml", "--address", "no name"],
+    "pilot join": ["pilot", "join", "invite.txt", "--data", "rows.csv"],
+    "relay": ["relay", "--listen", "203.0.113.1:7777", "--allow", "keys.toml"],
+    "peer": ["peer", "e.toml", "--id", "0", "--endpoints", "peers.toml", "--key", "p0.key", "--links", "folder:box", "--once", "--out", "new"],
+    "coordinator": ["coordinator", "pilot.toml", *KNOWN, "--key", "hub.key", "--links", "folder:box", "--once", "--out", "new"],
+    "client": ["client", "pilot.toml", "--id", "0", *KNOWN, "--links", "folder:box", "--once", "--out", "new"],
+    "step": ["step", "stepping"],
+    "worker": ["worker", "parallel.toml", "--id", "0", *KNOWN, "--key", "stranger.key"],
+    "server": ["server", "parallel.toml", *KNOWN, "--key", "stranger.key"],
+    "manager": ["manager", "parallel.toml", *KNOWN, "--key", "stranger.key"],
+    "ledger": ["privacy", "ledger", "--ledger", "peer.spent"],
+    "spent": ["privacy", "spent"],
+    "new policy": ["privacy", "policy", "pilot.toml", *KNOWN, "--out", "new.toml"],
+    "plan show": ["plan", "show", "pilot.toml"],
+    "plan hash": ["plan", "hash", "fed/plan.json"],
+    "revoke a plan": ["plan", "revoke", "--plan", "00000000"],
+    "admit": ["keys", "admit", "block.toml"],
+    "revoke": ["keys", "revoke", "block.toml", "--id", "0"],
+    "advise": ["topology", "advise", "-n", "3", "--links", "links.csv"],
+    "curious nodes": ["topology", "audit", "edges.txt"],
+    "graphs": ["topology", "compare", "edges.txt", "ring", "-n", "3"],
+    "drawing": ["topology", "draw", "edges.txt", "--out", "g.svg"],
+    "heterogeneity": ["topology", "heterogeneity", "edges.txt", "--data", "labels.toml"],
+    "written graph": ["topology", "make", "edges.txt", "-n", "3", "--data", "labels.toml", "--out", "g.toml"],
+    "agree": ["data", "agree", "fit.toml", "--dry-run"],
+    "describe": ["data", "describe", "fit.toml", "--id", "0"],
+    "fit": ["fit", "fit.toml", "--dry-run"],
+    "withdraw": ["release", "withdraw", "r.zip", "--site", "0"],
+    "export of a log": ["audit", "export", "fed/peers/03/audit.jsonl", "--out", "log.csv"],
+    "timeline": ["timeline", "gossip"],
+    "plot": ["plot", "gossip", "--list"],
 }  # fmt: skip
 
 
@@ -139,6 +182,7 @@ def _without_a_model(place: Path) -> Path:
     (place / "r.zip").write_bytes(b"PK\x05\x06" + bytes(18))
     (place / "invite.txt").write_text("fg1-" + "a" * 40)
     _with_a_plan(place)
+    _with_more(place)
     return place
 
 
@@ -159,7 +203,55 @@ def _with_a_plan(place: Path) -> None:
     typed(["plan", "show", "fed/experiment.toml", "--out", "fed/plan.json"], place)
 
 
+def _with_more(place: Path) -> None:
+    """Add the files of runs through a folder and by an invite, of members, of graphs, and of a site's table."""
+    with (place / "peers.toml").open("w") as file:
+        for node in range(3):
+            file.write(typed(["keys", "new", "--id", str(node), "--address", "tcp://127.0.0.1:5799", "--out",
+                              f"p{node}.key"], place).out)  # fmt: skip
+    typed(["keys", "new", "--client", "--id", "0", "--out", "stranger.key"], place)
+    block = typed(["keys", "organiser"], place).out + (place / "peers.toml").read_text()
+    (place / "block.toml").write_text(block)
+    (place / "parallel.toml").write_text(
+        'rounds = 1\ntask = { kind = "quadratic", dim = 3 }\n'
+        '[parallel]\nmethod = "parameter-server"\nn = 3\n[parallel.server]\nshards = 1\ncopies = 2\n'
+    )
+    typed(["privacy", "ledger", "--ledger", "peer.spent", "--max-epsilon-total", "3"], place)
+    (place / "links.csv").write_text(
+        "from,to,latency,rate\n" + "".join(f"{a},{b},0.001,1e8\n" for a in range(3) for b in range(3) if a != b)
+    )
+    (place / "labels.toml").write_text('data = { source = "digits" }\n[topology]\ngraph = "ring"\nn = 3\n')
+    (place / "answers.toml").write_text('consent = "y"\n')
+    query = "label=ill&drop=days,died"
+    (place / "fit.toml").write_text(own_tables("fit", query, source="glm:logistic"))
+    for site in range(SITES):
+        patients(place / f"site-{site}.csv", site)
+    shutil.copy(place / "site-0.csv", place / "test.csv")
+    for folder in ("box", "met"):
+        (place / folder).mkdir()
+    by_box = ["--links", "folder:box", "--once"]
+    assert typed(["client", "pilot.toml", "--id", "1", *KNOWN, "--key", "1.key", *by_box, "--out", "stepping"],
+                 place).code == 0  # fmt: skip
+    hosted = typed(["host", "e.toml", "--links", "folder:met", "--once", "--folder", "hosted"], place)
+    (place / "asked.txt").write_text(next(word for word in hosted.out.split() if word.startswith("fg1-")))
+    (place / "launched").mkdir()
+    shutil.copy(place / "e.toml", place / "launched" / "experiment.toml")
+    (place / "launched" / "launched.json").write_text(
+        '{"script": "none.py", "arguments": [], "folder": "."}'
+    )
+
+
+def _loaded(folder: Path) -> Said:
+    try:
+        return Said(0, str(load_model(folder)), "")
+    except ConfigError as error:
+        return Said(2, "", f"error: {error}")
+
+
 def _said(words: list[str], place: Path) -> Said:
+    """Type a command; `board` and the function `load_model` are called."""
+    if words[0] == "load_model":
+        return _loaded(place / words[1])
     return _board(place) if words[0] == "board" else typed(words, place)
 
 

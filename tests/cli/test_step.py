@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -74,6 +75,25 @@ def test_peers_of_a_ring_go_on_by_steps(tmp_path: Path) -> None:
     step_all(tmp_path, range(3))
     found = digest([vector(tmp_path, node) for node in range(3)])  # type: ignore[misc]
     assert found == simulate(tmp_path / "pilot.toml").digest
+
+
+def test_a_folder_of_somebody_else_chooses_no_command(tmp_path: Path) -> None:
+    """Not one that names code, nor `join --yes` with the reader's own table; nor by another word in one's own."""
+    shared = prepared(tmp_path, RING, 3)
+    (tmp_path / "evil.py").write_text("open('RAN', 'w')\n")
+    (tmp_path / "evil.toml").write_text('algorithm = { name = "evil:Alg" }\n' + EXPERIMENT + RING)
+    begin(tmp_path, shared, 0, ("peer", "--id", "0"))
+    known = ["--endpoints", "endpoints.toml", "--key", "0.key", "--links", f"folder:{shared}"]
+    own = json.loads((tmp_path / "out0" / "step.json").read_text())
+    for words in (
+        ["peer", "evil.toml", "--id", "0", *known, "--out", "got"],
+        ["join", "fg1-" + "a" * 40, "--yes", "--data", "csv:mine.csv?label=y"],
+        [*own["words"], "--set", "algorithm.name=evil:Alg"],
+    ):
+        (tmp_path / "out0" / "step.json").write_text(json.dumps({**own, "words": words}))
+        said = typed(["step", "out0"], tmp_path)
+        assert said.code == 2 and "step.json: no command of yours on this machine: fedgossip " in said.err, said
+        assert "type it with --once" in said.err and not (tmp_path / "RAN").exists()
 
 
 def test_one_that_stays_and_one_that_steps_every_while_end_together(tmp_path: Path) -> None:

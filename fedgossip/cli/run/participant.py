@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -322,14 +322,25 @@ def is_over(folder: Path) -> bool:
 
 
 def write_step(folder: Path, command: str) -> None:
-    """Write the command that goes on, and the folder that it was given in, for `fedgossip step`."""
+    """Write the command that goes on, and the folder that it was given in, for `fedgossip step`, with this user's mark.
+
+    A folder from somebody else must not choose a command, with `join --yes` or an experiment that names code.
+    """
     from fedgossip.runs.run_directory import write_whole
 
     words = shlex.split(command)[1:]
     words = [word for word in words if word != "--resume"] if words[0] == "fit" else words  # which has no such option
-    content = {"in": os.fspath(Path.cwd()), "words": words}
+    content: dict[str, Any] = {"in": os.fspath(Path.cwd()), "words": words}
     if not (folder / STEP).exists():  # `step` itself was given other words
+        content["mark"] = step_mark(words, str(content["in"]))
         write_whole(folder / STEP, json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def step_mark(words: Sequence[str], place: str) -> str:
+    """Return the mark of a command and the folder that it is given in.  Raises NotWrittenError."""
+    from fedgossip.drivers.kept_keys import mark_of
+
+    return mark_of(json.dumps([list(words), place]).encode())
 
 
 def _line(folder: Path) -> str:

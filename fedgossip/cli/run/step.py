@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from fedgossip.cli.run.participant import is_over
+from fedgossip.base.untrusted_text import line
+from fedgossip.cli.run.participant import is_over, step_mark
 from fedgossip.cli.text import echo
 from fedgossip.core.run_format import STEP
 
@@ -49,7 +50,13 @@ def step(run: Path, every: float | None) -> int:
 
 
 def _command_in(run: Path) -> tuple[list[str], str]:
-    """Return the command that goes on, and the folder to give it in.  Raises ConfigError."""
+    """Return the command that goes on, and the folder to give it in.
+
+    Raises ConfigError, also for a command that this user's own ones have not written there: it would run unseen.
+    """
+    import hmac
+    import shlex
+
     from fedgossip.base import outside_files
     from fedgossip.base.decoding import UnreadableError, json_value
     from fedgossip.base.errors import ConfigError
@@ -57,11 +64,15 @@ def _command_in(run: Path) -> tuple[list[str], str]:
     try:
         content = json_value(outside_files.read_text(run / STEP))
         words, place = [str(word) for word in content["words"]], str(content["in"])
+        mark = str(content.get("mark", ""))
     except (OSError, UnreadableError, ValueError, KeyError, TypeError) as error:
         text = f"{run}: no participant of a run by folder ({error})"
         raise ConfigError(text, "Name the folder that --out gave, of a command with --links folder:DIR.") from None
     if words[:1] not in ([one] for one in _COMMANDS):
         raise ConfigError(f"{run / STEP}: {' '.join(words[:1])!r} is no participant", "Put a good copy there.")
+    if not hmac.compare_digest(mark.encode(), step_mark(words, place).encode()):
+        text = f"{run / STEP}: no command of yours on this machine: fedgossip {line(shlex.join(words), 2000)}"
+        raise ConfigError(text, f"If it is yours, type it with --once, in {line(place, 2000)}.")
     return [*words, *([] if "--once" in words else ["--once"])], place
 
 
