@@ -63,8 +63,8 @@ def open_file(path: Path, limit: int = SMALL, *, within: Path | None = None) -> 
     its text.
     """
     home = (within or path.parent) if within is not None or path.is_symlink() else None
-    real = str(path) if home is None else _check_link(path, home)
-    _check_kind(path, os.stat(real))  # before: opening a device may have an effect
+    real = str(path) if home is None else check_inside(path, home)
+    _check_kind(path, Path(real).stat())  # before: opening a device may have an effect
     try:
         descriptor = _opened(real, home)
     except OSError as error:
@@ -122,6 +122,14 @@ def check_file(path: Path, limit: int = LARGE, *, within: Path | None = None) ->
     return path
 
 
+def check_inside(path: Path, folder: Path) -> str:
+    """Return the resolved path, also of what is not there.  Raises OSError where a link leads out of `folder`."""
+    real, home = os.path.realpath(path), os.path.realpath(folder)
+    if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):
+        raise OSError(errno.ELOOP, "a link that leads out of its folder", str(path))
+    return real
+
+
 def check_folder(folder: Path, *, within: Path | None = None) -> Path:
     """Return an untrusted folder without links, of files or folders, that lead out of it.
 
@@ -130,7 +138,7 @@ def check_folder(folder: Path, *, within: Path | None = None) -> Path:
     `folder` itself.  Raises OSError.
     """
     home = within or folder
-    _check_link(folder, home)
+    check_inside(folder, home)
     waiting = [str(folder)]
     while waiting:
         inner = waiting.pop()
@@ -143,7 +151,7 @@ def check_folder(folder: Path, *, within: Path | None = None) -> Path:
             continue
         for entry in found:
             if entry.is_symlink():
-                _check_link(Path(entry.path), home)
+                check_inside(Path(entry.path), home)
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(entry.path)
     return folder
@@ -163,14 +171,6 @@ def checked_folder(folder: Path) -> Path:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}", advice) from None
 
 
-def _check_link(path: Path, folder: Path) -> str:
-    """Return the resolved path, which is inside the folder."""
-    real, home = os.path.realpath(path), os.path.realpath(folder)
-    if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):
-        raise OSError(errno.ELOOP, "a link that leads out of its folder", str(path))
-    return real
-
-
 def _flags(*names: str) -> int:
     return sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", *names))
 
@@ -181,7 +181,7 @@ def _opened(real: str, home: Path | None) -> int:
     if home is None or os.open not in os.supports_dir_fd:
         return os.open(real, flags)
     first = os.path.realpath(home)
-    *folders, name = os.path.relpath(real, first).split(os.sep)
+    *folders, name = Path(real).relative_to(first).parts
     at = os.open(first, os.O_RDONLY | _flags("O_DIRECTORY", "O_PATH"))
     try:
         for folder in folders:

@@ -127,7 +127,8 @@ masks, and is removed when the run has ended and all was fetched."""
 FOLDER_STATE: InPeer = "folder.json"
 """Of a run by folder: the participant's key of this run, and those of its partners."""
 STEP: InPeer = "step.json"
-"""Of a run by folder: the command that `fedgossip step` repeats, the folder that it was given in, and the mark of who gave it."""
+"""Of a run by folder: the command that `fedgossip step` repeats, the folder that it was given in, and the mark of who
+gave it."""
 REVOKED: InPeer = "revoked.toml"
 """The members that the organiser has revoked, as far as this one has received it."""
 

@@ -21,11 +21,13 @@ import numpy as np
 import pytest
 from commands import Said, typed
 from fit_sites import SITES, own_tables, patients
+from test_endings import ends
 
 import fedgossip
 from fedgossip import load_model
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError
+from fedgossip.cli import cli
 from fedgossip.cli.wording import words_for
 from fedgossip.report.board.pages import Board, Catalogue
 
@@ -41,6 +43,9 @@ REFUSED = "REFUSED"
 MEMORY = 1 << 29
 
 KNOWN = ["--endpoints", "keys.toml"]
+FIVE = ["--endpoints", "five.toml", "--key", "stranger.key"]
+BY_BOX = ["--links", "folder:box", "--once", "--out", "new"]
+RING_BOX = ["--links", "folder:ring", "--once", "--out", "new"]
 
 COMMANDS: dict[str, list[str]] = {
     "report": ["report", "gossip"],
@@ -88,14 +93,14 @@ COMMANDS: dict[str, list[str]] = {
     "pilot host": ["pilot", "host", "fit.toml", "--answers", "answers.toml", "--address", "no name"],
     "pilot join": ["pilot", "join", "invite.txt", "--data", "rows.csv"],
     "relay": ["relay", "--listen", "203.0.113.1:7777", "--allow", "keys.toml"],
-    "peer": ["peer", "e.toml", "--id", "0", "--endpoints", "peers.toml", "--key", "p0.key", "--links", "folder:box", "--once", "--out", "new"],
-    "coordinator": ["coordinator", "pilot.toml", *KNOWN, "--key", "hub.key", "--links", "folder:box", "--once", "--out", "new"],
-    "client": ["client", "pilot.toml", "--id", "0", *KNOWN, "--links", "folder:box", "--once", "--out", "new"],
+    "peer": ["peer", "e.toml", "--id", "0", "--endpoints", "peers.toml", "--key", "p0.key", *RING_BOX],
+    "coordinator": ["coordinator", "pilot.toml", *KNOWN, "--key", "hub.key", *BY_BOX],
+    "client": ["client", "pilot.toml", "--id", "0", *KNOWN, *BY_BOX],
     "step": ["step", "stepping"],
-    "worker": ["worker", "parallel.toml", "--id", "0", *KNOWN, "--key", "stranger.key"],
-    "server": ["server", "parallel.toml", *KNOWN, "--key", "stranger.key"],
-    "manager": ["manager", "parallel.toml", *KNOWN, "--key", "stranger.key"],
-    "ledger": ["privacy", "ledger", "--ledger", "peer.spent"],
+    "worker": ["worker", "parallel.toml", "--id", "0", *FIVE],
+    "server": ["server", "parallel.toml", "--id", "2", *FIVE],
+    "manager": ["manager", "parallel.toml", *FIVE],
+    "ledger": ["privacy", "ledger", "--ledger", "peer.key.spent"],
     "spent": ["privacy", "spent"],
     "new policy": ["privacy", "policy", "pilot.toml", *KNOWN, "--out", "new.toml"],
     "plan show": ["plan", "show", "pilot.toml"],
@@ -103,7 +108,7 @@ COMMANDS: dict[str, list[str]] = {
     "revoke a plan": ["plan", "revoke", "--plan", "00000000"],
     "admit": ["keys", "admit", "block.toml"],
     "revoke": ["keys", "revoke", "block.toml", "--id", "0"],
-    "advise": ["topology", "advise", "-n", "3", "--links", "links.csv"],
+    "advise": ["topology", "advise", "-n", "3", "--parameters", "9", "--links", "links.csv"],
     "curious nodes": ["topology", "audit", "edges.txt"],
     "graphs": ["topology", "compare", "edges.txt", "ring", "-n", "3"],
     "drawing": ["topology", "draw", "edges.txt", "--out", "g.svg"],
@@ -141,7 +146,8 @@ def _folder(path: Path, secret: Path) -> None:
 
 
 QUICK = {"watch": 0, "runs": 1, "audit show": 2, "table": 3, "keys": 2, "release": 1, "graph": 0, "dry run": 4,
-         "invite": 3, "plan": 0, "policy": 1, "approvals": 2, "board": 0, "release make": 3}  # fmt: skip
+         "invite": 3, "plan": 0, "policy": 1, "approvals": 2, "board": 0, "release make": 3,
+         "step": 1, "client": 4, "host again": 3, "join by a folder": 0, "ledger": 1, "fit": 2}  # fmt: skip
 """Commands of the normal form, and which thing the first file is that each reads."""
 
 HOSTILE: list[Callable[[Path, Path], None]] = [_pipe, _device, _link, _sparse, _folder]
@@ -162,6 +168,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(place / "rows.csv", place / "others.csv")
     assert typed(["run", "e.toml", "--on", "local", "--trace", "--out", "local", "--no-report"], place).code == 0
     assert typed(COMMANDS["compare"], place).code == 0
+    assert typed(["data", "agree", "fit.toml"], place).code == 0
     return place
 
 
@@ -205,18 +212,20 @@ def _with_a_plan(place: Path) -> None:
 
 def _with_more(place: Path) -> None:
     """Add the files of runs through a folder and by an invite, of members, of graphs, and of a site's table."""
-    with (place / "peers.toml").open("w") as file:
-        for node in range(3):
-            file.write(typed(["keys", "new", "--id", str(node), "--address", "tcp://127.0.0.1:5799", "--out",
-                              f"p{node}.key"], place).out)  # fmt: skip
+    blocks = [
+        typed(["keys", "new", "--id", str(node), "--address", "tcp://127.0.0.1:5799", "--out", f"p{node}.key"], place)
+        for node in range(5)
+    ]
+    for name, many in (("peers.toml", 3), ("five.toml", 5)):
+        (place / name).write_text("".join(one.out for one in blocks[:many]))
     typed(["keys", "new", "--client", "--id", "0", "--out", "stranger.key"], place)
     block = typed(["keys", "organiser"], place).out + (place / "peers.toml").read_text()
     (place / "block.toml").write_text(block)
     (place / "parallel.toml").write_text(
         'rounds = 1\ntask = { kind = "quadratic", dim = 3 }\n'
-        '[parallel]\nmethod = "parameter-server"\nn = 3\n[parallel.server]\nshards = 1\ncopies = 2\n'
+        '[parallel]\nmethod = "parameter-server"\nworkers = 2\nserver = { servers = 2, replication = 2 }\n'
     )
-    typed(["privacy", "ledger", "--ledger", "peer.spent", "--max-epsilon-total", "3"], place)
+    typed(["privacy", "ledger", "--ledger", "peer.key.spent", "--max-epsilon-total", "3"], place)
     (place / "links.csv").write_text(
         "from,to,latency,rate\n" + "".join(f"{a},{b},0.001,1e8\n" for a in range(3) for b in range(3) if a != b)
     )
@@ -227,18 +236,16 @@ def _with_more(place: Path) -> None:
     for site in range(SITES):
         patients(place / f"site-{site}.csv", site)
     shutil.copy(place / "site-0.csv", place / "test.csv")
-    for folder in ("box", "met"):
+    for folder in ("box", "met", "ring"):
         (place / folder).mkdir()
     by_box = ["--links", "folder:box", "--once"]
     assert typed(["client", "pilot.toml", "--id", "1", *KNOWN, "--key", "1.key", *by_box, "--out", "stepping"],
                  place).code == 0  # fmt: skip
     hosted = typed(["host", "e.toml", "--links", "folder:met", "--once", "--folder", "hosted"], place)
     (place / "asked.txt").write_text(next(word for word in hosted.out.split() if word.startswith("fg1-")))
-    (place / "launched").mkdir()
+    (place / "launched" / "peers").mkdir(parents=True)
     shutil.copy(place / "e.toml", place / "launched" / "experiment.toml")
-    (place / "launched" / "launched.json").write_text(
-        '{"script": "none.py", "arguments": [], "folder": "."}'
-    )
+    (place / "launched" / "launched.json").write_text('{"script": "none.py", "arguments": [], "folder": "."}')
 
 
 def _loaded(folder: Path) -> Said:
@@ -330,6 +337,18 @@ def _files(name: str, honest: Path, place: Path, monkeypatch: pytest.MonkeyPatch
         files += sorted(file.relative_to(honest) for file in (honest / "local/peers/00").iterdir() if file.is_file())
     assert files, f"{name}: it reads nothing; is the command still called so?"
     return files
+
+
+NO_FILE = {"demo", "init", "lecture", "repro", "explain", "doctor", "completion", "keys new", "keys organiser",
+           "topology list"}  # fmt: skip
+"""Commands that read no file of others: examples, results and words of ours, and what they make."""
+
+
+def test_every_command_is_held_against_hostile_files_or_reads_none() -> None:
+    """A command that is added has a line in the table."""
+    every = {" ".join(words) for words in ends("", cli)}
+    held = {one for one in every for words in COMMANDS.values() if f"{' '.join(words)} ".startswith(f"{one} ")}
+    assert every - held == NO_FILE and {"board", "load_model"} <= {words[0] for words in COMMANDS.values()}
 
 
 @pytest.mark.parametrize("name", QUICK)

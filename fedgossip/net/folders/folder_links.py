@@ -158,8 +158,8 @@ class FolderLinks(Wakeable):
         for node in partners:
             first = PairSecrets(agreed(own, raw(keys[node])))
             out = Direction(self._run, self.node, node)
-            writer = PairWriter(self._folder, out, process, first)
-            reader = PairReader(self._folder, out.back, limit, first)
+            writer = PairWriter(self.root, self._folder, out, process, first)
+            reader = PairReader(self.root, self._folder, out.back, limit, first)
             self._pairs[node] = _Pair(node, writer, reader, Assembler(expected), first.first)
         self._check_begun(process)
 
@@ -201,7 +201,7 @@ class FolderLinks(Wakeable):
             if (known := self._state.partners.get(node)) is None:
                 continue
             secrets = PairSecrets(pair.first, agreed(bytes.fromhex(self._state.secret), bytes.fromhex(known)))
-            own = PairReader(self._folder, pair.writer.way, 0, secrets).receipts()
+            own = PairReader(self.root, self._folder, pair.writer.way, 0, secrets).receipts()
             if (most := max((one for one in own if one != END), default=0)) > pair.taken:
                 text = f"{self._state_path.parent}: its journal has {pair.taken} messages of participant {node}"
                 text += f", and {most} were acknowledged: it is an old copy, and would contradict what was sent"

@@ -6,6 +6,9 @@
 
 A reader that misses a name looks through at most LISTED names for a copy: the file under its temporary name, or a
 synchroniser's conflict copy.  Both are accepted, since the number is inside the seal.
+
+Whoever can write to the shared folder, or hands on the stick, can put a link there: nothing is written, removed or read
+through one that leads out of the shared folder.
 """
 
 from __future__ import annotations
@@ -58,13 +61,18 @@ def _stem(kind: bytes, number: int) -> str:
 
 
 class PairWriter:
-    """The writer's end.  `secrets` may change, when the partner's key of this run is known."""
+    """The writer's end.  `shared`: the folder that its user has named; `root`: the run's, below it.
 
-    def __init__(self, root: Path, way: Direction, process: bytes, secrets: PairSecrets) -> None:
-        self.folder, self.way, self.process, self.secrets = folder_of(root, way), way, process, secrets
+    `secrets` may change, when the partner's key of this run is known.
+    """
+
+    def __init__(self, shared: Path, root: Path, way: Direction, process: bytes, secrets: PairSecrets) -> None:
+        self.shared, self.folder = shared, folder_of(root, way)
+        self.way, self.process, self.secrets = way, process, secrets
 
     def put(self, kind: bytes, number: int, content: bytes) -> int:
         """Write a file; return its size.  Raises OSError, and leaves the file that was there."""
+        outside_files.check_inside(self.folder, self.shared)
         data = seal(kind, self.way, number, self.process, content, self.secrets)
         stem = _stem(kind, number)
         self.folder.mkdir(parents=True, exist_ok=True)  # the modes are those of the shared folder
@@ -98,31 +106,34 @@ class PairWriter:
 
     def drop(self, first: int, last: int) -> None:
         """Remove the messages `first` to `last`."""
-        for number in range(first, last + 1):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            outside_files.check_inside(self.folder, self.shared)
+            for number in range(first, last + 1):
                 (self.folder / f"{_stem(MESSAGE, number)}{SUFFIX}").unlink(missing_ok=True)
 
     def sweep(self, acknowledged: int) -> None:
         """Remove what earlier processes left: temporary files, and messages that were acknowledged."""
-        for name in names_in(self.folder):
-            number = name[:10] if name[:10].isdigit() else ""
-            if name.endswith(PART) or (number and name == f"{number}{SUFFIX}" and int(number) <= acknowledged):
-                with contextlib.suppress(OSError):
-                    (self.folder / name).unlink()
+        with contextlib.suppress(OSError):
+            outside_files.check_inside(self.folder, self.shared)
+            for name in names_in(self.folder):
+                number = name[:10] if name[:10].isdigit() else ""
+                if name.endswith(PART) or (number and name == f"{number}{SUFFIX}" and int(number) <= acknowledged):
+                    (self.folder / name).unlink(missing_ok=True)
 
     def own_greeting(self) -> SealedFile | None:
         """Return the header of the greeting that is there under our name."""
         try:
-            return parsed(outside_files.read_bytes(self.folder / f"{_GREETING}{SUFFIX}"))
+            return parsed(outside_files.read_bytes(self.folder / f"{_GREETING}{SUFFIX}", within=self.shared))
         except (OSError, FrameError):
             return None
 
 
 class PairReader:
-    """The reader's end.  `limit`: maximum bytes of a file."""
+    """The reader's end.  `shared`, `root`: as the writer's; `limit`: maximum bytes of a file."""
 
-    def __init__(self, root: Path, way: Direction, limit: int, secrets: PairSecrets) -> None:
-        self.folder, self.way, self.limit, self.secrets = folder_of(root, way), way, limit, secrets
+    def __init__(self, shared: Path, root: Path, way: Direction, limit: int, secrets: PairSecrets) -> None:
+        self.shared, self.folder = shared, folder_of(root, way)
+        self.way, self.limit, self.secrets = way, limit, secrets
         self.process: bytes | None = None
         """The sender's key of this run, once its greeting was accepted."""
 
@@ -161,7 +172,7 @@ class PairReader:
     def _opened(self, name: str, kind: bytes, number: int | None) -> tuple[SealedFile, bytes] | None:
         most = self.limit + OVERHEAD
         try:
-            data = outside_files.read_bytes(self.folder / name, most)
+            data = outside_files.read_bytes(self.folder / name, most, within=self.shared)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -136,8 +136,8 @@ class InviteFolder:
             secrets = PairSecrets(agreed(raw(own.secret), key))
         except ValueError:  # of low order
             return None
-        reader = PairReader(self._folder / name, asks, QUESTION_BYTES, secrets)
-        writer = PairWriter(self._folder / name, replies, raw(own.public), secrets)
+        reader = PairReader(self.root, self._folder / name, asks, QUESTION_BYTES, secrets)
+        writer = PairWriter(self.root, self._folder / name, replies, raw(own.public), secrets)
         return _Guest(z85.encode(key).decode(), reader, writer, {}, {})
 
     def _answer_all(self, guest: _Guest) -> None:
@@ -218,8 +218,8 @@ class FolderClient:
             secrets = PairSecrets(agreed(raw(identity.secret), raw(invitation.key)))
         except ValueError:  # of low order
             raise ConfigError("the invite names a key that is none", ASK_ANEW) from None
-        self._writer = PairWriter(place, asks, mine, secrets)
-        self._reader = PairReader(place, replies, HEADER_BYTES_MAX + 2 * FILE_PART, secrets)
+        self._writer = PairWriter(root, place, asks, mine, secrets)
+        self._reader = PairReader(root, place, replies, HEADER_BYTES_MAX + 2 * FILE_PART, secrets)
         self._reader.process = raw(invitation.key)
 
     @property

@@ -202,6 +202,27 @@ def test_a_hundred_thousand_strangers_cost_a_bounded_look(pair: Pair) -> None:
     assert time.monotonic() - began < 12 * LISTED * 1e-4
 
 
+@pytest.mark.parametrize("level", [0, 1], ids=["way", "run"])
+def test_a_link_out_of_the_folder_has_nothing_written_or_removed_elsewhere(
+    level: int, fresh: Pair, tmp_path: Path
+) -> None:
+    """By whoever made the stick, say: a browser's half of a file would be removed."""
+    mine = tmp_path / "mine"
+    inside = mine / "from-000000-to-000001" if level else mine
+    inside.mkdir(parents=True)
+    (inside / "film.part").write_text("half")
+    run = fresh.root / fresh.links[0]._folder.name
+    link = run if level else run / "from-000000-to-000001"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(mine)
+    assert reasons(fresh.links[0].poll(0))[0] == "folder_40"
+    assert [path.name for path in mine.rglob("*.*")] == ["film.part"]
+    link.unlink()
+    fresh.greet()
+    fresh.sent(1)
+    assert rounds(fresh.received()) == [0], "it goes on once the link is gone"
+
+
 def test_a_second_run_in_the_folder_is_refused(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="holds another run"):
         pair.opened(0, hello=Hello("schema", "another experiment", "version"))

@@ -232,6 +232,16 @@ def test_strangers_are_refused_and_a_guest_is_let_in_beside_them(desk: Desk) -> 
     assert isinstance(asked(desk, guest, enrol(guest)), Gathering)
 
 
+def test_no_reply_is_written_through_a_link_out_of_the_folder(desk: Desk, tmp_path: Path) -> None:
+    guest = desk.guest("a")
+    with pytest.raises(AwaitedError):
+        guest.ask(enrol(guest))
+    (tmp_path / "mine").mkdir()
+    desk.files()[0].parent.with_name("from-000000-to-000001").symlink_to(tmp_path / "mine")
+    desk.host.look()
+    assert desk.host.fault and not list((tmp_path / "mine").iterdir())
+
+
 def test_a_key_that_asks_wrongly_gets_no_more_answers(desk: Desk) -> None:
     stranger = desk.guest("b")
     stranger.invitation = replace(desk.invitation, secret=new_secret())
