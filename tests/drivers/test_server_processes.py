@@ -95,27 +95,33 @@ def test_a_run_whose_server_was_killed_goes_on_with_resume_to_the_same_bits(name
         assert np.array_equal(ours.keys, theirs.keys) and np.array_equal(ours.values, theirs.values)
 
 
+COPIES = {
+    "copies": (3, {"replication": 2}, [{"kind": "crash", "peers": [3], "start": 0.05}]),
+    "no copies": (2, {}, []),
+}
+"""Number of servers, their section, and another server's crash: with copies, what follows from that is to be kept."""
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("write", range(8))
+@pytest.mark.parametrize("name", COPIES)
 def test_a_server_killed_at_a_write_of_a_tenure_costs_no_result(
-    write: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, write: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Server 3 is killed, and server 2 where it is to keep what follows from that: one copy of each shard is left."""
+    """Server 2 is killed where it keeps a round: where one copy of each shard is left, or there are no others."""
     monkeypatch.setattr(peer_processes, "NUMERIC", (*peer_processes.NUMERIC, "dying_at_a_write"))
     monkeypatch.setenv("DYING", f"2 {write} {tmp_path}")
+    servers, server, faults = COPIES[name]
     # a round that closes at its deadline goes on without a worker, and reports it: here no tenure takes so long
-    experiment = quadratic(
-        2, 3, rounds=150, server={"replication": 2}, parallel={"deadline": 10.0, "least_deadline": 5.0}
-    )
-    experiment["eval"] = {"every": 150}
-    whole = {**experiment, "faults": [{"kind": "crash", "peers": [3], "start": 0.05}]}
+    waits = {"deadline": 10.0, "least_deadline": 5.0}
+    experiment = quadratic(2, servers, rounds=150, server=server, parallel=waits, eval={"every": 150})
     with PeerProcesses(learning=False) as family:
-        plan, out = compose.plan(load_experiment(whole)), tmp_path / "run"
+        plan, out = compose.plan(load_experiment({**experiment, "faults": faults})), tmp_path / "run"
         try:
             run = run_local_plan(plan, out, family=family, report=False)
         except FedgossipError as error:
-            assert "does not answer" in str(error) and "--resume" in error.advice
+            assert error.exit_code == 3 and "--resume" in error.advice
             run = resume(out)
     assert (tmp_path / "died").exists(), "it was killed there"
     undisturbed = digest([simulate(experiment).vectors[0]])

@@ -232,12 +232,16 @@ class PushPullWorker:
         self.linked.discard(server)
         if self.phase == "leaving":
             return self._end_if_answered()
-        return [SetTimer(("lost", server), self._patience_ns)] if server in self.links else []
+        return [SetTimer(("lost", server), self._patience_ns(server))] if server in self.links else []
 
-    @property
-    def _patience_ns(self) -> int:
-        """Maximum wait for a server; with a manager another server takes its place earlier."""
-        return self.settings.deadline_ns if self.manager is None else self.settings.start_ns
+    def _patience_ns(self, server: NodeId) -> int:
+        """Maximum wait for a server.
+
+        One with a link runs, and may wait for its disk or a processor: the end of the run costs more than the wait.
+        With a manager another server takes its place earlier.
+        """
+        short = self.manager is None and server not in self.linked
+        return self.settings.deadline_ns if short else max(self.settings.start_ns, self.settings.deadline_ns)
 
     def _without(self, server: NodeId, what: str) -> list[Effect]:
         """End after the loss of a server that owns a part of the model."""
@@ -349,7 +353,7 @@ class PushPullWorker:
         else:
             self._hurried += 1
             asked, later = self._pulls(but=self._held), self._ask_later(now_ns)
-        silent = [one.to for one in asked if now_ns - self._since_ns(one.to) > self._patience_ns]
+        silent = [one.to for one in asked if now_ns - self._since_ns(one.to) > self._patience_ns(one.to)]
         ended = self._without(silent[0], "does not answer") if silent else []
         if not ended and asked and now_ns - self._began_ns > self._longest_ns:
             ended = self._without(asked[0].to, f"has held a pull for {self._longest_ns // 1_000_000_000} seconds")

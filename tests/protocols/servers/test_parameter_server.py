@@ -17,7 +17,18 @@ from server_seeds import BASE, Counters
 from fedgossip import simulate
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, ProtocolError
 from fedgossip.base.vectors import digest, frozen
-from fedgossip.core.machine import Finish, Fired, PeerGone, PeerJoined, Received, Report, Send, SetTimer, Started
+from fedgossip.core.machine import (
+    Finish,
+    Fired,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Started,
+    Trained,
+)
 from fedgossip.core.messages import Expected, Leaving, ServerReady, ShardLost, ShardPull, ShardPush, Tenure, TenureTaken
 from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.core.task import Job, Update
@@ -169,6 +180,19 @@ def test_a_server_that_does_not_come_back_ends_the_run_and_its_elements_are_name
     with pytest.raises(FedgossipError, match=r"server 5 is gone, and with it elements \d+ to \d+") as caught:
         simulate(quadratic(faults=faults, parallel={"deadline": 2.0}))
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(("linked", "seconds", "words"), [(True, 300, "does not answer"), (False, 30, "is gone")])
+def test_a_server_that_runs_and_waits_for_its_disk_ends_no_worker(linked: bool, seconds: int, words: str) -> None:
+    """Without an answer: a server with a link is waited for as at the beginning, one without it for the deadline."""
+    worker: Any = compose.plan(load_experiment(quadratic(1, 1))).machine(0, np.zeros(40, np.float32), "s")
+    gone = [] if linked else [PeerGone(1)]
+    trained = Trained(0, np.ones(40, np.float32), 1, {"loss": 0.0})
+    effects: list[Any] = []
+    for event in [Started(), PeerJoined(1, 0), trained, *gone]:
+        effects += worker.handle(event, 0)
+    failure, waited = _in_time(worker, effects, 1000)
+    assert seconds <= waited <= seconds + 2 and f"server 1 {words}" in failure.text and "--resume" in failure.advice
 
 
 def test_a_worker_that_dies_is_left_out_and_one_that_comes_back_counts_again() -> None:
