@@ -24,11 +24,17 @@ PEERS_IN_EVERY_ROUND = 256
 
 _MEASURED = (
     "test_loss", "score_averaged", "score_mean_peer", "score_worst_peer", "consensus_distance", "consensus_before",
-    "update_spread",
+    "update_spread", "metrics",
 )  # fmt: skip
 """Fields of a NetworkRow that are measured from the vectors of a round."""
 
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
+
+
+def beside_score(metrics: Mapping[str, float], score: Score) -> dict[str, float | None] | None:
+    """Return the metrics that no field of a row holds; None for no such."""
+    named = {name: value for name, value in metrics.items() if name not in ("loss", score.name)}
+    return {name: float(value) if math.isfinite(value) else None for name, value in named.items()} or None
 
 
 class _OpenRound:
@@ -67,13 +73,15 @@ class Network:
         segments: Sequence[Segment] = (),
         best: BestSoFar | None = None,
         at_clients: bool = False,
+        several: bool = False,
         kept: Callable[[int, float, Vector], None] | None = None,
     ) -> None:
         """`segments`: the tensors of a model; where its metrics are not finite, the event names the first wrong tensor.
         `best`: compare the averaged models of evaluated rounds, or a coordinator's own; `at_clients`: by the scores
-        that its clients measure of the received model, that of the round before.  `kept` is called with the round, the
+        that its clients measure of the received model, that of the round before.  `several`: peers report their scores
+        alone, and `evaluate` has other numbers of them too.  `kept` is called with the round, the
         score and the model of each new best."""
-        self.best, self.at_clients, self._kept = best, at_clients, kept
+        self.best, self.at_clients, self._several, self._kept = best, at_clients, several, kept
         self.best_model: Vector | None = None
         self._scored: tuple[int, float | None] = (0, None)
         self.ended_with: dict[int, Vector] | None = None
@@ -326,15 +334,18 @@ class Network:
 
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
         """Put the three scores into `total`, and each peer's into its row unless the peer reported it."""
-        unknown = [peer for peer in sorted(vectors) if rows[peer].score is None]
+        unknown = [peer for peer in sorted(vectors) if self._several or rows[peer].score is None]
         there = [vectors[peer] for peer in sorted(vectors)]
         averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
         self._look(total.round, [(-1, averaged), *zip(unknown, each, strict=True)], vectors)
         total.test_loss = averaged.get("loss")
         total.score_averaged = averaged.get(self.score.name)
         self._scored = total.round, total.score_averaged
+        total.metrics = beside_score(averaged, self.score)
         for peer, metrics in zip(unknown, each, strict=True):
-            rows[peer].score = metrics.get(self.score.name)
+            if rows[peer].score is None:
+                rows[peer].score = metrics.get(self.score.name)
+            rows[peer].metrics = beside_score(metrics, self.score)
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
 
     def _look(self, round: int, found: Sequence[tuple[int, Mapping[str, float]]], vectors: dict[int, Vector]) -> None:

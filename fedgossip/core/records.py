@@ -60,6 +60,8 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, 
     payload_received: int = 0
     seconds_communicating: float = 0.0
     """Rows of earlier releases count it in seconds_waiting."""
+    metrics: dict[str, float | None] | None = None
+    """Numbers of its model that `evaluate` returns beside loss and score; null stands for one that is not finite."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True, gc=False):
@@ -77,6 +79,8 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=
     consensus_distance: float | None = None
     consensus_before: float | None = None
     update_spread: float | None = None
+    metrics: dict[str, float | None] | None = None
+    """Numbers of the averaged model that `evaluate` returns beside loss and score; null: one that is not finite."""
 
     @property
     def measured(self) -> bool:

@@ -115,7 +115,8 @@ CODE = NamesCode()
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss that a run minimises, and its metrics: the first is its score."""
+    """The loss that a run minimises, and its metrics of outputs: the first is its score, unless one of the model
+    stands before it."""
 
     kind: str = CLASSIFICATION
     loss: str = "cross-entropy"
@@ -147,12 +148,18 @@ def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "")
     kind = OF_SOURCES.get(source.partition(":")[0], CLASSIFICATION) if kind == AS_THE_DATA else kind
     usual_loss, usual_metrics = USUAL[kind]
     _check_loss(kind, loss or usual_loss)
+    check_metrics(kind, metrics)
+    metrics = [metric for metric in metrics if not is_of_model(metric)]
+    return Objective(kind, loss or usual_loss, tuple(metrics) or usual_metrics)
+
+
+def check_metrics(kind: str, metrics: Sequence[str]) -> None:
+    """Raise ConfigError for an unknown metric, one of another kind of task, and two of one name."""
     for metric in metrics:
         _check_metric(kind, metric)
     names = [score_of(metric).name for metric in metrics]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"task.metrics: {twice[0]!r} is there twice", "Name each metric once, the score first.")
-    return Objective(kind, loss or usual_loss, tuple(metrics) or usual_metrics)
 
 
 def score_of_loops(metric: str) -> Score:
@@ -170,6 +177,12 @@ def score_of(metric: str) -> Score:
     name, _, query = metric.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     return Score(name.rpartition(":")[2], options.get("better", HIGHER), options.get("unit", ""))
+
+
+def is_of_model(metric: str) -> bool:
+    """Return whether a metric is a function of (model, task): "module:function?of=model"."""
+    name, _, query = metric.partition("?")
+    return is_function(name) and dict(parse_qsl(query)).get("of") == "model"
 
 
 def score_told(told: Mapping[str, Any]) -> Score:
@@ -194,10 +207,16 @@ def _check_loss(kind: str, loss: str) -> None:
 def _check_metric(kind: str, metric: str) -> None:
     name, _, query = metric.partition("?")
     if is_function(name):
+        if name.endswith(":loss"):
+            text = f"task.metrics: {metric!r} is named as the loss, which is recorded beside it"
+            raise ConfigError(text, "Give your function another name.")
         options = dict(parse_qsl(query, keep_blank_values=True))
         for option in options:
-            if option not in ("better", "unit"):
-                raise ConfigError(f"task.metrics: {metric!r}: unknown option {option!r}", "There are better and unit.")
+            if option not in ("better", "unit", "of"):
+                advice = "There are better, unit and of."
+                raise ConfigError(f"task.metrics: {metric!r}: unknown option {option!r}", advice)
+        if options.get("of", "outputs") not in ("outputs", "model"):
+            raise ConfigError(f"task.metrics: {metric!r}: of = {options['of']!r}", "Write outputs or model.")
         if options.get("better", HIGHER) not in (HIGHER, LOWER):
             raise ConfigError(f"task.metrics: {metric!r}: better = {options['better']!r}", "Write higher or lower.")
         return

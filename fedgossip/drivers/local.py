@@ -26,6 +26,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.conditions import faults_of
 from fedgossip.plans.gossip.adversary import check_real
+from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import record_of
 from fedgossip.runs import incarnations
 from fedgossip.runs.best_model import kept_in, take_up
@@ -109,8 +110,8 @@ def run_local_plan(
         again = RunDirectory.again(out, plan, left.rows) if left else None
         directory = opened.enter_context(again or RunDirectory(out, plan, foretold, peers=folders))
         keeper = Keeper(directory, watch, tracking, foretold, plan.exchanges)
-        keeps = plan.experiment.eval.keep == BEST
-        record = record_of(plan, task.evaluate, watch_all=False, kept=kept_in(out) if keeps else None)
+        evaluate, keeps = measured_by(plan.experiment, task), plan.experiment.eval.keep == BEST
+        record = record_of(plan, evaluate, watch_all=False, kept=kept_in(out) if keeps else None)
         if left:
             record.best_model = take_up(record.best, out)
         collector = Collector(folders, record, keeper)

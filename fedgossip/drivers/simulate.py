@@ -33,6 +33,7 @@ from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.plans.gossip.own_graphs import given_schedule
 from fedgossip.plans.gossip.recovering import peer_of, recovers
+from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.runs import incarnations, run_directory
 from fedgossip.runs.foretold import Foretold
@@ -178,7 +179,8 @@ def simulate_plan(  # noqa: PLR0915 - one run from its beginning to its end
 def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:
     """Return the record; it logs the end of the run, where no coordinator among the messages does."""
     decides = engine == "stacked" or plan.roles.leader is None
-    return record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold), decides=decides)
+    evaluate = measured_by(plan.experiment, task)
+    return record_of(plan, evaluate, watch_all=_known_in_all_rounds(plan, task, foretold), decides=decides)
 
 
 def _finish(

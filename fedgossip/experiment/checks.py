@@ -21,7 +21,7 @@ from fedgossip.base.limits import MOST, Limit, Within, limits_of
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.messages import WORKERS_MAX
 from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of
-from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, objective_of
+from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.ragged import check_buckets
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
@@ -85,22 +85,29 @@ OF_LOOPS = ("local_steps", "buffers", "portable")
 
 def _check_loop(experiment: Experiment, where: str) -> None:
     """Raise ConfigError for keys that a user's own loop decides itself: they would have no effect."""
-    if not experiment.loops:
+    loops, own = experiment.loops, experiment.own_task
+    if experiment.task.options and not own:
+        raise ConfigError(f"{where}: task.options are of a task of your own", 'Set task.kind = "module:Class".')
+    if not loops:
         if experiment.task.exchange:
             text = f"{where}: task.exchange = {experiment.task.exchange!r} is of a training loop's adapters"
             raise ConfigError(text, 'Set task.kind = "loop", or leave it out.')
-        return
+        if not own:
+            return
     advice = "Your loop has its own data, model and optimizer: [train] holds local_steps, buffers and portable alone."
+    advice = "Your task has its own data, model and optimizer: give it options." if own else advice
     for name, section in (("data", experiment.data), ("model", experiment.model)):
         if section != type(section)():
-            raise ConfigError(f"{where}: [{name}] beside task.kind = loop", advice)
+            raise ConfigError(f"{where}: [{name}] beside task.kind = {experiment.task.kind}", advice)
     usual = type(experiment.train)()
     for field in dataclasses.fields(usual):
-        if field.name not in OF_LOOPS and getattr(experiment.train, field.name) != getattr(usual, field.name):
-            raise ConfigError(f"{where}: train.{field.name} beside task.kind = loop", advice)
+        kept = OF_LOOPS if loops else ("portable",)
+        if field.name not in kept and getattr(experiment.train, field.name) != getattr(usual, field.name):
+            raise ConfigError(f"{where}: train.{field.name} beside task.kind = {experiment.task.kind}", advice)
     if experiment.budget and experiment.budget.unit == "record":
         advice = 'Set coordinator.privacy.unit = "client", or leave it out.'
-        raise ConfigError(f"{where}: single records of a loop of your own cannot be hidden from here", advice)
+        what = "loop" if loops else "task"
+        raise ConfigError(f"{where}: single records of a {what} of your own cannot be hidden from here", advice)
 
 
 def check_gossip(e: GossipExperiment, where: str) -> None:
@@ -118,16 +125,33 @@ def _check_seed(key: str, seed: int | None, where: str) -> None:
 
 def _check_objective(experiment: Experiment, where: str) -> None:
     task = experiment.task
-    if experiment.loops and not task.loss:
+    names = [metric for metric in task.metrics if not is_of_model(metric)]
+    if len(names) < len(task.metrics):
+        _check_of_model(experiment, where)
+    if (experiment.loops or experiment.own_task) and not task.loss:
         return
-    if not experiment.learns and (task.loss or task.metrics):
+    if not experiment.learns and (task.loss or names):
         key = "loss" if task.loss else "metrics"
         advice = f"Leave task.{key} out, or learn from data: task.kind = {KINDS[0]!r}."
         raise ConfigError(f"{where}: task.{key} of {task.kind}, a problem with a known answer", advice)
     try:
-        objective_of(task.kind, task.loss, task.metrics, experiment.data.source) if experiment.learns else None
+        if experiment.learns:
+            objective_of(task.kind, task.loss, task.metrics, experiment.data.source)
+        elif not experiment.loops:
+            check_metrics(task.kind, task.metrics)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}", error.advice) from None
+
+
+def _check_of_model(e: Experiment, where: str) -> None:
+    """Raise ConfigError where a metric of (model, task) cannot be measured, or a participant needs it for itself."""
+    what = f"{where}: task.metrics names a function of (model, task)"
+    if e.loops or e.task.kind in SUMS:
+        advice = "Report the number from your loop." if e.loops else "Leave it out."
+        raise ConfigError(f"{what} beside task.kind = {e.task.kind}", advice)
+    if is_of_model(e.task.metrics[0]) and (e.selects or e.personal or e.data.local_test):
+        text = f"{what} first, and participants measure the score for themselves"
+        raise ConfigError(text, "Put another metric first.")
 
 
 def _check_convex(e: Experiment, where: str) -> None:

@@ -19,8 +19,9 @@ from fedgossip.base import seeds
 from fedgossip.base.limits import MOST, OneOf, Within, Words
 from fedgossip.base.scores import ACCURACY, NO_SCORE, Score
 from fedgossip.base.untrusted_text import masked
+from fedgossip.data.custom import is_function
 from fedgossip.data.named_code import code_in
-from fedgossip.data.objectives import LOOP, SPARSE, SUMS, Objective, objective_of, score_of_loops
+from fedgossip.data.objectives import LOOP, SPARSE, SUMS, Objective, is_of_model, objective_of, score_of, score_of_loops
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
 from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.gossip_sections import AdversarySection, AlgorithmSection, ForecastSection, TopologySection
@@ -140,6 +141,7 @@ SINCE: dict[str, dict[str, Any]] = {
         "positive": "",
         "smooth": 0.1,
         "exchange": "",
+        "options": {},
     },
     "eval": {"on": "test", "keep": LAST},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, **MESHLESS},
@@ -174,7 +176,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def learns(self) -> bool:
         """Whether something is learned from data; else it is a problem with a known answer."""
-        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP, *SUMS)
+        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP, *SUMS) and not self.own_task
 
     @property
     def selects(self) -> bool:
@@ -190,6 +192,11 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     def loops(self) -> bool:
         """Whether training loops of the user's own take part."""
         return self.task.kind == LOOP
+
+    @property
+    def own_task(self) -> bool:
+        """Whether the task is an object of the user's own, "module:Class"."""
+        return is_function(self.task.kind)
 
     @property
     def endless(self) -> bool:
@@ -224,8 +231,13 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def score(self) -> Score:
         """The metric of the run."""
+        first = next(iter(self.task.metrics), "")
+        if is_of_model(first):
+            return score_of(first)
         if self.loops:
-            return score_of_loops(self.task.metrics[0]) if self.task.metrics else ACCURACY
+            return score_of_loops(first) if first else ACCURACY
+        if self.own_task:
+            return score_of_loops(first or "loss")
         if self.task.kind == SPARSE:
             return ACCURACY
         return self.objective.score if self.learns else NO_SCORE

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within
+from fedgossip.data.named_code import NamesCode
 from fedgossip.data.objectives import AS_THE_DATA, CODE, CONVEX, KINDS, LOOP, SPARSE, SUMS
 from fedgossip.learning.exchangeable import LORA
 
@@ -16,11 +17,14 @@ TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *S
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: the problem and its metric; or a problem with a known answer (pure numpy)."""
 
-    kind: Annotated[str, OneOf(TASKS)] = AS_THE_DATA
+    kind: Annotated[str, NamesCode(), OneOf(TASKS, own=True)] = AS_THE_DATA
     """learning: the data of the source; convex: a linear model of it that can be certified, without torch
     (docs/use/convex.md); averaging, quadratic: problems with a known answer, without torch; sparse-logistic: drawn
     clicks, with rows at parameter servers, else whole tables; loop: a training loop of your own (docs/use/own-loop.md);
-    statistics, evaluation: set by `fedgossip data agree` and `fedgossip evaluate`."""
+    `module:Class`: a task of your own, with the methods of LocalTask (docs/use/experiments.md); statistics, evaluation:
+    set by `fedgossip data agree` and `fedgossip evaluate`."""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Options of a task of your own, beside n, seed and rounds."""
     loss: Annotated[str, CODE] = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
     empty: the kind's own, cross-entropy, mse or bce (docs/use/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
@@ -34,7 +38,8 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """Convex, hinge and logistic: the class to separate from all others, where the source has more than two."""
     metrics: Annotated[list[str], CODE] = msgspec.field(default_factory=list)
     """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
-    (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/use/tasks.md)."""
+    (outputs, labels), with of=model of (model, task), of any task; of a loop or task of your own the names of numbers
+    that it reports; the first is the score of reports.  Empty: the kind's own (docs/use/tasks.md)."""
     exchange: Annotated[str, OneOf(("", *LORA))] = ""
     """Loop: how adapters (lora_A, lora_B) travel: `lora`, which is `lora:ffa`; `lora:both`, `lora:product`
     (docs/use/own-loop.md); empty: as the script's join, or else like all parameters."""

@@ -98,6 +98,12 @@ class Quadratic:
         found = (self._away(job) for job in jobs)
         return [Update(frozen(away), 1, {"loss": loss, "steps": 1, "rows": 1}) for away, loss in found]
 
+    def full_gradient(self, vector: Vector, node: NodeId | None = None) -> tuple[float, Vector]:
+        """Return f and its gradient [d] at a vector: of one node, or the mean of all."""
+        targets = self.b if node is None else self.b[node : node + 1]
+        away = vector - targets.astype(np.float64)
+        return float(np.mean(np.sum(away**2, axis=1)) / 2), frozen(away.mean(axis=0).astype(self.dtype))
+
     def _step(self, job: Job) -> Update:
         away, loss = self._away(job)
         if job.terms is not None and job.terms.correction is not None:

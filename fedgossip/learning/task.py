@@ -234,6 +234,22 @@ class TorchTask:
         (update,) = self._mean_gradients([job], tell if knows else None)
         return update
 
+    def full_gradient(self, vector: Vector, node: NodeId | None = None) -> tuple[float, Vector]:
+        """Return the mean loss and its gradient [d] at a vector, over the training examples of `node`, or of all here.
+
+        Raises ConfigError where the model has no such gradient, or where examples are private or none are here.
+        """
+        check_gradients(self.layout, self.settings)
+        rows = self._shares[node] if node is not None else np.concatenate([*self._shares.values(), np.empty(0, int)])
+        if self._privacy is not None or not isinstance(self._batches, Batches) or not len(rows):
+            text = "there is no full gradient: no examples are here, they are private, or of several lengths"
+            raise ConfigError(text, "Measure a number of outputs instead.")
+        job = Job(0 if node is None else node, 0, vector)
+        with self._lock:
+            plan = self._batches.whole(rows)
+            (found,) = self._sharing.run(lambda: self._gradients([job], [plan], [self._states.get(job.node, {})], None))
+        return found.loss, found.difference
+
     def _mean_gradients(self, jobs: Sequence[Job], tell: Callable[[Produced], None] | None) -> Sequence[Update]:
         with self._lock:
             plans = [self._batches.plan(job.node, job.round, job.accumulate) for job in jobs]

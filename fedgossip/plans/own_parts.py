@@ -1,8 +1,8 @@
 """Parts of the user's own, "module:function" or "module:Class" where a name is accepted: made, and tried before a run.
 
-A part is made twice with its options, and each is given the same small case.  It is refused, by its name, where it is
-a lambda, lacks a member, raises, changes what it was given, returns another shape, or gives other numbers the second
-time.  In a run its errors name it too (`Guarded`).
+A part is made twice with its options, and each is given the same small case; the one of the run is made after that.
+It is refused, by its name, where it is a lambda, lacks a member, raises, changes what it was given, returns another
+shape, or gives other numbers the second time.  In a run its errors name it too (`Guarded`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, attack_o
 from fedgossip.algorithms.robust.combine import Combination, combination
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.signatures import CalledWith
 from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.metrics import Evaluate
+from fedgossip.core.task import METHODS, Job, LocalTask, Update, checked_task
 from fedgossip.data.custom import function, given_by, is_function
+from fedgossip.data.objectives import is_of_model, score_of
 from fedgossip.experiment import Experiment
 from fedgossip.learning.settings import schedule_of
 
@@ -57,15 +61,22 @@ class Guarded:
 
 
 def own_part(
-    key: str, text: str, options: Mapping[str, Any], members: Sequence[str], trial: Trial, **ours: object
+    key: str,
+    text: str,
+    options: Mapping[str, Any],
+    members: Sequence[str],
+    trial: Trial,
+    guarded: Callable[[str, Any], Any] | None = None,
+    **ours: object,
 ) -> Any:
     """Return the part that `text`, the value of `key`, names, made with its options and, if it takes them, `ours`.
 
+    `guarded`: puts a part behind what names it in errors.
+
     Raises ConfigError as the module's docstring has it.
     """
-    make, where = function(text), f"{key} = {text!r}"
-    if getattr(make, "__name__", "") == "<lambda>":
-        raise ConfigError(f"{where} is a lambda", "Define it by def, or as a class, under its own name.")
+    make, where, guarded = function(text), f"{key} = {text!r}", guarded or _guarded
+    _check_named(where, make)
     check_options(where, make, options, ours)
     taken = inspect.signature(make).parameters
     given = {**options, **{name: value for name, value in ours.items() if name in taken}}
@@ -75,14 +86,19 @@ def own_part(
             part = given_by(text, make, **given)
             if missing := [name for name in members if not hasattr(part, name)]:
                 raise ConfigError(f"{where} gave {_kind(part)} without {missing[0]!r}", SEE)
-            part = _guarded(text, part)
-            looks.append(_look(trial(part)))
+            looks.append(_look(trial(guarded(text, part))))
+        part = guarded(text, given_by(text, make, **given))  # the others have a state by now
     except TrainingError as error:
         raise ConfigError(f"{where} on a small case: {error}", error.advice) from error
     if looks[0] != looks[1]:
         text = f"{where} gave two results for the same arguments"
         raise ConfigError(text, "Let it depend on its arguments alone; draw from a seed that it is given.")
     return part
+
+
+def _check_named(where: str, made: Callable[..., Any]) -> None:
+    if getattr(made, "__name__", "") == "<lambda>":
+        raise ConfigError(f"{where} is a lambda", "Define it by def, or as a class, under its own name.")
 
 
 def _guarded(text: str, part: Any) -> Any:
@@ -184,7 +200,7 @@ def own_sampling(text: str, seed: int, clients: int, count: int) -> Sampling:
             draw = OwnSampling(text, part).draw(round, range(clients))
             yield np.array([*draw.invited, draw.wanted], np.int64)
 
-    ours = {"seed": seed, "clients": clients, "count": count}
+    ours: dict[str, Any] = {"seed": seed, "clients": clients, "count": count}
     return OwnSampling(text, own_part("coordinator.sampling", text, {}, ("draw",), trial, **ours))
 
 
@@ -271,6 +287,126 @@ def codec_named(text: str) -> Codec:
             raise ConfigError(f"{text}: contraction is {codec.contraction(layout)}; expected one from 0 to 1", SEE)
 
     return OwnCodec(text, own_part("coordinator.codec", text, {}, ("contraction", "size", "encode", "decoded"), trial))
+
+
+# --- tasks, and metrics of models -------------------------------------------------------------------------------------
+
+METRICS_MOST = 24
+"""Maximum number of metrics that a task of the user's own returns."""
+MODEL_METRIC = CalledWith(("model", "task"), "Write def metric(model, task): return float(abs(model).max())")
+"""Of a metric with of=model: the frozen vector [d], and the task of all participants."""
+
+
+class GuardedTask(Guarded):
+    """A task of the user's own, whose results are checked; a subclass has the members of the task's class, by which
+    its abilities are recognised."""
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return self._updates("train", jobs)
+
+    def _updates(self, name: str, jobs: Sequence[Job]) -> Sequence[Update]:
+        found = given_by(f"{self.text}: {name}", getattr(self.part, name), jobs)
+        if not isinstance(found, list | tuple) or len(found) != len(jobs):
+            raise TrainingError(f"{self.text}: {name} returned no list of {len(jobs)} updates", SEE)
+        for job, update in zip(jobs, found, strict=True):
+            if not isinstance(update, Update):
+                raise TrainingError(f"{self.text}: {name} returned {_kind(update)}; expected fedgossip.Update", SEE)
+            if update.difference is None:
+                continue
+            _like(f"{self.text}: {name}", update.difference, job.vector)
+            if not np.isfinite(update.difference).all():
+                text = f"node {job.node}, round {job.round}: {self.text}: {name} returned numbers that are not finite"
+                raise TrainingError(text, "Take smaller steps.")
+        return found
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        found = given_by(f"{self.text}: evaluate", self.part.evaluate, vectors)
+        if not isinstance(found, list | tuple) or len(found) != len(vectors):
+            raise TrainingError(f"{self.text}: evaluate returned no list of {len(vectors)} mappings", SEE)
+        return [self._metrics(one) for one in found]
+
+    def _metrics(self, found: object) -> dict[str, float]:
+        if not isinstance(found, Mapping) or len(found) > METRICS_MOST:
+            raise TrainingError(f"{self.text}: evaluate gave no mapping of at most {METRICS_MOST} metrics", SEE)
+        return {_metric_name(self.text, name): _number(f"{self.text}: {name}", one) for name, one in found.items()}
+
+
+def own_task(experiment: Experiment, n: int) -> LocalTask:
+    """Return the task that task.kind = "module:Class" names, for `n` learners.  Raises ConfigError."""
+    text = experiment.task.kind
+
+    def guarded(text: str, task: Any) -> Any:
+        def member(name: str) -> Any:
+            if name == "gradients":
+                return lambda self, jobs: self._updates(name, jobs)
+            if inspect.isroutine(getattr(task, name)):
+                return lambda self, *given, **named: Guarded.__getattr__(self, name)(*given, **named)
+            return property(lambda self: getattr(self.part, name))
+
+        own = [name for name in dir(task) if not name.startswith("_") and not hasattr(GuardedTask, name)]
+        return type(type(task).__name__, (GuardedTask,), {name: member(name) for name in own})(text, task)
+
+    def trial(task: Any) -> Iterable[npt.NDArray[Any]]:
+        checked_task(task)
+        nodes = sorted({0, n - 1})
+        first = [task.initial(node) for node in nodes]
+        for vector in first:
+            yield _like(f"{text}: initial", vector, np.empty(task.length, task.dtype))
+        given = [frozen(vector.copy()) for vector in first]
+        for update in task.train([Job(node, 0, vector) for node, vector in zip(nodes, given, strict=True)]):
+            yield from () if update.difference is None else (update.difference,)
+        for metrics in task.evaluate(given):
+            yield np.array([value for _, value in sorted(metrics.items())])
+
+    ours: dict[str, Any] = {"n": n, "seed": experiment.seed, "rounds": experiment.rounds}
+    made: LocalTask = own_part("task.kind", text, experiment.task.options, METHODS, trial, guarded, **ours)
+    return made
+
+
+def measured_by(experiment: Experiment, task: LocalTask) -> Evaluate:
+    """Return what measures models: the task, and the functions of (model, task) in task.metrics.
+
+    Raises ConfigError for a function that raises at the first model, or returns two numbers for it.
+    """
+    named = [metric.partition("?")[0] for metric in experiment.task.metrics if is_of_model(metric)]
+    functions = {score_of(text).name: (text, function(text, None, MODEL_METRIC)) for text in named}
+
+    def values(vector: Vector) -> dict[str, float]:
+        return {
+            name: _number(text, given_by(text, measure, vector, task)) for name, (text, measure) in functions.items()
+        }
+
+    first = frozen(task.initial(0).copy())
+    try:
+        for text, measure in functions.values():
+            _check_named(f"task.metrics: {text}", measure)
+        one, other = values(first), values(first)
+    except TrainingError as error:
+        raise ConfigError(f"task.metrics: {error}", error.advice) from error
+    if unlike := [name for name in one if repr(one[name]) != repr(other[name])]:
+        text = f"task.metrics: {functions[unlike[0]][0]} returned two numbers for one model"
+        raise ConfigError(text, "Let it depend on its arguments alone.")
+
+    def evaluate(vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        found = task.evaluate(vectors)
+        return [{**metrics, **values(vector)} for metrics, vector in zip(found, vectors, strict=True)]
+
+    return evaluate if functions else task.evaluate
+
+
+def _metric_name(text: str, name: object) -> str:
+    if isinstance(name, str) and 0 < len(name) <= 40 and name.isprintable():
+        return name
+    raise TrainingError(f"{text}: evaluate named a metric {name!r}"[:200], "Write short names.")
+
+
+def _number(what: str, found: Any) -> float:
+    if isinstance(found, np.ndarray) and found.size != 1:
+        raise TrainingError(f"{what} is {found.dtype} {found.shape}; expected a number", SEE)
+    try:
+        return float(found)
+    except (TypeError, ValueError, OverflowError):
+        raise TrainingError(f"{what} is {_kind(found)}; expected a number", SEE) from None
 
 
 # --- partitions and rates ---------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fedgossip.core.records import Row
 from fedgossip.core.roles import Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import STATISTIC, LocalTask, Segment
+from fedgossip.data.objectives import is_of_model
 from fedgossip.experiment import Experiment
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.federated.credentials import Logged, Own
@@ -468,7 +469,8 @@ def record_of(
 ) -> Network:
     """Return the record of a starting run, of its counted participants.
 
-    `decides`: the record, not the coordinator, ends the run.  `kept`: see `Network`.
+    `evaluate`: see `own_parts.measured_by`.  `decides`: the record, not the coordinator, ends the run.  `kept`: see
+    `Network`.
     """
     e = plan.experiment
     return Network(
@@ -482,6 +484,7 @@ def record_of(
         segments=plan.segments,
         best=best_of(e) if decides or not e.selects else BestSoFar(e.score),
         at_clients=e.selects_at_clients,
+        several=any(map(is_of_model, e.task.metrics)),
         kept=kept,
     )
 

@@ -40,7 +40,7 @@ from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.linear.sparse_logistic import SparseLogistic
 from fedgossip.learning.linear.sparse_steps import SparseSteps
 from fedgossip.learning.linear.word_tables import word_table
-from fedgossip.plans.own_parts import own_partition
+from fedgossip.plans.own_parts import own_partition, own_task
 from fedgossip.plans.personal import with_personal
 from fedgossip.secure.primitives import Entropy
 
@@ -117,6 +117,8 @@ def task_of(
         return problem if _served(experiment) else SparseSteps(
             problem, experiment.train, experiment.rounds
         ), DataShares("none")
+    if experiment.own_task:
+        return own_task(experiment, n), DataShares("none")
     if settings.kind in MADE_BY:
         raise ConfigError(f"task.kind = {settings.kind}: nothing is learned", f"Use it as  {MADE_BY[settings.kind]}.")
     if settings.kind == "loop":

@@ -16,6 +16,7 @@ from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotW
 from fedgossip.base.scores import BestSoFar
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
+from fedgossip.core.metrics import beside_score
 from fedgossip.core.records import PeerRow, RowWriter
 from fedgossip.core.run_format import COUNTS, ENDED, MODEL, MODEL_BEST, ROWS, SNAPSHOTS, VECTOR
 from fedgossip.core.task import LocalTask
@@ -94,6 +95,7 @@ class PeerFiles:
         self.round = 0
         self._score = plan.experiment.score
         self._last: float | None = None
+        self._beside: dict[str, float | None] | None = None
         self._scored = 0
         """The round after which that was measured."""
         e = plan.experiment
@@ -134,12 +136,13 @@ class PeerFiles:
         self._outgoing = vector if self.snapshots and self._evaluated(round) else None
 
     def mixed(self, row: PeerRow, vector: Vector) -> float | None:
-        """Write what an evaluated round needs; return this peer's score in it.  Raises NotWrittenError."""
+        """Write what an evaluated round needs, put other metrics than the score into its row, and return this peer's
+        score in it.  Raises NotWrittenError."""
         self.round = round = row.round
         score = None
         if self._evaluated(round):
             if not self._left_to_others:
-                score = self.measure(round, vector)
+                score, row.metrics = self.measure(round, vector), self._beside
             if self.snapshots:
                 self._snapshot(round, vector)
             if self._at_clients:
@@ -152,7 +155,9 @@ class PeerFiles:
     def measure(self, round: int, vector: Vector) -> float | None:
         """Return the score of the model after `round`."""
         if self._scored != round:
-            self._scored, self._last = round, self.task.evaluate([vector])[0].get(self._score.name)
+            metrics = self.task.evaluate([vector])[0]
+            self._scored, self._last = round, metrics.get(self._score.name)
+            self._beside = beside_score(metrics, self._score)
         return self._last
 
     def _compare(self, round: int, score: float | None, model: Vector | None) -> None:

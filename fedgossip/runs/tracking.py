@@ -302,6 +302,7 @@ def measured(row: NetworkRow, score: str) -> dict[str, float]:
         "consensus distance": row.consensus_distance,
         "bytes sent": row.bytes_sent,
         "seconds": row.seconds,
+        **{f"metrics/{name}": value for name, value in (row.metrics or {}).items()},
     }
     return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
 

@@ -6,16 +6,21 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import digest
+from fedgossip.core.records import PeerRow
 from fedgossip.data.custom import importing_nothing
 from fedgossip.data.named_code import keys_of_code
 from fedgossip.experiment.sections import FederatedExperiment, GossipExperiment
 from fedgossip.plans import compose
+from fedgossip.plans.own_parts import measured_by
+from fedgossip.plans.tasks import examples_of
+from fedgossip.report.page.reading import read_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -71,6 +76,76 @@ def test_each_key_is_declared_and_hashed_and_nothing_is_imported_while_a_file_is
     assert named == {f"own_parts:{word}" for word in words}
 
 
+LEAST_SQUARES = {
+    "rounds": 6,
+    "eval": {"every": 2},
+    "topology": {"graph": "ring", "n": 4},
+    "task": {
+        "kind": "own_task:LeastSquares",
+        "options": {"dim": 3},
+        "metrics": ["away?better=lower", "own_task:residual?of=model&better=lower"],
+    },
+}
+
+
+def test_a_task_of_ones_own_is_one_run_in_every_driver_and_its_numbers_are_in_the_record(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    runs = [simulate(LEAST_SQUARES, out=out), simulate(LEAST_SQUARES, engine="stacked")]
+    assert runs[0].digest == runs[1].digest is not None
+    task, _ = compose.task_of(load_experiment(LEAST_SQUARES), 4)
+    x = np.mean(runs[0].vectors, axis=0)
+    away = [float(np.linalg.norm(one - task.best)) for one in (x, *runs[0].vectors)]  # type: ignore[attr-defined]
+    assert runs[0].summary["score"]["averaged"] == pytest.approx(away[0], rel=1e-12)
+    assert runs[0].summary["score"]["worst_peer"] == pytest.approx(max(away[1:]), rel=1e-12)
+    gradient = lambda one: np.mean([task.gradient(node, one) for node in range(4)], axis=0)  # noqa: E731
+    slopes = [float(np.linalg.norm(gradient(one))) for one in (x, *runs[0].vectors)]
+    for run in runs:
+        assert run.network()[-1].metrics == {"residual": pytest.approx(slopes[0], rel=1e-9)}
+        at_peers = [row.metrics["residual"] for row in run.rows if isinstance(row, PeerRow) and row.round == 6]
+        assert at_peers == pytest.approx(slopes[1:], rel=1e-12)
+    lines = read_run(out).logged
+    assert [point[0] for point in lines["residual"]] == [0, 2, 4, 6]
+    assert lines["residual.peers"][-1][1:] == pytest.approx((np.mean(slopes[1:]), min(slopes[1:]), max(slopes[1:])))
+
+
+@pytest.mark.sockets
+def test_a_task_of_ones_own_is_the_same_run_over_sockets() -> None:
+    plan = compose.plan(load_experiment(LEAST_SQUARES))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    vectors, _ = run_over_sockets(plan, task)
+    assert digest(plan.outcome(vectors)) == simulate(LEAST_SQUARES).digest  # type: ignore[arg-type]
+
+
+def test_the_full_gradient_is_that_of_all_examples_and_of_each_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slopes.py").write_text("""
+import numpy as np
+def slope(model, task): return float(np.linalg.norm(task.full_gradient(model)[1]))
+def apart(model, task):
+    mean = sum(len(task._shares[i]) * task.full_gradient(model, i)[1].astype(float) for i in range(3))
+    mean = mean / sum(map(len, task._shares.values()))
+    return float(np.abs(mean - task.full_gradient(model)[1]).max())
+def f(model, task): return task.full_gradient(model)[0]
+""")
+    monkeypatch.chdir(tmp_path)
+    for kind in ("learning", "quadratic"):
+        named = ["slope", "f", *(["apart"] if kind == "learning" else [])]
+        metrics = [f"slopes:{name}?of=model&better=lower" for name in named]
+        content: dict[str, Any] = {"rounds": 2, "task": {"kind": kind, "metrics": metrics, "placement": "random"}}
+        content |= {"topology": {"graph": "ring", "n": 3}, "train": {"device": "cpu"}}
+        run = simulate(content, engine="stacked")
+        first, last = run.network()[0], run.network()[-1]
+        assert last.metrics["f"] < first.metrics["f"] and last.score_averaged < first.score_averaged
+        if kind == "quadratic":
+            assert last.metrics["f"] == pytest.approx(last.test_loss, rel=1e-6)
+        else:
+            data, x = examples_of(load_experiment(content), range(3), 3).train, np.mean(run.vectors, axis=0)
+            outputs = data.x.reshape(len(data), -1) @ x[:640].reshape(10, 64).T + x[640:]
+            losses = np.log(np.exp(outputs).sum(axis=1)) - outputs[np.arange(len(data)), data.y]
+            assert last.metrics["f"] == pytest.approx(losses.mean(), rel=1e-5) and last.metrics["apart"] < 1e-6
+
+
 def test_the_schedule_of_ones_own_is_the_formula() -> None:
     train = load_experiment(PEERS).train
     assert [train.rate(r, 100) for r in (0, 20, 60)] == pytest.approx([0.1, 0.05, 0.025])
@@ -78,6 +153,13 @@ def test_the_schedule_of_ones_own_is_the_formula() -> None:
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
+TASK = """
+class part:
+    length, dtype, schema = 3, np.dtype(np.float64), "own"
+    def initial(self, node): return np.ones(3)
+    def train(self, jobs): return [Update(None, 1) for _ in jobs]
+    def evaluate(self, vectors): return [{"loss": 1} for _ in vectors]
+"""
 WRONG = {
     "schedule": [
         ("def part(round, rounds): return float(np.random.rand())", "gave two rates"),
@@ -126,6 +208,24 @@ WRONG = {
         ("class part:\n    aimed = False\n    def vector(self, seen, to): return seen.own[1:]", "expected float32"),
         ("class part:\n    aimed = False\n    def vector(self, seen, to): seen.own[:] = 0", "read-only"),
     ],
+    "task": [
+        ("class part: pass", "without 'length'"),
+        (TASK + "    def evaluate(self, vectors): return [{'loss': np.random.rand()} for _ in vectors]", "two results"),
+        (TASK + "    def evaluate(self, vectors): return [{}]", "no list of 2"),
+        (TASK + "    def evaluate(self, vectors): return [{'x': 'a'} for _ in vectors]", "expected a number"),
+        (TASK + "    def train(self, jobs): return [Update(job.vector[1:], 1) for job in jobs]", "expected float64"),
+        (TASK + "    def train(self, jobs): jobs[0].vector[:] = 1", "read-only"),
+        (TASK + "    def train(self, jobs): return [3 for _ in jobs]", "expected fedgossip.Update"),
+        (TASK + "    def train(self, jobs): return [Update(job.vector / 0, 1) for job in jobs]", "not finite|divide"),
+    ],
+    "metric": [
+        ("def part(model, task): return float(np.random.rand())", "two numbers"),
+        ("def part(model, task): return model", "expected a number"),
+        ("def part(model, task): model[:] = 0", "read-only"),
+        ("def part(model): return 0", "task"),
+        ("part = lambda model, task: 0", "is a lambda"),
+        ("def loss(model, task): return 0", "another name|named as the loss"),
+    ],
     "combine": [
         (
             "class part:\n    linear, tolerates = True, 0\n    def combine(self, n, r, m): return 0",
@@ -139,6 +239,7 @@ WRONG = {
 }
 HEAD = """
 import numpy as np
+from fedgossip import Update
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.means import Mean
@@ -154,7 +255,7 @@ def test_a_wrong_part_is_refused_by_its_name_before_a_run(
     name = f"wrong_{kind}_{len(source)}"
     (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(source))
     content: dict[str, Any] = {"rounds": 2, "train": {"device": "cpu"}}
-    text = f"{name}:part"
+    text = f"{name}:{'loss' if 'def loss' in source else 'part'}"
     if kind in ("algorithm", "sampling", "codec"):
         content["coordinator"] = {"clients": 4, "secure": {"on": False}, kind: text}
     else:
@@ -166,11 +267,15 @@ def test_a_wrong_part_is_refused_by_its_name_before_a_run(
             content["data"] = {"partition": {"kind": text, **({"iid": 1} if why == "iid" else {})}}
         case "attack":
             content["adversary"] = {"peers": [1], "attack": text}
+        case "task":
+            content = {"rounds": 2, "topology": content["topology"], "task": {"kind": text}}
+        case "metric":
+            content["task"] = {"kind": "quadratic", "metrics": [f"{text}?of=model"]}
         case "combine":
             content["algorithm"] = {"combine": text}
     with pytest.raises(ConfigError, match=why) as caught:
         plan = compose.plan(load_experiment(content))
-        compose.task_of(plan.experiment, plan.learners)
+        measured_by(plan.experiment, compose.task_of(plan.experiment, plan.learners)[0])
         assert kind == "sampling" and plan.sampling  # type: ignore[attr-defined]
     assert name in str(caught.value)
 

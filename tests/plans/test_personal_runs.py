@@ -143,7 +143,7 @@ def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
     assert facts["worst_own"] == min(one["score_personal"] or 0 for one in last) and facts["tested"] == 4
     assert facts["behind_alone"] == sum((one["score_personal"] or 0) < (one["score_alone"] or 0) for one in last)
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Who gains" in page and 'id="gains"' in page and "What the loops logged" not in page
+    assert "Who gains" in page and 'id="gains"' in page and "Other recorded numbers" not in page
     assert "personal" not in fedgossip.simulate(federated(None)).summary
 
 

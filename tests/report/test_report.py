@@ -679,7 +679,7 @@ def test_what_loops_logged_is_drawn_by_name(tmp_path: Path) -> None:
     run, page = read_run(folder), Page(write_report(folder))
     assert run.logged["grad/<b>norm"] == [(r, 1.5 * r, 0.0, 3.0 * r) for r in range(1, 5)]
     assert run.logged["lr"] == [(r, pytest.approx(0.1), 0.1, 0.1) for r in range(1, 5)]
-    assert "What the loops logged" in page.text and "lowest to highest peer" in page.text
+    assert "Other recorded numbers" in page.text and "lowest to highest peer" in page.text
     assert all(name in page.text for name in ("grad/<b>norm.", "lr."))
 
 

@@ -98,6 +98,10 @@ class Batches:
         drawn = self._line.places(node, round * self._epochs * m, self._epochs * m).reshape(self._epochs, m)
         return self._passes(drawn)
 
+    def whole(self, rows: Indices) -> BatchPlan:
+        """Return one pass over these rows, in their order."""
+        return self._passes(rows.reshape(1, -1))
+
     def of_all(self, round: int, n: int) -> Indices | None:
         """Return the steps of nodes 0 to n - 1 in `round`, [steps, n, width], each full; None with local_epochs."""
         if self._steps is None:

@@ -415,6 +415,8 @@ class RunCurves:
             self._logged.add(row.round, row.logged)
         if not isinstance(row, NetworkRow):
             return
+        if counted(row.round) is not None:
+            self._logged.add(row.round, row.metrics)
         place = [counted(value) for value in (row.round, row.bytes_sent, row.seconds)]
         if None in place:
             return

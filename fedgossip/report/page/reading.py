@@ -41,6 +41,8 @@ ABOUT_SEVERAL_MODELS = (
     "update_spread",
 )
 """Columns of a network's row."""
+AT_PEERS = ".peers"
+"""Behind the name of a metric: of all peers' models, not of the averaged one."""
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
 """The parts of a round's time; docs/reference/numerics.md defines them."""
 ROUNDS_FREE = 1_000_000
@@ -281,7 +283,7 @@ class RecordedRun:
     experiment: str | None
     participation: Participation | None = None
     logged: dict[str, list[LoggedPoint]] = field(default_factory=dict)
-    """Numbers logged by loops, by name."""
+    """Numbers logged by loops, and metrics beside the score, by name; with AT_PEERS those of the peers' models."""
     own_scores: dict[int, OwnScores] = field(default_factory=dict)
     """The last scores of participants' personal models."""
     own_counts: Mapping[str, float | None] = field(default_factory=dict)
@@ -338,7 +340,8 @@ def read_run(folder: Path) -> RecordedRun:
     nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
     totals = [nothing] * summary.who.n
     events: list[ReportedEvent] = []
-    logged, fallen, returned, own_scores = LoggedNumbers(), set[int](), set[int](), dict[int, OwnScores]()
+    logged, measured = LoggedNumbers(), LoggedNumbers()
+    fallen, returned, own_scores = set[int](), set[int](), dict[int, OwnScores]()
     own_counts: Mapping[str, float | None] = {}
     participation = Participation(summary.n, summary.who.one) if summary.led else None
     for count, (place, record) in enumerate(_records(folder / ROWS)):
@@ -356,11 +359,14 @@ def read_run(folder: Path) -> RecordedRun:
             last_scores(own_scores, row)
             own_counts = row.logged if row.logged and OWN_TESTED in row.logged else own_counts
             logged.add(row.round, row.logged)
+            of_peers = {} if participation else (row.metrics or {})
+            measured.add(row.round, {f"{name}{AT_PEERS}": value for name, value in of_peers.items()})
             if participation:
                 participation.row(row)
         elif kind == "network":
             one = _convert(record, ReportedRound, place)
             network[one.round] = _of_one_model(one) if participation else one
+            measured.add(one.round, one.metrics)
         elif kind == "event":
             event = _convert(record, ReportedEvent, place)
             _follow(fallen, returned, event)
@@ -375,7 +381,8 @@ def read_run(folder: Path) -> RecordedRun:
     if rounds and rounds[-1].round == summary.score.round:
         rounds[-1] = _measured_at_the_end(rounds[-1], summary)
     told = _foretold(folder, summary), _realised(folder, summary), _timeline(folder, summary)
-    lines = {name: points for name, points in logged.lines().items() if name not in (*NAMES, *COUNTS)}
+    beside = {**measured.lines(), **logged.lines()}
+    lines = {name: points for name, points in beside.items() if name not in (*NAMES, *COUNTS)}
     of_rows = participation, lines, own_scores, own_counts, frozenset(fallen)
     return RecordedRun(summary, rounds, totals, events, text, *of_rows, script, *told)
 

@@ -21,6 +21,7 @@ class ReportedRound(msgspec.Struct, frozen=True):
     consensus_distance: float | None = None
     consensus_before: float | None = None
     update_spread: float | None = None
+    metrics: dict[str, float | None] | None = None
 
 
 class ReportedPeerRound(msgspec.Struct, frozen=True):
@@ -46,6 +47,7 @@ class ReportedPeerRound(msgspec.Struct, frozen=True):
     score_worst_client: float | None = None
     epsilon: float | None = None
     logged: dict[str, float | None] | None = None
+    metrics: dict[str, float | None] | None = None
 
 
 class ReportedEvent(msgspec.Struct, frozen=True):

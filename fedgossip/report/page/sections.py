@@ -193,18 +193,19 @@ def learning(run: RecordedRun) -> Markup | None:
 
 
 def logged(run: RecordedRun) -> Markup | None:
-    """Return the numbers that loops have logged beside their loss."""
+    """Return the numbers that are recorded beside loss and score: metrics of the averaged model (and of all peers), and
+    what loops have logged."""
     one = run.roles.one
     drawn = [
         figure(
             f"logged-{place}",
             figures.logged(points, f"logged-{place}", name, one),
             line(name, figures.LOGGED_LETTERS),
-            f"Logged by the loops: the mean over a round, of all {one}s that logged it.",
+            f"By round: the mean of what was measured or logged, over all {one}s that did.",
         )
         for place, (name, points) in enumerate(run.logged.items())
     ]
-    return section("What the loops logged", grid(*drawn))
+    return section("Other recorded numbers", grid(*drawn))
 
 
 def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:

@@ -163,6 +163,7 @@ class State:
             self.curves["loss"].add(row.round, row.loss, row.test_loss)
         if row.measured:
             self.tested = row
+        self.logged.add(row.round, row.metrics)
         if row.consensus_distance is not None and not alone:
             self.distance = row
             self._held_against_the_forecast(row.round, row.consensus_distance)

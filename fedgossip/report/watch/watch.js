@@ -183,7 +183,7 @@ function showLogged(now) {
     const apart = points.some((point) => point[2] !== point[3]);
     const lines = [{ name: "mean", colour: "var(--training)", dash: "none", points: column(points, 1) }];
     if (apart) lines.push({ name: `lowest ${graph.roles[0].name}`, colour: "var(--worst)", dash: "2 4", points: column(points, 2) }, { name: "highest", colour: "var(--mean)", dash: "7 4", points: column(points, 3) });
-    chart($("logged").children[place], name, "Logged by the loops: the mean over a round.", lines);
+    chart($("logged").children[place], name, "By round: the mean of what was measured or logged.", lines);
   });
 }
 
