@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -38,6 +39,23 @@ def gossip(peers: int = 4, rounds: int = 4, *, dim: int = 3) -> dict[str, Any]:
         "topology": {"n": peers, "graph": "ring"},
         "algorithm": {"name": "dsgd"},
     }
+
+
+def tiers(*sizes: int, rounds: int = 2) -> dict[str, Any]:
+    """A run whose coordinators have so many participants of the tier below; one of two has no secure sum."""
+    content = federated(math.prod(sizes), rounds)
+    content["coordinator"] |= {
+        "min_clients": min(3, sizes[0]),
+        "tiers": [{"clients": size, "secure": size > 2} for size in sizes],
+    }
+    return content
+
+
+def learned(clients: int = 3, rounds: int = 3, **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A run on a table, whose coordinator measures models."""
+    data, model = {"source": "breast-cancer", "validation": 0.1}, {"source": "softmax"}
+    given = {"data": data, "model": model, "train": {"device": "cpu"}, "coordinator": {"clients": clients}}
+    return {"rounds": rounds, **given, **sections}
 
 
 def _task(dim: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,12 @@ def console(**options: Any) -> Console:
             return super().render_str(printable(text, keep="\n"), **how)
 
     return Plain(markup=False, emoji=False, **options)
+
+
+def moment(at: float) -> str:
+    """Return a time of this machine's clock: the hour, and the day too where it is not today's."""
+    then, now = time.localtime(at), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%d %b, %H:%M", then)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

@@ -112,16 +112,10 @@ def check_journalled(plan: Plan) -> None:
         what = "private gossip" if plan.masks else "asynchronous gossip"
     elif any(plan.spends(node) for node in range(plan.n)):
         what = "a run with a budget of privacy"
-    elif isinstance(e, FederatedExperiment) and e.coordinator.tiers:
-        what = "a run with coordinator.tiers"
     elif e.loops:
         what = "a training loop of one's own"
-    elif e.selects:
-        what = 'a run with eval.keep = "best" or stop.patience'
-    elif isinstance(e, FederatedExperiment) and e.coordinator.algorithm == "fedbuff":
-        what = "fedbuff"
     if what:
-        advice = "Rounds of federated runs, with secure sums or without, fits, and synchronous gossip go over a folder."
+        advice = "Federated runs, also with secure sums and in tiers, fits, and synchronous gossip go over a folder."
         raise ConfigError(f"{what} does not go over a folder", advice)
 
 

@@ -15,7 +15,7 @@ from fedgossip.base.extras import needed
 from fedgossip.cli.people.invited import InvitedSeat, script_of, web_options
 from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.run.portable import portable_option
-from fedgossip.cli.text import echo
+from fedgossip.cli.text import echo, moment
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -461,7 +461,7 @@ def _who(admission: InviteAdmission, now: float, plan: Plan) -> str:
     here, party = admission.here(now), admission.party
     names = [_name(admission, node, plan) for node in here]
     away = [_name(admission, node, plan) for node in party.guests if node not in here]
-    until = time.strftime("%H:%M", time.localtime(party.expires))
+    until = moment(party.expires)
     missing = party.seats.count - len(here)
     gone = f"; {', '.join(away)} was here and is away" if away else ""
     return f"Here: {', '.join(names)}{gone}.  Waiting for {missing} more of {party.seats.count}, until {until}."

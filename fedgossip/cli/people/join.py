@@ -18,7 +18,7 @@ from fedgossip.base.untrusted_text import line
 from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of, web_options
 from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.sites.approval import approved_to_join
-from fedgossip.cli.text import columns, echo
+from fedgossip.cli.text import columns, echo, moment
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def _take_part(
     experiment = keep_experiment(plan, place.path)
     check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
     with contextlib.ExitStack() as stack:
-        listens = seats.called or bool(own.lead)
+        listens = seats.called or bool(own.lead and not own.carrier)
         port = _held(stack, place, own.port) if listens else None
         address, ways = ("", DIRECT) if own.carrier else _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
@@ -419,8 +419,11 @@ def _take_part(
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
         about = client.invitation, place, experiment, held, own.data
         gate = None if own.lead else approved_to_join(plan, task, *about)
-        if own.lead:
+        if own.lead and not own.carrier:
             _pass_on(stack, client, own, agent)
+        elif own.lead:
+            line = f"fedgossip join - --links folder:DIR --under {own.lead}"
+            echo(f"Its clients join with the same invite: {line}", err=True)
         told, pause = WaitingLines(plan), _pause(own.carrier)
         address = address if listens else ""
         beginning = invite_joining.enrolled(client, seats, address, told, pause, own.lead, own.under)
@@ -514,7 +517,7 @@ class WaitingLines:
         self._said = ""
 
     def __call__(self, known: Gathering) -> None:
-        until = time.strftime("%H:%M", time.localtime(time.time() + known.seconds))
+        until = moment(time.time() + known.seconds)
         label = self._plan.roles.label
         here = ", ".join(label(node) + (" (this one)" if node == known.node else "") for node in known.here)
         missing = known.wanted - len(known.here)

@@ -216,7 +216,9 @@ def rectangles(left: Places, right: Places, bottom: Places, top: Places) -> Path
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:
-    """Place the legend above the plot, where it hides no data."""
+    """Place the legend above the plot, where it hides no data; none where no curve has a label."""
+    if not axes.get_legend_handles_labels()[0]:
+        return
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),

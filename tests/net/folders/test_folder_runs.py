@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from folder_kit import FolderRun, Synchroniser, federated, gossip
+from folder_kit import FolderRun, Synchroniser, federated, gossip, learned, tiers
 
-from fedgossip.base.errors import ResumeError
+from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.core.records import EventRow
 from fedgossip.core.run_format import JOURNAL
+from fedgossip.drivers.participant import check_journalled
+from fedgossip.experiment import checked
 from fedgossip.net.folders import folder_links, pair_folder
+from fedgossip.plans import compose
 
 
 @pytest.fixture
@@ -36,6 +39,13 @@ RUNS = {
     "secure sums": federated(),
     "plain sums": federated(3, 2, secure=False),
     "ring": gossip(),
+    "two tiers": tiers(3, 2, rounds=1),
+    "best model": learned(eval={"keep": "best", "on": "validation"}),
+}
+LONG_RUNS = {
+    "two tiers, secure root": tiers(3, 3),
+    "three tiers": tiers(2, 2, 2),
+    "patience": learned(rounds=6, eval={"on": "validation"}, stop={"patience": 1}),
 }
 
 
@@ -43,7 +53,8 @@ def check_ended(run: FolderRun, rounds: int) -> None:
     """Every round is there once, at everybody; nothing that was sent is left, and no secret."""
     assert run.digest() == run.simulated()
     for node in range(run.plan.n):
-        assert run.rounds(node) == list(range(1, rounds + 1)), node
+        leaf = run.plan.learners <= node != run.plan.roles.leader  # whose rounds are those of its clients
+        assert run.rounds(node) == ([] if leaf else list(range(1, rounds + 1))), node
         ended = json.loads((run.own(node) / "ended.json").read_text())
         assert (ended["status"], ended["exit_code"]) == ("finished", 0)
     for node in range(run.plan.n):  # what was fetched after its sender's end
@@ -54,11 +65,35 @@ def check_ended(run: FolderRun, rounds: int) -> None:
     assert not list(run.shared(0).rglob("0*.fgm"))
 
 
-@pytest.mark.parametrize("content", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(
+    "content",
+    [*RUNS.values(), *(pytest.param(one, marks=pytest.mark.long) for one in LONG_RUNS.values())],
+    ids=[*RUNS, *LONG_RUNS],
+)
 def test_the_bits_are_the_simulators(content: dict[str, object], place: Path) -> None:
     run = FolderRun(place, content)
     run.over()
     check_ended(run, int(content["rounds"]))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (gossip() | {"algorithm": {"mode": "async"}}, "asynchronous gossip"),
+        (gossip() | {"topology": {"n": 4, "graph": "complete"}, "algorithm": {"private": True}}, "private gossip"),
+        (
+            learned(coordinator={"clients": 3, "privacy": {"unit": "client", "noise": 1.0, "max_epsilon": 50.0}}),
+            "a run with a budget of privacy",
+        ),
+        (learned(parallel={"workers": 2}), r"a run of \[parallel\]"),
+    ],
+    ids=["asynchronous", "private", "budget", "parallel"],
+)
+def test_what_cannot_go_on_from_a_journal_is_refused_by_name(content: dict[str, object], what: str) -> None:
+    if "parallel" in content:
+        del content["coordinator"]
+    with pytest.raises(ConfigError, match=what):
+        check_journalled(compose.plan(checked(content, "test")))
 
 
 def killed(run: FolderRun, kills: int, seed: int, most: int = 60) -> int:
@@ -83,7 +118,17 @@ def test_a_kill_at_any_write_loses_nothing_and_doubles_nothing(content: dict[str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("content", [federated(3, 30), gossip(4, 30)], ids=["secure sums", "ring"])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "content",
+    [
+        federated(3, 30),
+        gossip(4, 30),
+        tiers(3, 2, rounds=8),
+        learned(rounds=12, eval={"keep": "best", "on": "validation"}),
+    ],
+    ids=["secure sums", "ring", "two tiers", "best model"],
+)
 def test_two_hundred_kills(content: dict[str, object], place: Path) -> None:
     run = FolderRun(place, content)
     assert killed(run, 200, seed=5) == 200

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ rounds = 2
 task = { kind = "quadratic", dim = 3, sigma = 0.1, placement = "random" }
 """
 RING = '[topology]\nn = 4\ngraph = "ring"\n'
+TIERS = "[coordinator]\nclients = 6\nmin_clients = 3\ntiers = [{ clients = 3 }, { clients = 2, secure = false }]\n"
 CLIENTS = "[coordinator]\nclients = 3\nmin_clients = 3\n"
 
 
@@ -43,14 +45,14 @@ def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
 class Visits:
     """Machines that are at the folder one after the other: a stick that is carried from one to the next."""
 
-    def __init__(self, place: Path, sections: str, guests: str) -> None:
+    def __init__(self, place: Path, sections: str, guests: Sequence[str]) -> None:
         self.place, self.guests, self.stick = place, guests, place / "Jürgen's stick"
         self.stick.mkdir()
         for who in ("host", *guests):
             (place / who).mkdir()
         (place / "host" / "pilot.toml").write_text(EXPERIMENT + sections)
         self.invite = ""
-        self.done: set[str] = set()
+        self.places: dict[str, tuple[str, ...]] = {}
 
     def typed(self, who: str, *words: str) -> Said:
         return typed([*words, "--links", f"folder:{self.stick}", "--once"], self.place / who)
@@ -61,7 +63,7 @@ class Visits:
         return said
 
     def join(self, who: str, *more: str) -> Said:
-        return self.typed(who, "join", self.invite, *(more or ("--yes",)))
+        return self.typed(who, "join", self.invite, *self.places.get(who, ()), *(more or ("--yes",)))
 
     def run_of(self, who: str) -> Path | None:
         return next(self.place.joinpath(who).glob("hosting/*/run" if who == "host" else "joined/*/run"), None)
@@ -76,7 +78,7 @@ class Visits:
         everybody = ("host", *self.guests)
         for _ in range(30):
             said = {who: self.visit(who) for who in everybody}
-            assert {one.code for one in said.values()} == {0}, {who: one.err for who, one in said.items()}
+            assert not any(one.code for one in said.values()), {w: one.err for w, one in said.items() if one.code}
             if all("The run is over" in one.err for one in said.values()):
                 return
         raise AssertionError({who: one.err for who, one in said.items()})
@@ -110,6 +112,22 @@ def test_four_peers_of_a_ring_join_through_a_stick(tmp_path: Path) -> None:
     assert ended == simulate(tmp_path / "host" / "pilot.toml").digest
 
 
+@pytest.mark.long
+def test_leaves_and_their_clients_join_through_a_stick(tmp_path: Path) -> None:
+    visits = Visits(tmp_path, TIERS, ["leaf6", "leaf7", *(f"client{node}" for node in range(6))])
+    visits.places = {who: ("--coordinator", who[4:]) for who in ("leaf6", "leaf7")}
+    visits.places |= {f"client{node}": ("--under", str(6 + node // 3)) for node in range(6)}
+    visits.host()
+    for _ in range(2):
+        said = {who: visits.join(who) for who in visits.guests}
+        assert {one.code for one in said.values()} == {0}
+        visits.host()
+    line = "Its clients join with the same invite: fedgossip join - --links folder:DIR --under 6"
+    assert line in said["leaf6"].err and said["leaf6"].out == ""
+    visits.to_the_end()
+    assert digest([visits.vector("host")]) == simulate(tmp_path / "host" / "pilot.toml").digest  # type: ignore[list-item]
+
+
 def test_nothing_is_begun_before_the_consent_which_names_the_folder(tmp_path: Path) -> None:
     visits = Visits(tmp_path, CLIENTS, "abc")
     visits.host()
@@ -138,7 +156,10 @@ def test_an_invite_and_its_carrier_are_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "error"),
-    [("task.kind = 'loop'\n", "loop"), ("algorithm.mode = 'async'\n", "asynchronous gossip does not go over a folder")],
+    [
+        ("task.kind = 'loop'\n", "loop"),
+        ("algorithm.mode = 'async'\n", "asynchronous gossip does not go over a folder"),
+    ],
 )
 def test_runs_that_need_sockets_are_refused_before_an_invite(tmp_path: Path, more: str, error: str) -> None:
     visits = Visits(tmp_path, RING, "a")
