@@ -15,7 +15,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 import fedgossip
 
 FOLLOWED = ("SKILL", "experiments", "graphs", "faults", "machines", "parallel")
-FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex", "personal")
+FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex", "personal", "coming-from")
 ELSEWHERE = {
     "coordinator": "tests/sites/test_pilot.py",
     "edge": "tests/lab/test_edge.py",
@@ -132,6 +132,13 @@ def test_what_the_page_on_sweeps_shows_runs(reader: Reader) -> None:
 @pytest.mark.long
 def test_what_the_page_on_advice_shows_runs(reader: Reader) -> None:
     reader.read(page("advise"))
+
+
+@pytest.mark.long
+def test_what_the_page_for_users_of_other_frameworks_shows_runs(reader: Reader) -> None:
+    reader.read(page("coming-from"))
+    runs = summaries(reader)
+    assert len(runs) == 5 and {run["status"] for run in runs} == {"finished"}
 
 
 @pytest.mark.long
