@@ -25,15 +25,15 @@ from typing import Any
 from crew import machine, median
 
 FEW, MORE = 3, 13
-SPARE = 0.3
-"""More examples than clients, by this share: a fifth of all examples are the test set."""
+TESTED = 300
+"""Number of examples of the test set, whatever the population: an evaluated round costs as much in each."""
 
 
 def population(clients: int, cohort: int, rounds: int, source: Path) -> dict[str, Any]:
     """Return the experiment of made-up examples."""
     return {
         "rounds": rounds,
-        "data": {"source": f"npz:{source}"},
+        "data": {"source": f"npz:{source}", "test": TESTED / (clients + TESTED)},
         "train": {"device": "cpu"},
         "coordinator": {"clients": clients, "cohort": cohort},
     }
@@ -56,7 +56,7 @@ def run_once(kind: str, clients: int, cohort: int, rounds: int, folder: Path) ->
     if kind == "softmax" and not source.exists():
         import numpy as np
 
-        random, examples = np.random.default_rng(0), int(clients * (1 + SPARE))
+        random, examples = np.random.default_rng(0), clients + TESTED
         np.savez(source, x=random.standard_normal((examples, 16), np.float32), y=random.integers(0, 4, examples))
     began = time.process_time()
     place = Path(tempfile.mkdtemp(dir=folder))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgossip.algorithms import sampling
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform, participating
 
 CLIENTS = tuple(range(20))
@@ -16,6 +19,15 @@ KINDS: dict[str, Sampling] = {
     "by size": BySize(7, SIZES, 6, over=1.5),
     "poisson": Poisson(7, CLIENTS, 0.3),
 }
+
+
+@pytest.fixture(autouse=True, scope="module", params=["ordered at once", "ordered as far as it is read"])
+def _order(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "ordered at once":
+            patch.setattr(sampling, "PERMUTED_MOST", 0)
+            patch.setattr(sampling, "DRAWN_AT_ONCE", 3)  # most of 20 are in the order of the others
+        yield
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,6 +80,22 @@ def test_by_size_draws_a_single_one_in_proportion_to_its_examples() -> None:
     """Of one draw the probability is size / sum exactly (Efraimidis and Spirakis 2006)."""
     sizes = np.array([SIZES[node] for node in CLIENTS])
     assert np.abs(frequencies(BySize(1, SIZES, 1), 4000) - sizes / sizes.sum()).max() < 0.024
+
+
+def test_by_size_draws_two_in_proportion_to_what_is_left() -> None:
+    """P(a, b) = p_a p_b / (1 - p_a) + p_b p_a / (1 - p_b), with p = (1, 2, 3, 4) / 10."""
+    p = np.array([1, 2, 3, 4]) / 10
+    pairs = [BySize(3, dict(enumerate((1, 2, 3, 4))), 2).draw(round, range(4)).invited for round in range(6000)]
+    for a, b in ((0, 1), (0, 3), (2, 3)):
+        promised = p[a] * p[b] * (1 / (1 - p[a]) + 1 / (1 - p[b]))
+        assert pairs.count((a, b)) / 6000 == pytest.approx(promised, abs=5 * (promised / 6000) ** 0.5)
+
+
+def test_a_cohort_of_a_million_is_uniform_and_the_others_follow_where_few_are_there() -> None:
+    many = Uniform(4, range(1_000_000), 50)
+    drawn = np.array([node for round in range(200) for node in many.draw(round, many.clients).invited])
+    assert drawn.mean() == pytest.approx(5e5, abs=5 * 1e6 / 12**0.5 / 1e2) and len(set(drawn.tolist())) > 9900
+    assert many.draw(0, {3, 999_999}).invited == (3, 999_999)
 
 
 def test_poisson_draws_each_alone() -> None:
