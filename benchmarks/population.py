@@ -28,12 +28,15 @@ FEW, MORE = 3, 13
 TESTED = 300
 """Number of examples of the test set, whatever the population: an evaluated round costs as much in each."""
 
+SPARE = 10
+"""Examples beyond: the test set has a share of each class, which is rounded."""
+
 
 def population(clients: int, cohort: int, rounds: int, source: Path) -> dict[str, Any]:
     """Return the experiment of made-up examples."""
     return {
         "rounds": rounds,
-        "data": {"source": f"npz:{source}", "test": TESTED / (clients + TESTED)},
+        "data": {"source": f"npz:{source}", "test": TESTED / (clients + TESTED + SPARE)},
         "train": {"device": "cpu"},
         "coordinator": {"clients": clients, "cohort": cohort},
     }
@@ -56,7 +59,7 @@ def run_once(kind: str, clients: int, cohort: int, rounds: int, folder: Path) ->
     if kind == "softmax" and not source.exists():
         import numpy as np
 
-        random, examples = np.random.default_rng(0), clients + TESTED
+        random, examples = np.random.default_rng(0), clients + TESTED + SPARE
         np.savez(source, x=random.standard_normal((examples, 16), np.float32), y=random.integers(0, 4, examples))
     began = time.process_time()
     place = Path(tempfile.mkdtemp(dir=folder))

@@ -42,6 +42,9 @@ from fedgossip.data.table_files import OF_FILE, OF_TABLES, QUERY, SQL, database_
 DATA = CalledWith((), "Write def data(): return x, y")
 """Signature of a user's own data source."""
 
+CLIENT = CalledWith(("client",), "Write def data(client): return x, y")
+"""Signature of a user's own data source of one client after another."""
+
 # --- splitting --------------------------------------------------------------------------------------------------
 
 
@@ -205,17 +208,23 @@ def load(
     kind: str = AS_THE_DATA,
     buckets: Sequence[int] = (),
     standard: bool = False,
+    client: int | None = None,
 ) -> Dataset:
     """Return the dataset that `source` names (the forms are at the top of this file), for a task of this kind.
 
     Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
     `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
     where they have names, and the features must match.  `buckets`: of lines; (): as in `like`, or the usual ones.
-    `standard`: as if the source had scale=standard.  Raises ConfigError for an unreadable source, naming the file, the
+    `standard`: as if the source had scale=standard.  `client`: the number that a function takes.
+
+    Raises ConfigError for an unreadable source, naming the file, the
     expected and the actual content.
     """
     wanted = objective_of(kind, "", (), source).kind if like is None else like.kind
-    found = _load(source, base, like, buckets, wanted, standard=standard)
+    if client is None:
+        found = _load(source, base, like, buckets, wanted, standard=standard)
+    else:
+        found = _from_user(source, custom.call(source, base, CLIENT, client), wanted)
     if standard and found.scale == "none":
         if not np.issubdtype(found.x.dtype, np.floating):
             raise ConfigError(f"{source}: scale=standard of examples that are no numbers", "Leave it out.")

@@ -4,22 +4,29 @@
     data.partition = { kind = "own" }
     data.test = "csv:common.csv?label=kind"               a file that all peers have
 
+    data.source = "population:client"                     def client(number): return x, y: peer 3's are client(3)
+
 The common test set defines columns and classes, for peers that never see each other's records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from fedgossip.base.errors import FedgossipError
+from fedgossip.data import custom
 from fedgossip.data.data import load
 from fedgossip.data.dataset import Dataset, Indices
 from fedgossip.data.ragged import joined
 
 PLACE = "{peer}"
+
+DrawExamples = Callable[[Sequence[int]], tuple[Dataset, Mapping[int, Indices]]]
+"""Makes the examples of the named peers, and the places of each one's."""
 
 
 def load_own(
@@ -32,8 +39,19 @@ def load_own(
     columns or labels than `test`.
     """
     standard = test.scale != "none"
-    parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
+    if custom.is_function(source):
+        parts = [_drawn(source, test, peer, base, standard=standard) for peer in peers]
+    else:
+        parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
     return together(source, test, peers, parts)
+
+
+def _drawn(source: str, test: Dataset, peer: int, base: Path | None, *, standard: bool) -> Dataset:
+    """Return what the function gives for `peer`; every error names the peer."""
+    try:
+        return load(source, base=base, like=test, standard=standard, client=peer)
+    except FedgossipError as error:
+        raise type(error)(f"client {peer}: {error}", error.advice) from error
 
 
 def together(

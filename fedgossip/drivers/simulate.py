@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, nearest
+from fedgossip.base.imports import uncollected
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Machine, NodeId, Report
@@ -291,6 +292,7 @@ experiment.
 """
 
 
+@uncollected()
 def _simulator(
     plan: Plan,
     script: FaultScript,

@@ -21,6 +21,7 @@ from fedgossip.base.limits import MOST, Limit, Within, limits_of
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.messages import WORKERS_MAX
 from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of
+from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.ragged import check_buckets
@@ -421,12 +422,14 @@ def _check_selection(e: Experiment, where: str) -> None:
 
 
 def _check_own(data: DataSection, where: str) -> None:
-    own = PLACE in data.source
-    if own != (data.partition.get("kind") == "own"):
-        advice = f'A source with {PLACE} in it and partition = {{ kind = "own" }} go together.'
+    own = data.partition.get("kind") == "own"
+    if own != (PLACE in data.source) and not (own and is_function(data.source)):
+        advice = (
+            f'A source with {PLACE} in it, or a function of the client, and partition = {{ kind = "own" }} go together.'
+        )
         raise ConfigError(f"{where}: data.source = {data.source!r}, partition = {data.partition}", advice)
     if own and not (isinstance(data.test, str) and ":" in data.test and PLACE not in data.test):
-        advice = 'Set it to a file that all peers have: "csv:PATH?label=COLUMN", "npz:PATH".'
+        advice = 'Set it to a file that all peers have: "csv:PATH?label=COLUMN", "npz:PATH", "module:function".'
         raise ConfigError(f"{where}: data.test = {data.test!r} is not common to peers with files of their own", advice)
 
 

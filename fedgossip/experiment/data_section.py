@@ -51,7 +51,8 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     partition: Annotated[dict[str, Any], NamesCode()] = msgspec.field(default_factory=lambda: {"kind": "iid"})
     """Partition of the examples: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`),
     `pathological` (`classes_per_peer`), `similar` (`share` at random, the rest by label), `size-skewed` (`exponent` or
-    `sigma`), `natural` (whole groups), `own` (for a source with {peer}); `module:function`, your own
+    `sigma`), `natural` (whole groups), `own` (for a source with {peer}, or for a
+    `module:function` of the client's number); `module:function`, your own
     (docs/use/experiments.md)."""
     test: Annotated[float | str, data.CODE] = 0.2
     """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's

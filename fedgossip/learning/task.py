@@ -24,6 +24,7 @@ from fedgossip.core.whole_model import WholeModel
 from fedgossip.data.custom import place_of
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
 from fedgossip.data.objectives import Objective, objective_of
+from fedgossip.data.per_peer import DrawExamples
 from fedgossip.data.ragged import Ragged
 from fedgossip.learning.dp_sgd.private import PrivateGradients
 from fedgossip.learning.dp_sgd.record_privacy import PoissonBatches, RecordPrivacy, check_private
@@ -70,6 +71,8 @@ class TorchTask:
 
     `kept`: held-out examples of each node; jobs that request it are tested there first.
 
+    `draw`: makes the examples of nodes when they train, in place of `shares`; they are let go of after the call.
+
     Raises ConfigError where model, data and shares do not fit; TrainingError where a loss or an update is not finite.
     """
 
@@ -87,6 +90,7 @@ class TorchTask:
         kept: Mapping[NodeId, Indices] | None = None,
         privacy: RecordPrivacy | None = None,
         objective: Objective | None = None,
+        draw: DrawExamples | None = None,
     ) -> None:
         objective = objective or objective_of(train.kind, "", ())
         check_kind(objective, train, test)
@@ -131,12 +135,13 @@ class TorchTask:
         else:
             self._engine = ModuleLoop(*common, **how, device=device)
         self._blocks = None
-        if isinstance(self._engine, ModuleLoop) and privacy is None:
+        if isinstance(self._engine, ModuleLoop) and privacy is None and draw is None:
             about = {"device": device, "criterion": criterion, "sharing": self._sharing, "rounds": rounds}
             self._blocks = blocks_of(self._engine, module, self.layout, train, settings, **about)
         self._predictions = loading.predictions_in(train)
         self._trained = getattr(self._engine, "trained", self.layout.parameters)
         self._batches = _batches_of(train, owned, settings, privacy, seed, self._engine.width)
+        self._draw = draw
 
     @property
     def length(self) -> int:
@@ -174,6 +179,7 @@ class TorchTask:
         if not jobs:
             return []
         with self._lock:
+            self._hold_own(jobs)
             plans = [self._batches.plan(job.node, job.round) for job in jobs]
             lrs = [self.settings.rate(job.round, self._rounds) for job in jobs]
             states = [self._state_for(job) for job in jobs]
@@ -252,6 +258,7 @@ class TorchTask:
 
     def _mean_gradients(self, jobs: Sequence[Job], tell: Callable[[Produced], None] | None) -> Sequence[Update]:
         with self._lock:
+            self._hold_own(jobs)
             plans = [self._batches.plan(job.node, job.round, job.accumulate) for job in jobs]
             states = [self._states.get(job.node, {}) for job in jobs]
             tested = [self._test_own(job, state) for job, state in zip(jobs, states, strict=True)]
@@ -307,6 +314,16 @@ class TorchTask:
         with self._lock:
             state = self._states.get(node, {})
             return self._tests.measure(node, round, vector, state) if self._tests else {}
+
+    def _hold_own(self, jobs: Sequence[Job]) -> None:
+        """Make the examples of the jobs' nodes, where they are not kept."""
+        if self._draw is None:
+            return
+        assert isinstance(self._engine, LayerStack | ModuleLoop), "processes read their examples once"
+        train, self._shares = self._draw(sorted({job.node for job in jobs}))
+        check_shares(self._shares, len(train))
+        self._engine.hold(train)
+        self._batches = _batches_of(train, self._shares, self.settings, None, self._seed, self._engine.width)
 
     def _state_for(self, job: Job) -> State:
         """Return the node's state, which training changes; for a job with terms without the optimiser's slots."""

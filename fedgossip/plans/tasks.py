@@ -31,9 +31,9 @@ from fedgossip.data.objectives import (
     TABLES,
     TREES,
 )
-from fedgossip.data.per_peer import PLACE
+from fedgossip.data.per_peer import PLACE, DrawExamples
 from fedgossip.data.table_files import TableFile
-from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
+from fedgossip.experiment import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.parallel_sections import SERVED
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
@@ -59,6 +59,9 @@ MADE_BY = {
 """The commands that make a run of sums of an experiment."""
 
 
+HELD_MOST = 1_000
+"""Maximum number of clients whose examples of a function are kept, and not made anew when they train."""
+
 SPREAD_MOST = 10_000
 """Maximum number of peers whose examples of each class are counted for the summary and the report."""
 
@@ -82,6 +85,7 @@ class DataShares:
     """Omissions and changes while reading the examples, a line each."""
 
 
+@uncollected()
 def task_of(
     experiment: Experiment,
     n: int,
@@ -178,12 +182,25 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SharedExamples:
-    """Training and test examples; shares[node] are indices into `train`; `digest` as in DataShares."""
+    """Training and test examples; shares[node] are indices into `train`; `digest` as in DataShares.
+
+    `draw`: gives (train, shares) of the named nodes, where `train` has those of none.
+    """
 
     train: Dataset
     test: Dataset
     shares: Mapping[NodeId, Indices]
     digest: str
+    draw: DrawExamples | None = None
+
+
+def _draws(e: Experiment, held: Sequence[NodeId]) -> bool:
+    """Whether examples are made when their client trains: of a function, for more clients than are kept."""
+    if not isinstance(e, FederatedExperiment) or len(held) <= HELD_MOST or not is_function(e.data.source):
+        return False
+    needs_all = e.data.local_test or e.personal or e.coordinator.sampling == "size" or e.train.processes > 1
+    private = e.budget is not None and e.budget.unit == "record"
+    return e.data.partition.get("kind") == "own" and e.task.kind != CONVEX and not (needs_all or private)
 
 
 def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> SharedExamples:
@@ -200,11 +217,18 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
         return _agreed_examples(e, held, blank=blank)
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
         test = data.load(str(tested_on), seed=e.seed, kind=kind, buckets=e.data.buckets, standard=e.data.by_test)
-        train, shares = per_peer.load_own(source, test, held)
-        read = test.digest()
-        if test.scale != "none":
-            train, test = data.scaled_by_test(train, test)
-        return SharedExamples(train, test, shares, read)
+        draws, read = _draws(e, held), test.digest()
+
+        def own_of(nodes: Sequence[NodeId]) -> tuple[Dataset, Dataset, Mapping[NodeId, Indices]]:
+            train, shares = per_peer.load_own(source, test, nodes)
+            return *(data.scaled_by_test(train, test) if test.scale != "none" else (train, test)), shares
+
+        def draw(nodes: Sequence[NodeId]) -> tuple[Dataset, Mapping[NodeId, Indices]]:
+            train, _, shares = own_of(nodes)
+            return train, shares
+
+        train, scaled, shares = own_of(() if draws else held)
+        return SharedExamples(train, scaled, shares, read, draw if draws else None)
     if isinstance(tested_on, str) and tested_on != data.OWN:
         test = data.load(tested_on, seed=e.seed, kind=kind, buckets=e.data.buckets)
         train = data.load(source, seed=e.seed, like=test)
@@ -342,6 +366,7 @@ def _by_torch(
         kept=kept,
         privacy=_record_privacy(e, entropy),
         objective=replace(e.objective, kind=found.train.kind),
+        draw=found.draw,
     )
     described = replace(described, trained_on={node: len(share) for node, share in shares.items()})
     return with_personal(e, task), described

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from fedgossip.base.errors import ProtocolError
+from fedgossip.base.imports import uncollected
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import (
     AddingMachine,
@@ -194,6 +195,7 @@ class Simulator:
             self.write(row)
         return self.results
 
+    @uncollected()
     def _start(self) -> None:
         for node, known in enumerate(self.connections.known):
             if node in self.starts:

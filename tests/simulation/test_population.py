@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from fedgossip import simulate
+from fedgossip.base.errors import TrainingError
 from fedgossip.core.records import NetworkRow
+from fedgossip.core.task import Job
 from fedgossip.drivers.sim_checkpoint import Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
-from fedgossip.plans import compose
+from fedgossip.learning import task
+from fedgossip.plans import compose, tasks
 from fedgossip.plans.federated import federation
 from fedgossip.plans.plan import PlanDefaults
 from fedgossip.protocols.federated.client import Client
@@ -70,6 +73,57 @@ def test_of_a_hundred_thousand_clients_the_invited_ones_get_machines(seated: lis
     """It takes a second or two; a list that is walked for each client took minutes."""
     run = simulate(crowd(100_000, rounds=3))
     assert run.summary["status"] == "finished" and len(seated) <= 60
+
+
+DRAWN = """
+import numpy as np
+
+def client(number):
+    assert number != 734_221, "no such device"
+    random = np.random.default_rng([7, number])
+    x = random.standard_normal((3 + number % 5, 4)).astype(np.float32)
+    return x, (x.sum(1) > 0).astype(int)
+
+def common():
+    return client(-1 % 2**32)
+"""
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The sections of examples that are a function of the client's number."""
+    name = f"drawn_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(DRAWN)
+    monkeypatch.chdir(tmp_path)
+    source = {"source": f"{name}:client", "test": f"{name}:common", "partition": {"kind": "own"}}
+    return {"data": source, "train": {"device": "cpu", "momentum": 0.9}}
+
+
+@pytest.mark.parametrize("model", ["softmax", "one at a time"])
+def test_examples_that_are_made_when_their_client_trains_change_no_bit(
+    model: str, drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the model: momentum stays with a client, though its examples do not."""
+    if model != "softmax":
+        monkeypatch.setattr(task, "shape_of", lambda *_: None)
+    found = []
+    for most, engine in ((tasks.HELD_MOST, "sim"), (3, "sim"), (3, "stacked")):
+        monkeypatch.setattr(tasks, "HELD_MOST", most)
+        found.append(simulate({**crowd(8, cohort=4, secure={"on": False}), "task": {}, **drawn}, engine=engine).digest)
+    assert found[0] == found[1] == found[2] is not None
+
+
+def test_a_client_whose_examples_cannot_be_made_is_named(drawn: dict[str, Any]) -> None:
+    experiment = load_experiment({**crowd(1_000_000), "task": {}, **drawn})
+    made, shares = compose.task_of(experiment, 1_000_000)
+    assert shares.trained_on == {}
+    with pytest.raises(TrainingError, match=r"client 734221: drawn_\w+:client raised .*no such device.*line 5"):
+        made.train([Job(734_221, 0, made.initial(734_221))])
+
+
+def test_a_process_makes_the_examples_of_its_own_client_alone(drawn: dict[str, Any]) -> None:
+    _, shares = compose.task_of(load_experiment({**crowd(1_000_000), "task": {}, **drawn}), 1_000_000, [12])
+    assert shares.trained_on == {12: 5}
 
 
 def test_a_population_with_faults_has_all_its_seats_taken(seated: list[int]) -> None:

@@ -78,16 +78,21 @@ class LayerStack:
     ) -> None:
         self.shape, self.settings, self.device = shape, settings, device
         self.width = max(2, settings.examples_per_step)
-        self._x = _rows(train, shape).to(device)
+        self._objective = objective
         self._length = shape.length
         self._scoring = scoring
         self._test = test
         self._test_rows = IMAGE_ROWS if shape.convolutions else TEST_ROWS
         self._test_blocks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._workspaces: dict[tuple[int, int], Workspace] = {}
+        self.hold(train)
+
+    def hold(self, train: Dataset) -> None:
+        """Train on these examples from now on."""
+        self._x = _rows(train, self.shape).to(self.device)
         most = self.plain_block * self.width  # no block has more nodes than one of weights alone
-        self._top = top_of(objective.loss, train, shape.sizes[-1], most, device)
-        self.layout = StepLayout(settings, self.width, self._top, device)
+        self._top = top_of(self._objective.loss, train, self.shape.sizes[-1], most, self.device)
+        self.layout = StepLayout(self.settings, self.width, self._top, self.device)
         self._tensor = self.layout.tensor
 
     # --- training ---------------------------------------------------------------------------------------------

@@ -139,13 +139,17 @@ class ModuleLoop:
         self._remembers = remembered(module, layout, settings)
         self._local = weights.local_buffers(module, layout)
         self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
-        ahead = loading.ahead_of(settings, device, loading.bytes_of(train, test))
-        self.examples = loading.examples(train, device, ahead)
-        self._test = loading.examples(test, device, ahead)
+        self._ahead = loading.ahead_of(settings, device, loading.bytes_of(train, test))
+        self.hold(train)
+        self._test = loading.examples(test, device, self._ahead)
         self._predictions = loading.predictions_in(train)
         if private is not None:
             with self.examples.batches([np.arange(min(2, len(train)))]) as some:
                 private.check(*next(some))
+
+    def hold(self, train: Dataset) -> None:
+        """Train on these examples from now on."""
+        self.examples = loading.examples(train, self._device, self._ahead)
 
     def capture(self, train: Dataset, note: Callable[[str, int], None]) -> None:
         """Capture steps from now on, where allowed; `note` receives the reason for giving up, and the round."""
