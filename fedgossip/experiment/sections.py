@@ -56,8 +56,8 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, `glm:gamma`, and
     trees:100x6 (number and depth of boosted trees), kaplan-meier?every=30&until=720&by=COLUMN (survival),
     cox?every=30&until=720 (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic,
-    multinomial, ordinal, negative-binomial, firth and weibull, for `fedgossip fit` (docs/sites/glm.md,
-    docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md)."""
+    multinomial, ordinal, negative-binomial, firth, elastic-net?family=logistic and weibull, for `fedgossip fit`
+    (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md)."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):

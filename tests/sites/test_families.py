@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -34,10 +35,11 @@ GRADES = '[data.columns]\ngrade = { categories = ["low", "middle", "high"] }\n'
 NUMBERS = '[task]\nkind = "regression"\n'
 LABELS = {
     "table1": "ill", "multinomial": "grade", "ordinal": "grade", "negative-binomial": "visits", "firth": "ill",
-    "weibull": "days,died", "correlations": "ill", "meta-analysis": "ill",
+    "weibull": "days,died", "correlations": "ill", "meta-analysis": "ill", "elastic-net": "ill",
 }  # fmt: skip
 MORE = dict.fromkeys(("table1", "correlations"), ("ill", "grade", "cost"))
-OF = {"table1": "table1?by=ward", "meta-analysis": "meta-analysis?family=logistic"}
+OF = {"table1": "table1?by=ward", "meta-analysis": "meta-analysis?family=logistic",
+      "elastic-net": "elastic-net?family=logistic&path=4&folds=2"}  # fmt: skip
 
 
 def patients(path: Path, seed: int) -> None:
@@ -75,14 +77,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+def into(name: str, *more: str) -> str:
+    return f"fits/{name}{crc32(repr(more).encode()) if more else 0}"
+
+
 @cache
 def command(folder: Path, name: str, *more: str) -> Said:
-    return typed(["fit", f"{name}.toml", "--to", f"fits/{name}{len(more)}", *more], folder)
+    return typed(["fit", f"{name}.toml", "--to", into(name, *more), *more], folder)
 
 
 def fitted(folder: Path, name: str, *more: str) -> FamilyFit:
     assert (said := command(folder, name, *more)).code == 0, said
-    return msgspec.json.decode((folder / f"fits/{name}{len(more)}/tables.json").read_bytes(), type=FamilyFit)
+    return msgspec.json.decode((folder / into(name, *more) / "tables.json").read_bytes(), type=FamilyFit)
 
 
 def everybody(folder: Path) -> dict[str, np.ndarray]:
@@ -384,6 +390,101 @@ def test_a_meta_analysis_of_four_sites_is_refused(folder: Path) -> None:
         FAMILIES["meta-analysis"].design({"family": "logistic"}, agreed)
 
 
+# --- elastic net ------------------------------------------------------------------------------------------------------
+
+
+def unscaled(folder: Path, found: FamilyFit) -> tuple[np.ndarray, np.ndarray]:
+    """Return columns in agreed deviations, without their ones, and the estimates of these."""
+    mean, deviation = (np.array(one) for one in (found.design.mean, found.design.deviation))
+    return (design(everybody(folder))[:, 1:] - mean) / deviation, np.array(found.column(0, "of a deviation")[1:], float)
+
+
+@pytest.mark.parametrize("l1", [1.0, 0.3, 0.0])
+def test_a_penalised_logistic_model_is_that_of_all_records_in_one_place(folder: Path, l1: float) -> None:
+    """By scikit-learn to its own precision, and by the conditions of a minimum to 1e-10 of the largest gradient."""
+    from sklearn.linear_model import LogisticRegression
+
+    source = f"model.source=elastic-net?family=logistic&lambda=0.03&l1={l1:g}"
+    found = fitted(folder, "elastic-net", "--set", source)
+    x, b = unscaled(folder, found)
+    y, records = everybody(folder)["ill"] == "yes", SITES * ROWS
+    theirs = LogisticRegression(C=1 / (0.03 * records), l1_ratio=l1, solver="saga", tol=1e-10, max_iter=100_000)
+    assert b == pytest.approx(theirs.fit(x, y).coef_[0], abs=1e-6)
+    raw = design(everybody(folder)) @ np.array(found.column(0, "estimate"), float)
+    gradient = x.T @ (y - 1 / (1 + np.exp(-raw))) / records
+    assert l1 < 1 or (b == 0).any(), "the lasso leaves some column out"
+    used = b != 0
+    assert gradient[used] == pytest.approx(0.03 * (l1 * np.sign(b[used]) + (1 - l1) * b[used]), abs=1e-10)
+    assert (np.abs(gradient[~used]) <= 0.03 * l1).all()
+
+
+def test_a_path_of_linear_models_is_judged_as_scikit_learn_judges_it(folder: Path) -> None:
+    """Two rounds of sums; the same folds, lambdas and mean squared errors, and the chosen model, to 1e-8."""
+    from sklearn.linear_model import Lasso
+
+    more = ("--set", "model.source=elastic-net?family=linear&path=8&folds=3", "--set", "task.kind=regression")
+    labels = ("data.source=csv:site-{peer}.csv?label=cost&drop=ill,grade,visits,days,died",
+              "data.test=csv:test.csv?label=cost&drop=ill,grade,visits,days,died", "data.agreed=cost.json")  # fmt: skip
+    sets = [word for one in labels for word in ("--set", one)]
+    agreed = typed(["data", "agree", "elastic-net.toml", *sets, "--set", "task.kind=regression"], folder)
+    assert agreed.code == 0, agreed
+    found = fitted(folder, "elastic-net", *more, *sets)
+    x, b = unscaled(folder, found)
+    y, fold = everybody(folder)["cost"], np.tile(np.arange(ROWS) % 3, SITES)
+    sizes = np.array(found.column(1, "lambda"), float)
+    assert sizes[0] == pytest.approx(np.abs(x.T @ (y - y.mean())).max() / len(y), rel=1e-12)
+    judged = np.zeros((3, 8))
+    for k in range(3):
+        for place, size in enumerate(sizes):
+            model = Lasso(size, tol=1e-14, max_iter=100_000).fit(x[fold != k], y[fold != k])
+            judged[k, place] = np.mean((y[fold == k] - model.predict(x[fold == k])) ** 2)
+    assert found.column(1, "judged") == pytest.approx(judged.mean(0), rel=1e-8)
+    chosen = sizes[judged.mean(0).argmin()]
+    assert b == pytest.approx(Lasso(chosen, tol=1e-14, max_iter=100_000).fit(x, y).coef_, rel=1e-8)
+
+
+@pytest.mark.parametrize("family", ["poisson", "gamma"])
+def test_penalised_counts_and_costs_are_at_their_minimum(folder: Path, family: str) -> None:
+    """The penalty that is 0 gives the generalised linear model's own estimates."""
+    label = {"poisson": "visits", "gamma": "cost"}[family]
+    others = ",".join(one for one in COLUMNS[3:] if one != label)
+    labels = (f"data.source=csv:site-{{peer}}.csv?label={label}&drop={others}", "task.kind=regression",
+              f"data.test=csv:test.csv?label={label}&drop={others}", f"data.agreed={label}.json")  # fmt: skip
+    sets = [word for one in labels for word in ("--set", one)]
+    if not (folder / f"{label}.json").exists():
+        assert typed(["data", "agree", "elastic-net.toml", *sets], folder).code == 0
+    found = fitted(folder, "elastic-net", *sets, "--set", f"model.source=elastic-net?family={family}&lambda=0")
+    beside = typed(["fit", "elastic-net.toml", "--to", f"fits/{family}", *sets, "--set", f"model.source=glm:{family}"],
+                   folder)  # fmt: skip
+    assert beside.code == 0, beside
+    estimates = [one["estimate"] for one in msgspec.json.decode(
+        (folder / f"fits/{family}/fit.json").read_bytes())["coefficients"]]  # fmt: skip
+    assert found.column(0, "estimate") == pytest.approx(estimates, rel=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.predicts])
+def test_a_family_that_predicts_says_of_a_table_what_its_estimates_say(name: str, folder: Path, tmp_path: Path) -> None:
+    """Probabilities and mean counts by the printed estimates, in float32 as those of trained models."""
+    found = fitted(folder, name)
+    said = typed(["predict", into(name), "test.csv", "--out", str(tmp_path / "out.csv")], folder)
+    assert said.code == 0, said
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    x = design({one: np.array([row[one] if one == "ward" else float(row[one]) for row in rows])
+                for one in ("age", "salt", "ward")})  # fmt: skip
+    estimates = np.array(found.column(0, "estimate"), float)
+    eta = (
+        x @ estimates[: len(estimates) // 5 * 5].reshape(-1, 5).T
+    )  # the last of a negative binomial model is log alpha
+    if name == "negative-binomial":
+        told, named = np.exp(eta[:, 0]), "predicted visits"
+    else:
+        odds = np.exp(eta)
+        told = (odds / (1 + odds.sum(axis=1, keepdims=True)))[:, -1]
+        named = f"probability of {found.design.classes[-1]}"
+    assert [float(row[named]) for row in rows] == pytest.approx(told, rel=2e-5)
+    assert typed(["evaluate", into(name), "test.csv"], folder).code == 0
+
+
 # --- the same file everywhere -----------------------------------------------------------------------------------------
 
 
@@ -408,23 +509,29 @@ def test_processes_write_the_file_of_the_simulation(name: str, folder: Path, tmp
     assert written == {(folder / f"fits/{name}0/tables.json").read_bytes()}
 
 
+@pytest.mark.parametrize("name", ["firth", "elastic-net"])
 @pytest.mark.parametrize(("shared", "of_class", "few"), [(3, 12, True), (12, 3, True), (12, 12, False)])
-def test_a_likelihood_tells_not_how_few_share_two_categories(shared: int, of_class: int, few: bool) -> None:
+def test_a_family_tells_not_how_few_share_two_categories(name: str, shared: int, of_class: int, few: bool) -> None:
     """Of two codes, and of a code and a class of the outcome: errors then have two digits, as those of glm."""
     x, y = np.zeros((120, 2)), (np.arange(120) % 2).astype(float)
     x[:40, 0] = x[40 - shared : 80, 1] = 1
     y[:40] = np.arange(40) < of_class
-    columns = tuple(EncodedColumn(name, categories=("no", "yes")) for name in ("a", "b"))
+    columns = tuple(EncodedColumn(code, categories=("no", "yes")) for code in ("a", "b"))
+    options = {"family": "logistic", "lambda": "0.01"} if name == "elastic-net" else {}
     d = FamilyDesign(
-        family="firth", classes=("no", "yes"), encoding=TableEncoding(columns), columns=("a=yes", "b=yes"),
+        family=name, options=options, classes=("no", "yes"), encoding=TableEncoding(columns), columns=("a=yes", "b=yes"),
         places=(1, 3), mean=(0.0, 0.0), deviation=(1.0, 1.0), suppress=5, outcome="y",
     )  # fmt: skip
-    layout = FamilyLayout(d, FAMILIES["firth"])
+    layout = FamilyLayout(d, FAMILIES[name])
     task = FamilyTask(layout, {0: SiteSample(np.column_stack([np.ones(120), x]), y[:, None])}, 5)
     pooled = task.initial(0)
     for number in range(layout.rounds):
         pooled = total([pooled, task.sums(Job(0, number, pooled))], 256)
-    found = FAMILIES["firth"].result(d, layout.pooled(pooled), unknown(TableSchema(()), 5))
+    found = FAMILIES[name].result(d, layout.pooled(pooled), unknown(TableSchema(()), 5))
     assert found is not None and any(one.startswith("rounded") for one in found.remarks) == few
+    if name == "elastic-net":  # which tells no errors: estimates have three digits of one, some 0.2 here
+        told = [row[1] for row in found.tables[0].rows]
+        assert few == all(isinstance(one, float) and one == round(one, 3) for one in told)
+        return
     errors = [row[2] for row in found.tables[0].rows]
     assert few == all(isinstance(one, float) and one == float(f"{one:.2g}") for one in errors)

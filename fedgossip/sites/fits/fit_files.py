@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES, TABLES
+from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES, MODEL, TABLES
 from fedgossip.data.agreed.sum_files import read_told
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families import family
@@ -26,9 +26,9 @@ def fit_in(path: Path) -> Fit | None:
     if not (path / FIT).is_file() and (path / CURVES).is_file():
         text = f"{path}: survival curves, which are of groups and say nothing of one record"
         raise ConfigError(text, f'Read {CURVES}; model.source = "cox?..." fits hazards, which do.')
-    if not (path / FIT).is_file() and (path / TABLES).is_file():
+    if not (path / FIT).is_file() and (path / TABLES).is_file() and not (path / MODEL).is_dir():
         text = f"{path}: tables of a statistic, which say nothing of one record"
-        raise ConfigError(text, f"Read {TABLES}; glm, cox and trees predict.")
+        raise ConfigError(text, f"Read {TABLES}; glm, cox, trees and the families with a folder {MODEL}/ predict.")
     if not (path / FIT).is_file():
         return None
     kinds: Any = Fit  # a type to msgspec, unknown to type checkers

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
+from fedgossip.core.whole_model import WholeModel
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import TABLES
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
-from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, SumsFamily, fit_of
+from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, PredictingFamily, SumsFamily, fit_of
 from fedgossip.sites.fits.families.names import FAMILIES
-from fedgossip.sites.plans.sums import SumsRun
+from fedgossip.sites.plans.sums import SumsRun, layer_model
 
 
 def _run_of(family: SumsFamily) -> SumsRun:
@@ -28,8 +30,13 @@ def _run_of(family: SumsFamily) -> SumsRun:
     def read(layout: FamilyLayout, agreed: AgreedTable, file: TableFile) -> Any:
         return family.read(layout.design, agreed, file)
 
+    def model(layout: FamilyLayout, agreed: AgreedTable, vector: Vector) -> WholeModel | None:
+        found = cast(PredictingFamily, family).model(layout.design, layout.pooled(vector), agreed)
+        return None if found is None else layer_model(layout.design, *found, agreed)
+
     return SumsRun(
-        family.name, TABLES, run_format.TABLES, kinds, layout, lambda layout: layout.rounds, read, FamilyTask, fit_of
+        family.name, TABLES, run_format.TABLES, kinds, layout, lambda layout: layout.rounds, read, FamilyTask, fit_of,
+        model=model if family.predicts else None,
     )  # fmt: skip
 
 

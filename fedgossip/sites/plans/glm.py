@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
+import numpy as np
 
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector
@@ -17,17 +17,14 @@ from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.objectives import CLASSIFICATION, GLM, REGRESSION
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
-from fedgossip.learning.models.model_files import RATES
-from fedgossip.plans import compose
 from fedgossip.sites.fits.design_columns import bounds_of, check_counted, design_columns
-from fedgossip.sites.fits.glm.glm import FAMILIES
-from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of, tensors_of
-from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
+from fedgossip.sites.fits.glm.glm import FAMILIES, scaled
+from fedgossip.sites.fits.glm.glm_result import SOURCE_OF, GlmFit, fit_of, layer_of
+from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, SiteRecords, known_outcomes
 from fedgossip.sites.fits.glm.glm_task import GlmTask
-from fedgossip.sites.plans.sums import SumsRun
+from fedgossip.sites.plans.sums import SumsRun, layer_model
 
 KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}
-SOURCE_OF = {"logistic": "softmax", "linear": "softmax", "poisson": RATES, "gamma": RATES}
 STEPS = 16
 """Maximum number of Newton steps; five to eight are usual."""
 
@@ -72,22 +69,6 @@ def _design(family: str, agreed: AgreedTable, errors: str) -> GlmDesign:
     )  # fmt: skip
 
 
-def model_of(fit: GlmFit, agreed: AgreedTable) -> WholeModel:
-    """Return the fit as a model that `fedgossip.load_model` can use."""
-    encoding, (mean, deviation) = agreed.encoding, agreed.scale
-    label = agreed.schema.labels[0]
-    logistic = fit.design.family == "logistic"
-    facts: dict[str, Any] = {
-        "source": SOURCE_OF[fit.design.family], "kind": KIND_OF[fit.design.family],
-        "loss": "cross-entropy" if logistic else "mse",
-        "metrics": ("accuracy",) if logistic else ("rmse", "mae"), "shape": (len(encoding.features),),
-        "outputs": 2 if logistic else 1, "classes": label.categories, "columns": encoding.features,
-        "encoding": encoding, "labels": (label.name,), "scale": {"mean": mean, "deviation": deviation},
-        "schema": fit.design.digest[:16], "versions": compose.versions(),
-    }  # fmt: skip
-    return WholeModel(tensors_of(fit, len(encoding.features)), facts)
-
-
 def _kinds(source: str) -> Sequence[str]:
     _errors_of(source)
     return (KIND_OF[family_of(source)],)
@@ -111,7 +92,10 @@ def _fit(layout: GlmLayout, agreed: AgreedTable, vector: Vector, least: int) -> 
 
 def _model(layout: GlmLayout, agreed: AgreedTable, vector: Vector) -> WholeModel | None:
     fit = _fit(layout, agreed, vector, 1)
-    return model_of(fit, agreed) if fit is not None and fit.converged else None
+    if fit is None or not fit.converged:
+        return None
+    family = fit.design.family
+    return layer_model(fit.design, SOURCE_OF[family], layer_of(family, np.array(fit.eta)), agreed)
 
 
 GLM_RUN = SumsRun(

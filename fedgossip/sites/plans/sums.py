@@ -24,6 +24,7 @@ from fedgossip.data.agreed.column_sums import SITES
 from fedgossip.data.agreed.federated_tables import check_same
 from fedgossip.data.agreed.sums_task import Draw, SumsTask
 from fedgossip.data.columns.table_schema import FEDERATED
+from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.record_digests import source_digest
 from fedgossip.data.table_files import TableFile
@@ -37,6 +38,8 @@ from fedgossip.plans.federated.ledger import SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import purse_of
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.glm.glm_result import tensors_of
 
 Site = TypeVar("Site")
 Task = TypeVar("Task", bound=SumsTask)
@@ -195,6 +198,21 @@ def planned(run: SumsRun, experiment: Experiment) -> PlannedFit:
     if run.server is not None:
         plan = replace(plan, federated=replace(plan.federated, server=run.server(layout)))
     return PlannedFit(run, plan, layout, agreed)
+
+
+def layer_model(d: Any, source: str, rows: Values, agreed: AgreedTable) -> WholeModel:
+    """Return a fit as a model that `fedgossip.load_model` can use: `rows` of a linear layer, of the columns of `d`."""
+    encoding, (mean, deviation) = agreed.encoding, agreed.scale
+    label = agreed.schema.labels[0]
+    facts: dict[str, Any] = {
+        "source": source, "kind": CLASSIFICATION if label.categories else REGRESSION,
+        "loss": "cross-entropy" if label.categories else "mse",
+        "metrics": ("accuracy",) if label.categories else ("rmse", "mae"), "shape": (len(encoding.features),),
+        "outputs": len(rows), "classes": label.categories, "columns": encoding.features,
+        "encoding": encoding, "labels": (label.name,), "scale": {"mean": mean, "deviation": deviation},
+        "schema": d.digest[:16], "versions": compose.versions(),
+    }  # fmt: skip
+    return WholeModel(tensors_of(d, rows, len(encoding.features)), facts)
 
 
 # --- ledgers ----------------------------------------------------------------------------------------------------------

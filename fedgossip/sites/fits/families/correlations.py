@@ -40,7 +40,7 @@ PAIRS = ("", "correlation", "95 % from", "to", "p")
 
 
 class Correlations:
-    name, kinds, options = "correlations", (CLASSIFICATION, REGRESSION), ()
+    name, kinds, options, predicts = "correlations", (CLASSIFICATION, REGRESSION), (), False
 
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         numbers = [one for one in agreed.columns if not one.categories and one.deviation]

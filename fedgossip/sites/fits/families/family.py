@@ -23,16 +23,21 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.data.columns.encodings import TableEncoding
 from fedgossip.data.table_files import TableFile
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
-from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.design_columns import check_counted, design_columns
+from fedgossip.sites.fits.glm.glm import Values, scaled
 from fedgossip.sites.fits.glm.glm_sums import LARGEST, RECORDS, SHIFT, real_of, whole_of
 
 FORMAT = 1
 NUMBERS = 1 << 17
 """Maximum number of whole numbers in a vector: 8 MiB."""
+
+
+FEW = "rounded: fewer than {} records share two categories, or one and an outcome, and exact errors would count them"
 
 
 class SumBlock(NamedTuple):
@@ -123,6 +128,14 @@ class FamilyResult(NamedTuple):
     problem: str = ""
 
 
+class FamilyModel(NamedTuple):
+    """What predicts a record: the rows of a linear layer, [outputs, p + 1], of scaled columns behind their ones."""
+
+    source: str
+    """The model whose layer it is: a softmax, one number, or one rate."""
+    rows: Values
+
+
 class SumsFamily(Protocol):
     """One statistic."""
 
@@ -161,6 +174,17 @@ class SumsFamily(Protocol):
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:
         """Return the tables of the sums; None after too few complete rounds."""
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its result predicts records: it is a `PredictingFamily`."""
+
+
+class PredictingFamily(SumsFamily, Protocol):
+    """A statistic whose result is a model of records."""
+
+    def model(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyModel | None:
+        """Return what predicts a record; None where the result is not at its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,6 +328,36 @@ def fit_of(layout: FamilyLayout, agreed: AgreedTable, vector: Vector, least: int
         design=layout.design, sites=last.sites, least=least, records=last.records, title=found.title,
         tables=tuple(found.tables), remarks=tuple(found.remarks), problem=found.problem,
     )  # fmt: skip
+
+
+def regression_design(family: str, options: Mapping[str, str], agreed: AgreedTable, *, counted: bool) -> FamilyDesign:
+    """Return the design of a regression on all agreed columns; `counted`: sums over classes of the label are opened.
+
+    Raises ConfigError as `design_columns`, and for classes so rare that a sum would disclose them.
+    """
+    labels = agreed.schema.labels
+    if counted:
+        check_counted(agreed, labels)
+    c = design_columns(agreed, family)
+    return FamilyDesign(
+        family=family, options=options, outcome=",".join(one.name for one in labels), classes=labels[0].categories,
+        encoding=agreed.encoding, columns=c.names, places=c.places, mean=c.mean, deviation=c.deviation,
+        against=c.against, constant=c.constant, suppress=agreed.suppress, agreed=agreed.digest,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class SiteSample:
+    """One site's records: x [m, p + 1] scaled, with its ones; y [m, labels]: numbers, or the place of the class."""
+
+    x: Values
+    y: Values
+
+
+def read_sample(d: FamilyDesign, agreed: AgreedTable, file: TableFile, kind: str) -> SiteSample:
+    """Return a site's records for `regression_design`.  Raises ConfigError as `read_for_fit`."""
+    found = read_for_fit(file, agreed, kind)
+    return SiteSample(scaled(d, found.x), np.asarray(found.y, np.float64).reshape(len(found), -1))
 
 
 def upper(width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -21,17 +21,17 @@ from scipy.special import expit
 
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.objectives import CLASSIFICATION
-from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units
-from fedgossip.sites.fits.glm.glm import PointSums, Values
-from fedgossip.sites.fits.glm.glm_result import INTERCEPT
+from fedgossip.sites.fits.families.family import FamilyDesign, FamilyModel, SiteSample
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms
+from fedgossip.sites.fits.glm.glm import PointSums, Values, in_units
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOFTMAX, layer_of
 
 WIDEST = 24
 """Maximum number of coefficients: products of three of them are as many as its third power, by 6."""
 
 
 class Firth(Likelihood):
-    name, kinds = "firth", (CLASSIFICATION,)
+    name, kinds, predicts = "firth", (CLASSIFICATION,), True
 
     def title(self, d: FamilyDesign) -> str:
         return f"Firth's logistic model of {d.outcome} = {d.classes[1]}"
@@ -80,8 +80,11 @@ class Firth(Likelihood):
         shift = np.einsum("ab,abc->c", np.linalg.inv(sums.information), whole) / 2
         return replace(sums, gradient=sums.gradient + shift, deviance=sums.deviance - float(log_det))
 
+    def model(self, d: FamilyDesign, point: Values) -> FamilyModel:  # noqa: ARG002
+        return FamilyModel(SOFTMAX, layer_of("logistic", point))
+
     def in_units(self, d: FamilyDesign) -> Values:
-        return block_units(d)
+        return in_units(d)
 
     def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
         return ["log likelihood and AIC are penalised, of scaled columns; intervals are Wald's"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,18 +22,22 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import RECORDS_EACH, check_counted, design_columns
+from fedgossip.sites.fits.design_columns import RECORDS_EACH
 from fedgossip.sites.fits.effective_records import CUT_SHORT, LOOK, too_few
 from fedgossip.sites.fits.families.family import (
+    FEW,
     Cell,
     FamilyDesign,
+    FamilyModel,
     FamilyResult,
     Numbers,
     PooledRound,
     ResultTable,
+    SiteSample,
     SumBlock,
+    read_sample,
+    regression_design,
     symmetric,
     upper,
 )
@@ -47,14 +51,6 @@ STRIDE = 0.5
 """Longest step of a parameter of scaled columns: longer ones reach points at which few records count."""
 FARTHEST = 1e4
 """Bound of |parameter| of a point: beyond it the likelihood grows without end."""
-
-
-@dataclass(frozen=True, eq=False)
-class SiteSample:
-    """One site's records: x [m, p + 1] scaled, with its ones; y [m, labels]: numbers, or the place of the class."""
-
-    x: Values
-    y: Values
 
 
 class LikelihoodTerms(NamedTuple):
@@ -81,6 +77,8 @@ class Likelihood(ABC):
     """Kinds of task with labels that suit."""
     labels = 1
     """Number of label columns."""
+    predicts = False
+    """Whether `model` is there."""
     ratio = "odds ratio"
     """Meaning of exp(estimate) of a column."""
 
@@ -131,6 +129,10 @@ class Likelihood(ABC):
         """Return what else follows from the estimates, in words."""
         return []
 
+    def model(self, d: FamilyDesign, point: Values) -> FamilyModel:
+        """Return what predicts a record, by the parameters of scaled columns [k], where `predicts`."""
+        raise NotImplementedError
+
 
 class LikelihoodFamily:
     """The `SumsFamily` of a likelihood."""
@@ -148,6 +150,10 @@ class LikelihoodFamily:
     def kinds(self) -> tuple[str, ...]:
         return self.of.kinds
 
+    @property
+    def predicts(self) -> bool:
+        return self.of.predicts
+
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         if options.get("errors", MODEL) not in (MODEL, ROBUST):
             raise ConfigError(f"errors={options['errors']}", f"It is {MODEL} or {ROBUST}.")
@@ -157,15 +163,7 @@ class LikelihoodFamily:
             raise ConfigError(
                 text, f"It is of {self.of.labels}: label=" + ("time,event." if len(labels) == 1 else "ONE.")
             )
-        if self.of.labels == 1:
-            check_counted(agreed, labels)
-        c = design_columns(agreed, self.name)
-        d = FamilyDesign(
-            family=self.name, options=options, outcome=",".join(one.name for one in labels),
-            classes=labels[0].categories, encoding=agreed.encoding, columns=c.names, places=c.places, mean=c.mean,
-            deviation=c.deviation, against=c.against, constant=c.constant, suppress=agreed.suppress,
-            agreed=agreed.digest,
-        )  # fmt: skip
+        d = regression_design(self.name, options, agreed, counted=self.of.labels == 1)
         if agreed.records < RECORDS_EACH * (many := len(self.of.names(d))):
             text = f"{agreed.records} records for {many} parameters: sums of products would tell of single ones"
             raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each are needed.")
@@ -196,11 +194,9 @@ class LikelihoodFamily:
         return first, f"then, in each of at most {STEPS} steps, {each}", *last
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> SiteSample:
-        found = read_for_fit(file, agreed, self.kinds[0])
-        y = np.asarray(found.y, np.float64).reshape(len(found), -1)
-        self.of.check(d, y)
-        x = (found.x[:, list(d.places)] - np.array(d.mean)) / np.array(d.deviation)
-        return SiteSample(np.concatenate([np.ones((len(x), 1)), x], axis=1), y)
+        found = read_sample(d, agreed, file, self.kinds[0])
+        self.of.check(d, found.y)
+        return found
 
     def records(self, site: SiteSample) -> int:
         return len(site.x)
@@ -289,10 +285,7 @@ class LikelihoodFamily:
             remarks.append("errors are robust: they hold where the family's variance does not")
         remarks += [f"compared with: {', '.join(d.against)}"] if d.against else []
         if few:
-            remarks.append(
-                f"rounded: fewer than {d.suppress} records share two categories, or one and an outcome, and exact "
-                "errors would count them"
-            )
+            remarks.append(FEW.format(d.suppress))
         silent = [names[k] for k in state.silent]
         remarks += [f"depend on each other, so have no errors: {', '.join(silent)}"] if silent else []
         why = "an estimate diverges" if state.steps >= STEPS else f"{CUT_SHORT}.  {LOOK}"
@@ -302,16 +295,16 @@ class LikelihoodFamily:
         title = f"{self.of.title(d)}, at the end after {state.steps} steps" if not problem else self.of.title(d)
         return FamilyResult(title, (table,), remarks, problem)
 
+    def model(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyModel | None:
+        found = self.result(d, pooled, agreed)
+        if found is None or found.problem or not self.predicts:
+            return None
+        estimates = np.array([row[1] for row in found.tables[0].rows], np.float64)  # rounded where few share categories
+        return self.of.model(d, np.asarray(np.linalg.solve(self.of.in_units(d), estimates), np.float64))
+
 
 def _last(state: Newton) -> Values:
     return state.point if state.converged else state.best
-
-
-def block_units(d: FamilyDesign) -> Values:
-    """Return T [p + 1, p + 1] of an intercept and all columns."""
-    turned = np.diag(np.concatenate([[1.0], 1 / np.array(d.deviation)]))
-    turned[0, 1:] = -np.array(d.mean) / np.array(d.deviation)
-    return turned
 
 
 def with_more(turned: Values, more: int) -> Values:

@@ -22,10 +22,9 @@ import numpy as np
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError, nearest
 from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import RECORDS_EACH, check_counted, design_columns
+from fedgossip.sites.fits.design_columns import RECORDS_EACH
 from fedgossip.sites.fits.families.family import (
     Cell,
     FamilyDesign,
@@ -34,6 +33,8 @@ from fedgossip.sites.fits.families.family import (
     PooledRound,
     ResultTable,
     SumBlock,
+    read_sample,
+    regression_design,
 )
 from fedgossip.sites.fits.glm.glm import FAMILIES, Values, covariance, moved, residuals, site_sums, start
 
@@ -55,7 +56,7 @@ class SiteEstimates:
 
 
 class MetaAnalysis:
-    name, kinds, options = "meta-analysis", (CLASSIFICATION, REGRESSION), ("family",)
+    name, kinds, options, predicts = "meta-analysis", (CLASSIFICATION, REGRESSION), ("family",), False
 
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         family = options.get("family", "")
@@ -68,13 +69,7 @@ class MetaAnalysis:
         if agreed.sites < LEAST:
             text = f"a meta-analysis of {agreed.sites} sites: its sums would tell of each site's own estimates"
             raise ConfigError(text, f"It takes {LEAST} sites or more; glm fits all records of fewer together.")
-        check_counted(agreed, labels)
-        c = design_columns(agreed, self.name)
-        return FamilyDesign(
-            family=self.name, options=options, outcome=labels[0].name, classes=labels[0].categories,
-            encoding=agreed.encoding, columns=c.names, places=c.places, mean=c.mean, deviation=c.deviation,
-            against=c.against, constant=c.constant, suppress=agreed.suppress, agreed=agreed.digest,
-        )  # fmt: skip
+        return regression_design(self.name, options, agreed, counted=True)
 
     def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
         each, signed = SumBlock(len(d.columns), positive=True), SumBlock(len(d.columns))
@@ -88,13 +83,12 @@ class MetaAnalysis:
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> SiteEstimates:
         name = d.options["family"]
-        found = read_for_fit(file, agreed, KIND_OF[name])
-        x = (found.x[:, list(d.places)] - np.array(d.mean)) / np.array(d.deviation)
-        y, few = found.y.reshape(len(found)).astype("f8"), RECORDS_EACH * (len(d.columns) + 1)
+        found = read_sample(d, agreed, file, KIND_OF[name])
+        y, few = found.y[:, 0], RECORDS_EACH * (len(d.columns) + 1)
         if len(y) < few:
             text = f"{len(y)} records for {len(d.columns) + 1} coefficients of a model of this site's own"
             raise ConfigError(text, f"{few} are needed, or fewer columns: drop=A,B.")
-        return SiteEstimates(len(y), *own_model(name, np.concatenate([np.ones((len(x), 1)), x], axis=1), y))
+        return SiteEstimates(len(y), *own_model(name, found.x, y))
 
     def records(self, site: SiteEstimates) -> int:
         return site.records

@@ -15,10 +15,10 @@ from scipy.special import logsumexp
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.data.objectives import CLASSIFICATION
-from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units
-from fedgossip.sites.fits.glm.glm import Values
-from fedgossip.sites.fits.glm.glm_result import INTERCEPT
+from fedgossip.sites.fits.families.family import FamilyDesign, FamilyModel, SiteSample
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms
+from fedgossip.sites.fits.glm.glm import Values, in_units
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT, SOFTMAX
 
 
 def check_classes(counts: Values, classes: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def check_classes(counts: Values, classes: Sequence[str]) -> None:
 
 
 class Multinomial(Likelihood):
-    name, kinds = "multinomial", (CLASSIFICATION,)
+    name, kinds, predicts = "multinomial", (CLASSIFICATION,), True
 
     def title(self, d: FamilyDesign) -> str:
         return f"multinomial model of {d.outcome}, against {d.classes[0]}"
@@ -62,5 +62,9 @@ class Multinomial(Likelihood):
                 information[a * width : (a + 1) * width, b * width : (b + 1) * width] = site.x.T @ (site.x * w[:, None])
         return LikelihoodTerms(log_p[np.arange(len(of)), of], scores, information, [one * (1 - one) for one in p.T])
 
+    def model(self, d: FamilyDesign, point: Values) -> FamilyModel:
+        rows = point.reshape(len(d.classes) - 1, -1)
+        return FamilyModel(SOFTMAX, np.concatenate([0 * rows[:1], rows]))
+
     def in_units(self, d: FamilyDesign) -> Values:
-        return np.asarray(block_diag(*[block_units(d)] * (len(d.classes) - 1)))
+        return np.asarray(block_diag(*[in_units(d)] * (len(d.classes) - 1)))

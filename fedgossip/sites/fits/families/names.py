@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgossip.sites.fits.families.correlations import Correlations
+from fedgossip.sites.fits.families.elastic_net import ElasticNet
 from fedgossip.sites.fits.families.family import SumsFamily
 from fedgossip.sites.fits.families.firth import Firth
 from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodFamily
@@ -17,6 +18,12 @@ from fedgossip.sites.fits.families.weibull import Weibull
 
 LIKELIHOODS: Sequence[Likelihood] = Multinomial(), Ordinal(), NegativeBinomial(), Firth(), Weibull()
 
-_ALL: Sequence[SumsFamily] = TableOne(), Correlations(), MetaAnalysis(), *map(LikelihoodFamily, LIKELIHOODS)
+_ALL: Sequence[SumsFamily] = (
+    TableOne(),
+    Correlations(),
+    MetaAnalysis(),
+    ElasticNet(),
+    *map(LikelihoodFamily, LIKELIHOODS),
+)
 
 FAMILIES: Mapping[str, SumsFamily] = {one.name: one for one in _ALL}

@@ -18,17 +18,17 @@ from scipy.special import gammaln, polygamma, psi
 
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.objectives import REGRESSION
-from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units, with_more
-from fedgossip.sites.fits.glm.glm import Values
-from fedgossip.sites.fits.glm.glm_result import INTERCEPT
+from fedgossip.sites.fits.families.family import FamilyDesign, FamilyModel, SiteSample
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, with_more
+from fedgossip.sites.fits.glm.glm import Values, in_units
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT, RATES
 
 FLATTEST = 0.02
 """Least alpha of the first point."""
 
 
 class NegativeBinomial(Likelihood):
-    name, kinds, ratio = "negative-binomial", (REGRESSION,), "rate ratio"
+    name, kinds, ratio, predicts = "negative-binomial", (REGRESSION,), "rate ratio", True
 
     def title(self, d: FamilyDesign) -> str:
         return f"negative binomial model of {d.outcome}"
@@ -72,8 +72,11 @@ class NegativeBinomial(Likelihood):
         expected = mu * r / whole  # whatever the counts
         return LikelihoodTerms(likelihood, scores, information, [expected])
 
+    def model(self, d: FamilyDesign, point: Values) -> FamilyModel:  # noqa: ARG002
+        return FamilyModel(RATES, point[None, :-1])
+
     def in_units(self, d: FamilyDesign) -> Values:
-        return with_more(block_units(d), 1)
+        return with_more(in_units(d), 1)
 
     def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
         return [f"alpha {math.exp(estimates[-1]):.6g}: the variance is mu + alpha mu²; with 0 a Poisson model's"]

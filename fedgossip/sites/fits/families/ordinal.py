@@ -15,8 +15,8 @@ import numpy as np
 from scipy.special import expit
 
 from fedgossip.data.objectives import CLASSIFICATION
-from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample
+from fedgossip.sites.fits.families.family import FamilyDesign, SiteSample
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms
 from fedgossip.sites.fits.families.multinomial import check_classes
 from fedgossip.sites.fits.glm.glm import Values
 

@@ -62,6 +62,7 @@ class TableOne:
     name = "table1"
     kinds = (CLASSIFICATION, REGRESSION)
     options = ("by",)
+    predicts = False
 
     def design(self, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
         by = options.get("by", "")

@@ -17,9 +17,9 @@ import numpy as np
 
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.objectives import REGRESSION
-from fedgossip.sites.fits.families.family import FamilyDesign
-from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, SiteSample, block_units, with_more
-from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.families.family import FamilyDesign, SiteSample
+from fedgossip.sites.fits.families.likelihoods import Likelihood, LikelihoodTerms, with_more
+from fedgossip.sites.fits.glm.glm import Values, in_units
 from fedgossip.sites.fits.glm.glm_result import INTERCEPT
 
 
@@ -61,7 +61,7 @@ class Weibull(Likelihood):
         return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [hazard])
 
     def in_units(self, d: FamilyDesign) -> Values:
-        return with_more(block_units(d), 1)
+        return with_more(in_units(d), 1)
 
     def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
         return [f"shape {math.exp(-estimates[-1]):.6g}: above 1 the hazard grows with time"]

@@ -16,14 +16,15 @@ Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import TrainingError
+from fedgossip.data.columns.encodings import TableEncoding
 
 Values = npt.NDArray[np.float64]
 
@@ -276,9 +277,29 @@ def _spectrum(information: Values) -> tuple[Values, Values, Values]:
     return values, directions, scale
 
 
-def in_units(names: Sequence[str], mean: Values, deviation: Values) -> Values:
-    """Return T [p + 1, p + 1]: T b are coefficients of columns as they were read, b those of (x - mean) / deviation."""
-    turned = np.diag(np.concatenate([[1.0], 1 / deviation]))
-    turned[0, 1:] = -mean / deviation
-    assert len(turned) == len(names) + 1
+class ScaledColumns(Protocol):
+    """The columns of a design."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def places(self) -> tuple[int, ...]: ...
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+    @property
+    def deviation(self) -> tuple[float, ...]: ...
+    @property
+    def encoding(self) -> TableEncoding: ...
+
+
+def in_units(d: ScaledColumns) -> Values:
+    """Return T [p + 1, p + 1]: T b are coefficients of columns as they were read, b those of scaled ones."""
+    turned = np.diag(np.concatenate([[1.0], 1 / np.array(d.deviation)]))
+    turned[0, 1:] = -np.array(d.mean) / np.array(d.deviation)
     return turned
+
+
+def scaled(d: ScaledColumns, x: Values) -> Values:
+    """Return the design matrix [m, p + 1] of features in their original units, with its ones."""
+    there = (x[:, list(d.places)] - np.array(d.mean)) / np.array(d.deviation)
+    return np.concatenate([np.ones((len(x), 1)), there], axis=1)

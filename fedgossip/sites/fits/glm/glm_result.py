@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from fedgossip.base.vectors import Vector
-from fedgossip.data.columns.encodings import TableEncoding
-from fedgossip.sites.fits.glm.glm import PointSums, Values, covariance, in_units, rank_of
+from fedgossip.sites.fits.glm.glm import PointSums, ScaledColumns, Values, covariance, in_units, rank_of
 from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
 
 FORMAT = 2
 INTERCEPT = "(intercept)"
+SOFTMAX, RATES = "softmax", "glm:poisson"
+"""Models that a fit is: a linear layer, of classes or of numbers; and exp of one."""
+SOURCE_OF = {"logistic": SOFTMAX, "linear": SOFTMAX, "poisson": RATES, "gamma": RATES}
 LEVEL = 0.95
 RATIO = {"logistic": "odds ratio", "poisson": "rate ratio", "gamma": "mean ratio"}
 """Name of exp(estimate), by family."""
@@ -117,7 +119,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     free = sums.records - rank
     linear = design.family == "linear"
     dispersion = (sums.deviance / free if free > 0 else math.nan) if linear else 1.0
-    turned = in_units(design.columns, np.array(design.mean), np.array(design.deviation))
+    turned = in_units(design)
     best, last = state.last, layout.last(vector)
     disperses = design.of_family.disperses
     if layout.has_last and last is None and (design.errors or disperses):
@@ -217,30 +219,26 @@ def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Va
     not larger than their number elsewhere.
     """
     records, total = first.records, sums[0]
+    squares = total  # of 0 and 1
     if family == "linear":
-        low = math.floor(total / records + 1e-9)
         squares = first.deviance - mean * (records * mean - 2 * total)  # its deviance is that from `mean`
-        if abs(squares - (2 * low + 1) * total + low * (low + 1) * records) >= 1e-6 * records:
-            return np.zeros((0, len(sums)))
-        sums = sums - low * ones
     elif family == "gamma":  # `known_outcomes` and the design leave no outcomes to count
         return np.zeros((0, len(sums)))
     elif family == "poisson" and abs(first.least - 2 * total) >= 1e-6 * records:  # y - y log y + log y! is y of 0 and 1
         return sums[None]
-    return np.stack([ones - sums, sums])
+    return counted_outcomes(family, records, squares, ones, sums)
 
 
-class ScaledColumns(Protocol):
-    """The columns of a design."""
+def counted_outcomes(family: str, records: int, squares: float, ones: Values, sums: Values) -> Values:
+    """Return the sums of columns over the records of each outcome, as `few_share` takes them.
 
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-    @property
-    def deviation(self) -> tuple[float, ...]: ...
-    @property
-    def encoding(self) -> TableEncoding: ...
+    Of one of two neighbouring whole numbers, by the sum of squared outcomes; of other counts `sums`, weighted by them.
+    """
+    total = float(sums[0])
+    low = math.floor(total / records + 1e-9)
+    if abs(squares - (2 * low + 1) * total + low * (low + 1) * records) >= 1e-6 * records:
+        return sums[None] if family == "poisson" else np.zeros((0, len(sums)))
+    return np.stack([ones - (sums - low * ones), sums - low * ones])
 
 
 def few_share(
@@ -327,11 +325,13 @@ def coefficient(name: str, estimate: float, error: float, free: int | None = Non
     )
 
 
-def tensors_of(fit: GlmFit, features: int) -> dict[str, Any]:
-    """Return the fit as the linear layer of a softmax, a regression or a rate, over all `features` of the table."""
-    weights = np.zeros(features, np.float64)
-    weights[list(fit.design.places)] = fit.eta[1:]
-    rows, biases = (np.array(one)[None] for one in (weights, fit.eta[0]))
-    if fit.design.family == "logistic":  # the first class has zeros, so the second's are log-odds
-        rows, biases = np.concatenate([0 * rows, rows]), np.concatenate([0 * biases, biases])
-    return {"layer1.weight": rows.astype(np.float32), "layer1.bias": biases.astype(np.float32)}
+def layer_of(family: str, point: Values) -> Values:
+    """Return the rows [outputs, p + 1] of a linear layer by coefficients: of a logistic model a softmax's."""
+    return np.stack([0 * point, point]) if family == "logistic" else point[None]  # so the second's are log-odds
+
+
+def tensors_of(d: ScaledColumns, rows: Values, features: int) -> dict[str, Any]:
+    """Return the linear layer of a softmax, a regression or a rate, over all `features` of the table."""
+    weights = np.zeros((len(rows), features), np.float64)
+    weights[:, list(d.places)] = rows[:, 1:]
+    return {"layer1.weight": weights.astype(np.float32), "layer1.bias": rows[:, 0].astype(np.float32)}

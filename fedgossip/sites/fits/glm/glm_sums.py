@@ -258,9 +258,3 @@ def known_outcomes(design: GlmDesign, y: Values) -> Values:
         text = f"column {design.outcome!r} holds {wrong} numbers that are not {family.of}"
         raise ConfigError(text, f"A {family.name} model is of {family.of}; glm:linear is of any.")
     return y
-
-
-def scaled(design: GlmDesign, x: Values) -> Values:
-    """Return the design matrix [m, p + 1] of features in their original units."""
-    there = (x[:, list(design.places)] - np.array(design.mean)) / np.array(design.deviation)
-    return np.concatenate([np.ones((len(x), 1)), there], axis=1)
