@@ -519,8 +519,8 @@ def test_a_family_tells_not_how_few_share_two_categories(name: str, shared: int,
     columns = tuple(EncodedColumn(code, categories=("no", "yes")) for code in ("a", "b"))
     options = {"family": "logistic", "lambda": "0.01"} if name == "elastic-net" else {}
     d = FamilyDesign(
-        family=name, options=options, classes=("no", "yes"), encoding=TableEncoding(columns), columns=("a=yes", "b=yes"),
-        places=(1, 3), mean=(0.0, 0.0), deviation=(1.0, 1.0), suppress=5, outcome="y",
+        family=name, options=options, classes=("no", "yes"), encoding=TableEncoding(columns),
+        columns=("a=yes", "b=yes"), places=(1, 3), mean=(0.0, 0.0), deviation=(1.0, 1.0), suppress=5, outcome="y",
     )  # fmt: skip
     layout = FamilyLayout(d, FAMILIES[name])
     task = FamilyTask(layout, {0: SiteSample(np.column_stack([np.ones(120), x]), y[:, None])}, 5)

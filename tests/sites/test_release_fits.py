@@ -28,7 +28,7 @@ KINDS = {
     "glm": ("yesno", "glm:logistic", "model/weights.safetensors", "fit.json"),
     "trees": ("yesno", "trees:3x2", "model/trees.json", "trees-fit.json"),
     "cox": ("times", "cox?every=60&until=600", "fit.json", "fit.json"),
-    "firth": ("yesno", "firth", "tables.json", "tables.json"),
+    "firth": ("yesno", "firth", "model/weights.safetensors", "tables.json"),
     "kaplan-meier": ("times", "kaplan-meier?every=90&until=360", "survival.json", "survival.json"),
 }
 """The experiment of each, its model.source, the file that is the model, the file that tells the fit."""
