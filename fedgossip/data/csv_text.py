@@ -14,7 +14,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from fedgossip.base import outside_files
@@ -26,6 +26,8 @@ MARKS = (",", ";", "\t", "|")
 """Marks between cells; of two suitable ones the one with more columns wins, on a tie the first."""
 LOOKED_AT = 100
 """Number of lines examined to find the mark."""
+TITLES = 20
+"""Maximum number of lines of titles above a table."""
 
 UTF8 = "Save it as comma-separated text in UTF-8."
 _BEGINNINGS: Mapping[bytes, tuple[str, str]] = {
@@ -67,18 +69,21 @@ def read_csv_rows(
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=text.count('"') % 2 == 1)
         if named:
             next(reader, [])
-        header = [name.strip() for name in next(reader, [])]
-        for row in reader:
+        first = [(reader.line_num, row) for row in islice(reader, TITLES + 1)]
+        above = titles_above([row for _, row in first])
+        notes += [title_note(path, "line", first[:above])] if above else []
+        header = [name.strip() for name in first[above][1]] if first else []
+        for line, row in chain(first[above + 1 :], ((reader.line_num, row) for row in reader)):
             cells = [cell.strip() for cell in row]
             if not any(cells):
                 continue
             if len(row) != len(header):
                 raise ConfigError(
-                    f"{path}, line {reader.line_num}: {len(row)} cells; expected {len(header)}",
+                    f"{path}, line {line}: {len(row)} cells; expected {len(header)}",
                     "Every line has one cell per column of the first line, which names them.",
                 )
             rows.append(cells)
-            lines.append(reader.line_num)
+            lines.append(line)
     except csv.Error as error:
         where = f"{path}, line {reader.line_num}"
         raise ConfigError(f"{where}: cannot be read: {error}", "It is comma-separated text in UTF-8.") from error
@@ -89,6 +94,23 @@ def read_csv_rows(
     elif mark != ",":
         notes += _write_points(path, mark, rows, lines)
     return header, rows, lines, tuple(notes)
+
+
+def titles_above(rows: Sequence[Sequence[str]]) -> int:
+    """Return how many of the first rows are titles above a table: they have at most their first cell.
+
+    So few only where the next row names three columns or more, all by words: no table loses its first line so.
+    """
+    for place, row in enumerate(rows[: TITLES + 1]):
+        cells = [cell.strip() for cell in row]
+        if any(cells[1:]):
+            return place if len(cells) >= 3 and all(cells) and not any(map(is_number, cells)) else 0
+    return 0
+
+
+def title_note(path: Path, unit: str, above: Sequence[tuple[int, Sequence[str]]]) -> str:
+    word = next((row[0].strip() for _, row in above if row and row[0].strip()), "")
+    return f"{path.name}: {unit}s 1 to {above[-1][0]} are titles above the table and left out: {word[:60]!r}"
 
 
 def _decoded(path: Path, encoding: str) -> tuple[str, list[str]]:
@@ -149,7 +171,8 @@ def _mark(text: str) -> str:
     for mark in MARKS:
         try:
             reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
-            several = {len(row) for row in islice(reader, LOOKED_AT) if any(cell.strip() for cell in row)}
+            rows = list(islice(reader, LOOKED_AT))
+            several = {len(row) for row in rows[titles_above(rows) :] if any(cell.strip() for cell in row)}
         except csv.Error:
             continue
         widths[mark] = several.pop() if len(several) == 1 else 1

@@ -20,6 +20,7 @@ from typing import Any
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.extras import needed
+from fedgossip.data.csv_text import TITLES, title_note, titles_above
 from fedgossip.data.table_files import CELLS_MOST, TableFile, TableRows
 
 STATISTICAL = {
@@ -76,19 +77,29 @@ def read_workbook(file: TableFile) -> TableRows:
         raise ConfigError(
             f"{path}: sheet {sheet.title!r} is empty", "Its first row names the columns, examples follow."
         )
-    (first, head), *rest = cells
-    header = [text_of(one) for one in head]
-    while header and not header[-1]:
-        header.pop()
+    texts = [(number, [text_of(one) for one in row]) for number, row in cells[: TITLES + 1]]
+    above = titles_above([_trimmed(row) for _, row in texts])
+    (first, _), *rest = cells[above:]
+    header = texts[above][1]
+    header = _trimmed(header)
     rows = [[text_of(one) for one in row] for _, row in rest]
     for (number, _), row in zip(rest, rows, strict=True):
         if extra := [place for place in range(len(header), len(row)) if row[place]]:
             text = f"{path}, row {number}: a cell in column {extra[0] + 1}; row {first} names {len(header)} columns"
-            raise ConfigError(text, "The first row with cells names the columns: no title stands above it.")
+            raise ConfigError(text, "The first row with cells names the columns; titles above it have one cell.")
     if not rows:
         raise ConfigError(f"{path}: no rows", "The first row names the columns, examples follow.")
     wide = [[*row, *[""] * len(header)][: len(header)] for row in rows]
-    return TableRows(header, wide, [number for number, _ in rest], unit="row")
+    notes = (title_note(path, "row", texts[:above]),) if above else ()
+    return TableRows(header, wide, [number for number, _ in rest], notes, unit="row")
+
+
+def _trimmed(row: Sequence[str]) -> list[str]:
+    """Return a row without its last empty cells."""
+    found = list(row)
+    while found and not found[-1]:
+        found.pop()
+    return found
 
 
 def _check_size(path: Path, raw: Any) -> None:

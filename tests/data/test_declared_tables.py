@@ -67,6 +67,20 @@ def test_the_export_of_a_german_office_is_read_at_the_first_try(encoding: str, t
     assert table.notes == (guessed if encoding == "cp1252" else ())
 
 
+@pytest.mark.parametrize("titles", ["Klinikum;;\r\nvom 3.2.2025;;\r\n;;\r\n", "sep=;\r\nKlinikum\r\nvom 3.2.2025\r\n"])
+def test_titles_above_an_export_are_left_out_with_a_note(titles: str, tmp_path: Path) -> None:
+    table = read((titles + OFFICE).encode(), tmp_path)
+    assert table.words(1) == ["1072.5", "98"] and table.where(0) == "line 5"
+    assert table.notes == ("t.csv: lines 1 to 3 are titles above the table and left out: 'Klinikum'",)
+
+
+@pytest.mark.parametrize("text", ["a;\nx;y\nu;v\n", "a;;\n1;2;3\n4;5;6\n", "a;;\nx;;z\n4;5;6\n"])
+def test_a_first_line_that_lacks_names_is_no_title_where_the_next_does_not_name_three_columns(
+    text: str, tmp_path: Path
+) -> None:
+    assert "has no name" in refusal(text, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "note"),
     [

@@ -75,6 +75,13 @@ def test_a_workbook_is_read_as_the_csv_file_beside_it(tmp_path: Path) -> None:
     assert one.x.tolist() == other.x.tolist() and one.columns == other.columns
 
 
+def test_titles_above_a_sheet_are_left_out_with_a_note(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "t.xlsx", Data=[["Klinikum"], ["vom", None], [], HEAD, *ROWS])
+    found = CsvColumns(path)
+    assert cells(found) == plain(tmp_path) and found.where(0) == "row 5"
+    assert found.notes == ("t.xlsx: rows 1 to 2 are titles above the table and left out: 'Klinikum'",)
+
+
 def test_of_several_sheets_one_is_declared(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", Data=[HEAD, *ROWS], Notes=[["checked by", "K."], ["x", "y"]])
     assert "2 sheets: 'Data', 'Notes' Declare which one: sheet = 'Data'" in refusal(f"excel:{path}")
