@@ -4,7 +4,8 @@
     data.partition.kind     mostly     a share of each peer's examples at random, the others sorted by their label
     coordinator.algorithm   averaged   FedAvg, and the mean of its models as they come
     coordinator.sampling    InTurn     the clients one after another
-    coordinator.codec       Coarse     each element to a quarter of the largest
+    coordinator.codec       Coarse     each element to a quarter of the largest; parallel.codec too
+    algorithm.options       Halved     it, as the codec of choco
     algorithm.combine       Nearest    the own model and the one nearest to it
     adversary.attack        Silent     nothing but zeros after the first round
 
@@ -89,6 +90,13 @@ class Coarse:
     def decoded(self, payload, layout, turn):
         largest = payload[-4:].copy().view("<f4")[0]
         return (payload[:-4].view(np.int8) * (largest / 4)).astype(layout.dtype)
+
+
+class Halved(Coarse):
+    """One that contracts, for `algorithm.options.codec` of choco: an element is off by an eighth of the largest."""
+
+    def contraction(self, layout):
+        return max(0.05, 1 - layout.length / 64)
 
 
 class Nearest:

@@ -6,7 +6,7 @@ It builds no graph, opens no file and imports nothing; values that only code det
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +25,11 @@ from fedgossip.experiment import (
     GossipExperiment,
     ParallelExperiment,
 )
+from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.experiment.gossip_sections import GRAPH_CODE
 from fedgossip.plans import compose
 from fedgossip.plans.gossip.gossip_words import terms_of
-from fedgossip.plans.plan import JoiningTerms, Plan
+from fedgossip.plans.plan import JoiningTerms
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ def declared_run(experiment: Experiment) -> DeclaredRun:
             return _of_peers(experiment)
         plan = compose.plan(_without_code(experiment))
         if isinstance(experiment, FederatedExperiment):
-            return _of_coordinator(experiment, plan)
-        return DeclaredRun(experiment, plan.name, plan.gradients, plan.terms)
+            names = [one for key, one in code_by_key(experiment.coordinator) if key != "sampling"]
+            name = experiment.coordinator.algorithm if names else plan.name
+            return DeclaredRun(experiment, name, plan.gradients, _by(names, plan.terms))
+        codec = CODEC_CODE.named_by(experiment.parallel.codec) if isinstance(experiment, ParallelExperiment) else ""
+        return DeclaredRun(experiment, plan.name, plan.gradients, _by([codec] if codec else [], plan.terms))
 
 
 def _of_peers(e: GossipExperiment) -> DeclaredRun:
@@ -60,7 +64,9 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
     method = METHODS.get(e.algorithm.name)
     if method is None:  # the contents of its messages follow from its code alone
         return DeclaredRun(e, name, False, lambda _numbers, _size: terms_of(e, name, n, 0))
-    made = make(e.algorithm.name, method, Told(n or 2), e.algorithm.options)
+    codes = [one for key, one in code_by_key(e.algorithm) if key == "options"]
+    options = {key: value for key, value in e.algorithm.options.items() if value not in codes}
+    made = make(e.algorithm.name, method, Told(n or 2), options)
     vectors = sum(slot.length is None for slot in made.slots)
     come_and_go = "; others may come and go" if is_open_to(e, made.needs) else ""
 
@@ -68,7 +74,7 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
         said = terms_of(e, name, n, numbers * size * vectors)
         return replace(said, how=f"{said.how}{come_and_go}")
 
-    return DeclaredRun(e, name, False, terms)
+    return DeclaredRun(e, name, False, _by(codes, terms))
 
 
 def _graph(graph: str) -> str:
@@ -85,23 +91,20 @@ def _without_code(e: Experiment) -> Experiment:
         usual: dict[str, Any] = {key: getattr(CoordinatorSection(e.coordinator.clients), key) for key in named}
         usual |= {"options": {}} if "algorithm" in named else {}
         return msgspec.structs.replace(e, coordinator=msgspec.structs.replace(e.coordinator, **usual))
-    if not isinstance(e, ParallelExperiment) or not (own := code_in(e.parallel.server)):
+    if not isinstance(e, ParallelExperiment) or not (own := code_in(e.parallel)):
         return e
-    server = e.parallel.server
+    server, codec = e.parallel.server, "" if e.parallel.codec in own else e.parallel.codec
     kept = msgspec.structs.replace(server, filters=[one for one in server.filters if one not in own])
-    return msgspec.structs.replace(e, parallel=msgspec.structs.replace(e.parallel, server=kept))
+    return msgspec.structs.replace(e, parallel=msgspec.structs.replace(e.parallel, server=kept, codec=codec))
 
 
-def _of_coordinator(e: FederatedExperiment, plan: Plan) -> DeclaredRun:
-    """Return the run of a coordinator; what its own rules and codec make of a client's training their code decides."""
-    own = [name for key, name in code_by_key(e.coordinator) if key != "sampling"]
-    if not own:
-        return DeclaredRun(e, plan.name, plan.gradients, plan.terms)
+def _by(own: Sequence[str], terms: Callable[[int, int], JoiningTerms]) -> Callable[[int, int], JoiningTerms]:
+    """Return the terms of a run; what its own rules and codec make of a participant's training their code decides."""
     names = " and ".join(own)
 
-    def terms(numbers: int, size: int) -> JoiningTerms:
-        usual = plan.terms(numbers, size)
+    def by_code(numbers: int, size: int) -> JoiningTerms:
+        usual = terms(numbers, size)
         sent = f"what the code of {names} makes of it; without that code: {usual.sent}"
         return replace(usual, how=f"by the code of {names}; without it: {usual.how}", sent=sent)
 
-    return DeclaredRun(e, e.coordinator.algorithm, plan.gradients, terms)
+    return by_code if own else terms

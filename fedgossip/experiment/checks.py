@@ -25,6 +25,7 @@ from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.ragged import check_buckets
+from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
 from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
 from fedgossip.experiment.parallel_sections import (
@@ -299,10 +300,12 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
         return
     try:
         of_low_rank = low_rank_of(p.codec) is not None and p.method in COLLECTIVES
-        codec = None if of_low_rank else make_codec(p.codec)
+        own = bool(CODEC_CODE.named_by(p.codec))
+        codec = None if of_low_rank or own else make_codec(p.codec)
     except ConfigError as error:
         raise ConfigError(f"{where}: parallel.codec: {error}", error.advice) from None
-    if codec is not None and p.method in COLLECTIVES and not isinstance(codec, LinearCodec) and p.method not in GATHERS:
+    added = of_low_rank or isinstance(codec, LinearCodec)
+    if p.method in COLLECTIVES and not added and p.method not in GATHERS:
         text = f"{where}: payloads of {p.codec} cannot be added, and {p.method} adds at every step"
         raise ConfigError(text, f'Set parallel.method to {" or ".join(GATHERS)}; or parallel.codec = "random-k:0.01".')
     if p.overlap:

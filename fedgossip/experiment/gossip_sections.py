@@ -11,6 +11,7 @@ from fedgossip.algorithms.robust.attacks import ATTACKS
 from fedgossip.algorithms.robust.combine import COMBINATIONS
 from fedgossip.base.limits import ABOVE_0, MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.data.named_code import NamesCode
+from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.learning.personal.names import PERSONAL
 from fedgossip.protocols.gossip.peer_sampling import RULES
 from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names
@@ -55,9 +56,9 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
 
     name: Annotated[str, ALGORITHM_CODE, KnownNames({name: one.what for name, one in METHODS.items()})] = "dsgd"
     """The method; module:Class, your own (docs/together/algorithms.md)."""
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    options: Annotated[dict[str, Any], CODEC_CODE] = msgspec.field(default_factory=dict)
     """The algorithm's own, as { order = "cta" } of dsgd, { beta = 0.9 } of dsgdm, { slem = 0.9 } of two-tap,
-    { momentum = "mixed" } of push-sum, { codec = "top-k:0.1" } of choco,
+    { momentum = "mixed" } of push-sum, { codec = "top-k:0.1" } of choco, or module:Class,
     { base = "qg-dsgdm", every = 12, beta = 0.7 } of slowmo, { lr = 0.7, beta = 0.9 } of diloco,
     which takes fragments too, or a codec and gamma."""
     personal: Annotated[str | None, KnownNames(PERSONAL)] = None

@@ -15,6 +15,7 @@ from fedgossip.algorithms.gossip.fragments import FRAGMENTS_MAX
 from fedgossip.base.limits import MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.core.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 from fedgossip.data.named_code import NamesCode
+from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.learning.settings import HOGWILD
 
 SERVED, MAPREDUCE, LBFGS, ASYNC = "parameter-server", "mapreduce", "lbfgs", "async"
@@ -87,9 +88,10 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """mapreduce: so many workers of a round, the last to answer, are not waited for."""
     bucket: Annotated[int | None, Within(0, MOST)] = None
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
-    codec: Annotated[str, KnownNames({**FORMS, f"{LOW_RANK}:RANK": ""})] = ""
+    codec: Annotated[str, CODEC_CODE, KnownNames({**FORMS, f"{LOW_RANK}:RANK": ""})] = ""
     """Codec of gradients; the remainder is sent later.  Every collective supports random-k and powersgd, ring and
-    all-to-all the others too; servers support all but powersgd; empty: uncoded (docs/together/codecs.md)."""
+    all-to-all the others and `module:Class` too; servers support all but powersgd; empty: uncoded
+    (docs/together/codecs.md)."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0

@@ -270,7 +270,7 @@ class OwnCodec(Codec):
         return found
 
 
-def codec_named(text: str) -> Codec:
+def codec_named(text: str, key: str = "coordinator.codec") -> Codec:
     """Return the codec of a name, or the user's own.  Raises ConfigError."""
     if not is_function(text):
         return make_codec(text)
@@ -286,7 +286,7 @@ def codec_named(text: str) -> Codec:
         if not 0 <= codec.contraction(layout) <= 1:
             raise ConfigError(f"{text}: contraction is {codec.contraction(layout)}; expected one from 0 to 1", SEE)
 
-    return OwnCodec(text, own_part("coordinator.codec", text, {}, ("contraction", "size", "encode", "decoded"), trial))
+    return OwnCodec(text, own_part(key, text, {}, ("contraction", "size", "encode", "decoded"), trial))
 
 
 # --- tasks, and metrics of models -------------------------------------------------------------------------------------

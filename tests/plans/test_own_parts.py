@@ -16,6 +16,7 @@ from fedgossip.base.vectors import digest
 from fedgossip.core.records import PeerRow
 from fedgossip.data.custom import importing_nothing
 from fedgossip.data.named_code import keys_of_code
+from fedgossip.drivers.before_consent import declared_run
 from fedgossip.experiment.sections import FederatedExperiment, GossipExperiment
 from fedgossip.plans import compose
 from fedgossip.plans.own_parts import measured_by
@@ -59,6 +60,35 @@ def test_the_examples_parts_are_the_same_run_over_sockets(content: dict[str, Any
     task, _ = compose.task_of(plan.experiment, plan.learners)
     vectors, _ = run_over_sockets(plan, task)
     assert digest(plan.outcome(vectors)) == simulate(content).digest  # type: ignore[arg-type]
+
+
+GRADIENTS = {"parallel": {"workers": 3, "method": "all-to-all", "codec": "own_parts:Coarse"}}
+CHANGES = {
+    "topology": {"graph": "ring", "n": 4},
+    "algorithm": {"name": "choco", "options": {"codec": "own_parts:Halved", "gamma": 0.3}},
+}
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("content", [GRADIENTS, CHANGES], ids=["gradients", "changes"])
+def test_a_codec_of_ones_own_is_one_run_of_collectives_and_of_choco_in_every_driver(content: dict[str, Any]) -> None:
+    content = {"rounds": 3, "task": {"kind": "quadratic", "dim": 9, "placement": "random"}, **content}
+    runs = [simulate(content, engine=engine) for engine in ("sim", "stacked")]
+    plan = compose.plan(load_experiment(content))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    vectors, _ = run_over_sockets(plan, task)
+    assert digest(plan.outcome(vectors)) == runs[0].digest == runs[1].digest  # type: ignore[arg-type]
+
+
+def test_a_codec_of_ones_own_is_described_before_consent_and_refused_where_payloads_are_added() -> None:
+    for content in (GRADIENTS, CHANGES):
+        e = load_experiment(content)
+        assert declared_run(e).terms(9, 4).how.startswith(f"by the code of {e.named_code[0]}")
+    with pytest.raises(ConfigError, match="cannot be added"):
+        load_experiment({"parallel": {**GRADIENTS["parallel"], "method": "tree"}})
+    with pytest.raises(ConfigError, match=r"own_parts:Coarse is no codec for it: it is no contraction"):
+        algorithm = {"name": "choco", "options": {"codec": "own_parts:Coarse"}}
+        compose.plan(load_experiment({**CHANGES, "algorithm": algorithm}))
 
 
 def test_each_key_is_declared_and_hashed_and_nothing_is_imported_while_a_file_is_read() -> None:

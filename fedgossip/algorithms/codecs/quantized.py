@@ -1,7 +1,9 @@
 """A few levels for each element, drawn so that the mean over many draws is the element.
 
 qsgd:s     s levels on each side of 0, of the norm of its bucket of 512 elements: ||v|| sign(v) (l or l + 1) / s
-           (Alistarh, Grubic, Li, Tomioka and Vojnovic, QSGD, NeurIPS 2017).  All levels take equally many bits,
+           (Alistarh, Grubic, Li, Tomioka and Vojnovic, QSGD, NeurIPS 2017).  E ||Q(v)||² <= t ||v||² with
+           t = 1 + min(b / s², sqrt(b) / s) of buckets of b; divided by t it is a contraction, of 1 / t (Koloskova,
+           Stich and Jaggi, ICML 2019), for senders that remember.  All levels take equally many bits,
            the number that 2 s + 1 need; the paper's Elias code, which spends fewer on small ones, is not built.
 terngrad   -1, 0 or 1 times the largest magnitude of its tensor, after elements are cut to 2.5 standard deviations
            (Wen et al., TernGrad, NeurIPS 2017); of one tensor and one sender: the scales are not shared.
@@ -9,6 +11,7 @@ terngrad   -1, 0 or 1 times the largest magnitude of its tensor, after elements 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,21 +26,26 @@ BUCKET = 512
 
 @dataclass(frozen=True)
 class QSGD(Codec):
-    """ceil(d w / 8) bytes with 2^w >= 2 s + 1, and a norm of the vector's type per bucket."""
+    """ceil(d w / 8) bytes with 2^w >= 2 s + 1, and a norm of the vector's type per bucket.  `divided`: by t."""
 
     levels: int = 7
+    divided: bool = False
 
     @property
     def unbiased(self) -> bool:
-        return True
+        return not self.divided
+
+    def _t(self, length: int) -> float:
+        bucket = min(length, BUCKET)
+        return 1 + min(bucket / self.levels**2, math.sqrt(bucket) / self.levels)
 
     @property
     def width(self) -> int:
         """Bits of an element."""
         return (2 * self.levels).bit_length()
 
-    def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
-        return 0.0
+    def contraction(self, layout: VectorLayout) -> float:
+        return 1 / self._t(layout.length) if self.divided else 0.0
 
     def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
         norms = layout.itemsize * -(-layout.length // BUCKET)
@@ -68,6 +76,8 @@ class QSGD(Codec):
         vector /= layout.dtype.type(self.levels)  # and not the norm, which may be the least number there is
         with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses what is not finite
             vector *= np.repeat(norms, BUCKET)[: layout.length]
+            if self.divided:
+                vector /= layout.dtype.type(self._t(layout.length))
         return vector
 
 

@@ -17,7 +17,8 @@ g, a contraction c of Q and b = ||I - W||
     practical    2 c / ((1 + 2 c) b)                                 ours, the default: below where averaging by top-k
                                                                      diverges on every graph that was tried (tests)
 
-The practical rule has no g: where peers drift apart depends on c and on the largest eigenvalue of I - W alone.
+For random-k the practical rule is c / ((2 - c) b): see `practical_by_places`.  Neither has a g: where peers drift apart
+depends on c and on the largest eigenvalue of I - W alone.
 
 With an outer step (`diloco` with a codec) u_i is that of x_i and the peer's own v_i along what local training made.  On
 the complete graph, where nothing is left out, that is DiLoCo.  SettlingRun v has no part of the disagreement, as in
@@ -34,10 +35,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedgossip.algorithms.codecs.base import Codec, CodecTurn, VectorLayout
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
 from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.quantized import QSGD
 from fedgossip.algorithms.codecs.signs import Sign
-from fedgossip.algorithms.codecs.sparse import DeepGradient
+from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.base.errors import ConfigError, nearest
@@ -49,13 +51,14 @@ KNOWN_TO_ALL = -1
 
 @dataclass(frozen=True, eq=False)
 class Replicated:
-    """Arrays [d] or [n, d]: the model, what others know of it, and what was new in that in its last round."""
+    """Arrays [d] or [n, d]: the model, what others know of it, and the payload of what was new in that in its last
+    round, [bytes] or [n, bytes]: a codec that draws has no other for it."""
 
     x: Vector
     known: Vector
-    new: Vector | None = None
+    coded: Payload | None = None
     version: int = KNOWN_TO_ALL
-    """The round in which `known` has changed last, by `new`."""
+    """The round in which `known` has changed last, by `coded`."""
     base: int = KNOWN_TO_ALL
     """The round in which it had changed before."""
     v: Vector | None = None
@@ -76,6 +79,16 @@ def practical(_gap: float, norm: float, contraction: float) -> float:
     return 2 * contraction / ((1 + 2 * contraction) * norm)
 
 
+def practical_by_places(_gap: float, norm: float, contraction: float) -> float:
+    """Return the gamma of random-k where none is named: half of the largest with which averaging comes together.
+
+    A place that is sent with probability c changes by gamma b times what was sent last in each round until it is sent
+    again, T rounds later: E (1 - gamma b T)² = 1 - 2 gamma b / c + (gamma b)² (2 - c) / c², which is below 1 for gamma
+    below 2 c / ((2 - c) b).  By 2 c / ((1 + 2 c) b) peers drifted apart.
+    """
+    return contraction / ((2 - contraction) * norm)
+
+
 RULES: Mapping[str, Callable[[float, float, float], float]] = {"practical": practical, "theorem": theorem}
 """(spectral gap, ||I - W||, contraction) -> gamma"""
 
@@ -84,7 +97,7 @@ SIGNS = 2 / math.pi
 
 
 class Choco:
-    """Give the codec's name, and gamma: a number, or a rule of RULES, which needs the gap and ||I - W|| of the graph.
+    """Give the codec or its name, and gamma: a number, or a rule of RULES, which needs the graph's gap and ||I - W||.
 
     With `outer` each peer takes that step along its update before encoding.  Raises ConfigError for a codec that does
     not contract, and for an invalid gamma.
@@ -95,7 +108,7 @@ class Choco:
 
     def __init__(
         self,
-        codec: str = "top-k:0.1",
+        codec: str | Codec = "top-k:0.1",
         gamma: float | str = "practical",
         gap: float | None = None,
         norm: float | None = None,
@@ -120,7 +133,10 @@ class Choco:
             return float(self._gamma)
         if not self._norm:  # one peer, or no edges
             return 1.0
-        found = RULES[self._gamma](self._gap or 0.0, self._norm, self.contraction(length))
+        rule = RULES[self._gamma]
+        if isinstance(self.codec, RandomK) and rule is practical:
+            rule = practical_by_places
+        found = rule(self._gap or 0.0, self._norm, self.contraction(length))
         if not found:
             text = f"choco: gamma = {self._gamma!r} on a graph whose gap is {'not known' if self._gap is None else 0}"
             raise ConfigError(text, 'Name a number, or gamma = "practical".')
@@ -138,9 +154,9 @@ class Choco:
 
     def trained(self, state: Replicated, update: Vector | None, step: Step) -> tuple[Replicated, Vectors]:
         x, v = self._learned(state, update)
-        new = self._said(subtract(x, state.known), step.round)
+        coded, new = self._said(subtract(x, state.known), step.round)
         known = add(state.known, new)
-        return Replicated(x, known, new, step.round, state.version, v), (known,)
+        return Replicated(x, known, coded, step.round, state.version, v), (known,)
 
     def _learned(self, state: Replicated, update: Vector | None) -> tuple[Vector, Vector | None]:
         if self.outer and state.v is not None:
@@ -163,19 +179,21 @@ class Choco:
     def rejoined(self, state: Replicated, model: Vector) -> Replicated:
         return replace(self.start(model), v=state.v)
 
-    def _said(self, changes: Vector, round: int) -> Vector:
-        """Return the encoding of each row."""
+    def _said(self, changes: Vector, round: int) -> tuple[Payload, Vector]:
+        """Return the payload of each row, and what it stands for."""
         layout, turn = VectorLayout.of_length(changes.shape[-1], changes.dtype), CodecTurn(0, 0, round)
         if changes.ndim == 1:
-            return self.codec.decode(self.codec.encode(changes, layout, turn), layout, turn)
-        rows = [self.codec.decode(self.codec.encode(row, layout, turn), layout, turn) for row in changes]
-        return frozen(np.stack(rows))
+            coded = frozen(self.codec.encode(changes, layout, turn))
+            return coded, self.codec.decode(coded, layout, turn)
+        rows = [self.codec.encode(row, layout, turn) for row in changes]
+        return frozen(np.stack(rows)), frozen(np.stack([self.codec.decode(row, layout, turn) for row in rows]))
 
 
-def _contracting(name: str, method: str) -> Codec:
-    codec = make_codec(name)
+def _contracting(named: str | Codec, method: str) -> Codec:
+    codec = make_codec(named) if isinstance(named, str) else named
+    codec, name = replace(codec, divided=True) if isinstance(codec, QSGD) else codec, codec.name
     least = codec.contraction(VectorLayout.of_length(2, np.dtype("float32")))
     if not least or isinstance(codec, DeepGradient):
         text = f"{method}: {name} is no codec for it: it is no contraction"
-        raise ConfigError(text, "Take top-k:SHARE, random-k:SHARE, int8:BLOCK, sign, bf16 or fp16.")
+        raise ConfigError(text, "Take top-k:SHARE, random-k:SHARE, qsgd:LEVELS, int8:BLOCK, sign, bf16 or fp16.")
     return codec

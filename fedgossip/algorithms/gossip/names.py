@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedgossip.algorithms.codecs.base import Codec
 from fedgossip.algorithms.gossip.base import GossipAlgorithm, Needs
 from fedgossip.algorithms.gossip.checked import Checked
 from fedgossip.algorithms.gossip.choco import Choco
@@ -107,7 +108,10 @@ def slowmo(
 
 
 def choco(
-    codec: str = "top-k:0.1", gamma: float | str = "practical", gap: float | None = None, norm: float | None = None
+    codec: str | Codec = "top-k:0.1",
+    gamma: float | str = "practical",
+    gap: float | None = None,
+    norm: float | None = None,
 ) -> Made:
     """Return CHOCO-SGD.  Raises ConfigError as `Choco`."""
     return Choco(codec, gamma, gap, norm)
@@ -117,7 +121,7 @@ def diloco(
     lr: float = LR,
     beta: float = BETA,
     nesterov: bool = True,
-    codec: str = "",
+    codec: str | Codec = "",
     gamma: float | str | None = None,
     fragments: int = 1,
     gap: float | None = None,

@@ -26,6 +26,7 @@ from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import LocalTask, Segment, statistics_in
 from fedgossip.data import custom
 from fedgossip.experiment import GIVEN, GossipExperiment
+from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
 from fedgossip.plans.completeness import Lacking, of_gossip, with_exchanges
 from fedgossip.plans.federated.credentials import Logged, Own
@@ -53,6 +54,7 @@ from fedgossip.plans.gossip.gossip_words import (
     terms_of,
 )
 from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
+from fedgossip.plans.own_parts import codec_named
 from fedgossip.plans.personal import check_personal_peers
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
 from fedgossip.plans.statistics_checks import check_gossip_statistics
@@ -323,7 +325,7 @@ def gossip_plan(
     method = given(algorithm) if algorithm else method_of(experiment)
     schedule = schedule or schedule_of(experiment, experiment.topology.n, method)
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
-    made = make(name, method, told_of(schedule.n, found), experiment.algorithm.options)
+    made = make(name, method, told_of(schedule.n, found), options_of(experiment))
     needs = made.needs
     try:
         check_pair(name, method, needs, schedule, found, experiment)
@@ -395,5 +397,12 @@ def told_of(n: int, found: Spectrum | None) -> Told:
 
 def algorithm_of(experiment: GossipExperiment, told: Told) -> GossipAlgorithm[Any]:
     """The algorithm of a run.  Raises ConfigError."""
-    a = experiment.algorithm
-    return make(a.name, method_of(experiment), told, a.options)
+    return make(experiment.algorithm.name, method_of(experiment), told, options_of(experiment))
+
+
+def options_of(experiment: GossipExperiment) -> dict[str, Any]:
+    """Return the algorithm's options, with the codec that they name where it is the user's own.  Raises ConfigError."""
+    options = dict(experiment.algorithm.options)
+    if experiment.algorithm.name in METHODS and CODEC_CODE.named_by(options.get("codec", "")):
+        options["codec"] = codec_named(options["codec"], "algorithm.options.codec")
+    return options

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedgossip.algorithms.codecs.base import Codec, LinearCodec, VectorLayout
 from fedgossip.algorithms.codecs.low_rank import LowRank, low_rank_of
-from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.codecs.senders import Sender, sender_of
 from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
@@ -18,6 +17,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import TAIL
 from fedgossip.core.task import Segment
 from fedgossip.experiment import ParallelExperiment
+from fedgossip.plans.own_parts import codec_named
 from fedgossip.protocols.allreduce.coded_fragments import CodedFragments, FragmentSums, RoundCoding
 from fedgossip.protocols.allreduce.coded_gradients import CodedGradients
 from fedgossip.protocols.allreduce.low_rank_sums import LowRankGradients, LowRankSums
@@ -27,7 +27,7 @@ from fedgossip.protocols.allreduce.round_sums import CodedSums, DenseSums, Round
 def codec_of(experiment: ParallelExperiment) -> Codec | None:
     """Return the codec of gradients; None: uncoded, or of low rank."""
     name = experiment.parallel.codec
-    return make_codec(name) if name and low_rank_of(name) is None else None
+    return codec_named(name, "parallel.codec") if name and low_rank_of(name) is None else None
 
 
 def low_rank(experiment: ParallelExperiment, layout: VectorLayout) -> LowRank | None:

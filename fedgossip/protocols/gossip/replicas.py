@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedgossip.algorithms.codecs.base import CodecTurn, Payload, VectorLayout
+from fedgossip.algorithms.codecs.base import CodecTurn, VectorLayout
 from fedgossip.algorithms.gossip.choco import KNOWN_TO_ALL, Choco, Replicated
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, add, frozen
@@ -56,7 +56,6 @@ class ReplicaGossip:
         self.waiting: dict[NodeId, dict[int, CodedModel]] = {}  # by round
         self.asked: dict[NodeId, int] = {}  # the round of the last requested version
         self.lives: dict[NodeId, int] = {}
-        self.payload: tuple[int, Payload] | None = None
 
     @property
     def learner(self) -> Learner[Replicated]:
@@ -174,15 +173,9 @@ class ReplicaGossip:
             case Send(to, Model() as model):
                 state, sent = self.machine.learner.begun, self.sent.get(to, KNOWN_TO_ALL - 1)
                 self.sent[to] = max(model.round, sent)
-                if state.new is None or model.round != state.version or sent != state.base:
+                if state.coded is None or model.round != state.version or sent != state.base:
                     return effect
-                payload = self._payload(state.new, model.round)
+                payload = state.coded
                 place = model.round, state.base, payload.size, model.schema, (payload,)
                 return Send(to, CodedModel(*place, model.used, model.missing, model.view))
         return effect
-
-    def _payload(self, new: Vector, round: int) -> Payload:
-        """Return the encoded change of `round`; encoded once, so that all receive the same bytes."""
-        if self.payload is None or self.payload[0] != round:
-            self.payload = round, frozen(self.algorithm.codec.encode(new, self.layout, CodecTurn(0, 0, round)))
-        return self.payload[1]
