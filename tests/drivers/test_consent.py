@@ -31,6 +31,9 @@ from fedgossip.data import custom
 from fedgossip.data.named_code import NamesCode, code_by_key, code_in, keys_of_code
 from fedgossip.data.user_code import code_of
 from fedgossip.drivers import invite_joining, proposals
+from fedgossip.drivers.clusters import placing
+from fedgossip.drivers.clusters.placing import saved_resources
+from fedgossip.drivers.clusters.resources import Resources
 from fedgossip.drivers.proposals import proposal_of, shared
 from fedgossip.drivers.replay import machine_of
 from fedgossip.experiment import load_experiment
@@ -488,6 +491,32 @@ def test_the_script_that_a_launched_run_names_runs_when_a_person_allows_it(
     )
     said = in_process(["launch", "--resume", "got"], tmp_path, monkeypatch, capsys)
     assert said.code == 2 and "its folder names the script" in said.err and "--run-code" in said.err
+
+
+CLUSTERS = {"engine": "slurm", "partition": "x\ntouch RAN"}, {"engine": "ray", "address": "192.0.2.1:6379"}
+
+
+@pytest.mark.parametrize("wanted", CLUSTERS, ids=lambda one: str(one["engine"]))
+def test_a_folder_of_somebody_else_chooses_no_cluster(
+    wanted: dict[str, str],
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Which would receive the run and answer with pickles; a line of a partition's name would be one of a script."""
+    got = hostile(run, tmp_path, {}, {})
+    for content in (wanted, {"resources": wanted, "mark": "0" * 64}, {"resources": wanted, "mark": ""}):
+        (got / "placed.json").write_text(json.dumps(content))
+        with spying() as seen:
+            said = in_process(["launch", "--resume", "got"], tmp_path, monkeypatch, capsys)
+        assert said.code == 8 and "Name the cluster again" in said.err and seen.started == [], said
+    assert saved_resources(_placed(tmp_path)).partition == "mine", "one's own is known again"
+
+
+def _placed(folder: Path) -> Path:
+    placing._keep(folder, Resources("slurm", partition="mine"))
+    return folder
 
 
 def test_a_trace_is_replayed_without_the_code_that_it_names() -> None:

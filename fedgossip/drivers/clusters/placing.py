@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fedgossip.core.records import Row
 from fedgossip.drivers.clusters.ray import RayProcesses
 from fedgossip.drivers.clusters.resources import RAY, Resources, check_placeable
 from fedgossip.drivers.clusters.slurm import SlurmProcesses
+from fedgossip.drivers.kept_keys import mark_of
 from fedgossip.drivers.local import run_local_plan, specs_of
 from fedgossip.drivers.participant import check_recordable
 from fedgossip.drivers.run_processes import RunProcesses
@@ -25,7 +27,15 @@ from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_wh
 
 Tell = Callable[[str], None]
 
-_DECODER = msgspec.json.Decoder(Resources)
+
+class _Placed(msgspec.Struct):
+    """placed.json: the resources, and the mark of the user who asked for them."""
+
+    resources: Resources
+    mark: str
+
+
+_DECODER = msgspec.json.Decoder(_Placed)
 
 
 def run_placed(
@@ -82,13 +92,20 @@ def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
 
 
 def _keep(out: Path, wanted: Resources) -> None:
-    write_whole(out / run_format.PLACED, msgspec.json.encode(wanted))
+    placed = _Placed(wanted, mark_of(msgspec.json.encode(wanted)))
+    write_whole(out / run_format.PLACED, msgspec.json.encode(placed))
 
 
 def saved_resources(run: Path) -> Resources:
-    """Return the cluster resources of a run that was stopped.  Raises ResumeError."""
+    """Return the cluster resources of a run that was stopped, which this user asked for.  Raises ResumeError."""
+    path = run / run_format.PLACED
+    advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
     try:
-        return from_json(_DECODER, outside_files.read_bytes(run / run_format.PLACED))
+        placed = from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
-        advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
-        raise ResumeError(f"{run / run_format.PLACED}: {error}", advice) from None
+        raise ResumeError(f"{path}: {error}", advice) from None
+    # A cluster of somebody else's choice would receive the run, and answer with pickles; a name of a partition
+    # with a line break would be a line of the job's script.
+    if not hmac.compare_digest(placed.mark.encode(), mark_of(msgspec.json.encode(placed.resources)).encode()):
+        raise ResumeError(f"{path}: no command of yours on this machine asked for this cluster", advice)
+    return placed.resources

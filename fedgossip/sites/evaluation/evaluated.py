@@ -244,11 +244,21 @@ class PublishedFigures:
         """Whether reliability parts may be published: with two classes, their two halves add up to the confusion."""
         return not (self._exact and len(self._layout.classes) == 2 and self.confusion)
 
-    def hidden_parts(self, rows: Sequence[tuple[int, int]]) -> Collection[int]:
-        """Return the parts to withhold, by their numbers of records (without, with) the outcome."""
+    def hidden_parts(self, rows: Sequence[tuple[int, int]]) -> tuple[Collection[int], Collection[int]]:
+        """Return the parts whose numbers of records are withheld, and those without shares.
+
+        `rows`: numbers of records (without, with) the outcome.  With two classes the confusion tells how many records
+        each half has, so each is a list of its own.
+        """
+        if not self._exact:
+            return hidden_places([sum(row) for row in rows], self.suppress), ()
         half = len(rows) // 2 if len(self._layout.classes) == 2 else len(rows)
-        found = [begin + k for begin in (0, half) for k in hidden_rows(rows[begin : begin + half], self.suppress)]
-        return found if self._exact else ()
+        counts, shares = set[int](), set[int]()
+        for begin in range(0, len(rows), half):
+            part = rows[begin : begin + half]
+            counts |= {begin + k for k in hidden_places([sum(row) for row in part], self.suppress)}
+            shares |= {begin + k for k in hidden_rows(part, self.suppress)}
+        return counts, shares
 
     @cached_property
     def groups_of(self) -> Mapping[str, Collection[str]]:
@@ -489,12 +499,12 @@ def _parts(numbers: Numbers, name: str, told: PublishedFigures) -> tuple[Reliabi
     parts = [("part", name, str(part)) for part in range(DECILES)]
     positives = [numbers[*part, "positives"] for part in parts]
     counts = [numbers[*part, "records"] for part in parts]
-    few = told.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
+    untold, few = told.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
     found = []
-    for part, count in enumerate(suppressed(counts, told.suppress)):
+    for part, count in enumerate(counts):
         bounds = part / DECILES, (part + 1) / DECILES
-        if not count or part in few:
-            found.append(ReliabilityPart(*bounds, count, None, None))
+        if not count or part in untold or part in few:
+            found.append(ReliabilityPart(*bounds, None if part in untold else count, None, None))
             continue
         said = _mean(numbers[*parts[part], "said"], count)
         found.append(ReliabilityPart(*bounds, count, said, positives[part] / count))
