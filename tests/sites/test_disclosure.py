@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +19,7 @@ import solving
 from commands import typed
 from fit_sites import SITES, own_tables
 
+from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, agreed_of
 from fedgossip.data.agreed.agreed_table import read as agreed_file
@@ -32,6 +36,10 @@ from fedgossip.sites.evaluation.evaluated import read as evaluation_file
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
+from fedgossip.sites.fits.survival.survival_result import CurveFit
+from fedgossip.sites.fits.survival.survival_result import fit_of as curves_of
+from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, counted
+from fedgossip.sites.fits.survival.survival_times import TimeCounts
 from fedgossip.sites.fits.trees.tree_result import trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
 
@@ -371,6 +379,62 @@ def test_the_solver_finds_what_records_of_nodes_tell() -> None:
     untold: list[list[None]] = [[None] * (len(cuts) + 1) for cuts in fit["design"]["cuts"]]
     cells = solving.cells_of_trees(model, fit, untold, positives, few)
     assert any(low == high for _, low, high in cells)
+
+
+# --- times until an event ---------------------------------------------------------------------------------------------
+
+
+def random_times(seed: int) -> CurveFit | None:
+    """Count events of one to four groups of few records at the times of a grid; return the curves, None where the
+    sites tell of none.
+    """
+    rng = np.random.default_rng(seed)
+    length, names = int(rng.integers(1, 13)), ("a", "b", "c", "d")[: int(rng.integers(0, 5))]
+    d = CurveDesign(time="t", event="e", grid=tuple(range(1, length + 1)), group_column="g", groups=names)
+    counts: dict[str, TimeCounts] = {}
+    for name in names or (ALL,):
+        m, late = int(rng.integers(0, 40)) * int(rng.random() < 0.9), float(rng.uniform(0.3, 1.5))
+        places = np.minimum(rng.geometric(min(1.0, late / length), m) - 1, length).astype(np.int64)
+        counts[name] = counted(length, places, rng.random(m) < rng.choice([0.1, 0.5, 0.9, 1.0]))
+    counts[ALL] = functools.reduce(operator.add, [counts[name] for name in names or (ALL,)])
+    numbers = {("sites",): 5} | {("at", name): int(rng.integers(2, 6)) for name in names}
+    layout: Any = SimpleNamespace(design=d, counts=lambda _, name=ALL: counts[name])
+    try:
+        return curves_of(layout, numbers, int(rng.integers(3, 6)), 3)
+    except TrainingError:
+        return None
+
+
+def parts_of(records: int, points: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Yield each number of records that the points of a curve tell by differences."""
+    left = records
+    for point in points:
+        yield left - point["risk"]
+        yield point["events"]
+        left = point["risk"] - point["events"]
+    yield left
+
+
+def test_no_few_records_are_found_in_curves(request: pytest.FixtureRequest) -> None:
+    """Events, those who leave between times and those who stay: of each group, and of all that no group tells of."""
+    curves = 0
+    for seed in seeds(request):
+        if (found := random_times(seed)) is None:
+            continue
+        curves += 1
+        told = [json.loads(encoded(found))["everybody"], *json.loads(encoded(found))["groups"]]
+        whole, groups = told[0], told[1:]
+        rest = [
+            {what: point[what] - sum(one["points"][k][what] for one in groups) for what in ("risk", "events")}
+            for k, point in enumerate(whole["points"])
+        ]
+        others = whole["records"] - sum(one["records"] for one in groups)
+        for records, points in [*((one["records"], one["points"]) for one in told), (others, rest)]:
+            for count in (records, *parts_of(records, points)):
+                assert count == 0 or count >= found.suppress, (seed, count)
+            for point in points:  # fewest and most at risk, by which the bounds of the curve follow
+                assert points is rest or point["grid_low"] <= point["survival"] <= point["grid_high"], seed
+    assert curves > len(seeds(request)) / 3
 
 
 # --- everything of one day --------------------------------------------------------------------------------------------
