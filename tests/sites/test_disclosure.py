@@ -39,7 +39,7 @@ from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.survival.survival_result import CurveFit
 from fedgossip.sites.fits.survival.survival_result import fit_of as curves_of
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, counted
-from fedgossip.sites.fits.survival.survival_times import TimeCounts
+from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets, reported_risk
 from fedgossip.sites.fits.trees.tree_result import trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
 
@@ -384,23 +384,28 @@ def test_the_solver_finds_what_records_of_nodes_tell() -> None:
 # --- times until an event ---------------------------------------------------------------------------------------------
 
 
-def random_times(seed: int) -> CurveFit | None:
-    """Count events of one to four groups of few records at the times of a grid; return the curves, None where the
-    sites tell of none.
-    """
+def random_counts(seed: int) -> tuple[dict[str, TimeCounts], int]:
+    """Count events of one to four groups of few records at the times of a grid; with the least number to tell of."""
     rng = np.random.default_rng(seed)
-    length, names = int(rng.integers(1, 13)), ("a", "b", "c", "d")[: int(rng.integers(0, 5))]
-    d = CurveDesign(time="t", event="e", grid=tuple(range(1, length + 1)), group_column="g", groups=names)
-    counts: dict[str, TimeCounts] = {}
-    for name in names or (ALL,):
+    length, groups = int(rng.integers(1, 13)), dict[str, TimeCounts]()
+    for name in ("a", "b", "c", "d")[: int(rng.integers(1, 5))]:
         m, late = int(rng.integers(0, 40)) * int(rng.random() < 0.9), float(rng.uniform(0.3, 1.5))
         places = np.minimum(rng.geometric(min(1.0, late / length), m) - 1, length).astype(np.int64)
-        counts[name] = counted(length, places, rng.random(m) < rng.choice([0.1, 0.5, 0.9, 1.0]))
-    counts[ALL] = functools.reduce(operator.add, [counts[name] for name in names or (ALL,)])
-    numbers = {("sites",): 5} | {("at", name): int(rng.integers(2, 6)) for name in names}
+        groups[name] = counted(length, places, rng.random(m) < rng.choice([0.1, 0.5, 0.9, 1.0]))
+    return groups, int(rng.integers(3, 6))
+
+
+def random_times(seed: int) -> CurveFit | None:
+    """Return the curves of random counts, of groups or of all; None where the sites tell of none."""
+    groups, least = random_counts(seed)
+    counts = groups | {ALL: functools.reduce(operator.add, groups.values())}
+    names = tuple(groups) if seed % 4 else ()
+    grid = tuple(range(1, len(counts[ALL].events) + 1))
+    d = CurveDesign(time="t", event="e", grid=grid, group_column="g", groups=names)
+    numbers = {("sites",): 5} | {("at", name): 2 + (seed + place) % 4 for place, name in enumerate(names)}
     layout: Any = SimpleNamespace(design=d, counts=lambda _, name=ALL: counts[name])
     try:
-        return curves_of(layout, numbers, int(rng.integers(3, 6)), 3)
+        return curves_of(layout, numbers, least, 3)
     except TrainingError:
         return None
 
@@ -413,6 +418,27 @@ def parts_of(records: int, points: Sequence[Mapping[str, Any]]) -> Iterator[int]
         yield point["events"]
         left = point["risk"] - point["events"]
     yield left
+
+
+def test_no_few_records_are_found_in_hazards(request: pytest.FixtureRequest) -> None:
+    """As in curves: of the numbers at risk and of events at the told times of proportional hazards."""
+    fits = 0
+    for seed in seeds(request):
+        groups, least = random_counts(seed)
+        strata = list(groups.values())
+        for apart in (False, True):
+            if ends := ends_of_risk_sets(strata, least, apart=apart):
+                fits += 1
+                for one in strata:
+                    had = np.diff(np.cumsum(one.events)[ends], prepend=0)
+                    gone = np.cumsum(one.events + one.censored)[ends]
+                    there = one.records - np.concatenate([[0], gone[:-1]])
+                    risk = reported_risk(there.tolist(), had.tolist(), least)
+                    told = [{"risk": a, "events": b} for a, b in zip(risk, had.tolist(), strict=True)]
+                    for count in (*parts_of(one.records, told), one.records - sum(had.tolist())):
+                        assert count == 0 or count >= least, (seed, apart, count)
+                    assert risk[0] == one.records and (np.array(risk) >= there).all()
+    assert fits > len(seeds(request)) / 2
 
 
 def test_no_few_records_are_found_in_curves(request: pytest.FixtureRequest) -> None:

@@ -13,6 +13,7 @@ from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout
 from fedgossip.sites.fits.glm.glm import CONVERGED, covariance, rank_of
 from fedgossip.sites.fits.glm.glm_result import FORMAT, Bounds, Coefficient, coefficient, known
+from fedgossip.sites.fits.survival.survival_times import reported_risk
 
 
 class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,7 +21,7 @@ class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     time: float
     risk: int
-    """Number of records at risk."""
+    """Number of records at risk; those who leave without an event are counted until `design.least` of them have."""
     events: int
     hazard: float
     """Cumulative hazard of a record with the agreed mean of each number and the first category of each word column."""
@@ -133,16 +134,22 @@ def _chance(freedom: int, ratio: float) -> float:
 def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
     d = state.layout.design
     times = [d.grid[place] for place in state.ends.tolist()]
-    rows = zip(d.strata, state["at_risk"], state["events"], np.cumsum(state.hazard, axis=1), strict=True)
+    told = len(state.ends)
+    events = [row[:told] for row in state["events"].astype(int).tolist()]
+    at_risk = state["at_risk"].astype(int).tolist()
+    risk = (
+        [reported_risk(there[:told], had, d.least) for there, had in zip(at_risk, events, strict=True)] if told else []
+    )
+    rows = zip(d.strata, risk, events, np.cumsum(state.hazard, axis=1), strict=bool(told))
     return tuple(
         StratumHazard(
             name,
             tuple(
-                HazardPoint(time, int(at_risk), int(events), float(hazard))
-                for time, at_risk, events, hazard in zip(times, risk, happened, hazards, strict=False)
+                HazardPoint(time, at_risk, events, float(hazard))
+                for time, at_risk, events, hazard in zip(times, there, had, hazards, strict=True)
             ),
         )
-        for name, risk, happened, hazards in rows
+        for name, there, had, hazards in rows
     )
 
 

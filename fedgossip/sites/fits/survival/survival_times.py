@@ -168,6 +168,8 @@ def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) 
             others = one.records - int(had[end]) - int(left[begin]) if last else int(left[end] - left[begin])
             if (apart or last) and not enough(others, least):
                 return False
+            if last and not enough(one.records - int(had[end]), least):  # all without an event: by the totals
+                return False
         return any(had[end] > had[begin] for had in events)
 
     final = max((int(place) for one in groups for place in np.flatnonzero(one.events)), default=-1) + 1
@@ -183,6 +185,23 @@ def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) 
         if is_told(cuts[-1], end, last=True):
             return [place - 1 for place in (*cuts[1:], end)]
     return []
+
+
+def reported_risk(risk: Sequence[int], events: Sequence[int], least: int) -> list[int]:
+    """Return the numbers at risk to report for those at the times of `ends_of_risk_sets`.
+
+    Whoever leaves without an event is counted until `least` of them have left, and so is the last such run where fewer
+    are left after it.
+    """
+    found, waiting, run, begin = [risk[0]], 0, 0, 0
+    for place in range(1, len(risk)):
+        waiting += risk[place - 1] - events[place - 1] - risk[place]
+        if waiting >= least:
+            run, begin, waiting = waiting, place, 0
+        found.append(risk[place] + waiting)
+    if not enough(found[-1] - events[-1], least):
+        found[begin:] = [one + run for one in found[begin:]]
+    return found
 
 
 def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
