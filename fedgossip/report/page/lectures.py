@@ -100,8 +100,18 @@ class LectureRow:
     def cells(self) -> list[str]:
         """Return it as a row of a table."""
         near = f"{self.within:g}" if not self.expected else f"{100 * self.within:g} %"
+        near = "rounding" if self.within < ROUNDING else near
         verdict = "agrees" if self.holds else "DIFFERS"
-        return [self.what, self.formula, f"{self.measured:.5g}", f"{self.expected:.5g}", near, verdict]
+        return [self.what, self.formula, _digits(self.measured), _digits(self.expected), near, verdict]
+
+
+def _digits(value: float) -> str:
+    """Return five digits of a number; of a large one all before the point."""
+    return f"{value:,.0f}".replace(",", " ") if 1e5 <= abs(value) < 1e12 else f"{value:.5g}"
+
+
+ROUNDING = 1e-6
+"""Tolerance below which two numbers are to be equal but for rounding."""
 
 
 HEADS = ["number", "formula", "run", "by formula", "within", ""]
@@ -173,11 +183,11 @@ def drawing_of(picture: Picture) -> Drawing:
     """Return the figure of a picture."""
     match picture:
         case Plot():
-            return Drawing(3.6, lambda figure: _paint_plot(figure, picture), 6.4)
+            return Drawing(3.6, lambda figure: _paint_plot(figure, picture), WIDE)
         case Circles():
-            return Drawing(3.6, lambda figure: _paint_circles(figure, picture), 6.4)
+            return Drawing(3.6, lambda figure: _paint_circles(figure, picture), WIDE)
         case Stacks():
-            return Drawing(3.6, lambda figure: _paint_stacks(figure, picture), 6.4)
+            return Drawing(3.6, lambda figure: _paint_stacks(figure, picture), WIDE)
         case _:
             return Drawing(height_of(picture), lambda figure: timeline.paint(figure, picture), WIDE)
 
