@@ -1,7 +1,8 @@
 """Bytes through a relay by the web, by TCP, and through a plain WebSocket echo of the same bytes, in turns.
 
 One way through a relay and an echo there and back are two hops each, between processes of one machine, inside TLS but
-for TCP.  Printed: MB/s of each, the web's share of the bare echo, and the round trip of a byte through the relay.
+for TCP.  Printed: MB/s of each, CPU time of the relay or the echo for it (which other load disturbs less), the web's
+share of the bare echo, and the round trip of a byte through the relay.
 
     python benchmarks/web_relay.py [--megabytes 25] [--turns 5]
 """
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import multiprocessing
 import os
+import socket
 import ssl
 import statistics
 import sys
@@ -22,13 +25,14 @@ from tempfile import TemporaryDirectory
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
+from fedgossip.base.errors import PeerError
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.relays.relay import Limits, Relay
 from fedgossip.net.relays.relay_client import ask_relay
 from fedgossip.net.relays.relay_protocol import ANSWER, CALL, LISTEN, NO_TARGET, TOKEN_BYTES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from commands import free_ports
+from commands import free_ports, wait_until
 from web_proxies import Authority
 
 PIECE, SECONDS = 1 << 16, 30.0
@@ -80,8 +84,15 @@ def answering(relay: str, identity: Identity, size: int, turns: int) -> None:
 
 async def through(relay: str, identity: Identity, size: int, turns: int) -> tuple[float, list[float]]:
     """Return the median round trip of a byte, and the seconds of each turn."""
-    await asyncio.sleep(1.5)
-    reader, writer = await ask_relay(relay, Identity.new(), CALL, raw(identity.public), SECONDS)
+    until = time.monotonic() + SECONDS
+    while True:
+        try:
+            reader, writer = await ask_relay(relay, Identity.new(), CALL, raw(identity.public), SECONDS)
+            break
+        except PeerError:  # the one that answers is not there yet
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.1)
     block, found = bytes(PIECE), []
     for each in [1] * 50 + [size] * turns:
         began, wanted = time.perf_counter(), each
@@ -113,6 +124,18 @@ async def _send(one: object, size: int) -> None:
         await one.send(bytes(PIECE))  # type: ignore[attr-defined]
 
 
+def answers_at(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def used(server: multiprocessing.process.BaseProcess) -> float:
+    """CPU seconds of a process so far."""
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     words = argparse.ArgumentParser()
     words.add_argument("--megabytes", type=int, default=25)
@@ -130,24 +153,30 @@ def main() -> None:
         servers = [start(target=relaying, args=(tcp, web, *files)), start(target=echoing, args=(bare, *files))]
         for one in servers:
             one.start()
-        time.sleep(2.0)
+        wait_until(lambda: all(map(answers_at, (tcp, web, bare))), SECONDS, "the servers listen")
         taken: dict[str, list[float]] = {name: [] for name in (*ways, "bare echo")}
+        spent: dict[str, list[float]] = {name: [] for name in taken}
         for _ in range(asked.turns):
             for name, relay in ways.items():
-                identity = Identity.new()
-                answers = start(target=answering, args=(relay, identity, size, 1))
-                answers.start()
+                identity, began = Identity.new(), used(servers[0])
+                other = start(target=answering, args=(relay, identity, size, 1))
+                other.start()
                 trips[name], found = asyncio.run(through(relay, identity, size, 1))
                 taken[name] += found
-                answers.join()
+                other.join()
+                spent[name].append(used(servers[0]) - began)
+            began = used(servers[1])
             taken["bare echo"] += asyncio.run(echoed(f"wss://127.0.0.1:{bare}", size, 1))
+            spent["bare echo"].append(used(servers[1]) - began)
         for one in servers:
             one.terminate()
             one.join()
     for name, seconds in taken.items():
         rates[name] = size / statistics.median(seconds) / 1e6
         trip = f", {trips[name] * 1e3:.2f} ms there and back" if name in trips else ""
-        print(f"{name:10} {rates[name]:7.1f} MB/s{trip}")
+        print(
+            f"{name:10} {rates[name]:7.1f} MB/s, {statistics.median(spent[name]) * 1e3:.0f} CPU ms of the server{trip}"
+        )
     print(f"web / bare echo: {rates['web'] / rates['bare echo']:.2f}")
 
 

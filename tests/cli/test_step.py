@@ -115,6 +115,33 @@ def test_one_that_stays_and_one_that_steps_every_while_end_together(tmp_path: Pa
     assert "The run is over" in typed(["step", "out0"], tmp_path).err
 
 
+def test_a_stick_that_is_not_there_is_a_line_and_every_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = prepared(tmp_path, '[topology]\nn = 2\ngraph = "path"\n', 2)
+    for node in range(2):
+        begin(tmp_path, shared, node, ("peer", "--id", str(node)))
+    away = shared.rename(tmp_path / "unplugged")
+    shared.mkdir()
+    said = typed(["step", "out1"], tmp_path)
+    assert said.code == 3 and "nothing of this run is there" in said.errors[0] and not list(shared.iterdir())
+    waits = 0
+
+    def sleep(_seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 2:
+            shared.rmdir()
+            away.rename(shared)
+        typed(["step", "out0"], tmp_path)
+
+    monkeypatch.setattr("fedgossip.cli.run.step.time.sleep", sleep)
+    said = typed(["step", "out1", "--every", "1h"], tmp_path)
+    assert said.code == 0 and said.err.count("nothing of this run is there") == 2
+    step_all(tmp_path, range(2))
+    assert digest([vector(tmp_path, node) for node in range(2)]) == simulate(tmp_path / "pilot.toml").digest  # type: ignore[misc]
+
+
 def test_a_usb_stick_between_three_hospitals_and_a_coordinator(tmp_path: Path) -> None:
     """Each machine has the folder while the stick is there: one at a time."""
     stick = prepared(tmp_path, CLIENTS, 4)

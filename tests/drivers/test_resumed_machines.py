@@ -18,10 +18,15 @@ from fedgossip.algorithms.federated.names import ALGORITHMS as FEDERATED
 from fedgossip.algorithms.gossip.names import METHODS as GOSSIP
 from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import simulate
+from fedgossip.drivers.image_restore import NOTHING, Reader, UnfitError
+from fedgossip.drivers.image_types import name_of
 from fedgossip.drivers.sim_checkpoint import Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
+from fedgossip.protocols.federated.aggregation_round import PlainRound
+from fedgossip.protocols.federated.clear_tier import IntegerPart
+from fedgossip.protocols.federated.client_round import ClientPart, PlainPart, SecurePart
 
 Content = dict[str, Any]
 
@@ -136,3 +141,24 @@ def test_a_sum_that_is_half_made_goes_on_where_it_was(
     name: str, events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on(name, "sim", events, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (PlainPart, "a PlainPart with other attributes"),  # admitted, and then its fields are compared
+        (SecurePart, "SecurePart where ClientPart belongs"),
+        (IntegerPart, "IntegerPart where ClientPart belongs"),
+        (PlainRound, "PlainRound where ClientPart belongs"),
+    ],
+)
+def test_a_clients_part_in_an_image_is_one_without_secrets(kind: type, why: str) -> None:
+    image = Reader([("object", name_of(kind), [])], {}, lambda _: None)
+    with pytest.raises(UnfitError, match=why):
+        image.value([0], ClientPart, NOTHING)
+
+
+@pytest.mark.parametrize("section", [{}, {"tiers": [{"clients": 3}, {"clients": 2, "secure": False}]}])
+def test_no_image_is_taken_of_a_run_whose_clients_have_other_parts(section: Content) -> None:
+    content = {"task": {"kind": "quadratic", "dim": 3}, "coordinator": {"clients": 6, **section}}
+    assert not compose.plan(load_experiment(content)).pausable

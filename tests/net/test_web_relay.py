@@ -234,6 +234,7 @@ def test_strangers_in_a_handshake_of_tls_are_counted(secure: Running, monkeypatc
 # --- each fault has its line and its advice ---------------------------------------------------------------------------
 
 REFUSED = b"HTTP/1.1 403 Forbidden\r\n\r\n"
+HUGE = b"X: " + bytes(70_000) + b"\r\n\r\n"
 NTLM = b"HTTP/1.1 407 No\r\nProxy-Authenticate: NTLM\r\nproxy-authenticate: Negotiate\r\n\r\n"
 
 
@@ -242,6 +243,9 @@ NTLM = b"HTTP/1.1 407 No\r\nProxy-Authenticate: NTLM\r\nproxy-authenticate: Nego
     [({"answer": REFUSED}, "{url}", "refuses CONNECT to 127.0.0.1:{relay}: 403 Forbidden", "allows CONNECT"),
      ({"user": "ann", "password": "right"}, "http://ann:wrong@127.0.0.1:{port}", "does not accept this user", "HTTPS_"),
      ({"user": "ann", "password": "right"}, "http://127.0.0.1:{port}", "wants a user and a password", "HTTPS_PROXY"),
+     ({"answer": b"HTTP/1.0 502 Bad Gateway\r\n\r\n"}, "{url}", "does not reach 127.0.0.1:{relay}: 502", "relay run"),
+     ({"answer": b"HTTP/1.1 200 OK\r\n" + HUGE}, "{url}", "does not answer CONNECT in a header of at most 64", "port"),
+     ({"answer": b"HTTP/1.1 200"}, "{url}", "does not answer CONNECT and hangs up", "port"),
      ({"answer": NTLM}, "{url}", "wants NTLM or Negotiate", "cntlm"),
      ({"answer": b"SSH-2.0-x\r\n\r\n"}, "{url}", "answers no HTTP", "SOCKS"),
      ({"socks": True, "user": "ann", "password": "right"}, "socks5://ann:wrong@127.0.0.1:{port}", "not accept", "ALL_"),
@@ -250,7 +254,8 @@ NTLM = b"HTTP/1.1 407 No\r\nProxy-Authenticate: NTLM\r\nproxy-authenticate: Nego
      ({}, "http://127.0.0.1:1", "cannot be connected to: connection refused", "does it run"),
      ({}, "http://nowhere.invalid:3128", "the name nowhere.invalid is not known", "Correct"),
      ({}, "ftp://127.0.0.1:{port}", "HTTPS_PROXY is no URL of a proxy", "http://HOST:PORT")],
-    ids=["refused", "password", "no password", "NTLM", "SSH", "SOCKS login", "SOCKS", "HTTP", "closed", "name", "ftp"],
+    ids=["refused", "password", "no password", "bad gateway", "huge", "cut", "NTLM", "SSH", "SOCKS login", "SOCKS",
+         "HTTP", "closed", "name", "ftp"],
 )  # fmt: skip
 def test_a_proxy_that_does_not_put_through_is_a_line_and_an_advice(
     settings: dict[str, object], url: str, line: str, advice: str, secure: Running, monkeypatch: pytest.MonkeyPatch
@@ -319,25 +324,42 @@ def test_a_proxy_that_buffers_is_a_line(
 
 
 @pytest.mark.parametrize(
-    ("answer", "line"),
-    [(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "the server answers 404 Not Found"),
-     (b"220 mail\r\n", "the server answers no HTTP"), (b"", "and hangs up|no HTTP")],
+    ("answer", "line", "advice"),
+    [(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "the server answers 404 Not Found", "path right"),
+     (b"HTTP/1.1 403 Forbidden\r\n\r\n", "answers 403 Forbidden", "ask who runs it"),
+     (b"HTTP/1.1 302 Found\r\nLocation: http://login\r\n\r\n<html>", "answers 302 Found", "want a login"),
+     (b"HTTP/1.1 407 Login\r\n\r\n", "answers 407 Login", "HTTPS_PROXY"),
+     (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", "answers 502 Bad Gateway", "is `fedgossip relay` running"),
+     (b"HTTP/1.0 400 Bad Request\r\n\r\n", "answers 400 Bad Request in HTTP/1.0", "proxy_http_version 1.1"),
+     (b"HTTP/1.0 101 Switching Protocols\r\n\r\n", "answers 101 Switching Protocols in HTTP/1.0", "Upgrade"),
+     (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "and no such upgrade: missing Connection header", "Upgrade"),
+     (b"HTTP/1.1 200 OK\r\n" + HUGE, "a header of at most 64 KiB", "right host"),
+     (b"HTTP/1.1 200 OK\r\nX: held back", "does not answer the upgrade to a WebSocket in", "right host"),
+     (b"220 mail\r\n\r\n", "the server answers no HTTP", "path right"), (b"", "and hangs up", "right host")],
+    ids=["path", "forbidden", "portal", "login", "no relay", "HTTP 1.0", "upgrade by 1.0", "no upgrade", "huge",
+         "trickle", "mail", "nothing"],
 )  # fmt: skip
-def test_a_server_that_is_no_relay_is_a_line(answer: bytes, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_no_relay_is_a_line(
+    answer: bytes, line: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free_of_proxies(monkeypatch)
+    monkeypatch.setattr(web_way, "STEP_SECONDS", 0.5)
 
     def serve(server: socket.socket) -> None:
         one, _ = server.accept()
-        with one:
+        with one, contextlib.suppress(OSError):
             one.recv(4096)
             one.sendall(answer)
+            if answer.endswith(b"held back"):
+                one.recv(1)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve, args=(server,))
         thread.start()
-        with pytest.raises(NetworkError, match=line):
+        with pytest.raises(NetworkError, match=line) as refused:
             by_web(f"ws://127.0.0.1:{server.getsockname()[1]}/path")
         thread.join()
+    assert advice in refused.value.advice
 
 
 # --- which proxy ------------------------------------------------------------------------------------------------------

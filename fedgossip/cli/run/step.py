@@ -38,12 +38,20 @@ def step(run: Path, every: float | None) -> int:
     RUN is the folder that `peer`, `coordinator`, `client` or `fit` made with --links folder:DIR, or the folder run in
     that of `host` or `join`.  The exit code is 0 while the run goes on, and that of the participant when it has ended.
     """
+    from fedgossip.base.errors import NetworkError
+
     words, place = _command_in(run)
     if is_over(run):
         echo(f"The run is over, and all that this participant sent was fetched: {run}", err=True)
         return 0
     while True:
-        code = _go_on(words, place)
+        try:
+            code = _go_on(words, place)
+        except NetworkError as error:  # the folder is not mounted now
+            if every is None:
+                raise
+            code = 0
+            echo(f"{error}\n{error.advice}", err=True)
         if every is None or code or is_over(run):
             return code
         time.sleep(every)

@@ -9,6 +9,7 @@ owner has put it on its own disk by then.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -29,7 +30,7 @@ from fedgossip.core.messages import AnyMessage, Expected, Hello
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, packed
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.folders.contents import content_of, message_in
-from fedgossip.net.folders.pair_folder import LISTED, PairReader, PairWriter, folder_of, names_in
+from fedgossip.net.folders.pair_folder import FILES, LISTED, PairReader, PairWriter, folder_of, names_in
 from fedgossip.net.folders.sealed_files import (
     GREETING,
     MESSAGE,
@@ -48,8 +49,8 @@ from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected, Woken
 RUN = "fedgossip-"
 """The folder of a run begins so; 16 hex digits of its name follow."""
 
-FILES, BYTES = 64, 4 << 30
-"""Maximum number of files, and of bytes, that wait in the folder for one partner; further messages wait in memory."""
+BYTES = 4 << 30
+"""Maximum number of bytes that wait in the folder for one partner; further messages wait in memory, as beyond FILES."""
 
 WAITING = 10_000
 """Maximum number of messages that a partner has not fetched; then the run ends here, with this as its cause."""
@@ -74,6 +75,8 @@ class FolderState(msgspec.Struct):
 
     secret: str
     partners: dict[int, str] = {}
+    begun: bool = False
+    """Whether the run's folder was made or seen: one that is not there later is not mounted, and is not made again."""
 
 
 @dataclass(slots=True)
@@ -103,7 +106,8 @@ class FolderLinks(Wakeable):
 
     def __init__(self, node: NodeId, root: Path, identity: Identity, state: Path, poll_seconds: float) -> None:
         if not root.is_dir():
-            raise ConfigError(f"{root}: no such folder", "Make it, or mount it; a run makes only folders inside.")
+            text, advice = f"{root}: no such folder", "Make it, or mount it; a run makes only folders inside."
+            raise NetworkError(text, advice) if state.exists() else ConfigError(text, advice)
         self.node, self.root, self.identity, self._state_path = node, root, identity, state
         self.poll_seconds = poll_seconds
         self.address = f"folder {root}"
@@ -139,7 +143,7 @@ class FolderLinks(Wakeable):
         """Take the folder of this run, and greet the partners.
 
         Raises ConfigError where the folder holds another run, or where this participant has begun there with another
-        private state; nothing is written then.
+        private state, and NetworkError where what it has begun is not there; nothing is written then.
         """
         keys = _keys_of(endpoints)
         self._run = _name_of(hello, keys)
@@ -149,6 +153,8 @@ class FolderLinks(Wakeable):
                 text = f"{self.root} holds another run ({name}), and this one is {self._folder.name}"
                 raise ConfigError(text, "Give each run a folder of its own; all participants need the same experiment.")
         self._take_state()
+        if self._is_gone():
+            raise NetworkError(*self._gone_words())
         secret = bytes.fromhex(self._state.secret)
         process = public_of(secret)
         unlike = replace(hello, process=int.from_bytes(hashlib.sha256(process).digest()[:6], "little"))
@@ -162,6 +168,14 @@ class FolderLinks(Wakeable):
             reader = PairReader(self.root, self._folder, out.back, limit, first)
             self._pairs[node] = _Pair(node, writer, reader, Assembler(expected), first.first)
         self._check_begun(process)
+
+    def _is_gone(self) -> bool:
+        """Whether the run's folder was there, and is not: a mount point without its mount, most likely."""
+        return (self._state.begun or bool(self._state.partners)) and not self._folder.is_dir()
+
+    def _gone_words(self) -> tuple[str, str]:
+        text = f"{self.root}: nothing of this run is there, and participant {self.node} has begun it"
+        return text, f"Mount it, or synchronise it; where it was emptied: make the folder {self._folder.name} in it."
 
     def _take_state(self) -> None:
         """Read the private state; make one in a first life.  Raises ConfigError, NotWrittenError."""
@@ -257,6 +271,8 @@ class FolderLinks(Wakeable):
 
     def _written(self, pair: _Pair, kind: bytes, number: int, content: bytes, events: list[LinkEvent]) -> bool:
         try:
+            if self._is_gone():
+                raise FileNotFoundError(errno.ENOENT, self._gone_words()[0])
             pair.writer.put(kind, number, content)
         except OSError as error:
             text = f"{self.root} cannot be written: {error.strerror or error}; {self.unfetched} messages wait"
@@ -273,7 +289,7 @@ class FolderLinks(Wakeable):
         count = max([pair.acknowledged, *(one for one in found if one <= pair.sent)])
         done = count > pair.acknowledged
         if done:
-            pair.writer.drop(pair.acknowledged + 1, count)
+            pair.writer.drop(1, count)
             pair.acknowledged = count
             while pair.waiting and pair.waiting[0][0] <= count:
                 pair.sizes.pop(pair.waiting.popleft()[0], None)
@@ -287,7 +303,8 @@ class FolderLinks(Wakeable):
         pair.repeated = pair.repeated or time.monotonic()
         if pair.sizes and pair.writer.age(MESSAGE, min(pair.sizes)) > OLD_SECONDS:
             text = f"participant {pair.node} has not fetched a message from {self.root} for {OLD_SECONDS // 86400} days"
-            self._report(pair.node, "unfetched", text, "Does it run, and does its machine see the folder?", events)
+            advice = "Does it run, and does its machine see the folder?  A wrong clock, here or there, looks the same."
+            self._report(pair.node, "unfetched", text, advice, events)
         return done
 
     # --- receiving --------------------------------------------------------------------------------------------------
@@ -315,12 +332,18 @@ class FolderLinks(Wakeable):
     def _look(self, events: list[LinkEvent]) -> None:
         """Look once into the folders of all partners."""
         done = False
-        for pair in self._pairs.values():
+        gone = self._is_gone()
+        if gone and self._pairs:
+            self._report(next(iter(self._pairs)), f"folder_{errno.ENOENT}", *self._gone_words(), events)
+        for pair in () if gone else self._pairs.values():
             if not pair.swept and pair.writer.folder.is_dir():
                 pair.swept = True
-                pair.writer.sweep(0)
+                pair.writer.sweep()
             if pair.writer.size(GREETING, 0) is None:
-                self._written(pair, GREETING, 0, self._hello, events)
+                written = self._written(pair, GREETING, 0, self._hello, events)
+                if written and not self._state.begun:
+                    self._state.begun = True
+                    self._keep_state()
             done |= self._take_greeting(pair, events) or self._take_message(pair, events)
             done |= self._take_receipt(pair, events)
             done |= self._push(pair, events)

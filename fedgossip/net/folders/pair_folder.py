@@ -1,7 +1,7 @@
 """The files on the way from one participant to another, at the writer's end and at the reader's.
 
     writer    put(number, content)      whole under a temporary name, synced, renamed; an OSError leaves nothing behind
-              drop(up_to)               acknowledged: removed
+              drop(first, last)         acknowledged: removed
     reader    take(number)              the content of the next number; None: it is not there yet
 
 A reader that misses a name looks through at most LISTED names for a copy: the file under its temporary name, or a
@@ -17,7 +17,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from uuid import uuid4
@@ -38,6 +38,9 @@ from fedgossip.net.folders.sealed_files import (
 
 SUFFIX, PART = ".fgm", ".part"
 _GREETING, _RECEIPT = "greeting", "received"
+
+FILES = 64
+"""Maximum number of messages that wait in the folder for one partner."""
 
 LISTED = 4096
 """Maximum number of names of a folder that are looked at; strangers' files beyond hide copies, and no message."""
@@ -105,20 +108,23 @@ class PairWriter:
             return 0.0
 
     def drop(self, first: int, last: int) -> None:
-        """Remove the messages `first` to `last`."""
+        """Remove the messages `first` to `last`, of which FILES can be there, and a synchroniser's copies of them."""
         with contextlib.suppress(OSError):
             outside_files.check_inside(self.folder, self.shared)
-            for number in range(first, last + 1):
+            for number in range(max(first, last - FILES + 1), last + 1):
                 (self.folder / f"{_stem(MESSAGE, number)}{SUFFIX}").unlink(missing_ok=True)
+            self._remove(lambda name: name[:10].isdecimal() and first <= int(name[:10]) <= last)
 
-    def sweep(self, acknowledged: int) -> None:
-        """Remove what earlier processes left: temporary files, and messages that were acknowledged."""
+    def sweep(self) -> None:
+        """Remove the temporary files that earlier processes left."""
         with contextlib.suppress(OSError):
             outside_files.check_inside(self.folder, self.shared)
-            for name in names_in(self.folder):
-                number = name[:10] if name[:10].isdigit() else ""
-                if name.endswith(PART) or (number and name == f"{number}{SUFFIX}" and int(number) <= acknowledged):
-                    (self.folder / name).unlink(missing_ok=True)
+            self._remove(lambda name: name.endswith(PART))
+
+    def _remove(self, which: Callable[[str], bool]) -> None:
+        for name in filter(which, names_in(self.folder)):
+            if name.lower().endswith((SUFFIX, PART)):
+                (self.folder / name).unlink(missing_ok=True)
 
     def own_greeting(self) -> SealedFile | None:
         """Return the header of the greeting that is there under our name."""

@@ -28,9 +28,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake
-from websockets.http11 import Response
-from websockets.protocol import Event
 from websockets.uri import parse_uri
 
 from fedgossip.base import outside_files
@@ -63,6 +60,18 @@ _AUTHORITY = (
     "is of an authority that this machine does not know",
     "Where your network opens TLS, or the authority is your own: name it with --ca FILE, or SSL_CERT_FILE.",
 )
+_UPGRADE = "Is the path right?  The server before the relay, and a proxy that opens TLS, must pass on Upgrade."
+_UNREACHED = "The server before the relay does not reach it: is `fedgossip relay` running, at the port that it calls?"
+_ANSWERS = {
+    **dict.fromkeys((301, 302, 303, 307, 308, 511), "Does this network want a login first?  Open a page in a browser."),
+    **dict.fromkeys((401, 403, 451), "The network, or the server, does not let this host through: ask who runs it."),
+    407: "A proxy on the way wants a user and a password: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT.",
+    **dict.fromkeys((400, 426, 505), f"{_UPGRADE}  It takes HTTP/1.1 (nginx: proxy_http_version 1.1)."),
+    **dict.fromkeys((502, 503, 504), _UNREACHED),
+}
+"""What to do about an answer that is no upgrade, by its code."""
+_AWAY = 502, 503, 504
+"""The codes with which a proxy reports that the way behind it fails, and not that it refuses."""
 _SOCKS = {1: "failed", 2: "does not allow it", 3: "finds no network", 4: "finds no such host", 5: "is refused there"}
 
 
@@ -129,7 +138,10 @@ async def _within(work: Awaitable[_Done], silence: str) -> _Done:
     """Return the result of one step.  Raises NetworkError where it is not done in time, or the connection breaks."""
     try:
         return await asyncio.wait_for(work, STEP_SECONDS)
-    except (TimeoutError, EOFError, OSError, asyncio.LimitOverrunError) as error:
+    except asyncio.LimitOverrunError:
+        text = f"{silence} in a header of at most {PIECE_BYTES >> 10} KiB"
+        raise NetworkError(text, "Is it the right host and port, and what speaks HTTP there?") from None
+    except (TimeoutError, EOFError, OSError) as error:
         why = f"in {STEP_SECONDS:g} seconds" if isinstance(error, TimeoutError) else "and hangs up"
         raise NetworkError(f"{silence} {why}", "Is it the right host and port, and what speaks HTTP there?") from None
 
@@ -194,6 +206,9 @@ async def _by_connect(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
             f"the proxy {proxy} answers no HTTP", "Is it a proxy of HTTP?  For one of SOCKS: socks5://..."
         )
     reason = line(f"{code}{answer[2]}", 60)
+    if code in _AWAY:
+        advice = "Does the relay run, under this name and port?  Squid answers 503 to an unknown name too."
+        raise NetworkError(f"the proxy {proxy} does not reach {target.authority}: {reason}", advice)
     advice = f"Its operator allows CONNECT to {target.authority}; most proxies allow port 443 alone."
     raise NetworkError(f"the proxy {proxy} refuses CONNECT to {target.authority}: {reason}", advice)
 
@@ -243,18 +258,20 @@ async def _upgraded(inner: TcpStream, url: str) -> WebStream:
     protocol = ClientProtocol(parse_uri(url), max_size=MESSAGE_BYTES_MAX)
     protocol.send_request(protocol.connect())
     send_waiting(protocol, writer)
-    events: list[Event] = []
-    while not events and protocol.handshake_exc is None:
-        data = await reader.read(PIECE_BYTES)
-        protocol.receive_data(data) if data else protocol.receive_eof()
-        events = protocol.events_received()
+    head = await reader.readuntil(
+        b"\r\n\r\n"
+    )  # not by the library: it waits for the end of a page that is none of ours
+    answer = re.match(r"HTTP/1\.([01]) (\d{3})([^\r]*)", head.decode("latin-1"))
+    if answer is None or (answer[1], answer[2]) != ("1", "101"):
+        found = line(answer[2] + answer[3], 60) + (" in HTTP/1.0" if answer[1] == "0" else "") if answer else "no HTTP"
+        advice = _ANSWERS.get(int(answer[2]) if answer else 0, _UPGRADE)
+        raise NetworkError(f"{url}: no WebSocket: the server answers {found}", advice)
+    protocol.receive_data(head)
+    events = protocol.events_received()
     if protocol.handshake_exc is None:
         return WebStream(inner, protocol, events[1:])
-    found = "answers no HTTP"
-    if events and isinstance(events[0], Response) and isinstance(protocol.handshake_exc, InvalidHandshake):
-        found = f"answers {events[0].status_code} {line(events[0].reason_phrase, 40)}"
-    advice = "Is the path right?  The server before the relay, and a proxy that opens TLS, must pass on Upgrade."
-    raise NetworkError(f"{url}: no WebSocket: the server {found}", advice)
+    found = line(str(protocol.handshake_exc), 80)
+    raise NetworkError(f"{url}: no WebSocket: the server answers 101, and no such upgrade: {found}", _UPGRADE)
 
 
 # --- what it is made with ---------------------------------------------------------------------------------------------

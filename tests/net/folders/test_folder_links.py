@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Expected, Hello, Leaving, Model
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.folders.folder_links import FILES, FolderLinks
-from fedgossip.net.folders.pair_folder import LISTED
+from fedgossip.net.folders.folder_links import FolderLinks
+from fedgossip.net.folders.pair_folder import FILES, LISTED
 from fedgossip.net.folders.sealed_files import VERSION
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected
@@ -179,20 +182,99 @@ def test_an_old_file_that_is_put_back_is_not_taken_again(pair: Pair) -> None:
     assert reasons(pair.received()) == ["renumbered"]
 
 
-def test_copies_under_other_names_are_found_among_strangers(pair: Pair) -> None:
-    pair.sent(3)
-    first, second, _ = pair.files()
-    first.rename(first.with_name("0000000001 (conflicted copy).fgm"))
-    second.rename(second.with_name("0000000002.0badcafe.part"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0000000001.sync-conflict-20261128-120000-ABCDEFG.fgm",
+        "0000000001 (Jürgen's conflicted copy 2026-11-28).fgm",
+        "0000000001 (1).fgm",
+        "0000000001-DESKTOP-7.fgm",
+        "0000000001.FGM",
+        "0000000001.0badcafe.part",
+    ],
+    ids=["Syncthing", "Dropbox", "Drive", "OneDrive", "FAT", "rename lost"],
+)
+def test_a_copy_under_another_name_is_taken_among_strangers_and_removed(name: str, pair: Pair) -> None:
+    pair.sent(2)
+    first, second = pair.files()
+    first.rename(first.with_name(name))
+    copy = second.with_name(name.replace("0001", "0002"))
+    copy.write_bytes(second.read_bytes())
     for number in range(50):
         (first.parent / f"IMG_{number}.jpg").write_bytes(b"x")
-    assert rounds(pair.received()) == [0, 1, 2]
+    assert rounds(pair.received()) == [0, 1]
+    pair.links[0].poll(0)
+    left = {path.name for path in first.parent.iterdir() if path.suffix != ".jpg"}
+    assert left == {"greeting.fgm"}
+    assert len(list(first.parent.glob("*.jpg"))) == 50
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 400_000], ids=["empty", "magic", "header", "half"])
+def test_half_a_file_is_waited_for(size: int, pair: Pair) -> None:
+    pair.sent(1)
+    (path,) = pair.files()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:size])
+    assert reasons(pair.received()) == ["truncated"] and pair.files() == [path]
+    path.write_bytes(whole)
+    assert rounds(pair.received()) == [0]
+
+
+@pytest.mark.parametrize("days", [-30, 30])
+def test_clocks_that_are_days_apart_decide_nothing(days: int, pair: Pair) -> None:
+    pair.sent(1)
+    (path,) = pair.files()
+    os.utime(path, (0, time.time() + days * 86400))
+    found = pair.links[0].poll(0)
+    assert rounds(pair.received()) == [0]
+    assert [one.advice for one in found if isinstance(one, Rejected) and "wrong clock" not in one.advice] == []
+
+
+def test_a_mount_point_without_its_mount_is_reported_and_nothing_is_written_there(pair: Pair) -> None:
+    pair.sent(1)
+    away = pair.root.rename(pair.root.with_name("unplugged"))
+    pair.root.mkdir()
+    pair.sent(1, first=1)
+    found = [event for one in pair.links for event in one.poll(0) if isinstance(event, Rejected)]
+    assert {one.reason for one in found} <= {"folder_2"} and list(pair.root.iterdir()) == []
+    with pytest.raises(NetworkError, match="nothing of this run is there") as refused:
+        pair.opened(0)
+    assert "Mount it" in refused.value.advice and list(pair.root.iterdir()) == []
+    pair.root.rmdir()
+    with pytest.raises(NetworkError, match="no such folder"):
+        pair.opened(0)
+    away.rename(pair.root)
+    pair.links[0].poll(0)
+    assert rounds(pair.received()) == [0, 1]
+
+
+@pytest.mark.root
+@pytest.mark.sockets  # starts mount
+def test_a_real_disk_that_is_full_read_only_or_gone(fresh: Pair) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1700k", "none", str(fresh.root)], check=True)
+    try:
+        fresh.greet()
+        for number in range(4):
+            fresh.links[0].send(1, Model(number, "schema", (frozen(np.full(LENGTH, number, np.float32)),), 1))
+        assert reasons(fresh.links[0].poll(0)) == ["folder_28"] and len(fresh.files()) == 2
+        got = []
+        for _ in range(8):
+            got += rounds(fresh.links[1].poll(0))
+            fresh.links[0].poll(0)
+        assert got == [0, 1, 2, 3]
+        for how, reason in (("ro", "folder_30"), ("rw", "")):
+            subprocess.run(["mount", "-o", f"remount,{how}", str(fresh.root)], check=True)
+            fresh.links[0].send(1, Model(4, "schema", (frozen(np.zeros(LENGTH, np.float32)),), 1))
+            assert "".join(reasons(fresh.links[0].poll(0))) == reason
+        assert rounds(fresh.received()) == [4, 4]
+    finally:
+        subprocess.run(["umount", "-l", str(fresh.root)], check=True)
+    fresh.links[0].send(1, Leaving(5))
+    assert reasons(fresh.links[0].poll(0)) == ["folder_2"] and list(fresh.root.iterdir()) == []
 
 
 @pytest.mark.long
 def test_a_hundred_thousand_strangers_cost_a_bounded_look(pair: Pair) -> None:
-    import time
-
     pair.sent(1)
     folder = pair.files()[0].parent
     for number in range(100_000):
