@@ -320,7 +320,7 @@ class Membership:
                 self.returning = self.contact = True
             return self._refute()
         counts = verdict in self.roster.standing(node) and not self.roster.gone(node)
-        if verdict.by == self.node or not counts or node in self.suspects or node not in self.others():
+        if verdict.by == self.node or not counts or node in self.suspects or not self._other(node):
             return []
         return (
             []
@@ -372,7 +372,7 @@ class Membership:
         if node == self.node:
             self.suspected_at = max(self.suspected_at, suspicion.incarnation)
             return self._refute()
-        if node in self.suspects or node not in self.others():
+        if node in self.suspects or not self._other(node):
             return []
         fresh.append(suspicion)
         return [*self._suspected(suspicion, now_ns), *self._detector.ask(node, now_ns)]
@@ -409,9 +409,13 @@ class Membership:
         """Return all other members that are neither gone nor leaving, ascending."""
         return [node for node in self.roster.present() if node != self.node]
 
+    def _other(self, node: NodeId) -> bool:
+        return node != self.node and node in self.roster.present_set
+
     def claims(self) -> list[int]:
         """Return the completed rounds that the others report, descending."""
-        return sorted((self.reached[node] for node in self.others() if node in self.reached), reverse=True)
+        present = self.roster.present_set
+        return sorted((n for node, n in self.reached.items() if node in present and node != self.node), reverse=True)
 
     def network_round(self) -> int:
         """Return the second highest reported number of rounds, as one report may be false; -1: none has begun."""
@@ -421,7 +425,7 @@ class Membership:
     def watched(self) -> set[NodeId]:
         """Return the members to ping: all contacts; where the link is broken, through others."""
         if self._watching[0] is not self.roster:
-            self._watching = self.roster, set(self.contacts) & set(self.others())
+            self._watching = self.roster, set(self.contacts) & self.roster.present_set - {self.node}
         return self._watching[1]
 
     def word(self) -> tuple[int, str]:
@@ -430,7 +434,8 @@ class Membership:
 
     def helpers(self, silent: NodeId) -> list[NodeId]:
         """Return the members that can ping a silent one in our place, ascending."""
-        return [node for node in self.others() if node in self.linked and node not in (silent, *self.suspects)]
+        away = {silent, self.node, *self.suspects}
+        return sorted(node for node in self.linked & self.roster.present_set if node not in away)
 
     def _not_begun(self, node: NodeId) -> bool:
         """Return whether `node` has never been seen, in a run that has not begun: people start peers minutes apart."""
@@ -485,7 +490,7 @@ class Membership:
         return [effect for node in self.others() if node in self.linked for effect in self._detector.ask(node, now_ns)]
 
     def _suspect(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        if node in self.suspects or node not in self.others() or self.roster.has_verdict(self.node, node):
+        if node in self.suspects or not self._other(node) or self.roster.has_verdict(self.node, node):
             return []
         suspicion = signed(Suspicion(node, self.roster.entries[node].incarnation, self.node), self._sign)
         assert isinstance(suspicion, Suspicion)

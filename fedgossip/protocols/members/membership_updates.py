@@ -138,7 +138,7 @@ def _entry_refused(roster: Roster, entry: Entry, trust: Trust) -> str:
         return "range"
     if known and (entry.key, entry.verify) != (known.key, known.verify):
         return "identity"
-    if any(entry.key == other.key for other in roster.entries.values() if other.node != entry.node):
+    if not known and any(entry.key == other.key for other in roster.entries.values()):
         return "identity"
     if not trust.verify(entry.verify, content(entry), entry.signature):
         return "signature"

@@ -94,8 +94,17 @@ class Roster:
 
     def present(self) -> tuple[NodeId, ...]:
         """Return the members that are neither gone nor leaving nor revoked, ascending."""
+        return self._present
+
+    @cached_property
+    def _present(self) -> tuple[NodeId, ...]:  # asked for with every message
         gone = self.out(LAST_ROUND) | self.revoked.keys()
         return tuple(i for i in sorted(self.entries) if self.entries[i].until < 0 and i not in gone)
+
+    @cached_property
+    def present_set(self) -> frozenset[NodeId]:
+        """The same, to ask for one of them."""
+        return frozenset(self._present)
 
     def changes(self) -> tuple[int, ...]:
         """Return the rounds in which a member joins or leaves, ascending."""

@@ -1,0 +1,122 @@
+"""Members that come and go, in virtual time: SWIM's promises measured, beside what its paper has.
+
+    python benchmarks/membership.py [--members 100 300 1000] [--deaths 5] [--hour 100] [--loss 0.05] [--json]
+
+The machines of `fedgossip.protocols.members` in the world of the tests (10 to 20 ms a message, no gossip rounds).
+Messages a second of the mean and of the busiest member over 30 quiet seconds.  Then some die in silence, one after
+another: seconds until one member suspects it, until one gives a verdict, and until all have it as gone; medians.  The
+paper: a constant load, the first suspicion after e / (e - 1) = 1.58 periods on average (here a period and the time of
+an answer more, as helpers are asked first), all informed O(log n) periods after the verdict.  `--hour N`: an hour of N
+members at `--loss`, and how many were suspected and taken for dead though alive (0 verdicts promised).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from crew import machine, median
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from members import World, entry_of, founders, graphs, signer, trust
+
+from fedgossip.core.machine import Effect, Event, NodeId, Send
+from fedgossip.protocols.members.failure_detector import MemberSettings
+from fedgossip.protocols.members.membership import Membership
+from fedgossip.protocols.members.roster import Roster
+
+APART = 60.0
+"""Seconds for which a death is awaited."""
+
+
+class Counted(World):
+    """The same, with the messages of each member."""
+
+    def __init__(self, *about: Any, **named: Any) -> None:
+        self.by: Counter[NodeId] = Counter()
+        super().__init__(*about, **named)
+
+    def perform(self, node: NodeId, effect: Effect | Event) -> None:
+        if type(effect) is Send:
+            self.by[node] += 1
+        super().perform(node, effect)
+
+
+def world(n: int, loss: float) -> Counted:
+    """Members of one founding roster: its entries are the same objects at all."""
+    common, believed = Roster.founding(founders(n)), trust(n)
+
+    def member(node: NodeId) -> Membership:
+        me = entry_of(node, 1)
+        own = replace(common, own=node)
+        return Membership(me, own, believed, signer(me.verify), graphs, MemberSettings(), 0, 10_000)
+
+    return Counted({node: member(node) for node in range(n)}, loss=loss)
+
+
+def quiet_and_deaths(n: int, deaths: int) -> dict[str, float]:
+    """Measure the load of n members, and how deaths are noticed."""
+    began = time.process_time()
+    w = world(n, 0.0)
+    w.run(20)
+    w.by.clear()
+    w.run(30)
+    loads = [count / 30 for count in w.by.values()]
+    found: dict[str, list[float]] = {"suspected": [], "verdict": [], "by all": []}
+    for k in range(deaths):
+        victim, at = (k * n) // deaths + 1, w.now
+        w.crash(victim)
+        alive = set(w.living)
+        while alive and w.now < at + APART:
+            w.run(0.25)
+            alive = {node for node in alive if not w.machines[node].roster.gone(victim)}
+        said = [(t - at, name) for t, _, name, value in w.reports if t >= at and _about(value) == victim]
+        for title, name in (("suspected", "suspected"), ("verdict", "gone")):
+            found[title].append(min((t for t, one in said if one == name), default=float("nan")))
+        found["by all"].append(w.now - at if not alive else float("inf"))
+    times = {title: median(seconds) for title, seconds in found.items()}
+    cost = {"CPU s": time.process_time() - began, "MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {"a member": sum(loads) / n, "the busiest": max(loads), **times, **cost}
+
+
+def _about(value: object) -> object:
+    return value.get("node") if isinstance(value, dict) else value
+
+
+def hour(n: int, loss: float) -> dict[str, float]:
+    """Count suspicions and verdicts of an hour in which nobody dies."""
+    w = world(n, loss)
+    w.run(3600)
+    names = Counter(name for _, _, name, _ in w.reports)
+    return {"members": n, "loss": loss, "suspicions": names["suspected"], "verdicts": names["gone"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="*", default=[100, 300, 1000])
+    parser.add_argument("--deaths", type=int, default=5)
+    parser.add_argument("--hour", type=int, default=0)
+    parser.add_argument("--loss", type=float, default=0.05)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found: dict[str, Any] = {str(n): quiet_and_deaths(n, options.deaths) for n in options.members}
+    if options.hour:
+        found["hour"] = hour(options.hour, options.loss)
+    if options.json:
+        return print(json.dumps(found))
+    print(machine())
+    for name, about in found.items():
+        print(f"{name:>6}: " + ", ".join(f"{title} {value:.6g}" for title, value in about.items()), flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()
