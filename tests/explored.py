@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from fedgossip.core.machine import (
     Train,
     Trained,
 )
-from fedgossip.core.messages import MaskedInput, Secured
+from fedgossip.core.messages import Invite, MaskedInput, Secured
 from fedgossip.core.task import Job
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
@@ -235,12 +236,17 @@ def _counted(content: dict[str, Any], workers: int, dim: int, judge: Any = None)
         return "" if short or results == {due} else "the end is not the sum of all means"
 
     def judged(view: View) -> str:
-        """No element has more of a worker than its rounds, at any worker that has ended."""
+        """No element has more of a worker than its rounds, at any worker that has ended.
+
+        A mean over m that are left has 1 / m of each, so a multiple of all m is whole.
+        """
+        whole = math.lcm(*range(1, workers + 1))
+        most = rounds * (whole if view.spent.crashes or view.spent.hastes else whole // workers)
         for one in view.nodes[:workers]:
             if one.ghost:
-                digits = (np.frombuffer(one.ghost) * workers).astype(np.int64)
+                digits = (np.rint(np.frombuffer(one.ghost) * whole)).astype(np.int64)
                 for worker in range(workers):
-                    if (digits // BASE**worker % BASE > rounds * workers).any():
+                    if (digits // BASE**worker % BASE > most).any():
                         return f"a gradient of worker {worker} counts twice"
         return judge(view) if judge else ""
 
@@ -270,11 +276,13 @@ LEAST = 3
 
 
 def _frames(_node: NodeId, ghost: Any, event: Event, _machine: Machine, effects: Sequence[Effect]) -> Any:
-    """Keep what was signed, (session, stage, hash of the frame); the shares that were revealed; and the sums."""
+    """Keep what was signed, (session, stage, hash of the frame); revealed shares; sums; and each round's models."""
     seen = set(ghost)
     for effect in effects:
         if isinstance(effect, Send) and isinstance(effect.message, MaskedInput):
             seen.add(("signed", effect.message.session, -1, body_hash(effect.message.frame)))
+        elif isinstance(effect, Send) and isinstance(effect.message, Invite):
+            seen.add(("invited", effect.message.round, effect.message.vectors[0].tobytes()))
         elif isinstance(effect, Send) and isinstance(effect.message, Secured):
             seen.add(("signed", effect.message.session, effect.message.stage, body_hash(effect.message.frame)))
         elif isinstance(effect, Log) and effect.kind == "sum":
@@ -300,6 +308,9 @@ def _hidden(view: View) -> str:
     rounds = Counter(one[1] for one in coordinator if one[0] == "sum")
     if any(times > 1 for times in rounds.values()) or any(one[0] == "sum" and one[3] < LEAST for one in coordinator):
         return f"two sums of a round, or one of fewer than {LEAST}: {sorted(rounds.items())}"
+    models = Counter(one[1] for one in coordinator if one[0] == "invited")
+    if any(times > 1 for times in models.values()):
+        return f"two models of a round are sent out: {sorted(models.items())}"
     shares = Counter(one[1:4] for one in coordinator if one[0] == "share")
     fallen = {place for place, times in shares.items() if times >= 2}
     for sid in {place[0] for place in fallen}:

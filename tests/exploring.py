@@ -3,7 +3,8 @@
 A state is every participant (its machine, timers, trainings, newest checkpoint) and the messages of each link.  A step
 gives one machine one event.  Links keep their order, as those of every driver do.  A clock goes to a timer's time when
 it fires: the earliest of all fires where nothing is under way; before that a participant's earliest, at the cost of one
-`hastes` (something under way was slower than a wait).  `drops`, `repeats`, `crashes` are the other costs.
+`hastes` (something under way was slower than a wait).  `drops`, `repeats`, `crashes` are the other costs.  A crash is
+between two events, or within one, behind a message and before what is then written to disk (`cut`).
 
 A step is a function of one participant and its event, so it is computed once for each pair and looked up afterwards; a
 state of the run is a tuple of numbers.  Participants are compared by their content, mappings and sets sorted.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -240,7 +242,7 @@ class Action(NamedTuple):
     """One step: what happens, and where."""
 
     what: str
-    """deliver | drop | repeat | trained | fire | hurry | crash | return."""
+    """deliver | drop | repeat | trained | fire | hurry | crash | cut | return."""
     at: NodeId
     detail: Any = None
 
@@ -249,6 +251,8 @@ class Action(NamedTuple):
             return f"{self.what} the next message of {self.detail} to {self.at}"
         if self.what in ("fire", "hurry"):
             return f"{self.what} the timer {self.detail} of {self.at}"
+        if self.what == "cut":
+            return f"{self.detail[0]}, and crash {self.at} before what it then writes to disk"
         return f"{self.what} {self.at}"
 
 
@@ -312,6 +316,19 @@ class Found:
         )
 
 
+_Cut = tuple[int, tuple[tuple[NodeId, int], ...]]
+"""A crash within a step: (the number of what is left of the participant, the messages (to, number) that are out)."""
+
+
+class _Step(NamedTuple):
+    """What becomes of a participant in a step: its number, its messages (to, number), what is wrong, and the cuts."""
+
+    number: int
+    sends: tuple[tuple[NodeId, int], ...]
+    wrong: str = ""
+    cuts: tuple[_Cut, ...] = ()
+
+
 class WrongError(Exception):
     """A state, or a step, breaks an invariant."""
 
@@ -338,7 +355,9 @@ class Explorer:
         self.world, self.budget, self.most_mb = world, budget, most_mb
         self.copier = Copier(world.known)
         self.nodes, self.messages = _Contents(), _Contents()
-        self._steps: dict[Hashable, tuple[int, tuple[tuple[NodeId, int], ...], str]] = {}
+        self._steps: dict[Hashable, _Step] = {}
+        self._cut: int | None = None  # the cut to take in the next step
+        self._offered: tuple[_Cut, ...] = ()  # those that the last step had
         self._names: dict[int, tuple[Hashable, Any]] = {}
         self.steps = 0
 
@@ -356,23 +375,22 @@ class Explorer:
             known = self._names[id(message)] = self.copier.name(message), message
         return self.messages.add(known[0], message)
 
-    def step(self, node: NodeId, place: int, events: Sequence[Event], now_ns: int, why: Hashable) -> tuple[Any, ...]:
-        """Return (the participant's number after the events, its messages (to, number), what is wrong)."""
+    def step(self, node: NodeId, place: int, events: Sequence[Event], now_ns: int, why: Hashable) -> _Step:
+        """Return what becomes of the participant, by the numbers of contents."""
         key = place, why, now_ns
         done = self._steps.get(key)
         if done is None:
             try:
-                done = *self._take(node, self.nodes.of[place], events, now_ns), ""
+                done = self._take(node, self.nodes.of[place], events, now_ns)
             except WrongError as error:
-                done = place, (), str(error)
+                done = _Step(place, (), str(error))
             self._steps[key] = done
         return done
 
-    def _take(
-        self, node: NodeId, before: Participant, events: Sequence[Event], now_ns: int
-    ) -> tuple[int, tuple[tuple[NodeId, int], ...]]:
+    def _take(self, node: NodeId, before: Participant, events: Sequence[Event], now_ns: int) -> _Step:
         assert before.machine is not None
         one, sends = before._replace(machine=self.copier.copy(before.machine)), list[tuple[NodeId, int]]()
+        cuts: list[_Cut] = []
         for event in events:
             if one.finished:
                 break
@@ -384,10 +402,15 @@ class Explorer:
                 raise WrongError(f"{node} refuses a message of an honest participant: {error}") from None
             except AssertionError as error:
                 raise WrongError(f"{node} breaks at {type(event).__name__}: {error}") from error
-            for effect in effects:
+            ghost = one.ghost
+            for place, effect in enumerate(effects):
                 one = self._perform(node, one, effect, now_ns, sends)
+                if _is_written_later(effects, place):
+                    seen = self.world.observe(node, ghost, event, machine, effects[: place + 1])
+                    dead = one._replace(machine=None, jobs=(), timers=(), ghost=seen)
+                    cuts.append((self._intern(node, dead), tuple(sends)))
             one = one._replace(ghost=self.world.observe(node, one.ghost, event, machine, effects))
-        return self._intern(node, one), tuple(sends)
+        return _Step(self._intern(node, one), tuple(sends), "", tuple(cuts))
 
     def _perform(
         self, node: NodeId, one: Participant, effect: Effect, now_ns: int, sends: list[tuple[NodeId, int]]
@@ -419,11 +442,11 @@ class Explorer:
             machine = self.world.make(node, 0, None, ())
             fresh = self._intern(node, Participant(machine, 0, (), (), None, (), False, self.world.ghost))
             events: list[Event] = [Started(), *(PeerJoined(other) for other in known)]
-            number, sends, wrong = self.step(node, fresh, events, 0, "start")
-            if wrong:
-                raise WrongError(wrong)
-            numbers.append(number)
-            _post(mail, node, sends)
+            done = self.step(node, fresh, events, 0, "start")
+            if done.wrong:
+                raise WrongError(done.wrong)
+            numbers.append(done.number)
+            _post(mail, node, done.sends)
         return State(tuple(numbers), _mailed(mail), 0, self.budget)
 
     def actions(self, state: State) -> list[Action]:
@@ -458,6 +481,9 @@ class Explorer:
     def after(self, state: State, action: Action) -> State:
         """Return the state after an action.  Raises WrongError."""
         self.steps += 1
+        self._offered, self._cut = (), None
+        if action.what == "cut":
+            action, self._cut = action.detail
         what, node, detail = action
         mail, left = dict(state.mail), state.left
         one: Participant = self.nodes.of[state.nodes[node]]
@@ -498,9 +524,15 @@ class Explorer:
         left: Budget,
         now_ns: int,
     ) -> State:
-        number, sends, wrong = self.step(node, state.nodes[node], events, now_ns, why)
+        number, sends, wrong, cuts = self.step(node, state.nodes[node], events, now_ns, why)
         if wrong:
             raise WrongError(wrong)
+        cut, self._cut = self._cut, None
+        if cut is not None:
+            number, sends = cuts[cut]
+            _post(mail, node, [(to, one) for to, one in sends if self._reaches(state, mail, node, to)])
+            return self._gone(state._replace(nodes=_put(state.nodes, node, number), now_ns=now_ns), node, mail, left)
+        self._offered = cuts
         _post(mail, node, [(to, one) for to, one in sends if self._reaches(state, mail, node, to)])
         if self.nodes.of[number].finished:  # it handles nothing any more
             mail = {link: queue for link, queue in mail.items() if link[1] != node}
@@ -510,13 +542,15 @@ class Explorer:
         return State(_put(state.nodes, node, number), _mailed(mail), now_ns, left)
 
     def _crash(self, state: State, node: NodeId, one: Participant, mail: dict[Any, Any]) -> State:
+        gone = self._intern(node, one._replace(machine=None, jobs=(), timers=()))
+        return self._gone(state._replace(nodes=_put(state.nodes, node, gone)), node, mail, state.left)
+
+    def _gone(self, state: State, node: NodeId, mail: dict[Any, Any], left: Budget) -> State:
         """Whatever was under way to it is lost; the others learn of it behind what it has sent."""
         mail = {link: queue for link, queue in mail.items() if link[1] != node}
-        gone = self._intern(node, one._replace(machine=None, jobs=(), timers=()))
         notice = self._message(PeerGone(node))
         _post(mail, node, [(to, notice) for to in self.world.links[node] if self._there(state, to)])
-        left = state.left._replace(crashes=state.left.crashes - 1)
-        return State(_put(state.nodes, node, gone), _mailed(mail), state.now_ns, left)
+        return State(state.nodes, _mailed(mail), state.now_ns, left._replace(crashes=left.crashes - 1))
 
     def _return(self, state: State, node: NodeId, one: Participant, mail: dict[Any, Any]) -> State:
         life = one.life + 1
@@ -564,12 +598,15 @@ class Explorer:
     def explore(self, most: int = 10**7) -> Found:
         """See all states, or the first `most`; stop at the first that is wrong, and minimise its schedule.
 
+        Schedules with few deviations from the first come first (Emmi, Qadeer and Rakamaric, Delay-bounded scheduling,
+        POPL 2011): most faults need two or three.
+
         From each state on the run goes on without further faults until a state that was seen: in a cycle, or after
         LONGEST steps, it is wrong, for that run does not end.  Raises OutOfRoomError.
         """
         found, began = Found(), time.process_time()
         origin: dict[State, tuple[State, Action] | None] = {}
-        stack: list[tuple[State, Action]] = []
+        stack: deque[tuple[State, Action]] = deque()
         state: State = self.start()
         last: tuple[State, Action] | None = None
         try:
@@ -592,14 +629,16 @@ class Explorer:
                         raise WrongError(f"no end after {LONGEST} steps without a fault")
                     last = state, actions[0]
                     state = self.after(*last)
+                    stack += self._cuts(*last)
                 else:
                     if state in chain:
                         raise WrongError("the run goes round in a circle without a fault")
                 if not stack:
                     break
-                last = stack.pop()
+                last = stack.popleft()
                 state = last[0]
                 state = self.after(*last)
+                stack += self._cuts(*last)
         except WrongError as error:
             found.wrong = str(error)
             found.schedule = self._minimised(self._path(origin, state, last), found.wrong)
@@ -607,6 +646,13 @@ class Explorer:
         found.complete = not stack and not found.wrong
         found.seconds, found.megabytes = time.process_time() - began, _megabytes()
         return found
+
+    def _cuts(self, state: State, action: Action) -> list[tuple[State, Action]]:
+        """Return the crashes within the step that was just taken from `state`."""
+        node, may = action.at, self.world.may_crash
+        if not (self._offered and state.left.crashes and (may is None or node in may)):
+            return []
+        return [(state, Action("cut", node, (action, place))) for place in range(len(self._offered))]
 
     def _check_room(self, states: int, waiting: int) -> None:
         if _megabytes() > self.most_mb:
@@ -638,7 +684,7 @@ class Explorer:
             for action in schedule:
                 actions = self.actions(state)
                 self.check(state, actions)
-                if action in actions:
+                if self._is_possible(state, action, actions):
                     state = self.after(state, action)
             for _ in range(LONGEST):
                 actions = self.actions(state)
@@ -651,6 +697,15 @@ class Explorer:
         except WrongError as error:
             return str(error)
         return f"no end after {LONGEST} steps without a fault"
+
+    def _is_possible(self, state: State, action: Action, actions: Sequence[Action]) -> bool:
+        if action.what != "cut":
+            return action in actions
+        within, place = action.detail
+        if within not in actions or not state.left.crashes:
+            return False
+        self.after(state, within)
+        return place < len(self._offered)
 
     def _minimised(self, schedule: Schedule, wrong: str) -> Schedule:
         """Return a schedule of the same fault of which no action can be left out: runs of actions first, then each."""
@@ -674,6 +729,14 @@ def _kind(wrong: str) -> str:
 
 def repr_of_timer(timer: tuple[int, Any]) -> tuple[int, str]:
     return timer[0], repr(timer[1])
+
+
+def _is_written_later(effects: Sequence[Effect], place: int) -> bool:
+    """Return whether the effect is the last of several messages, and something behind it is durable."""
+    after = effects[place + 1 :]
+    if type(effects[place]) is not Send or not after or type(after[0]) is Send:
+        return False
+    return any(isinstance(one, Log) or (isinstance(one, Checkpoint) and one.durable) for one in after)
 
 
 def _post(

@@ -18,13 +18,15 @@ import pytest
 from explored import async_gossip, members, push_sum, ring, secure, servers, sync_gossip
 from exploring import Budget, CannotCopyError, Copier, Explorer, OutOfRoomError, World
 
-from fedgossip.core.machine import SetTimer
+from fedgossip.core.machine import Checkpoint, SetTimer
+from fedgossip.protocols.federated.coordinator import Coordinator
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, Ledger
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound
 from fedgossip.protocols.gossip.edge_ledger import Edge, EdgeLedger
 from fedgossip.protocols.gossip.pairing import Pairing
 from fedgossip.protocols.members.failure_detector import FailureDetector
 from fedgossip.protocols.push_sum.mass_ledger import Arcs
+from fedgossip.protocols.servers.server import ParameterServer
 from fedgossip.protocols.servers.shard_clocks import StepPerClock
 
 FAULTS = Budget(drops=2, repeats=1, crashes=1, hastes=1)
@@ -114,6 +116,16 @@ def _kept_sum(self: StepPerClock, present: Any, rate: Any) -> Any:
     return change
 
 
+def _sent_before_the_disk(self: Coordinator[Any], event: Any, now_ns: int) -> list[Any]:
+    return sorted(HANDLE(self, event, now_ns), key=lambda effect: isinstance(effect, Checkpoint))
+
+
+def _pushed_again(self: ParameterServer, sender: int, push: Any, now_ns: int) -> Any:
+    clocks = self.shards[push.shard]
+    clocks.clocks[sender] = max(push.clock, clocks.closed)
+    return PUSHED(self, sender, push, now_ns)
+
+
 class Mutation(NamedTuple):
     """A fault in a machine, and the run in which it is found.  `short`: found in every run of the tests."""
 
@@ -122,12 +134,12 @@ class Mutation(NamedTuple):
     name: str
     fault: Any
     budget: Budget
-    short: bool = False
+    short: bool = True
 
 
 _GOSSIP, _ASYNC, _PUSH = "gossip, 2 peers, 3 rounds", "async gossip, 2 peers, 3 rounds", "push-sum, 2 peers, 3 rounds"
 _SERVERS = "2 workers, 2 servers, 2 clocks"
-OFFER, CLOSE = AsyncGossip._offer, StepPerClock.close
+OFFER, CLOSE, HANDLE, PUSHED = AsyncGossip._offer, StepPerClock.close, Coordinator.handle, ParameterServer._pushed
 
 MUTATIONS: Mapping[str, Mutation] = {
     "an edge is mixed although its account is open": Mutation(
@@ -136,24 +148,35 @@ MUTATIONS: Mapping[str, Mutation] = {
     "a repair is added twice": Mutation(
         _GOSSIP, Edge, "repair", _repaired_for_ever, Budget(drops=2, repeats=1, hastes=2)
     ),
-    "an offer has no deadline": Mutation(_ASYNC, AsyncGossip, "_offer", _offer_without_a_timer, Budget(drops=1)),
+    "an offer has no deadline": Mutation(
+        _ASYNC, AsyncGossip, "_offer", _offer_without_a_timer, Budget(drops=1), short=False
+    ),
     "a missing model is never asked for, and no deadline": Mutation(
-        _GOSSIP, AwaitedRound, "fired", lambda *_: [], Budget(drops=2), short=True
+        _GOSSIP, AwaitedRound, "fired", lambda *_: [], Budget(drops=2)
     ),
     "an offer that comes twice is answered twice": Mutation(
-        _ASYNC, Ledger, "repeated", lambda *_: None, Budget(repeats=1), short=True
+        _ASYNC, Ledger, "repeated", lambda *_: None, Budget(repeats=1)
     ),
     "an answered offer stays open": Mutation(
         _ASYNC, Ledger, "close", lambda self, to, number: self.open.get(to) == number, Budget(repeats=1)
     ),
     "a declined peer offers again at once, for ever": Mutation(
-        _ASYNC, Pairing, "declined", explored.declined_without_count, Budget(drops=1)
+        _ASYNC, Pairing, "declined", explored.declined_without_count, Budget(drops=1), short=False
     ),
-    "a repeated parcel is taken again": Mutation(_PUSH, Arcs, "take", _taken, Budget(repeats=1), short=True),
+    "a repeated parcel is taken again": Mutation(_PUSH, Arcs, "take", _taken, Budget(repeats=1)),
     "an acceptance is ignored": Mutation(_PUSH, Arcs, "accepted", lambda *_: False, Budget(drops=1)),
-    "a clock's sum is kept for the next": Mutation(_SERVERS, StepPerClock, "close", _kept_sum, Budget(), short=True),
+    "a clock's sum is kept for the next": Mutation(_SERVERS, StepPerClock, "close", _kept_sum, Budget()),
+    "a repeated push is added twice": Mutation(_SERVERS, ParameterServer, "_pushed", _pushed_again, Budget(repeats=1)),
+    "a coordinator invites before the round is on disk": Mutation(
+        "secure rounds, 3 clients, 2 rounds",
+        Coordinator,
+        "handle",
+        _sent_before_the_disk,
+        Budget(crashes=1),
+        short=False,
+    ),
     "an answered ping counts as silence": Mutation(
-        "members, 3", FailureDetector, "_answered", lambda *_: False, Budget(), short=True
+        "members, 3", FailureDetector, "_answered", lambda *_: False, Budget()
     ),
     "a parcel that comes back is kept out": Mutation(
         _PUSH, Arcs, "accepted", lambda self, to, _: self.out.pop(to, None) is not None, Budget(drops=1, hastes=1)
