@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import fit_sites
@@ -153,39 +154,55 @@ def test_a_usb_stick_between_three_hospitals_and_a_coordinator(tmp_path: Path) -
     assert digest([vector(tmp_path, 3)]) == simulate(tmp_path / "pilot.toml").digest  # type: ignore[list-item]
 
 
-def test_a_fit_of_five_sites_has_the_bytes_of_one_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["kaplan-meier", pytest.param("glm", marks=pytest.mark.long)])
+def test_statistics_and_a_fit_of_five_sites_have_the_bytes_of_one_machine(name: str, tmp_path: Path) -> None:
+    """And an evaluation, where a fit has a model."""
     for site in range(fit_sites.SITES):
         fit_sites.patients(tmp_path / f"site-{site}.csv", site)
     fit_sites.patients(tmp_path / "test.csv", 99)
-    name, query = "kaplan-meier", fit_sites.TIMES
-    text = fit_sites.own_tables(name, query, source=fit_sites.SOURCE[name], more='[task]\nkind = "regression"\n')
+    kind = '[task]\nkind = "regression"\n' if name == "kaplan-meier" else ""
+    text = fit_sites.own_tables(name, fit_sites.QUERY[name], source=fit_sites.SOURCE[name], more=kind)
     (tmp_path / f"{name}.toml").write_text(text)
     assert typed(["data", "agree", f"{name}.toml"], tmp_path).code == 0
     assert typed(["fit", f"{name}.toml", "--to", "here"], tmp_path).code == 0
-    (tmp_path / "shared").mkdir()
-    found = [tmp_path / f"machine{node}" for node in range(fit_sites.SITES + 1)]
+    if name == "glm":
+        assert typed(["evaluate", "here", f"{name}.toml"], tmp_path).code == 0
+    machines = [tmp_path / f"machine{node}" for node in range(fit_sites.SITES + 1)]
     keys = []
-    for node, machine in enumerate(found):
+    for node, machine in enumerate(machines):
         machine.mkdir()
-        own = [f"site-{node}.csv"] if node < fit_sites.SITES else []
-        for file in (*fit_sites.files(name), *own):
+        for file in (f"{name}.toml", "test.csv", *([f"site-{node}.csv"] if node < fit_sites.SITES else [])):
             shutil.copy(tmp_path / file, machine)
         keys.append(typed(["keys", "new", "--id", str(node), "--client"], machine).out)
-    for machine in found:
+    for machine in machines:
         (machine / "endpoints.toml").write_text("\n".join(keys))
-    for node, machine in enumerate(found):
-        words = ["fit", f"{name}.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit"]
-        words += ["--id", str(node)] if node < fit_sites.SITES else []
-        said = typed([*words, "--links", "folder:../shared", "--once"], machine)
+    result = "survival.json" if name == "kaplan-meier" else "fit.json"
+    together(machines, "agreeing", ["data", "agree", f"{name}.toml"], f"{name}.json")
+    together(machines, "fitting", ["fit", f"{name}.toml", "--to", "here"], f"here/{result}")
+    files = [f"{name}.json", f"here/{result}"]
+    if name == "glm":
+        together(machines, "judging", ["evaluate", "here", f"{name}.toml"], "here/model/evaluation.json")
+        files.append("here/model/evaluation.json")
+    for file in files:
+        assert {(machine / file).read_bytes() for machine in machines} == {(tmp_path / file).read_bytes()}, file
+
+
+def together(machines: Sequence[Path], what: str, command: Sequence[str], result: str) -> None:
+    """Type a command on all machines, with a folder of its own, and `step` until all have the result."""
+    (machines[0].parent / what).mkdir()
+    for node, machine in enumerate(machines):
+        words = [*command, "--endpoints", "endpoints.toml", "--out", f"{what}-log", "--links", f"folder:../{what}"]
+        said = typed([*words, *(["--id", str(node)] if node < fit_sites.SITES else []), "--once"], machine)
         assert said.code == 0, said.err
-    for _ in range(20):
-        said_of = [typed(["step", "log"], machine) for machine in found]
-        if all((machine / "fit" / "survival.json").exists() for machine in found):
+    for _ in range(80):
+        if all((machine / result).exists() for machine in machines):
             break
-    assert {one.code for one in said_of} == {0}, [one.err for one in said_of]
-    texts = {(machine / "fit" / "survival.json").read_bytes() for machine in [*found, tmp_path / "here"] if machine.name
-             != "here"}  # fmt: skip
-    assert texts == {(tmp_path / "here" / "survival.json").read_bytes()}
+        said_of = [typed(["step", f"{what}-log"], machine) for machine in machines]
+        assert {one.code for one in said_of} == {0}, [one.err for one in said_of]
+    for machine in machines:  # once more changes nothing
+        assert typed(["step", f"{what}-log"], machine).code == 0
+    paid = (machines[0] / "peer.key.spent").read_text().splitlines()
+    assert len(paid) == len(set(paid)), "a step is no release"
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,9 @@ PATIENCE_HOURS = 72.0
 
 FOLDER = "folder:"
 
+SUMMING = "fit", "data", "evaluate"
+"""The commands that compute sums over all sites, by their first words: they go on by themselves."""
+
 
 def folder_options(command: Command) -> Command:
     """The options of a participant that may exchange messages through a folder.
@@ -329,7 +332,8 @@ def write_step(folder: Path, command: str) -> None:
     from fedgossip.runs.run_directory import write_whole
 
     words = shlex.split(command)[1:]
-    words = [word for word in words if word != "--resume"] if words[0] == "fit" else words  # which has no such option
+    if words[0] in SUMMING:  # which have no such option
+        words = [word for word in words if word != "--resume"]
     content: dict[str, Any] = {"in": os.fspath(Path.cwd()), "words": words}
     if not (folder / STEP).exists():  # `step` itself was given other words
         content["mark"] = step_mark(words, str(content["in"]))

@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 
 from fedgossip.base.untrusted_text import line
-from fedgossip.cli.run.participant import is_over, step_mark
+from fedgossip.cli.run.participant import SUMMING, is_over, step_mark
 from fedgossip.cli.text import echo
 from fedgossip.core.run_format import STEP
 
-_COMMANDS = "peer", "coordinator", "client", "fit", "host", "join"
+_COMMANDS = "peer", "coordinator", "client", *SUMMING, "host", "join"
 """The commands with --links folder:DIR."""
 
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -35,8 +35,8 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
 def step(run: Path, every: float | None) -> int:
     """Do what participant RUN can do now with the messages of its folder, and end: for cron, or a USB stick.
 
-    RUN is the folder that `peer`, `coordinator`, `client` or `fit` made with --links folder:DIR, or the folder run in
-    that of `host` or `join`.  The exit code is 0 while the run goes on, and that of the participant when it has ended.
+    RUN is the folder that a participant's command made with --links folder:DIR (--out), or the folder run in that of
+    `host` or `join`.  The exit code is 0 while the run goes on, and that of the participant when it has ended.
     """
     from fedgossip.base.errors import NetworkError
 

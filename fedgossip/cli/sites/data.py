@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.run.participant import listens
 from fedgossip.cli.sites.sums import (
     EXPERIMENT,
     SET,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
     from fedgossip.data.agreed.statistics_task import StatisticsTask
     from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.experiment import Experiment
     from fedgossip.plans.approvals.approvals import ApprovalRequest
     from fedgossip.plans.federated.federation import FederationPlan
@@ -103,6 +105,7 @@ def agree(
     bind: str | None,
     out: Path | None,
     overrides: tuple[str, ...],
+    carrier: FolderCarrier | None,
 ) -> int:
     """Agree on the columns of all sites' tables and on their statistics, as secure sums: no participant sees a site's
     numbers.
@@ -117,10 +120,10 @@ def agree(
 
     whole = load_experiment(experiment, overrides)
     plan, schema = statistics_plan(whole)
-    if Path(plan.experiment.data.agreed).exists() and not dry_run:
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run, carrier)
+    if Path(plan.experiment.data.agreed).exists() and not (dry_run or known.goes_on):
         advice = "Remove it to agree again; two agreements of almost the same sites reveal the sites that differ."
         raise ConfigError(f"{plan.experiment.data.agreed}: agreed on already", advice)
-    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run)
     held = held_by(plan, known, site)
     if dry_run:
         plan, task, refused = statistics_task(plan, schema, held)
@@ -133,7 +136,8 @@ def agree(
     gate = None if site is None else _gate(whole, known, site)
 
     def write(vector: Any, _record: Record) -> None:
-        _write(plan, task, schema, vector, gate)
+        if not known.is_written(Path(plan.experiment.data.agreed)):
+            _write(plan, task, schema, vector, gate)
 
     return with_others(plan, task, schema.digest, refused, who, known, write, opened_by(task), gate)
 
@@ -157,7 +161,7 @@ def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
         fits = is_fit(whole)
         run, statement = stated_statistics(whole) if fits else stated_of(whole, str(known.experiment))
         assert isinstance(run, FederationPlan) and known.endpoints, "it has a [coordinator], and others"
-        everybody = load_endpoints(known.endpoints, run.n, run.roles.listens)
+        everybody = load_endpoints(known.endpoints, run.n, listens(run, known.carrier))
         return replace(request_of(run, statement, site, everybody), step="" if fits else AGREE)
 
     return approved(wanted, known.key, how_long(known.policy), None)

@@ -16,6 +16,7 @@ from fedgossip.cli.text import NOISY, columns, echo, short
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
+    from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.learning.models.loaded_model import LoadedModel
     from fedgossip.learning.models.model_files import ModelFacts
     from fedgossip.plans.federated.federation import FederationPlan
@@ -46,6 +47,7 @@ def evaluate(
     out: Path | None,
     site: int | None,
     overrides: tuple[str, ...],
+    carrier: FolderCarrier | None,
 ) -> int:
     """Measure MODEL on the labelled examples of FILE: a CSV table, or what data.source can name.
 
@@ -59,7 +61,7 @@ def evaluate(
     from fedgossip.sites.fits.fit_files import fit_in
 
     together = source.endswith(".toml")
-    own = {"--endpoints": endpoints, "--id": site, "--ledger": ledger, "--bind": bind, "--out": out}
+    own = {"--endpoints": endpoints, "--links": carrier, "--id": site, "--ledger": ledger, "--bind": bind, "--out": out}
     given = {**own, "--set": overrides or None, "--dry-run": dry_run or None}
     if not together and (wrong := next((name for name, value in given.items() if value is not None), "")):
         advice = "Name the experiment, FILE.toml, with the sites that judge the model."
@@ -70,7 +72,7 @@ def evaluate(
     if together and isinstance(fit_in(model), CoxFit):
         text = f"{model}: proportional hazards, which are judged on a table"
         raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
-    known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides, policy, dry_run)
+    known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides, policy, dry_run, carrier)
     if together and endpoints is not None and site is None:
         return _together(model, whole_facts(model), None, known, None, as_json=as_json)  # it does not run the model
     from fedgossip.learning.models.loaded_model import load_model
@@ -176,14 +178,15 @@ def _together(
     experiment = load_experiment(known.experiment, known.overrides)
     plan, layout = evaluation_plan(experiment, facts)
     path = found(model) / run_format.EVALUATION
-    if path.exists() and not known.dry_run:
+    if path.exists() and not (known.dry_run or known.goes_on):
         advice = "Remove it to judge again; two evaluations by almost the same sites reveal the sites that differ."
         raise ConfigError(f"{path}: judged already", advice)
     held, draw = held_by(plan, known, site), from_system if known.endpoints else from_seed(plan)
     plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held, draw)
 
     def write(vector: Any, _record: Record) -> None:
-        _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
+        if not known.is_written(path):
+            _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
 
     if known.endpoints:
         echo(f"to be judged: the model with weights {facts.weights[:16]}, at all sites the same", err=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import quoted
-from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.sites.fit_words import describe, why_not
 from fedgossip.cli.sites.sums import EXPERIMENT, SET, OtherMachines, Record, held_by, over_machines, summed
 from fedgossip.cli.text import echo
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 @click.command()
 @EXPERIMENT
 @over_machines
-@folder_options
 @click.option("--to", type=click.Path(path_type=Path), help="Folder to make for the fit.  [default: fits/NAME]")
 @click.option(
     "--bin-records",
@@ -77,9 +75,8 @@ def fit(
     ended = list[int]()
 
     def write(vector: Any, record: Record) -> None:
-        if known.goes_on and (folder / planned.run.file).exists():  # by the step before
-            return
-        ended.append(_write(folder, planned, vector, record, as_json=as_json))
+        if not known.is_written(folder / planned.run.file):
+            ended.append(_write(folder, planned, vector, record, as_json=as_json))
 
     return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened) or max(ended, default=0)
 

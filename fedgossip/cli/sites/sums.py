@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli import STOPPED
+from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
@@ -45,6 +46,7 @@ def check_site(plan: FederationPlan, node: int) -> None:
 
 def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of one that makes sums with others on their own machines."""
+    command = folder_options(command)
     for option in (
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
@@ -85,6 +87,10 @@ class OtherMachines:
     def goes_on(self) -> bool:
         """Whether a process before has begun this run over a folder."""
         return self.carrier is not None and self.out is not None and (self.out / run_format.STEP).exists()
+
+    def is_written(self, result: Path) -> bool:
+        """Whether the step before has written the result."""
+        return self.goes_on and result.exists()
 
 
 def with_others(
