@@ -1,29 +1,18 @@
 """Datasets: examples with labels and, where nature gives one, the client that each example belongs to.
 
-load("digits")                                   8x8 digits that come with scikit-learn
-load("breast-cancer")                            569 patients, 30 measurements, standardised by `split`
-load("mnist")  load("fashion-mnist")             IDX files in the folder that FEDGOSSIP_DATA names
-load("mnist:PATH")                               IDX files in PATH
-load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out; scale=standard;
-                                                 categories=C,D are columns of words
-load("excel:PATH?label=COLUMN&sheet=NAME")       as csv; spss:, stata:, sas: too; needs fedgossip[excel], [readstat]
-load("sql:PATH?query=FILE&label=COLUMN")         the answer of a SQLite database to a query
-load("npz:PATH")                                 arrays x, y and, if there, groups
-load("text:PATH?context=32&min_chars=1000")      plays: every speaker is a client
-load("lines:PATH")                               text, a line an example, in buckets by length
-load("parquet:PATH?label=COLUMN")                as csv; needs fedgossip[parquet]
-load("images:FOLDER?size=32&mode=gray")          pictures, a class a folder; needs fedgossip[images]
-load("cifar10:PATH")                             the Python or the binary archive, or its folder
-load("femnist:PATH")                             LEAF's json files: every writer is a client
-load("huggingface:FOLDER?label=COLUMN")          what datasets' save_to_disk wrote; needs fedgossip[huggingface]
-load("module:function")                          yours: gives a Dataset, (x, y) or (x, y, groups)
+    load("digits")    load("csv:PATH?label=COLUMN&group=COLUMN")    load("module:function")
+
+SOURCES is the table of the words, and of how each is read.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -36,8 +25,7 @@ from fedgossip.data import custom
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.data.named_code import NamesCode
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
-from fedgossip.data.ragged import Ragged
-from fedgossip.data.table_files import OF_FILE, OF_TABLES, QUERY, SQL, database_path, file_of_options
+from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_path
 
 DATA = CalledWith((), "Write def data(): return x, y")
 """Signature of a user's own data source."""
@@ -179,23 +167,60 @@ def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]
 
 # --- loading ----------------------------------------------------------------------------------------------------
 
-BUNDLED = ("digits", "breast-cancer", "diabetes")
-OF_FILES = (
-    "mnist",
-    "fashion-mnist",
-    *OF_TABLES,
-    "npz",
-    "text",
-    "lines",
-    "parquet",
-    "images",
-    "cifar10",
-    "femnist",
-    "huggingface",
-)
-"""Sources with a path after their name; the first two have a default path."""
-KINDS = (*BUNDLED, *OF_FILES)
-CODE = NamesCode(KINDS.__contains__)
+NOTHING, USUAL_FOLDER, FILE, FOLDER, EITHER = "", "usual folder", "file", "folder", "file or folder"
+"""What a source names behind its colon: USUAL_FOLDER, a folder, or without it the usual one of this machine."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A line of SOURCES: a word of data.source."""
+
+    form: str
+    """Its notation."""
+    what: str
+    reader: str
+    """Module in this folder, and function: it is called with those of `kind` (the word), `path`, `options`,
+    `class_names`, `task`, `buckets` and `like` that it has as parameters."""
+    place: str = FILE
+    options: tuple[str, ...] = ()
+    travels: bool = False
+    """Whether an invite can carry its file as the common test set."""
+
+
+COLUMNS = ("label", "group", "drop", "categories", "scale")
+PICTURES = ("size", "mode")
+LABEL = "PATH?label=COLUMN"
+
+SOURCES: dict[str, DataSource] = {
+    "digits": DataSource("digits", "bundled", "bundled:digits", NOTHING),
+    "breast-cancer": DataSource("breast-cancer", "bundled", "bundled:breast_cancer", NOTHING),
+    "diabetes": DataSource("diabetes", "bundled, a regression", "bundled:diabetes", NOTHING),
+    "mnist": DataSource("mnist:FOLDER", "or `mnist`, in the folder `FEDGOSSIP_DATA`", "idx:read", USUAL_FOLDER),
+    "fashion-mnist": DataSource("fashion-mnist:FOLDER", "so too", "idx:read", USUAL_FOLDER),
+    **{
+        kind: DataSource(
+            f"{kind}:PATH?query=FILE&label=COLUMN" if kind == SQL else f"{kind}:{LABEL}",
+            "",
+            "tables:read_table",
+            options=(*COLUMNS, *OF_FILE, QUERY),
+            travels=kind == CSV,
+        )
+        for kind in OF_TABLES
+    },
+    "npz": DataSource("npz:PATH", "arrays x and y", "tables:read_npz", travels=True),
+    "text": DataSource("text:PATH", "plays", "text:read", options=("context", "min_chars"), travels=True),
+    "lines": DataSource("lines:PATH", "a line an example", "lines:read", travels=True),
+    "parquet": DataSource(f"parquet:{LABEL}", "", "arrow:read_parquet", options=COLUMNS, travels=True),
+    "images": DataSource("images:FOLDER", "a class a folder", "images:read", FOLDER, PICTURES),
+    "cifar10": DataSource("cifar10:PATH", "", "cifar:read", EITHER),
+    "femnist": DataSource("femnist:PATH", "of LEAF", "leaf:read", EITHER),
+    "huggingface": DataSource(
+        "huggingface:FOLDER?label=COLUMN", "of save_to_disk", "arrow:read_saved", FOLDER, (*COLUMNS, *PICTURES)
+    ),
+}
+"""Every word of data.source but `module:function`, which is the user's own."""
+
+CODE = NamesCode(SOURCES.__contains__)
 """Code names in data.source and data.test: any word that is no built-in source."""
 
 
@@ -210,7 +235,7 @@ def load(
     standard: bool = False,
     client: int | None = None,
 ) -> Dataset:
-    """Return the dataset that `source` names (the forms are at the top of this file), for a task of this kind.
+    """Return the dataset that `source` names (a form of SOURCES), for a task of this kind.
 
     Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
     `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
@@ -258,87 +283,42 @@ def _load(
     source: str, base: Path | None, like: Dataset | None, buckets: Sequence[int], task: str, *, standard: bool
 ) -> Dataset:
     kind, colon, rest = source.partition(":")
-    if kind not in KINDS:
+    if kind not in SOURCES:
         if custom.is_function(source):
             return _from_user(source, custom.call(source, base, DATA), task)
-        raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*KINDS, "module:function"]))
+        raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*SOURCES, "module:function"]))
+    one = SOURCES[kind]
     path, _, query = rest.partition("?")
-    options = _options(source, query, _OPTIONS.get(kind, ()))
-    if standard and "scale" in _OPTIONS.get(kind, ()):
+    options = _options(source, query, one.options)
+    if standard and "scale" in one.options:
         options["scale"] = "standard"
-    if kind in OF_FILES[2:] and not path:
-        raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
-    if kind in BUNDLED and colon:
+    if one.place == NOTHING and colon:
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
+    if one.place not in (NOTHING, USUAL_FOLDER) and not path:
+        raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
     path = database_path(path) if kind == SQL else path
     place = (base or Path.cwd()) / Path(path).expanduser() if path else None
-    if kind == "lines":
-        return _read_lines(place, buckets, like)
-    return _read(kind, place, options, () if like is None else like.class_names, task)
+    given = {"kind": kind, "options": options, "task": task, "buckets": buckets, "like": like}
+    names = () if like is None else like.class_names
+    return _read(one, {**given, "path": _checked(one, place), "class_names": names})
 
 
-def _read_lines(path: Path | None, buckets: Sequence[int], like: Dataset | None) -> Dataset:
-    from fedgossip.data import lines
-
-    if like is None or like.vocabulary is None:
-        return lines.read(_there(path), buckets)
-    theirs = like.x.buckets if isinstance(like.x, Ragged) else like.shape  # of a model: its longest
-    return lines.read(_there(path), buckets or theirs, like.vocabulary)
-
-
-_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(OF_TABLES, ("label", "group", "drop", "categories", "scale", *OF_FILE, QUERY)),
-    "text": ("context", "min_chars"),
-    "parquet": ("label", "group", "drop", "categories", "scale"),
-    "images": ("size", "mode"),
-    "huggingface": ("label", "group", "drop", "categories", "scale", "size", "mode"),
-}
+def _read(source: DataSource, given: Mapping[str, Any]) -> Dataset:
+    module, _, name = source.reader.partition(":")
+    reader = getattr(importlib.import_module(f"fedgossip.data.{module}"), name)  # libraries of others are not loaded
+    takes = inspect.signature(reader).parameters
+    found: Dataset = reader(**{name: value for name, value in given.items() if name in takes})
+    return found
 
 
-def _read(kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str) -> Dataset:
-    if kind in BUNDLED:
-        from fedgossip.data import bundled
-
-        return {"digits": bundled.digits, "breast-cancer": bundled.breast_cancer, "diabetes": bundled.diabetes}[kind]()
-    return _read_file(kind, path, options, class_names, task)
-
-
-def _read_file(
-    kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str
-) -> Dataset:
-    from fedgossip.data import arrow, cifar, idx, images, leaf, tables, text
-
-    match kind:
-        case _ if kind in OF_TABLES:
-            return tables.read_csv(file_of_options(kind, _there(path), options), options, class_names, task)
-        case "npz":
-            return tables.read_npz(_there(path), task)
-        case "text":
-            return text.read(_there(path), options)
-        case "parquet":
-            return arrow.read_parquet(_there(path), options, class_names, task)
-        case "images":
-            return images.read(_there(path, folder=True), options, class_names)
-        case "huggingface":
-            return arrow.read_saved(_there(path, folder=True), options, class_names, task)
-        case "cifar10":
-            return cifar.read(_any(path))
-        case "femnist":
-            return leaf.read(_any(path))
-        case _:
-            return idx.read(kind, path)
-
-
-def _there(path: Path | None, *, folder: bool = False) -> Path:
-    if path is None or not (path.is_dir() if folder else path.is_file()):
-        what = "folder" if folder else "file"
+def _checked(source: DataSource, path: Path | None) -> Path | None:
+    """Return the path.  Raises ConfigError where there is not what the source names."""
+    if source.place in (NOTHING, USUAL_FOLDER) or path is None:
+        return path
+    if not ((source.place != FOLDER and path.is_file()) or (source.place != FILE and path.is_dir())):
+        what = FOLDER if source.place == FOLDER else FILE
         raise ConfigError(f"there is no {what} {path}", "A relative path starts at the folder of the experiment file.")
     return path
-
-
-def _any(path: Path | None) -> Path:
-    """Return a file or a folder."""
-    return _there(path, folder=path is not None and path.is_dir())
 
 
 def _options(source: str, query: str, known: tuple[str, ...]) -> dict[str, str]:

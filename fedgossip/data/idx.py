@@ -21,13 +21,13 @@ VARIABLE = "FEDGOSSIP_DATA"
 _LARGEST = 1 << 31  # bytes of one unpacked file: a small gzip may claim any size
 
 
-def read(kind: str, folder: Path | None) -> Dataset:
+def read(kind: str, path: Path | None) -> Dataset:
     """Return the images [m, 1, h, w] in 0..1 of the train-* files and the t10k-* files, whichever pairs exist.
 
     Where both exist, the t10k images are last and are the set's `own_test`.  Raises ConfigError without either, and for
     a damaged file.
     """
-    place = folder or _default(kind)
+    place = path or _default(kind)
     pairs = [pair for part in ("train", "t10k") if (pair := _pair(place, part)) is not None]
     if not pairs:
         raise ConfigError(

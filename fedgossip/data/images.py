@@ -25,18 +25,18 @@ LARGEST_ALL = 1 << 31
 """Maximum number of values in all pictures together: 8 GiB."""
 
 
-def read(folder: Path, options: Mapping[str, str], class_names: Sequence[str] = ()) -> Dataset:
+def read(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()) -> Dataset:
     """Return the pictures [m, channels, height, width] in 0..1; the classes are the names of the folders.
 
     With folders train and test the classes are inside these, and test is last, as `own_test`.  size=32 makes all
     pictures 32 by 32; without it they have one size.  mode=gray: one channel.  Raises ConfigError for fewer than two
     classes, and for a file that is no picture.
     """
-    parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() and (folder / "test").is_dir() else []
-    places = parts or [folder]
+    parts = [path / "train", path / "test"] if (path / "train").is_dir() and (path / "test").is_dir() else []
+    places = parts or [path]
     names = tuple(class_names) or tuple(sorted(one.name for one in _folders(places[0])))
     if len(names) < 2:
-        advice = f"Put the pictures of each class into a folder of its own: {folder.name}/cat, {folder.name}/dog."
+        advice = f"Put the pictures of each class into a folder of its own: {path.name}/cat, {path.name}/dog."
         raise ConfigError(f"{places[0]}: {len(names)} folder{'' if len(names) == 1 else 's'} of pictures", advice)
     files = [[(file, one.name) for one in _folders(place) for file in _files(one)] for place in places]
     flat = [file for part in files for file in part]
@@ -44,13 +44,13 @@ def read(folder: Path, options: Mapping[str, str], class_names: Sequence[str] = 
         if name not in names:
             raise ConfigError(f"{file.parent}: unknown class {name!r}", nearest(name, names))
     if not flat:
-        raise ConfigError(f"{folder}: no picture", f"Pictures end in {', '.join(ENDINGS)}.")
-    size = whole(str(folder), "size", options["size"], 1) if "size" in options else None
+        raise ConfigError(f"{path}: no picture", f"Pictures end in {', '.join(ENDINGS)}.")
+    size = whole(str(path), "size", options["size"], 1) if "size" in options else None
     pictures = [(str(file), outside_files.read_bytes(outside_files.named(file))) for file, _ in flat]
-    x = stacked(pictures, mode_of(str(folder), options), size)
+    x = stacked(pictures, mode_of(str(path), options), size)
     y = np.array([names.index(name) for _, name in flat], np.int64)
     own_test = len(files[0]) if len(files) == 2 and all(files) else None
-    return Dataset(folder.name, x, y, len(names), own_test=own_test, class_names=names)
+    return Dataset(path.name, x, y, len(names), own_test=own_test, class_names=names)
 
 
 def mode_of(source: str, options: Mapping[str, str]) -> str:

@@ -20,14 +20,19 @@ MOST_BYTES = 1 << 28
 """Maximum number of bytes of a file; its characters take 8 bytes of memory each."""
 
 
-def read(path: Path, buckets: Sequence[int] = (), vocabulary: str | None = None) -> Dataset:
+def read(path: Path, buckets: Sequence[int] = (), like: Dataset | None = None) -> Dataset:
     """Return one example per line: x[k] is END and the line, y[k] the line and END, to predict each character.
 
     A line with its END longer than the last of `buckets` is cut to it; lines of white space alone are omitted; `notes`
-    counts both.  `vocabulary`: that of the set that these accompany; else the sorted characters of the lines.
-    Raises ConfigError for a file that is no text, too large or without lines, and for characters outside `vocabulary`.
+    counts both.  `like`: the set that these accompany, whose vocabulary and usual buckets they take; else the
+    vocabulary is the sorted characters of the lines.
+    Raises ConfigError for a file that is no text, too large or without lines, and for other characters than those.
     """
-    widths = tuple(buckets) or USUAL_BUCKETS
+    vocabulary = None if like is None else like.vocabulary
+    theirs: Sequence[int] = ()
+    if like is not None and vocabulary is not None:
+        theirs = like.x.buckets if isinstance(like.x, Ragged) else like.shape  # of a model: its longest
+    widths = tuple(buckets) or tuple(theirs) or USUAL_BUCKETS
     check_buckets(widths)
     lines = _text_of(path).split(END)
     lines = lines[:-1] if not lines[-1] else lines  # the end of the last line leaves an empty one

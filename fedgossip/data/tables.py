@@ -17,7 +17,7 @@ from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
 from fedgossip.data.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
-from fedgossip.data.table_files import TableFile
+from fedgossip.data.table_files import TableFile, file_of_options
 
 Numbers = npt.NDArray[Any]
 
@@ -71,6 +71,11 @@ def read_csv(
 ) -> Dataset:
     """Return a table whose first line names the columns; all but the label, the group and `drop` are features."""
     return of_columns(CsvColumns(file), options, class_names, task)
+
+
+def read_table(kind: str, path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
+    """Return the examples of a source of OF_TABLES.  Raises ConfigError, naming the file and the line."""
+    return read_csv(file_of_options(kind, path, options), options, class_names, task)
 
 
 def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:

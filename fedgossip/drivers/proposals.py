@@ -37,7 +37,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.core.task import LocalTask
 from fedgossip.data.columns.table_schema import FEDERATED, TEST
-from fedgossip.data.data import CODE, KINDS
+from fedgossip.data.data import CODE, SOURCES, USUAL_FOLDER
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL
 from fedgossip.data.user_code import code_of, modules_of
@@ -65,8 +65,8 @@ CARRIED = (
 """Sections and keys that an invite may carry; [track] would send a member's record to where the organiser wants it."""
 
 
-_FILES = ("csv", "npz", "text", "lines", "parquet")
-_FOLDERS = ("mnist", "fashion-mnist")
+_FILES = [name for name, one in SOURCES.items() if one.travels]
+_FOLDERS = [name for name, one in SOURCES.items() if one.place == USUAL_FOLDER]
 """Sources that each machine finds for itself; the organiser's location of them is irrelevant elsewhere."""
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 
@@ -239,7 +239,7 @@ def _file_of(source: str) -> Path | None:
 def _path_in(source: str) -> bool:
     """Whether a source is somewhere on this machine, and there alone."""
     kind, colon, _ = source.partition(":")
-    return bool(colon) and kind in KINDS and kind not in _FOLDERS
+    return bool(colon) and kind in SOURCES and kind not in _FOLDERS
 
 
 def _query(rest: str) -> str:
@@ -446,7 +446,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _check_source(source: str) -> None:
     kind = source.partition(":")[0]
-    bundled = source in KINDS and kind not in _FILES
+    bundled = source in SOURCES and kind not in _FILES
     if not (bundled or source in ("own", OWN) or CODE.named_by(source)):
         raise _file_refusal(source)
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from fedgossip.base.limits import MOST, OneOf, Within
+from fedgossip.base.limits import MOST, KnownNames, OneOf, Within
 from fedgossip.core import run_format
 from fedgossip.data import data
 from fedgossip.data.columns.table_schema import AGREED, FEDERATED, LEVELS, MISSING, REFUSE, TEST
@@ -38,12 +38,8 @@ def is_standard(source: str) -> bool:
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: the examples, and their partition."""
 
-    source: Annotated[str, data.CODE] = "digits"
-    """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
-    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, and as it `excel:`, `spss:`, `stata:`, `sas:`
-    and `sql:PATH?query=FILE&label=COLUMN`; `npz:PATH`, `text:PATH`, `lines:PATH`,
-    `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
-    (docs/use/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
+    source: Annotated[str, data.CODE, KnownNames({one.form: one.what for one in data.SOURCES.values()})] = "digits"
+    """A source below (docs/use/data.md), or `module:function`; with {peer} in it, each peer reads a file of its own:
     csv:site-{peer}.csv?label=COLUMN."""
     buckets: list[int] = msgspec.field(default_factory=list)
     """Of a source of lines: lengths in characters, ascending, the end of a line counted.  A step draws its lines from

@@ -23,7 +23,7 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.core import run_format
 from fedgossip.data.columns.declarations import file_declaration
 from fedgossip.data.columns.table_schema import FEDERATED
-from fedgossip.data.data import OF_FILES
+from fedgossip.data.data import SOURCES
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_path
 from fedgossip.experiment.checks import check
 from fedgossip.experiment.compared import COMPARE, CompareSection
@@ -269,7 +269,7 @@ def anchor_paths(content: dict[str, Any], base: Path) -> None:
         if not (isinstance(data, dict) and isinstance(source := data.get(key), str)):
             continue
         kind, colon, rest = source.partition(":")
-        if colon and kind in OF_FILES:
+        if colon and kind in SOURCES and SOURCES[kind].place:
             name, mark, query = rest.partition("?")
             name = database_path(name) if kind == SQL else name
             data[key] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{_anchored_query(query, base)}"

@@ -24,10 +24,13 @@ from fedgossip.algorithms.federated.fedavg import ServerModel, ServerSgd, Traini
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.gossip import names
 from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, frozen, linear
 from fedgossip.cli import COMMANDS, cli
 from fedgossip.core.task import Job, Update
-from fedgossip.data.data import load
+from fedgossip.data import bundled
+from fedgossip.data.data import NOTHING, SOURCES, DataSource, load
+from fedgossip.data.dataset import from_arrays
 from fedgossip.runs.run_directory import Run
 from fedgossip.topology.graphs import grammar
 from fedgossip.topology.graphs.families import ring
@@ -100,6 +103,14 @@ def test_a_codec_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     run = fedgossip.simulate({**content, "parallel": {**ring_of_three, "codec": "whole"}})
     plain = fedgossip.simulate({**content, "parallel": ring_of_three})
     assert run.vectors[0] == pytest.approx(plain.vectors[0], abs=1e-6)
+
+
+def test_a_data_source_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled, "threes", lambda: from_arrays("threes", np.eye(3), [0, 1, 2]), raising=False)
+    monkeypatch.setitem(SOURCES, "threes", DataSource("threes", "three points", "bundled:threes", NOTHING))
+    assert load("threes").classes == 3
+    with pytest.raises(ConfigError, match="threes takes nothing after its name"):
+        load("threes:PATH")
 
 
 def test_a_data_source_without_a_change_is_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.names import METHODS, Told, make
-from fedgossip.data.data import KINDS
+from fedgossip.data.data import SOURCES
 from fedgossip.experiment.meanings import keys
 from fedgossip.plans.federated.federation import FEDBUFF
 from fedgossip.plans.gossip.gossip_machines import MODES, message_content
@@ -38,7 +38,7 @@ def test_every_method_and_mode_has_its_machine_and_no_machine_is_left_over() -> 
         ("coordinator.algorithm", {*ALGORITHMS, FEDBUFF}),
         ("coordinator.codec", CODECS.keys() - {"dgc"}),
         ("parallel.codec", CODECS.keys()),
-        ("data.source", {*KINDS}),
+        ("data.source", SOURCES.keys()),
     ],
 )
 def test_every_name_of_a_table_is_printed_at_its_key(key: str, names: Set[str]) -> None:
