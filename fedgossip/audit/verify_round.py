@@ -131,7 +131,7 @@ class Course:
             wrong(0, "nobody was invited")
         place, d = invite[0], invite[1].descriptor
         try:
-            check_sound(d, self.round.roster, _encoding_told(d))
+            check_sound(d, self.round.roster, _describe_encoding(d))
         except (RoundAbandoned, ConfigError) as error:
             wrong(place, f"a session that no client accepts: {error}")
         if d.round != begun.session:
@@ -339,7 +339,7 @@ def _pairs(fates: Sequence[tuple[int, bool]]) -> str:
     return fates_of(*(ranges([v for v, lives in fates if lives is kind]) for kind in (True, False)))
 
 
-def _encoding_told(d: Descriptor) -> RingEncoding:
+def _describe_encoding(d: Descriptor) -> RingEncoding:
     """Return facts on the encoding of a session's numbers, from its description."""
     if d.width > 1:
         return ExactSums((1,), d.ring_bits)

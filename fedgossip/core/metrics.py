@@ -129,7 +129,7 @@ class Network:
         row = NetworkRow(round=0, peers=len(there), seconds=0.0, bytes_sent=0)
         self._fill(row, there, {peer: Meter(peer).mixed(0, 0, 0, None) for peer in there})
         row.consensus_distance = consensus_distance(list(there.values()))
-        return [row, *self._told_events()]
+        return [row, *self._report_events()]
 
     def aside(self, row: PeerRow) -> list[Row]:
         """Add the row of an uncounted participant; return the rows to be written now."""
@@ -225,7 +225,7 @@ class Network:
             self._compare(total, there)
         if self.watched(round):
             self._put(total, measured())
-        return [*rows, total, *self._told_events()]
+        return [*rows, total, *self._report_events()]
 
     def ended(self, peer: int) -> list[Row]:
         """Stop waiting for `peer`, which finished or crashed; return the rows to be written now."""
@@ -286,7 +286,7 @@ class Network:
             peers = sorted(of.after)
             before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
             self._put(total, disagreement(before, outgoing, [of.after[peer] for peer in peers]))
-        return [*rows, total, *self._told_events()]
+        return [*rows, total, *self._report_events()]
 
     @property
     def over(self) -> bool:
@@ -358,7 +358,7 @@ class Network:
                     self._untold.append(EventRow(round, peer, "not_finite", facts))
                     return
 
-    def _told_events(self) -> list[EventRow]:
+    def _report_events(self) -> list[EventRow]:
         told, self._untold = self._untold, []
         return told
 

@@ -183,13 +183,13 @@ class Assembler:
 
         The receiver can free a model of the same size by it.
         """
-        if not self.begins or self._kind not in (Model, ModelFragment) or self.to_come < 2:
+        if not self.begins or self._kind not in (Model, ModelFragment) or self.missing_chunks < 2:
             return None
         header: Any = self._open
         return Account(header.round, header.used, header.missing)
 
     @property
-    def to_come(self) -> int:
+    def missing_chunks(self) -> int:
         """Number of missing chunks of the message that is being received."""
         if self._open is None:
             return 0

@@ -185,7 +185,7 @@ def is_of_model(metric: str) -> bool:
     return is_function(name) and dict(parse_qsl(query)).get("of") == "model"
 
 
-def score_told(told: Mapping[str, Any]) -> Score:
+def read_score(told: Mapping[str, Any]) -> Score:
     """Return the score of a summary's name, better and unit."""
     name = str(told.get("name", ACCURACY.name))
     if name in METRICS:

@@ -77,7 +77,7 @@ from fedgossip.runs.peer_files import (
     PeerFiles,
     failed,
     life_totals_in,
-    try_to_tell,
+    try_to_report,
     write_ended,
 )
 from fedgossip.runs.run_directory import describe, state_plan, write_whole
@@ -244,7 +244,7 @@ def _logged_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except FedgossipError as error:
-        try_to_tell(folder, failed(error))
+        try_to_report(folder, failed(error))
         raise
 
 
@@ -346,7 +346,7 @@ class _PeerLife:
         ended.counts, ended.payload = self._counted()
         self._save_counts()
         if error:
-            try_to_tell(files.folder, ended)
+            try_to_report(files.folder, ended)
             raise error
         write_ended(files.folder, ended)
         if self._journal and isinstance(links, FolderLinks) and not links.unfetched:

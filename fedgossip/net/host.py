@@ -105,15 +105,15 @@ class Refusals:
         cause = self._causes[key]
         cause.count += 1
         if cause.count >= 10 * cause.written:
-            self._say(cause)
+            self._write_cause(cause)
 
     def close(self) -> None:
         """Write the counts that have grown since they were written."""
         for cause in self._causes.values():
             if cause.count > cause.written:
-                self._say(cause)
+                self._write_cause(cause)
 
-    def _say(self, cause: _Cause) -> None:
+    def _write_cause(self, cause: _Cause) -> None:
         cause.written = cause.count
         first = cause.first
         value: dict[str, object] = {

@@ -52,6 +52,6 @@ class ConnectedClient:
             turns.forget(self.node)
         elif kind == CHUNK:
             turns.moved(self.node, now)
-        elif self.assembler.to_come > 1 and not turns.has(self.node, transfer):
+        elif self.assembler.missing_chunks > 1 and not turns.has(self.node, transfer):
             self.assembler.give_up()
             raise FrameError("unasked", "a large message whose turn it is not")

@@ -37,8 +37,8 @@ def of_gossip(
 
     Every pair of neighbours must have exchanged a model; over every arc a model must have arrived.
     """
-    alone = sorted({row.peer for row in _told(rows, "learned_alone")})
-    pairs = {(row.peer, other) for row in _told(rows, "never_exchanged") for other in _ids(row.value)}
+    alone = sorted({row.peer for row in _last_events(rows, "learned_alone")})
+    pairs = {(row.peer, other) for row in _last_events(rows, "never_exchanged") for other in _ids(row.value)}
     cut_off = {one for one in alone if directed or set(partners(one)) <= {j for i, j in pairs if i == one}}
     pairs = {(i, j) for i, j in pairs if i not in cut_off and (directed or j not in cut_off)}  # reported as a whole
     if directed:
@@ -83,7 +83,7 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
     if done and not any(row.clients for row in done):
         text = f"No round counted, of {len(done)}: nothing was learned; the model is that with which the run began."
         return Lacking((text,), in_vain=True)
-    clients = sorted({client for row in _told(rows, "never_counted") for client in _ids(row.value)})
+    clients = sorted({client for row in _last_events(rows, "never_counted") for client in _ids(row.value)})
     return Lacking(tuple(_short([f"No round counted an update of client {one}." for one in clients], "clients")))
 
 
@@ -185,7 +185,7 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
     return Lacking(tuple(_short(said, "participants"))) if said and not found.said else found  # a more precise sentence
 
 
-def _told(rows: Sequence[Row], name: str) -> list[EventRow]:
+def _last_events(rows: Sequence[Row], name: str) -> list[EventRow]:
     """Return the events of the last end: an ended run may be extended by more rounds."""
     named = [row for row in rows if isinstance(row, EventRow) and row.name == name]
     if not named:  # nearly always

@@ -81,7 +81,7 @@ class Mechanism:
             )
 
 
-def told_rate(rate: float) -> float:
+def round_rate(rate: float) -> float:
     """Return the rate at which a site's steps are accounted: not below the one at which it draws.
 
     An account is written down, signed and handed on, and an exact rate is a batch over a site's number of records.  It
@@ -92,12 +92,12 @@ def told_rate(rate: float) -> float:
     return math.ldexp(math.ceil(8 * share) / 8, power)
 
 
-def told_steps(steps: int) -> int:
+def round_steps(steps: int) -> int:
     """Return the steps that are accounted where a site's number of records decides them: 1 to 8, 10, 12, 14, 16, 20...
 
     Steps that are not made release nothing: the epsilon holds.
     """
-    return int(told_rate(float(steps)))
+    return int(round_rate(float(steps)))
 
 
 _NOTHING: Floats = np.zeros(len(ORDERS))

@@ -25,9 +25,9 @@ from fedgossip.privacy.accounting import (
     account_of,
     epsilon,
     noise_for,
+    round_rate,
     steps_within,
     tight,
-    told_rate,
 )
 from fedgossip.privacy.budget import UNITS, Spend
 from fedgossip.protocols.federated.client_metrics import Telling
@@ -119,7 +119,7 @@ class PrivacyPlan:
     @property
     def rate(self) -> float:
         """q of the client that is drawn most, as it is accounted; 1 for clients: the participants are known."""
-        return 1.0 if self.unit == "client" else told_rate(min(1.0, self.batch_size / min(self.examples)))
+        return 1.0 if self.unit == "client" else round_rate(min(1.0, self.batch_size / min(self.examples)))
 
     @property
     def tests(self) -> Mechanism:

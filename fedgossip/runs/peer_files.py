@@ -209,7 +209,7 @@ def write_ended(folder: Path, ended: PeerEnded) -> None:
     write_whole(folder / ENDED, msgspec.json.encode(ended))
 
 
-def try_to_tell(folder: Path, ended: PeerEnded) -> None:
+def try_to_report(folder: Path, ended: PeerEnded) -> None:
     """Write the final status of a failed peer; on a full disk only the error is reported."""
     with contextlib.suppress(NotWrittenError):
         write_ended(folder, ended)

@@ -91,14 +91,14 @@ class Keeper:
             self._tracking.peer(row)
         elif self._tracking and isinstance(row, NetworkRow):
             self._tracking.row(row)
-            self._tell_failures(self._tracking)
+            self._report_failures(self._tracking)
 
     def ended(self, status: str) -> None:
         """Let the trackers finish: the run ended so."""
         if self._tracking:
             last = next((row for row in reversed(self.rows) if isinstance(row, NetworkRow)), None)
             self._tracking.end(status, last)
-            self._tell_failures(self._tracking)
+            self._report_failures(self._tracking)
 
     def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> ForecastFacts:
         """Return the summary's facts on the forecast; after losses, write the forecast of the actual mixing."""
@@ -109,6 +109,6 @@ class Keeper:
             write_whole(self._directory.path / run_format.REALISED, encoded(realised))
         return self.foretold.facts(rows, score, realised)
 
-    def _tell_failures(self, tracking: Tracking) -> None:
+    def _report_failures(self, tracking: Tracking) -> None:
         for event in tracking.failures():
             self(event)

@@ -230,7 +230,7 @@ class FixedPoint:
         lightest = int(np.rint(self.limit / self.weight_max))
         if not clients * lightest <= scaled <= clients * self.limit:
             raise _out_of_bounds(f"the weight of {clients} clients", scaled / self.limit)
-        if not self._can_be_told(clipped, clients, bit_sigma):
+        if not self._can_be_reported(clipped, clients, bit_sigma):
             raise _out_of_bounds("the count of those that were cut", clipped)
         for (name, bound), value in zip(self.metrics, metrics, strict=True):
             if abs(value) > scaled:
@@ -253,7 +253,7 @@ class FixedPoint:
             clipped / BIT if self.tells == SHORTER else 0.0,
         )
 
-    def _can_be_told(self, clipped: int, clients: int, bit_sigma: float) -> bool:
+    def _can_be_reported(self, clipped: int, clients: int, bit_sigma: float) -> bool:
         if self.tells == SHORTER:
             return abs(clipped) <= clients * BIT / 2 + _MOST * bit_sigma * math.sqrt(clients)
         return 0 <= clipped <= (clients if self.tells == CLIPPED else 0)

@@ -43,7 +43,7 @@ def test_the_table_has_a_line_per_peer_with_its_state() -> None:
     board(PeerRow(7, 3, 0.5, 0.25, 10, 10, 0.1, 0.1, 0.1, 1.0))
     board(PeerRow(100, 4, 0.5, 0.5, 10, 10, 0.1, 0.1, 0.1, 1.0))
     board(NetworkRow(5, 8, 1.0, 1, score_averaged=0.75))
-    board._say = lambda text: None  # type: ignore[method-assign]
+    board._print = lambda text: None  # type: ignore[method-assign]
     board(EventRow(1, 2, "asleep"))
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(board.table())

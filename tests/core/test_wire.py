@@ -175,12 +175,12 @@ def test_messages_arrive_in_the_order_sent(sent: list[AnyMessage]) -> None:
 def test_the_chunks_to_come_are_counted_down_and_given_up(count: int, length: int) -> None:
     sent = model(length, count=count)
     assembler, frames = expecting(sent), cut(sent)
-    assert assembler.expected.payload_bytes == sent.payload_bytes and assembler.to_come == 0
+    assert assembler.expected.payload_bytes == sent.payload_bytes and assembler.missing_chunks == 0
     for left in range(len(frames) - 1, 0, -1):
         hear(assembler, [frames[len(frames) - 1 - left]])
-        assert assembler.to_come == left
+        assert assembler.missing_chunks == left
     assembler.give_up()
-    assert assembler.to_come == 0 and refusal(assembler, frames[-1:]) == "order"
+    assert assembler.missing_chunks == 0 and refusal(assembler, frames[-1:]) == "order"
 
 
 def test_special_numbers_keep_their_bits() -> None:

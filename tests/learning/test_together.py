@@ -94,7 +94,7 @@ def made(model: str, data: Dataset, **how: Any) -> TorchTask:
     return task_of(model, data, on_cpu(**{"batch_size": 6, **BY_MODULES.get(model, {}), **how}), n=NODES)
 
 
-def told_of(task: TorchTask) -> list[Report]:
+def graph_facts(task: TorchTask) -> list[Report]:
     found: list[Report] = []
     task.report_to(found.append)
     return found
@@ -108,7 +108,7 @@ def both(
     loop = made(model, data, **how)
     monkeypatch.setattr(job_blocks, "KINDS", ("cpu",))
     stack = made(model, data, **how)
-    told = told_of(stack)
+    told = graph_facts(stack)
     starts = [job.vector for job in jobs_of(loop, NODES)]
     expected: list[Update] = []
     found: list[Update] = []
@@ -195,7 +195,7 @@ def test_a_gpu_that_trains_nodes_together_is_waited_for_at_the_ends_of_a_call(
 
     def waits(steps: int) -> dict[str, int]:
         task = made(model, DATA[model](), momentum=0.9, **dict.fromkeys(how, steps))
-        told, entered, from_numpy = told_of(task), [], torch.from_numpy
+        told, entered, from_numpy = graph_facts(task), [], torch.from_numpy
         with monkeypatch.context() as patch, Waits() as seen:
             patch.setattr(torch, "from_numpy", lambda array: (entered.append(array), from_numpy(array))[1])
             task.train([Job(node, 0, task.initial(node)) for node in range(NODES)])
@@ -231,7 +231,7 @@ def test_where_memory_is_short_blocks_are_halved(left: int, sizes: list[int], mo
 @pytest.mark.usefixtures("together")
 def test_one_node_that_does_not_fit_is_the_loops_in_pieces(monkeypatch: pytest.MonkeyPatch):
     task, expected = made(f"{HERE}:normed", made_up()), made(f"{HERE}:normed", made_up())
-    expected._blocks, told = None, told_of(task)
+    expected._blocks, told = None, graph_facts(task)
 
     def short(*_: Any) -> Any:
         raise OutOfMemory("made up")
@@ -310,7 +310,7 @@ REFUSED = {
 def test_what_cannot_be_trained_together_is_the_loops_and_that_is_said_once(model: str, why: str):
     data = texts() if model in ("chars:12", f"{HERE}:one_by_one") else made_up()
     task, expected = made(model, data, momentum=0.9), made(model, data, momentum=0.9)
-    expected._blocks, told = None, told_of(task)
+    expected._blocks, told = None, graph_facts(task)
     for _ in range(2):
         jobs = jobs_of(task, NODES)
         for one, other in zip(task.train(jobs), expected.train(jobs), strict=True):
@@ -330,7 +330,7 @@ def test_what_cannot_be_trained_together_is_the_loops_and_that_is_said_once(mode
 @pytest.mark.usefixtures("together")
 def test_settings_that_only_the_loop_knows(how: dict[str, Any], why: str):
     task = made("cnn:small-bn", images(), **how)
-    told = told_of(task)
+    told = graph_facts(task)
     task.train([Job(0, 0, task.initial(0))])
     assert told == []  # one job is the loop's anyway
     task.train(jobs_of(task, 2))
@@ -359,7 +359,7 @@ def test_where_the_compiler_fails_training_goes_on_without_and_says_so_once(monk
     monkeypatch.setattr(torch, "compile", lambda function, **_: function if isinstance(function, nn.Module) else broken)
     monkeypatch.setattr(devices, "check", lambda *_: None)
     task, expected = made("cnn:small-bn", images(), compile=True), made("cnn:small-bn", images())
-    expected._blocks, told = None, told_of(task)
+    expected._blocks, told = None, graph_facts(task)
     for _ in range(2):
         jobs = jobs_of(task, NODES)
         check_equal(expected.train(jobs), task.train(jobs), expected, task)
@@ -369,7 +369,7 @@ def test_where_the_compiler_fails_training_goes_on_without_and_says_so_once(monk
 @pytest.mark.usefixtures("together")
 def test_a_long_run_is_told_that_compiling_would_pay(monkeypatch: pytest.MonkeyPatch):
     task = made("cnn:small-bn", images(), local_steps=3)
-    told = told_of(task)
+    told = graph_facts(task)
     monkeypatch.setattr(job_blocks, "STEPS_THAT_PAY", 20 * 3 * 3)  # three blocks, twenty rounds
     for most in (3, 2, 2):
         task._blocks._block = most
@@ -388,7 +388,7 @@ def test_the_compiled_gradient_of_all_nodes_is_that_of_the_loop(model: str, monk
     expected = made(model, DATA[model](), momentum=0.9)
     monkeypatch.setattr(job_blocks, "KINDS", ("cpu",))
     task = made(model, DATA[model](), momentum=0.9, compile=True)
-    told = told_of(task)
+    told = graph_facts(task)
     for _ in range(2):
         jobs = jobs_of(task, NODES)
         check_equal(expected.train(jobs), task.train(jobs), expected, task)

@@ -92,7 +92,7 @@ def test_however_many_send_at_once_only_so_many_vectors_are_on_their_way(monkeyp
 
         def complete() -> bool:
             nonlocal most
-            open_now = [node for node in range(n) if w.hub._clients[node].assembler.to_come]
+            open_now = [node for node in range(n) if w.hub._clients[node].assembler.missing_chunks]
             most = max(most, len(open_now))
             return len(w.arrived(n, Contribution)) == n
 
@@ -164,7 +164,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_message_costs_that_message_
         w.start()
         falls_silent_after(w.spokes[0], 2 + CHUNKS // 2)  # its turn is asked for, the head, chunks
         w.spokes[0].send(2, contribution(1))
-        w.until(lambda: w.hub._clients[0].assembler.to_come == CHUNKS - CHUNKS // 2)
+        w.until(lambda: w.hub._clients[0].assembler.missing_chunks == CHUNKS - CHUNKS // 2)
         w.spokes.pop(0).close()
         w.until(lambda: LinkDown(0) in w.heard[2])
         assert not w.hub.turns.going and w.hub._clients[0].assembler._vectors == () and w.reasons(2) == []
@@ -419,13 +419,13 @@ def test_one_that_goes_silent_in_the_middle_of_its_message_gives_way_and_loses_i
         w.start()
         falls_silent_after(w.spokes[0], 2 + CHUNKS // 2)
         w.spokes[0].send(2, contribution(1))
-        w.until(lambda: w.hub._clients[0].assembler.to_come == CHUNKS - CHUNKS // 2)
+        w.until(lambda: w.hub._clients[0].assembler.missing_chunks == CHUNKS - CHUNKS // 2)
         silent = w.spokes.pop(0)
         w.spokes[1].send(2, contribution(2))
         w.until(lambda: w.arrived(2, Contribution), "the other is heard")
         w.until(lambda: "stalled" in w.reasons(2))
         assert values(w.arrived(2, Contribution)) == [(1, 2.0)]
-        assert not w.hub._clients[0].assembler.to_come and 0 not in w.hub.turns.going
+        assert not w.hub._clients[0].assembler.missing_chunks and 0 not in w.hub.turns.going
         silent.close()
 
 
@@ -587,7 +587,7 @@ def test_a_message_may_take_long_if_only_it_goes_on(monkeypatch: pytest.MonkeyPa
             passes[0] = 0.9 * upload_slots.STALLED_SECONDS
             slow.send(mark(b"C", 3, index), bytes(CHUNK_BYTES))
             left = CHUNKS - 1 - index
-            events += heard_until(w.hub, lambda heard, left=left: w.hub._clients[0].assembler.to_come == left)  # type: ignore[misc]
+            events += heard_until(w.hub, lambda heard, left=left: w.hub._clients[0].assembler.missing_chunks == left)  # type: ignore[misc]
         assert [event.message.examples for event in arrived(events)] == [1]  # type: ignore[union-attr]
         w.hub.close()
 

@@ -215,7 +215,7 @@ def test_a_vector_whose_turn_it_is_not_takes_no_memory() -> None:
         liar.send(mark(b"H", 5), announced)  # another than it asked for
         events = heard_until(w.hub, lambda heard: len(reasons(heard)) == 3)
         assert reasons(events) == ["unasked", "order", "unasked"]
-        assert w.hub._clients[0].assembler._vectors == () and not w.hub._clients[0].assembler.to_come
+        assert w.hub._clients[0].assembler._vectors == () and not w.hub._clients[0].assembler.missing_chunks
 
 
 def test_a_frame_over_the_limit_costs_its_sender_the_connection(hub: CoordinatorLinks) -> None:
@@ -295,7 +295,7 @@ def test_whatever_a_frame_does_to_its_reader_costs_that_frame_only(
     landed = Assembler.landed
 
     def broken(self: Assembler, size: int) -> AnyMessage | None:
-        if self.to_come == 3:
+        if self.missing_chunks == 3:
             raise error
         return landed(self, size)
 

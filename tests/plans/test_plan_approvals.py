@@ -18,6 +18,7 @@ from fedgossip.audit.verify import verify_log
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_format import APPROVAL, PLAN
 from fedgossip.experiment import load_experiment
+from fedgossip.experiment.sections import StudySection
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
@@ -349,6 +350,11 @@ legal_basis = "Consent"
 retention = "Ten years, at North"
 contact = "Dr. Weber"
 """
+
+
+def test_every_key_of_the_study_has_its_words_in_a_shown_plan() -> None:
+    """Its keys are of the plan and its hash: nobody signs one that was not shown."""
+    assert tuple(statement_words.STUDY) == StudySection.__struct_fields__
 
 
 def test_a_plan_shows_what_people_agreed_on_beside_the_run(desk: Desk) -> None:

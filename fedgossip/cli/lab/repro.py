@@ -45,11 +45,11 @@ def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
         for value in checked(result, fast=fast, full=full):
             found.append(value)
             if name != EVERY and not as_json:
-                echo(f"  {_said(value)}")
+                echo(f"  {_format(value)}")
         wrong = [value for value in found if not value.holds]
         if not as_json:
             for value in wrong if name == EVERY else ():
-                echo(f"  {_said(value)}")
+                echo(f"  {_format(value)}")
             seconds = sum(value.seconds for value in found)
             echo(f"  {len(found) - len(wrong)} of {len(found)} numbers agree; {seconds:.1f} s of CPU\n")
         told[one] = {"title": result.title, "agrees": not wrong, "numbers": [_plain(value) for value in found]}
@@ -72,7 +72,7 @@ def _list(*, as_json: bool) -> None:
     echo(columns([["id", "numbers", "what"], *([n, str(len(one.check)), one.title] for n, one in results.items())]))
 
 
-def _said(value: CheckedValue) -> str:
+def _format(value: CheckedValue) -> str:
     from fedgossip.lab.repro.published import BASES
 
     mark = "agrees" if value.holds else "DIFFERS"

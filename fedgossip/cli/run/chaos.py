@@ -160,7 +160,7 @@ class PeerTable:
             case EventRow():
                 self._happened(row)
         if not self._live and time.monotonic() - self._said > PLAIN_SECONDS:
-            self._say(self._summary())
+            self._print(self._summary())
 
     def _moved(self, peer: _PeerStatus, row: PeerRow) -> None:
         peer.round = row.round
@@ -189,16 +189,16 @@ class PeerTable:
             case "partition" | "healed":
                 self.parted = row.name == "partition"
                 halves = " | ".join(" ".join(map(str, half)) for half in HALVES)
-                self._say(f"the network falls apart: {halves}" if self.parted else "the network is whole again")
+                self._print(f"the network falls apart: {halves}" if self.parted else "the network is whole again")
                 for one in self.peers if self.parted else ():
                     one.hits.append("cut off")
 
     def _hit(self, peer: int, hit: str | None, text: str) -> None:
         if hit:
             self.peers[peer].hits.append(hit)
-        self._say(f"peer {peer}: {text}")
+        self._print(f"peer {peer}: {text}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._live:
             self._said = time.monotonic()
             echo(f"{self._said - self._began:5.1f} s   {text}")

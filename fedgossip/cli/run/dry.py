@@ -56,7 +56,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     numbers = "1 parameter" if task.length == 1 else f"{task.length:,} parameters"
     echo(f"# {numbers} in {task.dtype.name}: {total}")
     if memory:
-        for line in _said_of(memory, plan.experiment.train):
+        for line in _describe(memory, plan.experiment.train):
             echo(f"# {line}")
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
@@ -75,7 +75,7 @@ def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
     return task.memory if isinstance(task, TorchTask) else ()
 
 
-def _said_of(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator[str]:
+def _describe(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator[str]:
     """Yield a sentence on the process with the most memory, and one on its machine, on request."""
     most = max(memory, key=lambda one: one.total)
     saved = "activations not counted" if most.activations is None else f"activations {most.activations:,}"

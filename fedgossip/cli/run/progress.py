@@ -77,7 +77,7 @@ class Progress:
             if not self._bar:
                 counted = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
                 how_long = counted if self.rounds else "until they end"
-                self._say(f"{self.title}: {self.roles.wording}, {how_long}")
+                self._print(f"{self.title}: {self.roles.wording}, {how_long}")
         match row:
             case NetworkRow():
                 if row.measured or not self._last.measured:  # without a test, each round reports
@@ -94,7 +94,7 @@ class Progress:
             self._bar.update(self._task, completed=round, news=news)
         elif round and time.monotonic() - self._said > PLAIN_SECONDS:
             of = f" of {self.rounds}" if self.rounds else ""
-            self._say(f"{self.title}: round {round}{of}  {news}".rstrip())
+            self._print(f"{self.title}: round {round}{of}  {news}".rstrip())
 
     def _known(self, row: EventRow) -> bool:
         """Whether the event repeats that of the round before: a gone peer is missed in each round."""
@@ -107,11 +107,11 @@ class Progress:
         self._events += 1
         if self._events <= EVENTS_SHOWN or row.name == HALF_MISSING:
             round = max(shown_round(row.name, row.round, self.roles), 0)
-            self._say(f"round {round}, {self.roles.label(row.peer)}: {self._words(row)}")
+            self._print(f"round {round}, {self.roles.label(row.peer)}: {self._words(row)}")
         if self._events == EVENTS_SHOWN:
-            self._say("more events are in metrics.jsonl")
+            self._print("more events are in metrics.jsonl")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._said = time.monotonic()
         if self._bar:
             self._bar.console.print(text, highlight=False)

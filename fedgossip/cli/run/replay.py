@@ -39,7 +39,7 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, run_code:
         lives = lives_of(path.parent)
         equal = equal and replayed.equal
         recorded.setdefault(path.parent, []).append(replayed)
-        echo(json.dumps(_facts(replayed, lives)) if as_json else _said(replayed, lives))
+        echo(json.dumps(_facts(replayed, lives)) if as_json else _describe_end(replayed, lives))
     if not as_json and run.is_dir():
         for folder, replays in recorded.items():
             if words := _unrecorded({one.incarnation for one in replays}, lives_of(folder)):
@@ -72,7 +72,7 @@ _ENDS = {
 }
 
 
-def _said(replayed: Replayed, lives: int) -> str:
+def _describe_end(replayed: Replayed, lives: int) -> str:
     several = lives > 1 or replayed.incarnation > 0
     life = f", life {replayed.incarnation}" + (f" of 0 to {lives - 1}" if lives > 1 else "") if several else ""
     head = f"peer {replayed.node}{life}: {replayed.events:,} events"

@@ -17,7 +17,7 @@ from fedgossip.core import run_format
 from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.roles import roles_in
 from fedgossip.core.run_summary import RunSummary
-from fedgossip.data.objectives import score_told
+from fedgossip.data.objectives import read_score
 
 if TYPE_CHECKING:
     from fedgossip.core.records import Row
@@ -323,7 +323,7 @@ def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
 def _reached(summary: RunSummary) -> list[tuple[str, str]]:
     """Return the score, or the loss without one."""
     scores = summary["score"]
-    score = score_told(scores)
+    score = read_score(scores)
     if scores["averaged"] is None:
         return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
     if roles_in(summary).leader is not None:
@@ -339,7 +339,7 @@ def _best(summary: RunSummary) -> list[tuple[str, str]]:
     best, at = summary.get("best"), summary["score"].get("round", summary["rounds"])
     if best is None or best["round"] == at or best["score"] == summary["score"]["averaged"]:
         return []
-    score = score_told(summary["score"])
+    score = read_score(summary["score"])
     where = " on the clients' own examples" if best.get("at") else ""
     value = f"{score.figure(best['score'])}{where}"
     return [("best round", f"{best['round']}, with {value}; the figures above are of round {at}")]

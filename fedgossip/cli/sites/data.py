@@ -19,7 +19,7 @@ from fedgossip.cli.sites.sums import (
     check_site,
     held_by,
     over_machines,
-    said_dry,
+    print_dry_run,
     with_others,
 )
 from fedgossip.cli.text import NOISY, columns, echo, with_margin
@@ -50,7 +50,13 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     """Show the contents of site K's table, and whether it fits the others' columns.  Nothing leaves this machine."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.agreed.statistics_task import StatisticsTask
-    from fedgossip.data.columns.suspicions import counted_as_rest, likely_codes, repeated_rows, told_bad, units_unlike
+    from fedgossip.data.columns.suspicions import (
+        counted_as_rest,
+        describe_bad,
+        likely_codes,
+        repeated_rows,
+        units_unlike,
+    )
     from fedgossip.data.columns.table_schema import BadCell, SiteColumns
     from fedgossip.experiment import load_experiment
     from fedgossip.plans.tasks import site_file
@@ -70,7 +76,7 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     echo(columns([head, *(_described(site, one) for one in schema.columns)]))
     for line in (*counted_as_rest(site), *repeated_rows(site), *likely_codes(site), *units_unlike(site, test)):
         echo(line)
-    for line in told_bad(bad):
+    for line in describe_bad(bad):
         echo(line)
     if bad:
         more = f"; {len(bad) - 1} more cells do not fit" if len(bad) > 1 else ""
@@ -127,7 +133,7 @@ def agree(
     held = held_by(plan, known, site)
     if dry_run:
         plan, task, refused = statistics_task(plan, schema, held)
-        return said_dry(plan, task, refused, opened_by(task), site, known)
+        return print_dry_run(plan, task, refused, opened_by(task), site, known)
     if endpoints is None:
         plan, task, refused = statistics_task(plan, schema, held, from_seed(plan))
         return _at_one_desk(plan, task, schema, refused, ledger)

@@ -76,7 +76,7 @@ def show(
     if as_json:
         echo_json(plan_statement.encoded(found).decode())
         return
-    _say(found)
+    _print_statement(found)
 
 
 @plan.command("hash")
@@ -271,7 +271,7 @@ def _confirm(statement: PlanStatement, named: str) -> None:
     from fedgossip.base.errors import ConfigError
 
     if not named:
-        _say(statement)
+        _print_statement(statement)
         if not sys.stdin.isatty():
             advice = f"Read it, then name it: --plan {statement.hash[:HASH_LEAST]}..., at least {HASH_LEAST} digits."
             raise ConfigError("which plan do you approve?", advice)
@@ -384,7 +384,7 @@ def _approvals(key: Path) -> SiteApprovals:
     return SiteApprovals(key, Identity.load(key), time.time_ns)
 
 
-def _say(statement: PlanStatement) -> None:
+def _print_statement(statement: PlanStatement) -> None:
     from fedgossip.cli.text import wrapped
     from fedgossip.plans.approvals import statement_words
 

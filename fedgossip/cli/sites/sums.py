@@ -171,7 +171,7 @@ def with_others(
         if "--resume" in stopped.advice:
             stopped.advice = BEGIN_AGAIN
         raise
-    say_refused(refused)
+    print_refusals(refused)
     return TOOK_NO_PART if refused and code != STOPPED else code  # its own rounds held nothing, whatever they gave
 
 
@@ -196,7 +196,7 @@ def at_one_desk(plan: FederationPlan, task: LocalTask) -> Run:
     return simulate_plan(plan, task=task)
 
 
-def say_refused(refused: Mapping[int, ConfigError]) -> None:
+def print_refusals(refused: Mapping[int, ConfigError]) -> None:
     for site, error in refused.items():
         echo(f"site {site} took no part: {error}  {error.advice}", err=True)
 
@@ -205,7 +205,7 @@ def check_enough(plan: FederationPlan, refused: Mapping[int, ConfigError]) -> No
     """Report absent sites.  Raises TooFewPeersError where too few are left for a sum: nothing is spent."""
     from fedgossip.base.errors import TooFewPeersError
 
-    say_refused(refused)
+    print_refusals(refused)
     left = plan.learners - len(refused)
     if left < plan.least:
         text = f"too few sites are left: {left} of {plan.learners}, and {plan.least} are needed"
@@ -231,7 +231,7 @@ def summed(
     from fedgossip.sites.plans.sums import spend_at_one_desk
 
     if known.dry_run:
-        return said_dry(plan, task, refused, opened, site, known)
+        return print_dry_run(plan, task, refused, opened, site, known)
     if known.endpoints is not None:
         who = plan.coordinator if site is None else site
         return with_others(plan, task, digest, refused, who, known, write, opened)
@@ -256,7 +256,7 @@ def _state(folder: Path, plan: FederationPlan, task: LocalTask, opened: Sequence
     plan_statement.write(folder / run_format.PLAN, plan_statement.statement_of(plan, task, opened))
 
 
-def said_dry(
+def print_dry_run(
     plan: FederationPlan,
     task: LocalTask,
     refused: Mapping[int, ConfigError],
@@ -274,7 +274,7 @@ def said_dry(
         echo(line)
     each = f"a site and round: {up:,} bytes up and {down:,} down, beside the keys of its sum"
     echo(f"{each}; in {rounds} rounds at most {rounds * (up + down):,}")
-    say_refused(refused)
+    print_refusals(refused)
     echo("Nothing was sent, and nothing written down: this was a dry run.", err=True)
     return TOOK_NO_PART if refused else 0
 

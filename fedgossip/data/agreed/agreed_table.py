@@ -27,8 +27,8 @@ from fedgossip.data.agreed.column_sums import (
     margins_of,
     moments_of,
 )
-from fedgossip.data.agreed.sum_files import encoded, read_told
-from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, told_moments
+from fedgossip.data.agreed.sum_files import encoded, read_sums_file
+from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, round_moments
 from fedgossip.data.columns.encoded_tables import found_columns, number_of
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import DROP, INDICATOR, LEVELS, MEAN, SchemaColumn, TableSchema, options_of
@@ -244,7 +244,7 @@ def _of_numbers(
         told = PublishedMoments(frozenset(), (0.0, 0.0))
     else:
         sums = column_sums(column, numbers)
-        told = told_moments(sums, counts, missing, edges, suppress, own=not column.bounded)
+        told = round_moments(sums, counts, missing, edges, suppress, own=not column.bounded)
     moments = told.moments or _common_moments(column, common)
     *shown, empty = _without([*counts, missing], told.hidden)
     found = AgreedColumn(
@@ -330,7 +330,7 @@ def spread(told: Sequence[int | None], total: int) -> Sequence[float]:
     return [left if one is None else float(one) for one in told]
 
 
-def told_bins(column: AgreedColumn) -> Sequence[float]:
+def spread_bins(column: AgreedColumn) -> Sequence[float]:
     """Return the counts of a column's histogram, with the total of the withheld ones spread evenly."""
     return spread([*column.counts, column.missing], column.count + (column.missing or 0))[:-1]
 
@@ -347,4 +347,4 @@ def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
 def read(path: Path) -> AgreedTable:
     """Read the file.  Raises ConfigError where it is missing or invalid."""
     advice = "The sites make it together: fedgossip data agree EXPERIMENT."
-    return read_told(AgreedTable, path, FORMAT, "statistics agreed", advice)
+    return read_sums_file(AgreedTable, path, FORMAT, "statistics agreed", advice)

@@ -24,7 +24,7 @@ def encoded(told: ToldFile) -> bytes:
     return msgspec.json.format(msgspec.json.encode(told), indent=1)
 
 
-def read_told(kind: type[Told], path: Path, known: int, what: str, advice: str) -> Told:
+def read_sums_file(kind: type[Told], path: Path, known: int, what: str, advice: str) -> Told:
     """Read a file of format `known`.  Raises ConfigError, with `advice`, where there is no such file of `what`."""
     try:
         found = from_json(msgspec.json.Decoder(kind), outside_files.read_bytes(path))

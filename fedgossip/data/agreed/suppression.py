@@ -115,7 +115,7 @@ def hidden_confusion(table: Sequence[Sequence[int]], least: int) -> frozenset[tu
     return frozenset((place, k) for place, row in enumerate(found) for k in row)
 
 
-def told_share(part: int, whole: int, least: int) -> tuple[float, float]:
+def round_share(part: int, whole: int, least: int) -> tuple[float, float]:
     """Return a share of records, and its maximum error: a small side is reported as 0 to 2 `least` records."""
     if is_small(part, least) or is_small(whole - part, least):
         within = min(least, whole / 2)
@@ -123,7 +123,7 @@ def told_share(part: int, whole: int, least: int) -> tuple[float, float]:
     return part / whole, 0.0
 
 
-def told_shares(
+def round_shares(
     rows: Sequence[tuple[int, int]], least: int, rest: tuple[int, int] = (0, 0)
 ) -> list[tuple[float | None, float]]:
     """Return the shares of the first of each pair, and their maximum rounding errors, with a known total of all.
@@ -230,7 +230,7 @@ class PublishedMoments:
     """Whether the histogram may be published: not where its edges follow from withheld moments."""
 
 
-def told_moments(
+def round_moments(
     sums: ColumnSums, counts: Sequence[int], missing: int, edges: Floats, least: int, *, own: bool
 ) -> PublishedMoments:
     """Return what may be published of a column with these sums, counts of bins and number of empty cells.

@@ -31,7 +31,7 @@ APART = {True: 0.75, False: 3.0}
 """Minimum distance of two means by the sum of their deviations: for factors from 10, and for smaller ones."""
 
 
-def told_bad(bad: Sequence[BadCell]) -> Iterator[str]:
+def describe_bad(bad: Sequence[BadCell]) -> Iterator[str]:
     """Yield, for each column, the number of cells that do not fit, and the first ones by their rows."""
     for name in dict.fromkeys(one.column for one in bad):
         cells = [one for one in bad if one.column == name]

@@ -25,7 +25,7 @@ from fedgossip.drivers.clusters.meeting import JobLife, read_job
 from fedgossip.drivers.clusters.participant_process import own_host, start_participant
 from fedgossip.drivers.clusters.shared_folder import check_shared
 from fedgossip.runs.checkpoints import incarnation_of
-from fedgossip.runs.peer_files import failed, try_to_tell
+from fedgossip.runs.peer_files import failed, try_to_report
 
 LOOK_SECONDS = 0.05
 """Between two looks at the folder."""
@@ -57,7 +57,7 @@ def main(folder: Path, probe: str) -> int:
         if code == -signal.SIGTERM:  # sent twice, by Slurm and by us: at the second signal it had said goodbye already
             code = 130
     except FedgossipError as error:
-        try_to_tell(place, failed(error))
+        try_to_report(place, failed(error))
         code = error.exit_code
     finally:
         life.ended(node, code)

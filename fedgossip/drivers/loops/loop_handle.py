@@ -138,7 +138,7 @@ class JoinedLoop:
         examples = _count(examples)
         if self.done:
             if not self._alone:
-                self._say("the run is over; this loop goes on alone")
+                self._print("the run is over; this loop goes on alone")
             self._alone = True
             self._serve(0)
             return False
@@ -231,7 +231,7 @@ class JoinedLoop:
         try:
             self.close()
         except FedgossipError as error:
-            self._say(f"{error}  {error.advice}".strip())
+            self._print(f"{error}  {error.advice}".strip())
 
     def _depart(self) -> None:
         """Say goodbye without the model, and wait a while until it is sent."""
@@ -285,7 +285,7 @@ class JoinedLoop:
         self._exchanged.check_finite(held, f"node {self.node}, round {self._order.round}")
         began = self._began
         if not self._exchanges and held.tobytes() == began.tobytes():
-            self._say(f"no parameter changed in {self._steps} steps: is step() called after optimizer.step()?")
+            self._print(f"no parameter changed in {self._steps} steps: is step() called after optimizer.step()?")
         steps, rate = self._terms.taken(self._steps, lambda: held.tobytes() != began.tobytes())
         metrics = {"steps": steps, "rate": rate}
         logged = {name: _mean(name, values) for name, values in self._logged.items()}
@@ -360,7 +360,7 @@ class JoinedLoop:
         if given and self._seat.score not in found and not self._unscored:
             self._unscored = True
             text = f"evaluate returned {given} and no {self._seat.score}"
-            self._say(f"{text}: reports show no score until task.metrics names yours")
+            self._print(f"{text}: reports show no score until task.metrics names yours")
         return Measured(found)
 
     # --- checks of the caller -------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class JoinedLoop:
             advice = "Call it where the loop trains: the model is changed in place there."
             raise ConfigError(f"{what}() in another thread than join()", advice)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"fedgossip: node {self.node}: {line(text, 1000)}", file=sys.stderr, flush=True)
 
 

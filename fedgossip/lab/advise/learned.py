@@ -77,7 +77,7 @@ def learned_ways(
     averaged = _averaged(task, _forecasts(task, "dsgd", ["complete"])["complete"])
     alone, merged = _apart(task)
     for way in ways(replace(asked, size=task.size), ()):
-        found.append(_told(way, {"alone": alone, "once": merged}.get(way.kind, averaged)))
+        found.append(_with_rounds(way, {"alone": alone, "once": merged}.get(way.kind, averaged)))
     return sorted(found, key=lambda way: way.seconds)
 
 
@@ -110,7 +110,7 @@ def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, told: RunForec
     assert told.scores is not None, "what is learned is evaluated"
     middle = [float(np.mean(edges)) for edges in told.scores.mean_peer]
     wide = ", wide" if told.wide else ""
-    return replace(_told(way, task.reached(told.scores.rounds, middle)), name=f"{way.name}, {algorithm}{wide}")
+    return replace(_with_rounds(way, task.reached(told.scores.rounds, middle)), name=f"{way.name}, {algorithm}{wide}")
 
 
 def _averaged(task: LearnedTask, told: RunForecast) -> float:
@@ -130,7 +130,7 @@ def _apart(task: LearnedTask) -> tuple[float, float]:
     return task.reached(rounds, means[0]), task.reached(rounds, means[1])
 
 
-def _told(way: AdvisedWay, rounds: float) -> AdvisedWay:
+def _with_rounds(way: AdvisedWay, rounds: float) -> AdvisedWay:
     """Return the way with another number of rounds."""
     each = 0.0 if way.kind == "once" or not math.isfinite(way.rounds) else way.payload / max(way.rounds, 1e-9)
     once = way.seconds - way.rounds * way.round_seconds if way.kind == "once" else 0.0

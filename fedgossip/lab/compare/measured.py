@@ -129,7 +129,7 @@ def measured(done: DoneCell, driver: str) -> MeasuredCell:
         apart=last.consensus_distance,
         staleness=_staleness(rows),
     )
-    return _told(found, done.experiment, summary) if driver == "sim" else found
+    return _with_summary(found, done.experiment, summary) if driver == "sim" else found
 
 
 def _curve(network: Sequence[NetworkRow]) -> list[Point]:
@@ -191,7 +191,7 @@ def _staleness(rows: Sequence[Row]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def _told(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, object]) -> MeasuredCell:
+def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, object]) -> MeasuredCell:
     paradigm = found.cell.paradigm
     element = 8 if summary.get("dtype") == "float64" else 4
     size = (int(str(summary["parameters"])) + paradigm.extra) * element

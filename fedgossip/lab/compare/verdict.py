@@ -166,10 +166,10 @@ def sentence(found: Comparison) -> str:
     if len(times) > 2:
         said += f", and last {times[-1][0]}, after {times[-1][1]:.3g} s"
     change = other_winner(found, line.name)
-    return "  ".join(one for one in (f"{said}.", *_ends_said(found), change, *compressing(found)) if one)
+    return "  ".join(one for one in (f"{said}.", *_describe_ends(found), change, *compressing(found)) if one)
 
 
-def _ends_said(found: Comparison) -> list[str]:
+def _describe_ends(found: Comparison) -> list[str]:
     """Return the losses at the end in words; and which lines do not hold the target, or have learned nothing."""
     lines = [line for line in found.of(found.workers[-1]) if all(one.point for one in line.cells)]
     ends = {line.name: fmean(one.curve[-1].loss for one in line.cells) for line in lines}
@@ -235,7 +235,7 @@ def other_winner(found: Comparison, name: str) -> str:
             return f"By the cost model, {words} {first} would be first."
     others = [links for _, links, _ in _alternatives(here)]
     rates = [links.rate for links in others if math.isfinite(links.rate)]
-    said = f"By the cost model no bandwidth from {rate_said(min(rates))}B/s to {rate_said(max(rates))}B/s"
+    said = f"By the cost model no bandwidth from {format_rate(min(rates))}B/s to {format_rate(max(rates))}B/s"
     if here.latency:
         delays = [links.latency for links in others]
         said += f", and no latency from {min(delays):.2g} s to {max(delays):.2g} s,"
@@ -269,7 +269,7 @@ def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
             other = rate * factor if up else rate / factor
             if not SLOWEST <= other <= FASTEST:
                 break
-            words = f"with a bandwidth {'above' if up else 'below'} about {rate_said(other)}B/s"
+            words = f"with a bandwidth {'above' if up else 'below'} about {format_rate(other)}B/s"
             found.append((words, replace(here, up=other, down=other), factor))
         factor = 1.0
         while here.latency and factor < 1e4:
@@ -332,7 +332,7 @@ class Compression:
         """Return in words the bandwidths at which it would pay."""
         if not self.pays_below:
             return "at no bandwidth"
-        return "at any bandwidth" if math.isinf(self.pays_below) else f"below {rate_said(self.pays_below)}B/s"
+        return "at any bandwidth" if math.isinf(self.pays_below) else f"below {format_rate(self.pays_below)}B/s"
 
     @property
     def sentence(self) -> str:
@@ -395,7 +395,7 @@ def round_of(name: str, setting: Setting) -> tuple[float, float]:
     return beside, (seconds(LINEAR) - beside) * LINEAR
 
 
-def rate_said(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Return bytes per second with two digits and a unit prefix."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= size:

@@ -87,7 +87,7 @@ def claim(folder: Path, cell: str) -> Claim | None:
 def holder(folder: Path, cell: str) -> tuple[str, int] | None:
     """Return the host and the process of the last unreleased claim on a cell; None without one."""
     number = _newest(folder, cell)
-    return _said(folder / f"{cell}.{number}") if number else None
+    return _read_claim(folder / f"{cell}.{number}") if number else None
 
 
 def _newest(folder: Path, cell: str) -> int:
@@ -98,7 +98,7 @@ def _newest(folder: Path, cell: str) -> int:
 
 
 def _stale(path: Path) -> bool:
-    said = _said(path)
+    said = _read_claim(path)
     if said is None:
         return True
     if said[0] == socket.gethostname() and (gone := _unlocked(path)) is not None:
@@ -106,7 +106,7 @@ def _stale(path: Path) -> bool:
     return _now(path.parent) - path.stat().st_mtime > STALE
 
 
-def _said(path: Path) -> tuple[str, int] | None:
+def _read_claim(path: Path) -> tuple[str, int] | None:
     """Return the holder's entry; None after its release."""
     try:
         told = from_json(_DECODER, outside_files.read_bytes(path))

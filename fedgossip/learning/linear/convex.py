@@ -135,14 +135,14 @@ class ConvexTask:
         out = np.zeros(self.length)
         out[:-CERTIFICATE] = w - job.vector[:-CERTIFICATE]
         metrics = {"loss": math.fsum(losses) / len(losses), "steps": len(losses), "rate": rate}
-        return self._told(job, out, metrics)
+        return self._make_update(job, out, metrics)
 
     def _mean_gradient(self, job: Job) -> Update:
         plan = self._batches.plan(job.node, job.round, job.accumulate)
         rows = np.concatenate([row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)])
         out = np.zeros(self.length)
         out[:-CERTIFICATE], loss = self._slope(rows, job.vector[:-CERTIFICATE])
-        return self._told(job, out, {"loss": loss, "steps": len(plan.counts), "rows": float(len(rows))})
+        return self._make_update(job, out, {"loss": loss, "steps": len(plan.counts), "rows": float(len(rows))})
 
     def _slope(self, rows: Indices, w: Floats) -> tuple[Floats, float]:
         x, y = self._x[rows], self._y[rows]
@@ -159,7 +159,7 @@ class ConvexTask:
         """Return the regularisation term."""
         return self._decay(w) + (self.l1 * float(np.add.reduce(np.abs(w))) if self.l1 else 0.0)
 
-    def _told(self, job: Job, out: Floats, metrics: Mapping[str, float]) -> Update:
+    def _make_update(self, job: Job, out: Floats, metrics: Mapping[str, float]) -> Update:
         if not (math.isfinite(metrics["loss"]) and np.isfinite(out).all()):
             raise TrainingError(f"node {job.node}, round {job.round}: the loss is {metrics['loss']}", "Lower train.lr.")
         return Update(frozen(out), len(self._shares[job.node]), metrics)

@@ -49,7 +49,7 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
         names = [f"probability of {name}" for name in f.classes]
     else:
         added, names = {}, [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
-    added |= {cell_text(name): list(map(_said, column)) for name, column in zip(names, answers.T, strict=True)}
+    added |= {cell_text(name): list(map(_format, column)) for name, column in zip(names, answers.T, strict=True)}
     return with_columns(table, added), _unknown(table, model)
 
 
@@ -65,7 +65,7 @@ def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def _said(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.9g}"
 
 

@@ -61,7 +61,7 @@ class LocalTests:
     def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
         """Return {"score", "tested"}: of the vector with the node's own tensors, on so many of its examples.
 
-        Where records are private and a noisy count of right answers, an accuracy, may be reported, "score_told" is the
+        Where records are private and a noisy count of right answers, an accuracy, may be reported, "read_score" is the
         noisy one.
         """
         rows = self._kept.get(node)
@@ -84,7 +84,7 @@ class LocalTests:
             each = counted // len(rows)  # answers of one record: characters of a window
             entropy = privacy.entropy_of(self._seed, "tests", node, round)
             noise = int(discrete_gaussian(privacy.test_noise * each, 1, entropy)[0])
-            found["score_told"] = (int(score * counted + 0.5) + noise) / counted
+            found["read_score"] = (int(score * counted + 0.5) + noise) / counted
         return found
 
     def _take_own(self, state: State) -> None:

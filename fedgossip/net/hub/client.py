@@ -215,7 +215,7 @@ class ClientLinks(Wakeable):
             except Exception as error:
                 refused = frame_error(error, self._assembler)
                 skip(self._dealer)
-                self._told_of_vectors()
+                self._count_vectors()
                 events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
@@ -230,10 +230,10 @@ class ClientLinks(Wakeable):
             if refused := take_answer(self.streams, self._call, transfer, text, mark.get(zmq.SRCFD)):
                 events.append(refused)
             return None
-        self.streams.count_heard(self._call)
+        self.streams.count_received(self._call)
         if kind not in control_frames.ANSWERS or not mark.more:
             message = read(dealer, mark, self._assembler)
-            self._told_of_vectors()
+            self._count_vectors()
             return message
         dealer.recv()
         check_last(dealer)
@@ -283,7 +283,7 @@ class ClientLinks(Wakeable):
                     self._flush()
                     continue
                 message = read_sealed(call.stream, self._assembler)
-                self._told_of_vectors()
+                self._count_vectors()
             except (OSError, EOFError, SealBrokenError) as error:
                 if isinstance(error, SealBrokenError):
                     events.append(Rejected(self._coordinator, error.reason, f"coordinator: {error}", error.advice))
@@ -291,7 +291,7 @@ class ClientLinks(Wakeable):
                 return
             except Exception as error:
                 refused = frame_error(error, self._assembler)
-                self._told_of_vectors()
+                self._count_vectors()
                 events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
@@ -306,7 +306,7 @@ class ClientLinks(Wakeable):
             hang_up_beside(self._call)
             self._broke(events)
 
-    def _told_of_vectors(self) -> None:
+    def _count_vectors(self) -> None:
         if self._coordinator is not None:
             self.traffic.heard(self._coordinator, more=self._assembler.under_way)
 

@@ -104,7 +104,7 @@ class Streams:
         call.offer, call.number, call.until = StreamOffer(self.suites), call.number + 1, now + ATTEMPT_SECONDS
         return seal_word(call.number, call.offer.text)
 
-    def answer_came(self, call: StreamCall, number: int, text: bytes, descriptor: int) -> None:
+    def take_answer(self, call: StreamCall, number: int, text: bytes, descriptor: int) -> None:
         """Read the callee's answer, received on `descriptor`; connect to it.  Raises FrameError for an invalid one."""
         call.heard = 0
         if call.offer is None or number != call.number:
@@ -184,9 +184,9 @@ class Streams:
         """Count a message received by a CURVE connection; the stream beside it may wait for that."""
         for one in self._called.get(node, ()):
             if one.connection == connection:
-                self.count_heard(one)
+                self.count_received(one)
 
-    def count_heard(self, way: SealedWay) -> None:
+    def count_received(self, way: SealedWay) -> None:
         """Count a message received by the CURVE connection beside a stream."""
         way.heard += 1
         if way.hears and way.heard == way.waits_for:
@@ -370,7 +370,7 @@ def read_answer(streams: Streams, call: StreamCall, dealer: ZmqSocket) -> list[L
 def take_answer(streams: Streams, call: StreamCall, number: int, text: bytes, descriptor: int) -> Rejected | None:
     """Take the answer to an offer; return why it is refused, where it is."""
     try:
-        streams.answer_came(call, number, text, descriptor)
+        streams.take_answer(call, number, text, descriptor)
     except FrameError as error:
         streams.failed(call)
         return Rejected(call.node, error.reason, f"peer {call.node}: {error}", error.advice)

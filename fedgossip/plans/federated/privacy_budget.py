@@ -101,8 +101,8 @@ def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]
     Both reveal only what an account may about the number, and are upper bounds.
     """
     from fedgossip.learning.dp_sgd.record_privacy import private_rate, private_steps
-    from fedgossip.privacy.accounting import told_rate, told_steps
+    from fedgossip.privacy.accounting import round_rate, round_steps
 
     steps = private_steps(experiment.train, examples)
     given = experiment.train.local_steps is not None
-    return told_rate(private_rate(experiment.train, examples)), steps if given else told_steps(steps)
+    return round_rate(private_rate(experiment.train, examples)), steps if given else round_steps(steps)

@@ -81,7 +81,7 @@ class Numbers:
             metrics=self._metrics,
             layout=layout,
             statistics=(kept, kept + self.statistics) if self.statistics else (0, 0),
-            tells=self._told_of_the_clip,
+            tells=self._describe_clip,
         )
 
     @property
@@ -107,7 +107,7 @@ class Numbers:
         return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
 
     @property
-    def _told_of_the_clip(self) -> str:
+    def _describe_clip(self) -> str:
         told = self.telling.fields
         return next((name for name in (CLIPPED, SHORTER) if name in told), NOTHING)
 

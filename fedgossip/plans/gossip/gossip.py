@@ -111,7 +111,11 @@ class GossipPlan(PlanDefaults):
 
     @property
     def algorithm(self) -> GossipAlgorithm[Any]:
-        return given(self.given).make() if self.given else algorithm_of(self.experiment, told_of(self.n, self.spectrum))
+        return (
+            given(self.given).make()
+            if self.given
+            else algorithm_of(self.experiment, graph_facts(self.n, self.spectrum))
+        )
 
     @property
     def how(self) -> GossipMode:
@@ -325,7 +329,7 @@ def gossip_plan(
     method = given(algorithm) if algorithm else method_of(experiment)
     schedule = schedule or schedule_of(experiment, experiment.topology.n, method)
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
-    made = make(name, method, told_of(schedule.n, found), options_of(experiment))
+    made = make(name, method, graph_facts(schedule.n, found), options_of(experiment))
     needs = made.needs
     try:
         check_pair(name, method, needs, schedule, found, experiment)
@@ -383,7 +387,7 @@ def method_of(experiment: GossipExperiment) -> Method:
     return own(name, custom.function(name)) if ALGORITHM_CODE.named_by(name) else METHODS[name]
 
 
-def told_of(n: int, found: Spectrum | None) -> Told:
+def graph_facts(n: int, found: Spectrum | None) -> Told:
     """Return the graph facts for an algorithm, from this spectrum; None: a changing graph.
 
     Rounded to six digits, equal on all machines.

@@ -43,7 +43,7 @@ FACTS = (
     Fact("shorter", ("shorter",), "whether an update was shorter than the clip"),
 )
 
-SCORE_TOLD = "score_told"
+SCORE_TOLD = "read_score"
 
 BLANK: Mapping[str, float | None] = {"examples": 1, "steps": 1, "loss": None, "measured": 0.0, "tested": 0}
 """The values of unsent fields of a `Contribution`."""

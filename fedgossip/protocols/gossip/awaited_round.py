@@ -134,8 +134,8 @@ class AwaitedRound(Lifecycle[State]):
         return SetTimer(("ask", self.round, times), self.clock.patience_ns(times))
 
     def _complete(self) -> bool:
-        return all(map(self._will_not_come, self.awaited.missing))
+        return all(map(self._will_not_arrive, self.awaited.missing))
 
-    def _will_not_come(self, node: NodeId) -> bool:
+    def _will_not_arrive(self, node: NodeId) -> bool:
         """Whether the missing vector of `node` is not worth a wait."""
         return node in self.company.absent or node in self.company.left or self.gone_on(node)

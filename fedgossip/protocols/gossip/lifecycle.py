@@ -212,7 +212,7 @@ class Lifecycle(ABC, Generic[State]):
                 waits = [SetTimer(("start",), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
                 return self.begin_if_gathered(now_ns) or waits
             case Stopping(over=over):
-                return self._come_to_the_end() if over else self._hurry()
+                return self._begin_end() if over else self._hurry()
             case Moved() | Produced() | RowsChosen() | ModelMeasured():
                 return []
             case Rostered(schedule):
@@ -310,7 +310,7 @@ class Lifecycle(ABC, Generic[State]):
             effects.append(Report("stopped_with_the_others", {"rounds": self.round}, self.round))
         return [*effects, *self.end()]
 
-    def _come_to_the_end(self) -> list[Effect]:
+    def _begin_end(self) -> list[Effect]:
         return [] if self._ends else self.end()
 
     def _hurry(self) -> list[Effect]:

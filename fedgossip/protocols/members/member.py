@@ -149,7 +149,7 @@ class Member:
             self._failure = self._failure or ended
             return [*effects, *self._stop(now_ns)]
         if self.membership.returning and self.since is None and not (self._mixed or self.joining):
-            effects += self._come_back()
+            effects += self._return_to_run()
         return [*effects, *self._join(now_ns)] if self.joining else effects
 
     def _transferred(self, event: Event, now_ns: int) -> list[Effect]:
@@ -234,7 +234,7 @@ class Member:
 
     # --- joining late, or again ---------------------------------------------------------------------------------------
 
-    def _come_back(self) -> list[Effect]:
+    def _return_to_run(self) -> list[Effect]:
         """Drop the machine that was begun as if this were the start: we were here before."""
         self.joining, self.gossip = True, None
         self._forgotten, self._training = self._forgotten + self._training, 0

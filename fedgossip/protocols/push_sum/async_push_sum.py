@@ -80,7 +80,7 @@ class AsyncPushSum(PushPeer[State]):
         self.learner.corrected(share)
         return []
 
-    def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+    def expect_none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
         del round, now_ns
         raise ProtocolError(f"node {self.node}: an account from node {sender} in an asynchronous run", peer=sender)
 

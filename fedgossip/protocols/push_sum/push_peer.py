@@ -113,7 +113,7 @@ class PushPeer(Lifecycle[State]):
         """Handle mass from `sender`, or returned from there, sent in `round`."""
 
     @abstractmethod
-    def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+    def expect_none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
         """Handle that `sender` sends nothing in `round`."""
 
     @abstractmethod
@@ -138,7 +138,7 @@ class PushPeer(Lifecycle[State]):
             case Accepted(number):
                 return self._accepted(sender, number, now_ns)
             case Account(round):
-                return self.none_comes(sender, round, now_ns)
+                return self.expect_none(sender, round, now_ns)
         raise self.misplaced(sender, message, "a run of push-sum")
 
     def fired(self, key: Hashable, now_ns: int) -> list[Effect]:

@@ -64,9 +64,9 @@ class ParcelMail:
         else:
             self.late = share if self.late is None else tuple(map(add, self.late, share))
             self.late_from.add(sender)
-        self.none_comes(sender, round - 1)
+        self.expect_none(sender, round - 1)
 
-    def none_comes(self, sender: NodeId, round: int) -> None:
+    def expect_none(self, sender: NodeId, round: int) -> None:
         """Record that `sender` sends nothing more up to `round`."""
         self.none[sender] = max(round, self.none.get(sender, -1))
 
@@ -163,10 +163,10 @@ class SyncPushSum(PushPeer[State]):
             self.sources.missing.discard(sender)
         return self._mix_if_complete(now_ns)
 
-    def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+    def expect_none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
         if not 0 <= round < self.settings.rounds:
             raise ProtocolError(f"node {self.node}: node {sender} names round {round}", peer=sender)
-        self.mail.none_comes(sender, round)
+        self.mail.expect_none(sender, round)
         return self._mix_if_complete(now_ns)
 
     def freed(self, now_ns: int) -> list[Effect]:
@@ -188,10 +188,10 @@ class SyncPushSum(PushPeer[State]):
     # --- mixing ---------------------------------------------------------------------------------------------------
 
     def _mix_if_complete(self, now_ns: int) -> list[Effect]:
-        complete = self.phase == "waiting" and all(map(self._will_not_come, self.sources.missing))
+        complete = self.phase == "waiting" and all(map(self._will_not_arrive, self.sources.missing))
         return self._mix(now_ns) if complete else []
 
-    def _will_not_come(self, node: NodeId) -> bool:
+    def _will_not_arrive(self, node: NodeId) -> bool:
         here = node in self.company.linked and node not in self.company.left
         return not here or node in self.company.absent or self.mail.none.get(node, -1) >= self.round
 

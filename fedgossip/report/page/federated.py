@@ -250,7 +250,7 @@ def clients(run: RecordedRun, took: Participation) -> Markup | None:
                 "data",
                 bars.data_shares(run, "data"),
                 f"Data of each {one}",
-                sections.examples_said(data, one),
+                sections.describe_examples(data, one),
             ),
             figure(
                 "time",

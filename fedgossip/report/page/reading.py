@@ -25,7 +25,7 @@ from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed
 from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
 from fedgossip.core.timeline import Timeline, read_timeline
-from fedgossip.data.objectives import score_told
+from fedgossip.data.objectives import read_score
 from fedgossip.report.page.numbers import number, percent
 from fedgossip.report.page.participation import Participation
 from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound, ReportedRound
@@ -70,7 +70,7 @@ class Scores(msgspec.Struct, frozen=True):
     @property
     def metric(self) -> Score:
         """The metric of the values."""
-        return score_told({"name": self.name, "better": self.better, "unit": self.unit})
+        return read_score({"name": self.name, "better": self.better, "unit": self.unit})
 
     def shown(self, value: float | None) -> str:
         """Return a value for people."""

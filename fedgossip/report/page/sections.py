@@ -307,7 +307,7 @@ def _edges(run: RecordedRun, drawn: Graph) -> int:
     return len(drawn.edges) or run.summary.forecast.edges or 0
 
 
-def examples_said(data: DataSpread | None, one: str) -> str:
+def describe_examples(data: DataSpread | None, one: str) -> str:
     """Return the caption under the figure of all examples: their source, and their use."""
     source = f" ({data.source})" if data is not None and data.source else ""
     unlike = data is not None and bars.by_class(data)
@@ -327,7 +327,7 @@ def peers(run: RecordedRun) -> Markup | None:
                 "data",
                 bars.data_shares(run, "data"),
                 f"Data of each {one}",
-                examples_said(data, one),
+                describe_examples(data, one),
             ),
             figure(
                 "time",

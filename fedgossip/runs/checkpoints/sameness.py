@@ -55,7 +55,7 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulate
             if schedule.endswith("cosine"):
                 found.append(f"rounds: was {before}, is {after}, and train.schedule = {schedule} follows them")
             continue
-        found.append(f"{key}: was {_said(before)}, is {_said(after)}")
+        found.append(f"{key}: was {_format(before)}, is {_format(after)}")
     return found
 
 
@@ -89,5 +89,5 @@ def _tail(key: str, value: Any) -> Any:
     return value
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     return "not there" if value is None else json.dumps(value)

@@ -127,7 +127,7 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
             known[id(value)] = hashlib.sha256(raw(value)).hexdigest()[:16]
         return f"<{value.dtype.name} {value.size} {known[id(value)]}>"
     if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        fields = ", ".join(f"{name}={described(one, known)}" for name, one in _said_of(value))
+        fields = ", ".join(f"{name}={described(one, known)}" for name, one in _describe(value))
         return f"{type(value).__name__}({fields})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {described(one, known)}" for key, one in value.items()) + "}"
@@ -145,7 +145,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield name, getattr(value, name)
 
 
-def _said_of(value: Any) -> Iterator[tuple[str, Any]]:
+def _describe(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the fields that stand in a line: those that earlier traces have not, where they are other than usual."""
     since = SINCE.get(type(value), ())
     usual = _usual(type(value)) if since else {}  # type: ignore[arg-type]

@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 
 from fedgossip.base.seeds import stream
-from fedgossip.data.agreed.sum_files import read_told
+from fedgossip.data.agreed.sum_files import read_sums_file
 from fedgossip.data.agreed.suppression import (
     hidden_confusion,
     hidden_places,
     hidden_rows,
+    round_share,
+    round_shares,
     suppressed,
-    told_share,
-    told_shares,
 )
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.sites.evaluation.evaluation_sums import PLACES, SITES, EvaluationLayout, score_of
@@ -205,7 +205,7 @@ class PublishedFigures:
         layout, numbers = self._layout, self._numbers
         if not self._exact or not self._counted or not numbers["records",]:
             return score_of(layout, numbers, ()), 0.0
-        return told_share(numbers["right",], numbers["records",], self.suppress)
+        return round_share(numbers["right",], numbers["records",], self.suppress)
 
     @cached_property
     def scores(self) -> Mapping[str, tuple[float | None, float]]:
@@ -216,7 +216,7 @@ class PublishedFigures:
         right = [numbers["group", one, "right"] for one in self._groups]
         rows = [(a, numbers["group", one, "records"] - a) for a, one in zip(right, self._groups, strict=True)]
         rest = numbers["right",] - sum(right), numbers["records",] - numbers["right",] - sum(b for _, b in rows)
-        return dict(zip(self._groups, told_shares(rows, self.suppress, rest), strict=True))
+        return dict(zip(self._groups, round_shares(rows, self.suppress, rest), strict=True))
 
     @cached_property
     def classes(self) -> Collection[int]:
@@ -300,7 +300,7 @@ def _named(layout: EvaluationLayout, numbers: Numbers, suppress: int) -> tuple[S
         right = [round((score or 0.0) * count) for score, count in zip(scores, there.values(), strict=True)]
         rows = [(a, count - a) for a, count in zip(right, there.values(), strict=True)]
         rest = numbers["right",] - sum(right), numbers["records",] - numbers["right",] - sum(b for _, b in rows)
-        shares = told_shares(rows, suppress, rest)
+        shares = round_shares(rows, suppress, rest)
         scores = [None if share is None else share if within else own
                   for own, (share, within) in zip(scores, shares, strict=True)]  # fmt: skip
     return tuple(
@@ -369,7 +369,7 @@ def _membership(layout: EvaluationLayout, numbers: Numbers, suppress: int) -> Me
     records = numbers.get(("trained", "records"), 0)
     if not records:
         return None
-    score = None if layout.kind == REGRESSION else told_share(numbers["trained", "right"], records, suppress)[0]
+    score = None if layout.kind == REGRESSION else round_share(numbers["trained", "right"], records, suppress)[0]
     loss = _mean(numbers["trained", "loss"], records)
     return MembershipFigures(numbers["tested",], numbers["flagged",], records, score, loss)
 
@@ -522,4 +522,4 @@ def _calibration_error(numbers: Numbers, name: str) -> float:
 def read(path: Path) -> Evaluation:
     """Read the file.  Raises ConfigError where it is missing or invalid."""
     advice = "The sites make it together: fedgossip evaluate MODEL EXPERIMENT.toml."
-    return read_told(Evaluation, path, FORMAT, "evaluation there", advice)
+    return read_sums_file(Evaluation, path, FORMAT, "evaluation there", advice)

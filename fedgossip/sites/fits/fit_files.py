@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES, MODEL, TABLES
-from fedgossip.data.agreed.sum_files import read_told
+from fedgossip.data.agreed.sum_files import read_sums_file
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families import family
 from fedgossip.sites.fits.families.family import FamilyFit
@@ -32,7 +32,7 @@ def fit_in(path: Path) -> Fit | None:
     if not (path / FIT).is_file():
         return None
     kinds: Any = Fit  # a type to msgspec, unknown to type checkers
-    fit: Fit = read_told(kinds, path / FIT, FORMAT, "fit", ADVICE)
+    fit: Fit = read_sums_file(kinds, path / FIT, FORMAT, "fit", ADVICE)
     if not fit.converged:
         text = f"{path / FIT}: not at the end after {fit.design.steps} steps, so its estimates say nothing"
         raise ConfigError(text, "Fit again, as the command has advised.")
@@ -42,10 +42,10 @@ def fit_in(path: Path) -> Fit | None:
 def read_fit(path: Path) -> tuple[str, Told] | None:
     """Return the file name and the contents of a fit of any kind; None without one.  Raises as `fit_in`."""
     if (path / CURVES).is_file():
-        return CURVES, read_told(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)
+        return CURVES, read_sums_file(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)
     if (path / FIT_OF_TREES).is_file():
-        return FIT_OF_TREES, read_told(TreesFit, path / FIT_OF_TREES, tree_result.FORMAT, "trees", ADVICE)
+        return FIT_OF_TREES, read_sums_file(TreesFit, path / FIT_OF_TREES, tree_result.FORMAT, "trees", ADVICE)
     if (path / TABLES).is_file():
-        return TABLES, read_told(FamilyFit, path / TABLES, family.FORMAT, "tables", ADVICE)
+        return TABLES, read_sums_file(FamilyFit, path / TABLES, family.FORMAT, "tables", ADVICE)
     fit = fit_in(path)
     return None if fit is None else (FIT, fit)

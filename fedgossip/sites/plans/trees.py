@@ -13,7 +13,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
 from fedgossip.core.run_format import FIT_OF_TREES
 from fedgossip.core.whole_model import WholeModel
-from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, told_bins
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, spread_bins
 from fedgossip.data.agreed.federated_tables import read_for_fit, scaled
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, TREES
 from fedgossip.data.table_files import TableFile
@@ -134,7 +134,7 @@ def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
     if len(column.edges) < 2:  # the histogram is withheld
         deviation, inner = column.deviation, np.linspace(-2, 2, bins - 1)
         return tuple(((column.mean or 0.0) + deviation * inner).tolist())
-    counts = np.array(told_bins(column))
+    counts = np.array(spread_bins(column))
     edges = np.array(column.edges)
     held = np.flatnonzero(counts[1:-1] > 0)
     gaps = [(a, b) for a, b in itertools.pairwise(held) if b > a + 1]

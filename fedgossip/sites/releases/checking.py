@@ -210,10 +210,10 @@ def verified(folder: Path) -> tuple[ReleasedLog, ...]:
     for path in sorted(path for path in (folder / LOGS).rglob(AUDIT_LOG) if path.is_file()):
         who = _owner(path)
         key = bytes.fromhex(blocks[who].verify) if who in blocks else b"\0" * 32
-        found.append(_said(folder, verify_log(path, key)))
+        found.append(_released_log(folder, verify_log(path, key)))
     for rounds in sorted({path.parent for path in (folder / LOGS).rglob(f"*{TRANSCRIPT}")}):
         verdicts = verify_transcripts(rounds, ParticipantRoster(tuple(clients)), coordinator.identity)
-        found += [_said(folder, one) for one in verdicts]
+        found += [_released_log(folder, one) for one in verdicts]
     return tuple(found)
 
 
@@ -224,7 +224,7 @@ def _owner(path: Path) -> int:
         return -1
 
 
-def _said(folder: Path, one: Verification) -> ReleasedLog:
+def _released_log(folder: Path, one: Verification) -> ReleasedLog:
     facts = one.facts
     if "entries" in facts:
         told = f"{facts['entries']} entries, {facts['first']} to {facts['last']}"

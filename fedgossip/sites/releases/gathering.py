@@ -96,7 +96,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         raise ConfigError(f"{sources.run}: this run is {run.summary.status}", "Release one that came to its end.")
     fitted = fit_files.read_fit(sources.run)
     plan = plan_statement.read(sources.run / PLAN)
-    model = _told(sources.run, fitted, str(plan.experiment["model"]["source"]))
+    model = _describe_model(sources.run, fitted, str(plan.experiment["model"]["source"]))
     statistics = _agreed(sources, plan)
     evaluation, evaluation_file = _evaluation(sources, model.weights, plan)
     contents: Contents = {USE: _use(sources.use).encode()}
@@ -169,7 +169,7 @@ def _with_opened(privacy: ReleasedPrivacy, opened: str) -> ReleasedPrivacy:
     return msgspec.structs.replace(privacy, words=(*privacy.words, ("opened", opened))) if opened else privacy
 
 
-def _told(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedModel:
+def _describe_model(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedModel:
     """Return the description of the model; `source`: from the plan, which for a fit is more detailed than its file."""
     if fitted and not (run / MODEL).is_dir():
         name, fit = fitted

@@ -145,7 +145,7 @@ CHANGES: dict[str, dict[str, float]] = {
     "steps": {"steps": 2},
     "loss": {"loss": 3.25},
     "kept": {"tested": 11},
-    "tests": {"score": 0.125, "score_told": 0.125},
+    "tests": {"score": 0.125, "read_score": 0.125},
     "gains": {"own_tested": 0.25},
     "twentieth": {"own_from_05": 0.25},
     "cut": {"scale": 1e6},
@@ -243,7 +243,7 @@ def test_a_count_of_right_answers_has_the_noise_that_is_accounted_for() -> None:
     task = TorchTask(train, test, [np.arange(50)], "softmax", settings, seed=1, rounds=4, kept=kept, privacy=privacy)
     assert task._tests
     found = [task._tests.measure(0, round, task.initial(0), {}) for round in range(400)]
-    noise = np.array([40 * (one["score_told"] - one["score"]) for one in found])
+    noise = np.array([40 * (one["read_score"] - one["score"]) for one in found])
     assert np.allclose(noise, np.rint(noise))
     assert abs(noise.mean()) < 4 * 4 / math.sqrt(400) and 3.4 < noise.std() < 4.6
     quiet = TorchTask(train, test, [np.arange(50)], "softmax", settings, seed=1, rounds=4, kept=kept,

@@ -160,7 +160,7 @@ def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) 
     events = [np.concatenate([[0], np.cumsum(one.events)]) for one in groups]
     gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in groups]
 
-    def is_told(begin: int, end: int, *, last: bool = False) -> bool:
+    def is_reported(begin: int, end: int, *, last: bool = False) -> bool:
         """Whether the places from `begin` to before `end` can be one reported time."""
         for one, had, left in zip(groups, events, gone, strict=True):
             if not enough(int(had[end] - had[begin]), least):
@@ -178,11 +178,11 @@ def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) 
             continue
         cuts = [0]
         for place in range(1, end):
-            if is_told(cuts[-1], place):
+            if is_reported(cuts[-1], place):
                 cuts.append(place)
-        while len(cuts) > 1 and not is_told(cuts[-1], end, last=True):
+        while len(cuts) > 1 and not is_reported(cuts[-1], end, last=True):
             cuts.pop()
-        if is_told(cuts[-1], end, last=True):
+        if is_reported(cuts[-1], end, last=True):
             return [place - 1 for place in (*cuts[1:], end)]
     return []
 
