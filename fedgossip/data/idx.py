@@ -18,6 +18,8 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.data.dataset import Dataset
 
 VARIABLE = "FEDGOSSIP_DATA"
+INSTALLED = Path("/usr/share/datasets")
+"""Where Debian's package dataset-fashion-mnist installs fashion-mnist/."""
 _LARGEST = 1 << 31  # bytes of one unpacked file: a small gzip may claim any size
 
 
@@ -43,7 +45,9 @@ def read(kind: str, path: Path | None) -> Dataset:
 
 
 def _default(kind: str) -> Path:
-    root = os.environ.get(VARIABLE)
+    root, installed = os.environ.get(VARIABLE), INSTALLED / kind
+    if installed.is_dir() and not (root and (Path(root) / kind).is_dir()):
+        return installed
     if not root:
         raise ConfigError(
             f"{kind}: {VARIABLE} is not set; looked for {kind}/train-images-idx3-ubyte[.gz] and "

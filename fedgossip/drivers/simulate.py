@@ -372,6 +372,7 @@ def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> C
             return job.accumulate * train.batch_size
         if train.local_steps is not None:
             return math.ceil(train.local_steps / at_once) * train.examples_per_step
-        return math.ceil((train.local_epochs or 1) * (sizes[job.node] if sizes else train.batch_size) / at_once)
+        passes = train.passes(experiment.seed, job.node, job.round) if train.local_epochs else 1
+        return math.ceil(passes * (sizes[job.node] if sizes else train.batch_size) / at_once)
 
     return examples

@@ -68,6 +68,7 @@ def check(experiment: Experiment, where: str) -> None:
     _check_agreed(experiment, where)
     _check_validation(experiment, where)
     _check_selection(experiment, where)
+    _check_unequal_work(experiment, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
 
@@ -286,6 +287,19 @@ def _check_race(e: ParallelExperiment, where: str) -> None:
     if e.task.kind == CONVEX or not (e.learns or e.task.kind == SPARSE):
         text = f"{beside} of task.kind = {e.task.kind}, whose steps no processes divide"
         raise ConfigError(text, f'Learn from data by a model, or take task.kind = "{SPARSE}".')
+
+
+def _check_unequal_work(e: Experiment, where: str) -> None:
+    """Raise ConfigError for train.fewest_epochs where nobody draws passes, or an account counts on equal ones."""
+    if e.train.fewest_epochs is None:
+        return
+    key = f"{where}: train.fewest_epochs"
+    words = e.model.source.partition(":")[0] == "words"
+    if not e.learns or e.task.kind == CONVEX or words or isinstance(e, ParallelExperiment):
+        advice = "It is of models that peers or clients train by torch; leave it out."
+        raise ConfigError(f"{key} has no effect on this kind of task or run", advice)
+    if e.budget and e.budget.unit == "record":
+        raise ConfigError(f"{key}, and the account of single records counts on equal passes", "Leave it out.")
 
 
 OF_SEVERAL = ("descent", "l1", "accumulate", "bucket", "codec", "outer")

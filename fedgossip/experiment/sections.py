@@ -144,7 +144,7 @@ SINCE: dict[str, dict[str, Any]] = {
         "options": {},
     },
     "eval": {"on": "test", "keep": LAST},
-    "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, **MESHLESS},
+    "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, "slowed": 1.0, **MESHLESS},
 }
 """Keys added by later releases, left out at their defaults."""
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within, limits_of
+from fedgossip.base.seeds import stream
 from fedgossip.data.custom import function, given_by, is_function
 from fedgossip.data.named_code import NamesCode
 
@@ -238,6 +239,7 @@ WHOLE = (
     "threads",
     "local_steps",
     "local_epochs",
+    "fewest_epochs",
     "processes",
     "microbatches",
 )
@@ -282,6 +284,12 @@ class TrainSettings:
     """Steps per round, each of exactly batch_size examples (times accumulate)."""
     local_epochs: Annotated[int | None, Within(1)] = None
     """In place of local_steps: passes over the node's examples per round; the last batch of a pass may be smaller."""
+    fewest_epochs: Annotated[int | None, Within(1)] = None
+    """With local_epochs: a node's passes in a round are drawn anew, from this to local_epochs, all equally likely, by
+    (seed, node, round): stragglers that send what they have made (FedProx), unequal work (FedNova's U(2, 5) is
+    local_epochs = 5 with this 2).  None: all passes."""
+    slowed: Annotated[float, Within(0, 1)] = 1.0
+    """With fewest_epochs: the share of nodes of a round whose passes are drawn; the others make all of them."""
     device: str = "auto"
     """"cpu", "cuda", "cuda:1", "mps" or "auto": the first available of cuda, mps, cpu.  Of several GPUs "auto" and
     "cuda" take the one with the fewest clients of this machine."""
@@ -341,6 +349,7 @@ class TrainSettings:
             object.__setattr__(self, "local_steps", 5)
         elif self.local_steps is not None and self.local_epochs is not None:
             raise ConfigError("local_steps and local_epochs are both given", "Give one of them.")
+        self._check_passes()
         if not re.fullmatch(r"cuda:\d{1,3}", self.device):
             _word("device", self.device, DEVICES)
         for name in WHOLE:
@@ -365,6 +374,24 @@ class TrainSettings:
         schedule_of(self.schedule)
         self._check_processes()
         self._check_portable()
+
+    def _check_passes(self) -> None:
+        if self.fewest_epochs is not None and not self.fewest_epochs <= (self.local_epochs or 0):
+            text = f"fewest_epochs = {self.fewest_epochs} with local_epochs = {self.local_epochs or 'unset'}"
+            raise ConfigError(text, "Passes are drawn from fewest_epochs to local_epochs.")
+        if self.slowed != 1 and self.fewest_epochs is None:
+            raise ConfigError(
+                f"slowed = {self.slowed:g} without fewest_epochs", "It is the share that draws its passes."
+            )
+
+    def passes(self, seed: int, node: int, round: int) -> int:
+        """Return the number of passes of a node in a round, with local_epochs."""
+        assert self.local_epochs is not None
+        if self.fewest_epochs is None:
+            return self.local_epochs
+        drawn = stream(seed, "unequal work", node, round)
+        slowed = drawn.random() < self.slowed
+        return int(drawn.integers(self.fewest_epochs, self.local_epochs + 1)) if slowed else self.local_epochs
 
     def _check_processes(self) -> None:
         """Raise ConfigError for settings that several processes do not support together, or one alone."""

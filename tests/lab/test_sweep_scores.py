@@ -133,6 +133,13 @@ def test_the_report_takes_the_score(
     assert refused.code == 2 and "no run has recorded 'auroc'" in refused.err and "consensus_distance" in refused.err
     alone = report(str(table.folder / table.rows[0]["cell"]), "--score", "loss")
     assert alone.code == 2 and "--score is for the folder of a sweep" in alone.err
+    for words, why in [
+        (["--width", "3"], "--width is for the folder of a sweep; fedgossip plot RUN..."),
+        (["--target", "0.9"], "--target is for the folder of a sweep"),
+    ]:
+        assert why in report(str(table.folder / table.rows[0]["cell"]), *words).err
+    assert "--width goes with --paper" in report("s", "--width", "3").err
+    assert "--out is for several runs" in report("s", "--out", "here.html").err
 
 
 def test_a_page_by_the_worst_peer_names_it(tmp_path: Path) -> None:

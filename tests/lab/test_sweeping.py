@@ -31,6 +31,7 @@ from fedgossip.lab.sweeps.grid import SweepCell, read_sweep
 from fedgossip.lab.sweeps.page import write_page
 from fedgossip.lab.sweeps.paired import paired_difference, rank_correlation
 from fedgossip.lab.sweeps.sweep import folder_of
+from fedgossip.lab.sweeps.sweep import sweep as run_sweep
 from fedgossip.lab.sweeps.table import table_of
 from fedgossip.lab.sweeps.tuning import TRIAL_SEEDS, TunedKey, Tuning, tuning_of
 
@@ -112,6 +113,8 @@ def test_a_cell_is_named_by_what_its_result_follows_from(tmp_path: Path) -> None
         ({"tune": {"train.lr": {"from": 0.1, "to": 1.0, "factor": 1}}}, "factor = 1.0 is out of range"),
         ({"tune": {"train.lr": 3}}, "tune.train.lr"),
         ({"tune": {"by": "test_loss"}}, "by = 'test_loss' is not known"),
+        ({"tune": {"by": "gap?better=less"}}, "Of another number write gap?better=lower"),
+        ({"tune": {"by": "loss?better=lower"}}, "Write loss."),
         ({"tune": {"train.lr": [0.1, 0.2]}}, "keeps nothing for validation"),
         ({"base": {"rounds": 3}, "grid": {"train.lr": [0.1]}}, "no [topology]"),
         ({"base": "nowhere.toml"}, "nowhere.toml: no such file"),
@@ -226,7 +229,7 @@ def chosen_by(
             return CellOutcome("failed", None, "diverged")
         return CellOutcome("finished", {"score": {"mean_peer": found, "better": better}, "test_loss": found})
 
-    state = Tuning({"train.lr": tuned}).choose((), outcome)
+    state = Tuning({"train.lr": tuned}).choose((), outcome, lambda cell: pytest.fail(f"{cell} was read"))
     return (state.chosen[0][1] if state.chosen else state.failed), tried
 
 
@@ -266,8 +269,18 @@ def test_a_combination_at_which_every_trial_fails_is_a_row_that_says_why(tmp_pat
 
 def test_several_keys_are_tuned_together() -> None:
     tuning = tuning_of(read_sweep(sweep_of(base=DIGITS, tune={"train.lr": [0.1, 0.2], "train.momentum": [0.0, 0.9]})))
-    state = tuning.choose((), lambda _: None)
+    state = tuning.choose((), lambda _: None, lambda cell: pytest.fail(f"{cell} was read"))
     assert state.chosen is None and len(state.trials) == 4
+
+
+@pytest.mark.parametrize(("better", "best"), [("lower", 0.01), ("higher", 0.5)])
+def test_a_value_is_chosen_by_any_recorded_number(tmp_path: Path, better: str, best: float) -> None:
+    """The spread of the updates, which grows with the rate, and is in no summary."""
+    tune = {"by": f"update_spread?better={better}", "train.lr": [0.01, 0.5]}
+    file = sweep_of(base=DIGITS, grid={"topology.graph": ["ring"]}, tune=tune, seeds=1)
+    assert [row["train.lr"] for row in run_sweep(file, tmp_path / "s").rows] == [best]
+    with pytest.raises(ConfigError, match=r"tune\.by = 'updates': no trial has recorded it"):
+        run_sweep(sweep_of(base=DIGITS, tune={**tune, "by": "updates?better=lower"}, seeds=1), tmp_path / "t")
 
 
 # --- claims -----------------------------------------------------------------------------------------------------

@@ -329,7 +329,8 @@ def shown_terms(
     from fedgossip.plans.approvals.statement_words import study_lines
 
     e, terms = run.experiment, run.terms(proposal.parameters, proposals.ITEM_BYTES.get(proposal.dtype, 4))
-    steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
+    epochs = f"{'at most ' if e.train.fewest_epochs else ''}{e.train.local_epochs} epochs"
+    steps = f"{e.train.local_steps} steps" if e.train.local_steps else epochs
     each = "one gradient" if run.gradients else f"{steps}, {e.train.optimizer}"
     trained = f", each of {each} with lr {e.train.lr:g}" if e.learns else ""
     rounds = "as many as the loops make" if e.rounds == ENDLESS else str(e.rounds)

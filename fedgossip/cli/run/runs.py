@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import json_value
@@ -139,19 +140,29 @@ def report(
     from fedgossip.report.page.page import write_comparison, write_report
 
     if len(run_dirs) == 1 and (run_dirs[0] / SWEEP).is_file():
+        if out is not None or (paper is None and _given("width", "target")):
+            text = (
+                "--out is for several runs" if out is not None else f"--{_given('width', 'target')} goes with --paper"
+            )
+            raise click.UsageError(f"{text}: the page of a sweep is in its folder")
         _report_sweep(run_dirs[0], paper, width, target, score)
         return
     for folder in run_dirs:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder", "Give the folder of a run, or of a sweep.")
-    if paper is not None:
-        raise click.UsageError("--paper is for the folder of a sweep")
-    if score is not None:
-        raise click.UsageError("--score is for the folder of a sweep")
+    if option := _given("paper", "score", "width", "target"):
+        advice = "; fedgossip plot RUN... draws a figure of runs" if option == "width" else ""
+        raise click.UsageError(f"--{option} is for the folder of a sweep{advice}")
     if len(run_dirs) == 1 and out is None:
         echo(f"Wrote {write_report(run_dirs[0])}")
         return
     echo(f"Wrote {write_comparison(out or Path(COMPARISON), list(run_dirs), title)}")
+
+
+def _given(*options: str) -> str:
+    """Return the first of these options of the command that was written; "" where none was."""
+    source = click.get_current_context().get_parameter_source
+    return next((one for one in options if source(one) is ParameterSource.COMMANDLINE), "")
 
 
 def _report_sweep(folder: Path, paper: Path | None, width: float, target: float | None, score: str | None) -> None:

@@ -23,6 +23,7 @@ from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal,
 from fedgossip.lab.sweeps.claimed import run_claimed
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, named, read_sweep
 from fedgossip.lab.sweeps.tuning import Tuning, TuningState, tuning_of
+from fedgossip.report.page.reading import read_run
 from fedgossip.runs.run_directory import write_whole
 
 Ended = tuple[SweepCell, CellOutcome]
@@ -79,7 +80,7 @@ class SweepFolder:
 
     def choice(self, values: Values) -> TuningState:
         """Return the progress of the choice of a combination's tuned keys."""
-        return self.tuning.choose(values, self.outcome)
+        return self.tuning.choose(values, self.outcome, lambda cell: read_run(self.place(cell)))
 
     def wanted(self) -> list[SweepCell]:
         """Return all cells known to be needed: trials first, then compared ones, the first seed first."""

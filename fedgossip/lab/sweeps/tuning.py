@@ -12,20 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import Within, limits_of
+from fedgossip.base.scores import HIGHER, LOWER
 from fedgossip.lab.sweeps.cells import CellOutcome
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values
+from fedgossip.report.page.learning_curves import measured_values
+from fedgossip.report.page.reading import RecordedRun
 
 TRIAL_SEEDS = 1_000_000
 """Seeds of trials begin after this."""
 
-BY = ("mean_peer", "averaged", "worst_peer", "loss")
+SCORES = ("mean_peer", "averaged", "worst_peer")
+SUMMED = {"loss": "test_loss", "consensus_distance": "consensus_distance", "bytes": "bytes_sent", "seconds": "seconds"}
+"""Other numbers of a summary, of all of which less is better, and their keys there."""
 
 OutcomeOf = Callable[[SweepCell], CellOutcome | None]
+RecordOf = Callable[[SweepCell], RecordedRun]
 
 
 class TunedKey(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
@@ -71,9 +78,14 @@ class Tuning:
     keys: Mapping[str, TunedKey | ListedKey]
     by: str = "mean_peer"
     seeds: int = 1
+    better: str = ""
+    """Of a number that is neither of SCORES nor of SUMMED."""
 
-    def choose(self, values: Values, outcome_of: OutcomeOf) -> TuningState:
-        """Return the progress of the choice for a combination, by its finished trials."""
+    def choose(self, values: Values, outcome_of: OutcomeOf, record_of: RecordOf) -> TuningState:
+        """Return the progress of the choice for a combination, by its finished trials.
+
+        Raises ConfigError for a number that a finished trial has not recorded.
+        """
         if not self.keys:
             return TuningState((), [])
         ends = {key: [tuned.places.start, tuned.places.stop - 1] for key, tuned in self.keys.items()}
@@ -83,7 +95,7 @@ class Tuning:
             trials = {places: self._trials(values, places) for places in itertools.product(*ranges)}
             if [cell for cells in trials.values() for cell in cells if outcome_of(cell) is None]:
                 return TuningState(None, [cell for cells in trials.values() for cell in cells])
-            scores = {places: self._score([outcome_of(cell) for cell in cells]) for places, cells in trials.items()}
+            scores = {places: self._score(cells, outcome_of, record_of) for places, cells in trials.items()}
             known = {places: score for places, score in scores.items() if score is not None}
             every = [cell for cells in trials.values() for cell in cells]
             if not known:
@@ -107,20 +119,29 @@ class Tuning:
         tuned = tuple((key, one.value(place)) for (key, one), place in zip(self.keys.items(), places, strict=True))
         return [SweepCell(values, tuned, TRIAL_SEEDS + number, trial=True) for number in range(self.seeds)]
 
-    def _score(self, outcomes: Sequence[CellOutcome | None]) -> float | None:
+    def _score(self, cells: Sequence[SweepCell], outcome_of: OutcomeOf, record_of: RecordOf) -> float | None:
         """Return the mean of the trials, larger is better; None where one of them has failed."""
         found = []
-        for outcome in outcomes:
-            summary = None if outcome is None else outcome.summary
-            if summary is None:
+        for cell in cells:
+            outcome = outcome_of(cell)
+            if outcome is None or outcome.summary is None:
                 return None
-            score: Mapping[str, Any] = summary["score"]
-            value = summary["test_loss"] if self.by == "loss" else score[self.by]
+            summary: Mapping[str, Any] = outcome.summary
+            less = self.by in SUMMED or (self.better or summary["score"]["better"]) == LOWER
+            value = summary["score"][self.by] if self.by in SCORES else summary.get(SUMMED.get(self.by, ""))
+            if self.by not in (*SCORES, *SUMMED):
+                value = self._recorded(record_of(cell))
             if value is None:
                 return None
-            less = self.by == "loss" or summary["score"]["better"] == "lower"
             found.append(-float(value) if less else float(value))
         return fmean(found)
+
+    def _recorded(self, run: RecordedRun) -> float:
+        values = list(measured_values(run, self.by).values())
+        if not values:
+            known = [*SCORES, *SUMMED, *run.logged]
+            raise ConfigError(f"tune.by = {self.by!r}: no trial has recorded it", nearest(self.by, known))
+        return values[-1][1]
 
 
 @dataclass(frozen=True)
@@ -137,16 +158,33 @@ def tuning_of(grid: SweepGrid) -> Tuning:
     """Return [tune] of a sweep, checked.  Raises ConfigError."""
     given = dict(grid.file.tune)
     by, seeds, where = given.pop("by", "mean_peer"), given.pop("seeds", 1), f"{grid.where}: tune"
-    if by not in BY:
-        advice = f"{nearest(str(by), BY)}  All are measured on the validation set; the test set is left for the end."
-        raise ConfigError(f"{where}.by = {by!r} is not known", advice)
+    if not isinstance(by, str) or not by:
+        raise ConfigError(
+            f"{where}.by = {by!r} is no name", f"Known: {', '.join((*SCORES, *SUMMED))}, or a logged number."
+        )
+    by, better = _name_and_direction(by, where)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= 1000:
         raise ConfigError(f"{where}.seeds = {seeds!r}", "Give a number from 1 to 1000.")
     keys = {key: _key(f"{where}.{key}", value) for key, value in given.items()}
     if keys and not grid.content.get("data", {}).get("validation"):
         advice = "Set data.validation = 0.1 in the base: trials are judged there, and never on the test set."
         raise ConfigError(f"{grid.where}: [tune], and the base keeps nothing for validation", advice)
-    return Tuning(keys, by, seeds)
+    return Tuning(keys, by, seeds, better)
+
+
+def _name_and_direction(by: str, where: str) -> tuple[str, str]:
+    """Return the name of the number that is tuned by, and which is better; "" where the number decides."""
+    name, _, query = by.partition("?")
+    if name in (*SCORES, *SUMMED):
+        if query:
+            raise ConfigError(f"{where}.by = {by!r}", f"Write {name}.")
+        return name, ""
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if list(options) != ["better"] or options["better"] not in (HIGHER, LOWER):
+        advice = f"Of another number write {name}?better=lower, or higher.  {nearest(name, (*SCORES, *SUMMED))}"
+        advice += "  All are measured on the validation set; the test set is left for the end."
+        raise ConfigError(f"{where}.by = {by!r} is not known", advice)
+    return name, options["better"]
 
 
 def _key(where: str, value: object) -> TunedKey | ListedKey:

@@ -2,7 +2,7 @@
 
 A node goes through its examples in passes, each a new random order.  With local_steps the passes are one endless
 line, and round r takes the next local_steps * batch_size places of it, so that every batch is full; with
-local_epochs a round is that many whole passes and the last batch of a pass may be smaller.
+local_epochs a round is that many whole passes, or fewer with fewest_epochs; the last batch of a pass may be smaller.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Batches:
     def __init__(
         self, shares: Sequence[Indices] | Mapping[int, Indices], settings: TrainSettings, seed: int, width: int
     ) -> None:
-        self._shares = shares
+        self._shares, self._settings, self._seed = shares, settings, seed
         self._size, self._width = settings.examples_per_step, width
         self._steps, self._epochs = settings.local_steps, settings.local_epochs
         self._full = np.full(self._steps or 0, self._size)
@@ -95,7 +95,8 @@ class Batches:
             drawn = self._line.places(node, round * places, places).reshape(steps, self._size)
             return BatchPlan(self._padded(drawn), self._full if steps == self._steps else np.full(steps, self._size))
         assert self._epochs is not None
-        drawn = self._line.places(node, round * self._epochs * m, self._epochs * m).reshape(self._epochs, m)
+        passes = self._settings.passes(self._seed, node, round)
+        drawn = self._line.places(node, round * self._epochs * m, passes * m).reshape(passes, m)
         return self._passes(drawn)
 
     def whole(self, rows: Indices) -> BatchPlan:

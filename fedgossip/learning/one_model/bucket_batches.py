@@ -51,7 +51,7 @@ class BucketBatches:
         buckets: int,
     ) -> None:
         owned = shares if isinstance(shares, Mapping) else dict(enumerate(shares))
-        self._seed, self._size = seed, settings.examples_per_step
+        self._settings, self._seed, self._size = settings, seed, settings.examples_per_step
         self._steps, self._epochs = settings.local_steps, settings.local_epochs
         held = [{node: share[bucket[share] == b] for node, share in owned.items()} for b in range(buckets)]
         self._sizes = {node: [len(parts[node]) for parts in held] for node in owned}
@@ -62,7 +62,8 @@ class BucketBatches:
         steps = steps or self._steps
         if steps is None:
             assert self._epochs is not None
-            passes = range(round * self._epochs, (round + 1) * self._epochs)
+            first = round * self._epochs
+            passes = range(first, first + self._settings.passes(self._seed, node, round))
             batches = [one for number in passes for one in self._whole_pass(node, number)]
         else:
             batches = [self._full(node, step) for step in range(round * steps, (round + 1) * steps)]

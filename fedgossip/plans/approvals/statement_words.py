@@ -130,7 +130,8 @@ def _rounds(statement: PlanStatement) -> str:
 
 def _training(train: Mapping[str, Any]) -> str:
     passes = train.get("local_epochs")
-    how = f"{passes:g} passes over its records" if passes else f"{train.get('local_steps') or 5} steps"
+    up_to = "at most " if train.get("fewest_epochs") else ""
+    how = f"{up_to}{passes:g} passes over its records" if passes else f"{train.get('local_steps') or 5} steps"
     how = how.replace("1 passes", "1 pass") if passes == 1 else how
     step = f"{train['optimizer']} at rate {train['lr']:g}, in batches of {train['batch_size']}"
     return f"In each a site trains {how}: {step}."

@@ -176,7 +176,9 @@ def epochs_a_round(run: RecordedRun) -> float | None:
         return None
     taking = (run.summary.cohort or run.summary.n) / run.summary.n
     if train.get("local_epochs"):
-        return float(train["local_epochs"]) * taking
+        most = float(train["local_epochs"])
+        fewer = (most - train.get("fewest_epochs", most)) / 2 * train.get("slowed", 1.0)
+        return float((most - fewer) * taking)
     steps = train.get("local_steps")
     if not steps:
         return None
