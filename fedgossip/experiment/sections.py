@@ -52,7 +52,8 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     source: Annotated[str, architectures.CODE] = "softmax"
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
-    channels, hidden), `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads), `module:function`;
+    channels, hidden), `resnet:20`, `resnet:20-gn`, `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads),
+    `module:function`;
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, `glm:gamma`, and
     trees:100x6 (number and depth of boosted trees), kaplan-meier?every=30&until=720&by=COLUMN (survival),
     cox?every=30&until=720 (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedgossip import simulate
 from fedgossip.base.errors import ConfigError
 from fedgossip.learning.models import models
 from fedgossip.learning.models.architectures import architecture
@@ -19,6 +20,8 @@ SOURCES = [
     ("cnn:small", (1, 28, 28), None, (3, 10)),
     ("cnn:small-bn", (1, 8, 8), None, (3, 10)),
     ("cnn:4-6-12-8", (3, 13, 10), None, (3, 10)),
+    ("resnet:8", (3, 12, 12), None, (3, 10)),
+    ("resnet:14-gn", (1, 9, 7), None, (3, 10)),
     ("chars:16", (12,), 10, (3, 12, 10)),
     ("gpt:2-16-2", (12,), 10, (3, 12, 10)),
 ]
@@ -148,3 +151,53 @@ def test_a_vector_of_another_length_is_refused():
     module = models.build("softmax", (4,), 2, 0)
     with pytest.raises(ConfigError, match="a vector of 3 elements for a model of 10"):
         Layout.from_module(module).write(module, np.zeros(3, np.float32))
+
+
+# --- residual networks ------------------------------------------------------------------------------------------------
+
+
+def test_the_residual_network_of_20_layers_has_the_paper_s_parameters():
+    """0.27 million in He, Zhang, Ren and Sun, CVPR 2016, table 6; by hand: convolutions, two per channel of a norm,
+    and 64 x 10 + 10."""
+    by_hand = 9 * (3 * 16 + 6 * 16**2 + 16 * 32 + 5 * 32**2 + 32 * 64 + 5 * 64**2)
+    by_hand += 2 * (16 * 7 + 32 * 6 + 64 * 6) + 650
+    for source in ("resnet:20", "resnet:20-gn"):
+        module = models.build(source, (3, 32, 32), 10, 0)
+        assert sum(one.numel() for one in module.parameters()) == by_hand == 269_722
+        assert sum(isinstance(part, torch.nn.Conv2d) for part in module.modules()) + 1 == 20
+
+
+def test_a_shortcut_is_the_block_s_input_halved_and_with_channels_of_zeros():
+    block = models.build("resnet:8-gn", (3, 8, 8), 10, 0).stage2[0]
+    torch.nn.init.zeros_(block.norm2.weight)
+    x = torch.rand(2, 16, 8, 8)
+    found = block(x)
+    assert torch.equal(found[:, 8:24], x[:, :, ::2, ::2]) and not found[:, :8].any() and not found[:, 24:].any()
+
+
+@pytest.mark.parametrize("source", ["resnet:21", "resnet:20-ln", "resnet:2", "resnet:", "resnet"])
+def test_a_residual_network_of_no_such_depth_is_refused(source):
+    with pytest.raises(ConfigError, match=r"6 n \+ 2") as error:
+        models.build(source, (3, 32, 32), 10, 0)
+    assert error.value.advice == "Write resnet:20 or resnet:20-gn."
+
+
+@pytest.mark.parametrize("model", ["resnet:20", "resnet:20-gn"])
+def test_it_trains_by_d_psgd_on_files_of_the_format_of_cifar(tmp_path, model):
+    """Records of a label and 3 x 1024 pixels; the classes differ in their brightness."""
+    random = np.random.default_rng(0)
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    for name in ("data_batch_1", "test_batch"):
+        labels = np.tile(np.arange(10, dtype=np.uint8), 4)
+        pixels = random.integers(0, 30, (40, 3072), np.uint8) + 20 * labels[:, None]
+        records = np.concatenate([labels[:, None], pixels], 1).astype(np.uint8)
+        (tmp_path / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(records.tobytes())
+    content = {
+        "rounds": 2, "eval": {"every": 2}, "model": {"source": model}, "topology": {"graph": "ring", "n": 3},
+        "data": {"source": f"cifar10:{tmp_path}", "test": "own"},
+        "train": {"local_steps": 1, "batch_size": 8, "lr": 0.05, "device": "cpu"},
+    }  # fmt: skip
+    run = simulate(content, engine="stacked")
+    first, last = run.network()[0], run.network()[-1]
+    assert last.loss is not None and np.isfinite(last.loss) and last.update_spread > 0
+    assert last.test_loss != first.test_loss and run.vectors[0].size >= 269_722

@@ -4,6 +4,7 @@ softmax            one linear layer
 mlp:64-32-10       linear layers with ReLU between them; the first and last size are the data's
 cnn:small          two convolutions with pooling and one linear layer; cnn:small-bn with BatchNorm
 cnn:16-32-64       the same two convolutions, of 16 and 32 channels, then linear layers with ReLU between them: 64, ...
+resnet:20          residual layers for small images, 20 = 6 n + 2, with BatchNorm; resnet:20-gn with GroupNorm, 2 groups
 chars:64           next-character model: embedding, GRU of 64, linear
 gpt:2-64-4         next-character transformer: 2 layers, width 64, 4 heads
 module:function    yours: takes (shape, classes), gives a torch.nn.Module
@@ -19,7 +20,7 @@ from itertools import pairwise
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.named_code import NamesCode
 
-KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "chars", "gpt")
+KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "resnet", "chars", "gpt")
 FITTED = ("glm", "trees", "kaplan-meier", "cox")
 """Kinds of models fitted by sums, without gradients."""
 CODE = NamesCode((*(one.partition(":")[0] for one in KINDS), *FITTED, "words").__contains__)
@@ -27,6 +28,10 @@ CODE = NamesCode((*(one.partition(":")[0] for one in KINDS), *FITTED, "words")._
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 """Names and shapes, in the order of torch's named_parameters and named_buffers."""
+
+RESIDUAL = (16, 32, 64)
+"""Channels of the stages of a residual network."""
+DEPTH_MOST = 200
 
 EMBEDDED = 16
 """Width of a character's embedding in front of a GRU."""
@@ -75,6 +80,45 @@ class ConvolutionalSizes:
     def buffers(self) -> Shapes:
         numbers = enumerate(self.channels, 1) if self.norm else ()
         return [(f"norm{k}.{name}", (size,)) for k, size in numbers for name in ("running_mean", "running_var")]
+
+
+@dataclass(frozen=True)
+class ResidualSizes:
+    """A convolution of 16 channels, then three stages of blocks of two convolutions, of 16, 32 and 64, each later stage
+    at half the resolution; shortcuts have no parameters (He, Zhang, Ren and Sun, CVPR 2016, section 4.2, option A).
+    """
+
+    image: tuple[int, int, int]
+    blocks: int
+    """Blocks of a stage, n of depth 6 n + 2."""
+    classes: int
+    grouped: bool
+    """Whether GroupNorm takes the place of BatchNorm."""
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """Name, input channels and channels of each block."""
+        first = [(f"stage{k}.0", inputs, outputs) for k, (inputs, outputs) in enumerate(pairwise((16, *RESIDUAL)), 1)]
+        return [
+            (name.replace(".0", f".{block}"), outputs if block else inputs, outputs)
+            for name, inputs, outputs in first
+            for block in range(self.blocks)
+        ]
+
+    @property
+    def parameters(self) -> Shapes:
+        found: Shapes = [("convolution.weight", (16, self.image[0], 3, 3)), *_pair("norm", (16,))]
+        for name, inputs, outputs in self.places:
+            for number, channels in enumerate((inputs, outputs), 1):
+                found.append((f"{name}.convolution{number}.weight", (outputs, channels, 3, 3)))
+                found += _pair(f"{name}.norm{number}", (outputs,))
+        return [*found, *_linear("layer", RESIDUAL[-1], self.classes)]
+
+    @property
+    def buffers(self) -> Shapes:
+        norms = [("norm", 16), *((f"{name}.norm{k}", size) for name, _, size in self.places for k in (1, 2))]
+        statistics = ("running_mean", "running_var")
+        return [] if self.grouped else [(f"{name}.{one}", (size,)) for name, size in norms for one in statistics]
 
 
 @dataclass(frozen=True)
@@ -133,7 +177,7 @@ class TransformerSizes:
         return []
 
 
-Architecture = DenseSizes | ConvolutionalSizes | GruSizes | TransformerSizes
+Architecture = DenseSizes | ConvolutionalSizes | ResidualSizes | GruSizes | TransformerSizes
 
 
 def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: int | None = None) -> Architecture | None:
@@ -148,13 +192,15 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
         return GruSizes(_text_size(source, vocabulary), _hidden(source, rest))
     if kind == "gpt":
         return TransformerSizes(_text_size(source, vocabulary), *_transformer(source, rest))
-    known = kind == "mlp" or source in KINDS
-    if (known or kind == "cnn") and vocabulary is not None:
+    known = kind == "mlp" or (source in KINDS and kind != "resnet")
+    if (known or kind in ("cnn", "resnet")) and vocabulary is not None:
         raise ConfigError(f"{source!r} cannot read text", "Use chars:64 or gpt:2-64-4, models of characters.")
     if source == "softmax":
         return DenseSizes((math.prod(shape), classes))
     if kind == "mlp":
         return DenseSizes(_sizes(source, rest, math.prod(shape), classes))
+    if kind == "resnet":
+        return _residual(source, rest, tuple(shape), classes)
     if known:
         return _convolutional(source, tuple(shape), classes, (16, 32), (), norm=source.endswith("-bn"))
     if kind == "cnn" and rest[:1].isdecimal():
@@ -185,6 +231,22 @@ def _convolutional(
     depth, height, width = shape
     sizes = (channels[1] * (height // 4) * (width // 4), *hidden, classes)
     return ConvolutionalSizes((depth, height, width), folded, channels, sizes, norm)
+
+
+def _residual(source: str, rest: str, shape: tuple[int, ...], classes: int) -> ResidualSizes:
+    """Raises ConfigError for another depth, and for no image."""
+    word, _, norm = rest.partition("-")
+    depth = int(word) if word.isdecimal() and len(word) < 4 else 0
+    if norm not in ("", "gn") or not 8 <= depth <= DEPTH_MOST or depth % 6 != 2:
+        text = (
+            f"{source!r}: a residual network has a depth of 6 n + 2, from 8 to {DEPTH_MOST}, and -gn or nothing behind"
+        )
+        raise ConfigError(text, "Write resnet:20 or resnet:20-gn.")
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        text = f"{source!r} needs images of at least 4x4; an example is {shape}"
+        raise ConfigError(text, "Use softmax or an mlp for a table.")
+    depth_in, height, width = shape
+    return ResidualSizes((depth_in, height, width), depth // 6, classes, norm == "gn")
 
 
 def _linear(name: str, inputs: int, outputs: int) -> Shapes:

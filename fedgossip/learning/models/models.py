@@ -6,7 +6,8 @@ Their names, sizes and tensors stand in `architectures`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from fedgossip.learning.models.architectures import (
     CODE,
     EMBEDDED,
     KINDS,
+    RESIDUAL,
     ConvolutionalSizes,
     DenseSizes,
+    ResidualSizes,
     TransformerSizes,
     architecture,
 )
@@ -62,6 +65,8 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
             return dense(*sizes)
         case ConvolutionalSizes() as sized:
             return convolutional(sized)
+        case ResidualSizes() as sized:
+            return residual(sized)
         case TransformerSizes(size, layers, width, heads):
             return gpt.Transformer(size, layers, width, heads)
         case sized:
@@ -109,6 +114,43 @@ def convolutional(sized: ConvolutionalSizes) -> nn.Module:
         layers[f"relu{number + 2}"] = nn.ReLU()
     layers["layer"] = nn.Linear(sized.sizes[-2], sized.sizes[-1])
     return nn.Sequential(layers)
+
+
+class ResidualBlock(nn.Module):
+    """[b, inputs, h, w] -> [b, outputs, h, w], halved in h and w where the channels are more."""
+
+    def __init__(self, inputs: int, outputs: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stride, self.added = 1 + (outputs > inputs), outputs - inputs
+        self.convolution1 = nn.Conv2d(inputs, outputs, 3, self.stride, padding=1, bias=False)
+        self.norm1 = norm(outputs)
+        self.convolution2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = norm(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        changed = self.norm2(self.convolution2(self.norm1(self.convolution1(x)).relu()))
+        near = self.added // 2
+        kept = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, near, self.added - near))
+        found: torch.Tensor = (kept + changed).relu()
+        return found
+
+
+def residual(sized: ResidualSizes) -> nn.Module:
+    """The layers of a residual network in their order; see `ResidualSizes`."""
+    norm: Callable[[int], nn.Module] = partial(nn.GroupNorm, 2) if sized.grouped else nn.BatchNorm2d
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["convolution"] = nn.Conv2d(sized.image[0], 16, 3, padding=1, bias=False)
+    layers["norm"], layers["relu"] = norm(16), nn.ReLU()
+    blocks = [(name.partition(".")[0], ResidualBlock(inputs, outputs, norm)) for name, inputs, outputs in sized.places]
+    for stage in dict.fromkeys(name for name, _ in blocks):
+        layers[stage] = nn.Sequential(*(block for name, block in blocks if name == stage))
+    layers["pool"], layers["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    layers["layer"] = nn.Linear(RESIDUAL[-1], sized.classes)
+    network = nn.Sequential(layers)
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+    return network
 
 
 class Characters(nn.Module):
