@@ -201,6 +201,48 @@ def _fitted(name: str, sites: Sequence[HospitalRecords], source: str, more: Mapp
     return np.array([estimates.get(one, 0.0) for one in names])
 
 
+def tree_error(sites: int = 5) -> float:
+    """Return the root mean squared error on held-out records of 50 boosted trees of so many sites (scikit-learn's
+    diabetes; every fourth record is held out, the others are dealt in turn).
+    """
+    return _tree_model(sites)[1]
+
+
+def unlike_trees(sites: Sequence[int]) -> float:
+    """Return how many of these numbers of sites give other trees than the first does."""
+    first, *others = [_tree_model(one)[0] for one in sites]
+    return float(sum(one != first for one in others))
+
+
+@cache
+def _tree_model(sites: int) -> tuple[bytes, float]:
+    """Return the file of the trees, and their error."""
+    import tomli_w
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    names, rows = [*(f"x{k}" for k in range(x.shape[1])), "y"], np.column_stack([x, y])
+    held = np.arange(len(rows)) % 4 == 3
+    data = {
+        "source": "csv:train-{peer}.csv?label=y", "test": "csv:test.csv?label=y", "partition": {"kind": "own"},
+        "scale": "federated", "categories": "agreed", "agreed": run_format.AGREED,
+    }  # fmt: skip
+    content = {"name": "fit", "data": data, "model": {"source": "trees:50x3"}, "task": {"kind": "regression"}}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        HospitalRecords(names, rows[held]).write(folder / "test.csv")
+        for at in range(sites):
+            HospitalRecords(names, rows[~held][at::sites]).write(folder / f"train-{at}.csv")
+        (folder / "fit.toml").write_text(tomli_w.dumps({**content, "coordinator": {"clients": sites}}))
+        _command(folder, "data", "agree", "fit.toml")
+        _command(folder, "fit", "fit.toml", "--to", "fitted")
+        _command(folder, "predict", "fitted", "test.csv", "--out", "told.csv")
+        lines = list(csv.reader(io.StringIO(outside_files.read_text(folder / "told.csv"))))
+        trees = outside_files.read_bytes(folder / "fitted" / "model" / "trees.json")
+    told = np.array([float(line[-1]) for line in lines[1:]])
+    return trees, float(np.sqrt(np.mean((told - y[held]) ** 2)))
+
+
 def _command(folder: Path, *words: str) -> None:
     command = [*PYTHON, "-m", "fedgossip", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FIT_SECONDS, check=False)

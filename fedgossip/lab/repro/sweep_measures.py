@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.lab.sweeps.sweep import sweep
@@ -28,6 +29,16 @@ def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", e
         wrong = next((row["error"] for row in table.rows if row["error"]), "fewer than two seeds")
         raise ConfigError(f"the sweep {file} compares nothing: {wrong}", f"fedgossip sweep {FOLDER / file}.toml")
     return {"low": found.student[0], "mean": found.mean, "high": found.student[1]}[end]
+
+
+def score_in_sweep(file: str, ours: str, which: str = "mean_peer") -> float:
+    """Return the mean score of a combination over the seeds; see `gain_in_sweep`.  Raises ConfigError as it."""
+    table = _table(file)
+    found = table.scores(_named(table, ours), which)
+    if not found:
+        wrong = next((row["error"] for row in table.rows if row["error"]), "it has no score")
+        raise ConfigError(f"the sweep {file}: {wrong}", f"fedgossip sweep {FOLDER / file}.toml")
+    return fmean(found.values())
 
 
 def _named(table: SweepTable, words: str) -> str:
