@@ -287,7 +287,7 @@ class TrainSettings:
     fewest_epochs: Annotated[int | None, Within(1)] = None
     """With local_epochs: a node's passes in a round are drawn anew, from this to local_epochs, all equally likely, by
     (seed, node, round): stragglers that send what they have made (FedProx), unequal work (FedNova's U(2, 5) is
-    local_epochs = 5 with this 2).  None: all passes."""
+    local_epochs = 5 with this 2).  Left out: all passes."""
     slowed: Annotated[float, Within(0, 1)] = 1.0
     """With fewest_epochs: the share of nodes of a round whose passes are drawn; the others make all of them."""
     device: str = "auto"
