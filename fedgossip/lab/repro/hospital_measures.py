@@ -27,6 +27,7 @@ from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
+from fedgossip.data.bundled import diabetes
 from fedgossip.data.idx import VARIABLE
 from fedgossip.drivers.simulate import simulate
 
@@ -218,10 +219,10 @@ def unlike_trees(sites: Sequence[int]) -> float:
 def _tree_model(sites: int) -> tuple[bytes, float]:
     """Return the file of the trees, and their error."""
     import tomli_w
-    from sklearn.datasets import load_diabetes
 
-    x, y = load_diabetes(return_X_y=True, scaled=False)
-    names, rows = [*(f"x{k}" for k in range(x.shape[1])), "y"], np.column_stack([x, y])
+    table = diabetes()
+    y = table.y[:, 0]
+    names, rows = [*(f"x{k}" for k in range(table.x.shape[1])), "y"], np.column_stack([table.x, y])
     held = np.arange(len(rows)) % 4 == 3
     data = {
         "source": "csv:train-{peer}.csv?label=y", "test": "csv:test.csv?label=y", "partition": {"kind": "own"},
