@@ -1,6 +1,7 @@
 """Parts of your own, each named "own_parts:NAME" in an experiment file; every participant has this file beside it.
 
     train.schedule          inverse    a / (t + b), the rate of theorems on convex problems
+    train.optimizer         lion       the sign of a mean of gradients
     data.partition.kind     mostly     a share of each peer's examples at random, the others sorted by their label
     coordinator.algorithm   averaged   FedAvg, and the mean of its models as they come
     coordinator.sampling    InTurn     the clients one after another
@@ -26,6 +27,12 @@ from fedgossip.base.vectors import Vector, frozen, linear
 
 def inverse(round, rounds):
     return 20 / (round + 20)
+
+
+def lion(weights, gradient, first, second, rate):
+    """The sign of a mean of gradients (Chen et al., Symbolic discovery of optimization algorithms, NeurIPS 2023)."""
+    weights.sub_((first * 0.9 + gradient * 0.1).sign() * rate)
+    first.mul_(0.99).add_(gradient * 0.01)
 
 
 def mostly(labels, n, seed, iid=0.1):

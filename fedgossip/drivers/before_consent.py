@@ -84,8 +84,9 @@ def _graph(graph: str) -> str:
 
 def _without_code(e: Experiment) -> Experiment:
     """Return an experiment with built-in parts in place of code: rates, rules, codecs, filters."""
-    if any(key == "train.schedule" for key, _ in code_by_key(e)):
-        e = msgspec.structs.replace(e, train=dataclasses.replace(e.train, schedule="constant"))
+    usual_steps: dict[str, Any] = {"train.schedule": "constant", "train.optimizer": "sgd"}
+    steps = {key.partition(".")[2]: usual_steps[key] for key, _ in code_by_key(e) if key in usual_steps}
+    e = msgspec.structs.replace(e, train=dataclasses.replace(e.train, **steps)) if steps else e
     if isinstance(e, FederatedExperiment):
         named = {key for key, _ in code_by_key(e.coordinator)}
         usual: dict[str, Any] = {key: getattr(CoordinatorSection(e.coordinator.clients), key) for key in named}

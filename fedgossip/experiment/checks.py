@@ -290,15 +290,18 @@ def _check_race(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_unequal_work(e: Experiment, where: str) -> None:
-    """Raise ConfigError for train.fewest_epochs where nobody draws passes, or an account counts on equal ones."""
-    if e.train.fewest_epochs is None:
+    """Raise ConfigError for train.fewest_epochs, and an optimizer of one's own, where nobody draws passes or takes its
+    steps, and for the first where an account counts on equal passes."""
+    if e.train.fewest_epochs is None and not e.train.own_optimizer:
         return
-    key = f"{where}: train.fewest_epochs"
+    key = f"{where}: {'train.optimizer of your own' if e.train.fewest_epochs is None else 'train.fewest_epochs'}"
+    if e.train.own_optimizer and e.train.processes > 1:
+        raise ConfigError(f"{key} beside train.processes = {e.train.processes}", "Leave one of them out.")
     words = e.model.source.partition(":")[0] == "words"
     if not e.learns or e.task.kind == CONVEX or words or isinstance(e, ParallelExperiment):
         advice = "It is of models that peers or clients train by torch; leave it out."
         raise ConfigError(f"{key} has no effect on this kind of task or run", advice)
-    if e.budget and e.budget.unit == "record":
+    if e.budget and e.budget.unit == "record" and e.train.fewest_epochs is not None:
         raise ConfigError(f"{key}, and the account of single records counts on equal passes", "Leave it out.")
 
 

@@ -197,6 +197,9 @@ def rank_of(compression: str) -> int | None:
     raise ConfigError(f"unknown compression {compression!r}", f'Known: "{NONE}", "{POWERSGD}:RANK", "{BF16}".')
 
 
+OWN_SLOTS = ("own first", "own second")
+"""Those of an optimiser of the user's own: zeros before its first step."""
+
 # what each optimiser remembers of a node between steps, one number per trained element
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("velocity",),
@@ -252,10 +255,11 @@ MOST_AHEAD = 64  # batches
 class TrainSettings:
     """[train]: local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
 
-    optimizer: Annotated[str, OneOf(SLOTS)] = "sgd"
+    optimizer: Annotated[str, NamesCode(), OneOf(SLOTS, own=True)] = "sgd"
     """Optimiser of a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  Its state stays at the peer. For
     large batches lars (trust 0.001, so lr is large: 1 to 30) and lamb: steps in proportion to each layer's weights,
-    biases and scales of norms by lr alone."""
+    biases and scales of norms by lr alone.  "module:function", of (weights, gradient, first, second, rate): changes
+    weights, first and second in place, element by element (docs/use/experiments.md)."""
     lr: Annotated[float, Within(ABOVE_0)] = 0.1
     """Learning rate.  Larger learns faster until the loss explodes."""
     momentum: float = 0.0
@@ -356,7 +360,7 @@ class TrainSettings:
             _whole(name, getattr(self, name))
         for name, limit in limits_of(type(self)):
             value = getattr(self, name)
-            if isinstance(limit, OneOf):
+            if isinstance(limit, OneOf) and not limit.allows(value):
                 _word(name, value, limit.words)
             elif not limit.allows(value):
                 raise ConfigError(f"{name} = {value!r} {limit.refusal}", limit.advice(value))
@@ -512,7 +516,12 @@ class TrainSettings:
     @property
     def slots(self) -> tuple[str, ...]:
         """Return the names of the optimiser's state; () for sgd without momentum."""
-        return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
+        return () if self.optimizer == "sgd" and not self.momentum else SLOTS.get(self.optimizer, OWN_SLOTS)
+
+    @property
+    def own_optimizer(self) -> bool:
+        """Return whether the optimiser is a function of the user's own."""
+        return self.optimizer not in SLOTS
 
     @property
     def by_layers(self) -> bool:

@@ -34,7 +34,7 @@ from fedgossip.learning.many_nodes.output_losses import BY_HAND
 from fedgossip.learning.many_nodes.shapes import Shape, shape_of
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack, Outcome, State
 from fedgossip.learning.models import exporting, models
-from fedgossip.learning.one_model import loading, probing, sharing
+from fedgossip.learning.one_model import loading, optimizers, probing, sharing
 from fedgossip.learning.one_model.batches import Batches, BatchPlan, Indices
 from fedgossip.learning.one_model.bucket_batches import BucketBatches, check_lines
 from fedgossip.learning.one_model.devices import with_float64
@@ -97,15 +97,15 @@ class TorchTask:
         owned = shares if isinstance(shares, Mapping) else dict(enumerate(shares))
         check_shares(owned, len(train))
         torch.set_num_threads(settings.threads)
+        optimizers.check_own(settings)
         vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
         module = models.build(model_source, train.shape, train.outputs, seed, vocabulary, base=base)
         self.settings = settings
         self.layout = Layout.from_module(module, settings.buffers, settings.stays)
         device, self._sharing = sharing.settle(settings, module, self.layout.schema)
         self._initial = self.layout.read(module)
-        self._rounds, self._shares = rounds, owned
+        self._rounds, self._shares, self._test, self._seed = rounds, owned, test, seed
         self._remade = partial(models.build, model_source, train.shape, train.outputs, seed, vocabulary, base=base)
-        self._test, self._seed = test, seed
         like = exporting.example_of(train)
         self._recipe = exporting.Recipe(model_source, seed, like, objective, base)
         self._states: dict[NodeId, State] = {}

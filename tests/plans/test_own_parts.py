@@ -28,7 +28,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LEARNING = {
     "rounds": 4,
     "data": {"partition": {"kind": "own_parts:mostly", "iid": 0.3}},
-    "train": {"schedule": "own_parts:inverse", "device": "cpu", "local_steps": 2},
+    "train": {
+        "schedule": "own_parts:inverse",
+        "optimizer": "own_parts:lion",
+        "lr": 0.01,
+        "device": "cpu",
+        "local_steps": 2,
+    },
 }
 COORDINATOR = {
     "clients": 4, "cohort": 2, "algorithm": "own_parts:averaged", "options": {"fresh": 0.7},
@@ -92,7 +98,7 @@ def test_a_codec_of_ones_own_is_described_before_consent_and_refused_where_paylo
 
 
 def test_each_key_is_declared_and_hashed_and_nothing_is_imported_while_a_file_is_read() -> None:
-    common = {"data.partition", "train.schedule"}
+    common = {"data.partition", "train.schedule", "train.optimizer"}
     assert common | {f"coordinator.{one}" for one in ("algorithm", "sampling", "codec")} <= {
         *keys_of_code(FederatedExperiment)
     }
@@ -102,7 +108,7 @@ def test_each_key_is_declared_and_hashed_and_nothing_is_imported_while_a_file_is
         with pytest.raises(ConfigError, match="names code that would run"):
             compose.plan(experiments[0])
     named = {name for one in experiments for name in one.named_code}
-    words = ["inverse", "mostly", "averaged", "InTurn", "Coarse", "Nearest", "Silent"]
+    words = ["lion", "inverse", "mostly", "averaged", "InTurn", "Coarse", "Nearest", "Silent"]
     assert named == {f"own_parts:{word}" for word in words}
 
 
@@ -176,9 +182,26 @@ def f(model, task): return task.full_gradient(model)[0]
             assert last.metrics["f"] == pytest.approx(losses.mean(), rel=1e-5) and last.metrics["apart"] < 1e-6
 
 
+@pytest.mark.parametrize("model", ["softmax", "resnet:8-gn"])
+def test_an_optimizer_of_ones_own_with_the_formula_of_sgd_has_the_bits_of_sgd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    source = "def plain(weights, gradient, first, second, rate): weights.sub_(gradient.mul_(rate))\n"
+    shape = "import numpy as np\ndef data(): return np.random.default_rng(0).random((40, 1, 4, 4)), np.arange(40) % 3\n"
+    (tmp_path / "by_hand.py").write_text(source + shape)
+    monkeypatch.chdir(tmp_path)
+    digests = []
+    for optimizer in ("sgd", "by_hand:plain"):
+        train = {"optimizer": optimizer, "weight_decay": 0.01, "local_steps": 2, "device": "cpu"}
+        content = {"rounds": 2, "model": {"source": model}, "train": train, "topology": {"graph": "ring", "n": 3}}
+        content["data"] = {"source": "by_hand:data"}
+        digests.append(simulate(content, engine="stacked").digest)
+    assert digests[0] == digests[1] is not None
+
+
 def test_the_schedule_of_ones_own_is_the_formula() -> None:
     train = load_experiment(PEERS).train
-    assert [train.rate(r, 100) for r in (0, 20, 60)] == pytest.approx([0.1, 0.05, 0.025])
+    assert [train.rate(r, 100) for r in (0, 20, 60)] == pytest.approx([0.01, 0.005, 0.0025])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -238,6 +261,21 @@ WRONG = {
         ("class part:\n    aimed = False\n    def vector(self, seen, to): return seen.own[1:]", "expected float32"),
         ("class part:\n    aimed = False\n    def vector(self, seen, to): seen.own[:] = 0", "read-only"),
     ],
+    "optimizer": [
+        ("part = lambda weights, gradient, first, second, rate: 0", "is a lambda"),
+        ("def part(weights, gradient): pass", "first, second, rate"),
+        ("def part(weights, gradient, first, second, rate): raise KeyError(3)", "raised KeyError"),
+        ("def part(weights, gradient, first, second, rate): return weights - gradient * rate", "as they were"),
+        ("def part(weights, gradient, first, second, rate): weights.div_(0)", "not finite"),
+        (
+            "def part(weights, gradient, first, second, rate): weights.sub_(gradient * rate * float(np.random.rand()))",
+            "two results",
+        ),
+        (
+            "def part(weights, gradient, first, second, rate): weights.sub_(rate * gradient / gradient.norm())",
+            "mixes elements",
+        ),
+    ],
     "task": [
         ("class part: pass", "without 'length'"),
         (TASK + "    def evaluate(self, vectors): return [{'loss': np.random.rand()} for _ in vectors]", "two results"),
@@ -291,6 +329,8 @@ def test_a_wrong_part_is_refused_by_its_name_before_a_run(
     else:
         content["topology"] = {"graph": "complete", "n": 4}
     match kind:
+        case "optimizer":
+            content["train"]["optimizer"] = text
         case "schedule":
             content["train"]["schedule"] = text
         case "partition":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ import torch
 from fedgossip.algorithms.descent.base import norm
 from fedgossip.algorithms.descent.lamb import LAMB
 from fedgossip.algorithms.descent.lars import LARS
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.signatures import CalledWith
+from fedgossip.data.custom import function, given_by
 from fedgossip.learning.settings import TrainSettings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Kingma and Ba, Adam, ICLR 2015
@@ -90,6 +94,9 @@ def step(
         weights.mul_(kept)
     elif settings.weight_decay:
         gradient.add_(weights * settings.weight_decay)
+    if settings.own_optimizer:
+        given_by(f"train.optimizer = {settings.optimizer!r}", _own(settings.optimizer), weights, gradient, *slots, rate)
+        return
     if "first" in settings.slots:
         first, second = slots
         first.mul_(BETA1).add_(gradient * (1 - BETA1))
@@ -104,6 +111,53 @@ def step(
             return
         gradient.add_(velocity * settings.momentum)
     weights.sub_(gradient.mul_(rate))
+
+
+OWN = CalledWith(
+    ("weights", "gradient", "first", "second", "rate"), "Write def step(weights, gradient, first, second, rate): ..."
+)
+"""Of an optimiser of the user's own: tensors [k, ...] of k models, and what broadcasts over them."""
+
+
+@cache
+def _own(text: str) -> Callable[..., Any]:
+    return function(text, None, OWN)
+
+
+def check_own(settings: TrainSettings) -> None:
+    """Raise ConfigError for an optimiser of the user's own that is a lambda, raises, depends on more than each element
+    and its arguments, or leaves no finite weights; it is tried on two small models, together and one by one.
+    """
+    if not settings.own_optimizer:
+        return
+    where = f"train.optimizer = {settings.optimizer!r}"
+    if getattr(_own(settings.optimizer), "__name__", "") == "<lambda>":
+        raise ConfigError(f"{where} is a lambda", "Define it by def, under its own name.")
+    rows = torch.sin(torch.arange(48, dtype=torch.float32)).reshape(2, 3, 8)
+
+    def tried(part: slice, places: slice) -> torch.Tensor:
+        weights, first, second = rows[part, 0, places].clone(), *(torch.zeros_like(rows[part, 0, places]) for _ in "ab")
+        rate, one = torch.full((len(weights), 1), 0.1), torch.ones(())
+        for number in (1, 2, 1):
+            gradient = rows[part, number, places].clone()
+            step(settings, weights, gradient, (first, second), rate=rate, root=one, kept=one)
+        return torch.stack([weights, first, second])
+
+    everything = slice(None)
+    try:
+        whole, again = (tried(everything, everything) for _ in range(2))
+        by_rows = torch.cat([tried(slice(k, k + 1), everything) for k in range(2)], dim=1)
+        by_places = torch.cat([tried(everything, slice(k, k + 4)) for k in (0, 4)], dim=2)
+    except TrainingError as error:
+        raise ConfigError(f"{where} on a small case: {error}", error.advice) from error
+    if not torch.isfinite(whole).all() or torch.equal(whole[0], rows[:, 0]):
+        text = f"{where} left the weights as they were, or numbers that are not finite"
+        raise ConfigError(text, "It changes weights in place: weights.sub_(gradient * rate).")
+    if not torch.equal(whole, again):
+        raise ConfigError(f"{where} gave two results for the same arguments", "Let it depend on its arguments alone.")
+    if not (torch.equal(whole, by_rows) and torch.equal(whole, by_places)):
+        advice = "Take each element by itself: models are trained together, and layer by layer; no norms, no sums."
+        raise ConfigError(f"{where} mixes elements", advice)
 
 
 def step_by_layers(
