@@ -41,12 +41,15 @@ from fedgossip.net.identity import Identity
 from fedgossip.plans.tasks import examples_of
 from fedgossip.sites.evaluation.evaluated import (
     Evaluation,
+    OutcomeFigures,
+    ReliabilityPart,
     area_of,
     calibration_of,
     evaluation_of,
     hanley_mcneil,
     noisy_evaluation_of,
     read,
+    thresholds_of,
     wilson,
 )
 from fedgossip.sites.evaluation.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
@@ -602,6 +605,28 @@ def test_an_auroc_moves_over_samples_as_its_interval_says() -> None:
              for _ in range(600)]  # fmt: skip
     low, high = hanley_mcneil(float(np.mean(areas)), 60, 90)
     assert (high - low) / 2 == pytest.approx(1.96 * np.std(areas), rel=0.1)
+
+
+def test_thresholds_are_those_of_all_records_by_sklearn_and_the_formula_of_net_benefit() -> None:
+    rng = np.random.default_rng(3)
+    p = rng.beta(1.2, 1.6, 900)
+    y = rng.random(900) < p
+    part = np.minimum((p * 10).astype(int), 9)
+    parts = tuple(
+        ReliabilityPart(k / 10, (k + 1) / 10, int((part == k).sum()), 0.5, float(y[part == k].mean()))
+        for k in range(10)
+    )
+    one = OutcomeFigures(name="yes", positives=int(y.sum()), parts=parts)
+    found = thresholds_of(one, 900)
+    assert [point.at for point in found] == [k / 10 for k in range(1, 10)]
+    for k, point in enumerate(found, 1):
+        (tn, fp), (fn, tp) = confusion_matrix(y, part >= k)
+        assert (point.sensitivity, point.specificity) == pytest.approx((tp / (tp + fn), tn / (tn + fp)), rel=1e-12)
+        assert point.benefit == pytest.approx((tp - fp * (k / 10) / (1 - k / 10)) / 900, abs=1e-12)
+    untold = (*parts[:8], ReliabilityPart(0.8, 0.9, None, None, None), ReliabilityPart(0.9, 1.0, None, None, None))
+    few = thresholds_of(msgspec.structs.replace(one, parts=untold), 900)
+    assert few == found[:8], "the ninth would tell how many are in each of the two"
+    assert not thresholds_of(msgspec.structs.replace(one, noise_within={"auroc": 0.1}), 900)
 
 
 def test_calibration_by_bins_is_that_of_the_records_to_the_width_of_a_bin() -> None:

@@ -229,6 +229,8 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
         lines += ["", columns([head, *shown])]
     for one in (one for one in found.outcomes[:1] if one.parts):
         lines += ["", f"by the model's probability of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
+    for one in found.outcomes[:1]:
+        lines += _decided(one, found.records)
     lines += [_calibration(one) for one in found.outcomes if one.slope and one.intercept]
     if found.groups:
         lines += ["", *_groups(found)]
@@ -239,6 +241,16 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
 
 
 NOT_TOLD = "under a budget no loss and no site's own score is told; each site alone: fedgossip privacy membership"
+
+
+THRESHOLD_HEAD = ["at least", "sensitivity", "specificity", "net benefit", "of acting on all"]
+
+
+def _decided(one: Any, records: int) -> list[str]:
+    from fedgossip.sites.evaluation.evaluated import thresholds_of
+
+    rows = [[f"{point.at:.0%}", *map(short, point[1:])] for point in thresholds_of(one, records)]
+    return ["", f"acting on a probability of {one.name} of:", columns([THRESHOLD_HEAD, *rows])] if rows else []
 
 
 def _noisy(one: Any, name: str, shown: str = ".4g") -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -509,6 +509,50 @@ def _parts(numbers: Numbers, name: str, told: PublishedFigures) -> tuple[Reliabi
         said = _mean(numbers[*parts[part], "said"], count)
         found.append(ReliabilityPart(*bounds, count, said, positives[part] / count))
     return tuple(found)
+
+
+class Threshold(NamedTuple):
+    """What comes of acting on all records with a predicted probability of `at` or more."""
+
+    at: float
+    sensitivity: float
+    specificity: float
+    benefit: float
+    """Net benefit: true positives, less false ones at the odds of `at`, per record."""
+    of_all: float
+    """Net benefit of acting on all records; of acting on none it is 0."""
+
+
+def thresholds_of(one: OutcomeFigures, records: int) -> list[Threshold]:
+    """Return the points of the ROC and of the decision curve of `records`, from the published parts of one outcome.
+
+    Left out are those with a withheld part on either side.  Source of net benefit: Vickers and Elkin, Medical Decision
+    Making 26 (2006).
+    """
+    positives = one.positives
+    if not positives or positives == records or one.noise_within:
+        return []
+    cells = [
+        None if part.records is None or (part.were is None and part.records) else
+        (round(part.records * (part.were or 0.0)), part.records) for part in one.parts
+    ]  # fmt: skip
+    found = []
+    for place, part in enumerate(one.parts[1:], 1):
+        above, below = cells[place:], cells[:place]
+        told = [cell for cell in (above if None not in above else below) if cell is not None]
+        if None in above and None in below:
+            continue
+        hits, all_of = (sum(cell[k] for cell in told) for k in (0, 1))
+        if None in above:
+            hits, all_of = positives - hits, records - all_of
+        odds, false = part.low / (1 - part.low), all_of - hits
+        found.append(
+            Threshold(
+                part.low, hits / positives, 1 - false / (records - positives), (hits - false * odds) / records,
+                (positives - (records - positives) * odds) / records,
+            )
+        )  # fmt: skip
+    return found
 
 
 def _calibration_error(numbers: Numbers, name: str) -> float:

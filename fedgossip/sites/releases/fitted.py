@@ -16,12 +16,15 @@ from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
 from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ESTIMATES = ("Column", "Estimate", "Standard error", "95 % from", "to", "p")
 CURVE = ("Time", "At risk", "Events", "Survival", "Standard error", "95 % from", "to")
 COLUMNS = 40
 """Maximum number of listed columns of trees."""
+FURTHEST = 1e-4, 1e4
+"""Ratios beyond these end at the edge of a plot."""
 
 
 def numbers_of(fit: Told) -> int:
@@ -115,7 +118,7 @@ def _of_family(fit: FamilyFit) -> list[Markup | None]:
     found: list[Markup | None] = [paragraph(f"{fit.title}, of {_records(fit.records, fit.sites)}.")]
     for one in fit.tables:
         rows = [[value if isinstance(value, str) else number(value) for value in row] for row in one.rows]
-        found += [paragraph(one.name), table(one.head, rows, len(one.head) - 1), _picture(one)]
+        found += [paragraph(one.name.capitalize()), table(one.head, rows, len(one.head) - 1), _picture(one)]
     return [*found, *(paragraph(f"{one}.") for one in fit.remarks)]
 
 
@@ -134,16 +137,23 @@ def _picture(one: ResultTable) -> Markup | None:
 
 
 def _forest(title: str, what: str, rows: Sequence[tuple[str, float, float, float]], null: float) -> Markup | None:
-    """Return a plot of (name, estimate, low, high) beside the value `null` of no effect; None without rows."""
+    """Return a plot of (name, estimate, low, high) beside the value `null` of no effect; None without rows.
+
+    Ratios, whose `null` is 1, stand by their logarithm: 2 is as far as 1/2.
+    """
     there = rows[:COLUMNS]
+    ratios = null == 1.0
     if not there:
         return None
 
     def paint(to: Figure) -> None:
         axes = to.subplots()
         for place, (_, estimate, low, high) in enumerate(reversed(there)):
-            axes.plot([low, high], [place, place], color=BLUE)
-            axes.plot([estimate], [place], "s", color=BLUE, markersize=5)
+            ends = [min(max(value, FURTHEST[0]), FURTHEST[1]) if ratios else value for value in (low, high, estimate)]
+            axes.plot(ends[:2], [place, place], color=BLUE)
+            axes.plot(ends[2:], [place], "s", color=BLUE, markersize=5)
+        if ratios:
+            _ratio_axis(axes, [null, *(value for _, *values in there for value in values)])
         axes.axvline(null, color=QUIET, linewidth=0.8, linestyle=DASHES[1])
         axes.set_yticks(range(len(there)), [name for name, *_ in reversed(there)])
         axes.set_ylim(-0.6, len(there) - 0.4)
@@ -151,17 +161,32 @@ def _forest(title: str, what: str, rows: Sequence[tuple[str, float, float, float
 
     name = f"forest-{'-'.join(title.split())}"
     caption = f"Estimates with their 95 % intervals; {null:g}, the line, is no effect."
-    return figure(name, draw(name, 0.9 + 0.28 * len(there), paint), title, caption)
+    return grid(figure(name, draw(name, 0.9 + 0.28 * len(there), paint), title.capitalize(), caption))
+
+
+def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Scale the x axis by logarithms, with ticks that are ratios."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    low, high = (min(max(end(values), FURTHEST[0]), FURTHEST[1]) for end in (min, max))
+    axes.set_xscale("log")
+    wide = high / low > 8
+    ticks = LogLocator(subs=(1.0, 2.0, 5.0)) if wide and high / low < 200 else LogLocator()
+    axes.xaxis.set_major_locator(ticks if wide else FixedLocator(list(MaxNLocator(5).tick_values(low, high))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
 
 
 def _of_ratios(coefficients: Sequence[Coefficient], ratio: str) -> Markup | None:
-    """Return the forest plot of the ratios of all columns with an interval, by the logarithm: 2 is as far as 1/2."""
+    """Return the forest plot of the ratios of all columns with an interval."""
     rows = [
-        (one.name, one.estimate, one.low, one.high)
+        (one.name, value, low, high)
         for one in coefficients
-        if one.low is not None and one.high is not None and not one.name.startswith("(")
+        for value, low, high in [one.ratio]
+        if low is not None and high is not None and not one.name.startswith("(")
     ]
-    return _forest(f"{ratio.capitalize()}s", f"logarithm of the {ratio}", rows, 0.0)
+    return _forest(f"{ratio}s", ratio, rows, 1.0)
 
 
 def _drawn_curves(fit: CurveFit) -> Markup | None:

@@ -26,7 +26,7 @@ from fedgossip.report.page.markup import (
     text,
 )
 from fedgossip.report.page.numbers import NOTHING, count, number, plural
-from fedgossip.sites.evaluation.evaluated import Evaluation, GroupFigures, OutcomeFigures
+from fedgossip.sites.evaluation.evaluated import Evaluation, GroupFigures, OutcomeFigures, thresholds_of
 from fedgossip.sites.fits.fit_files import Told
 from fedgossip.sites.releases.fitted import section_of
 from fedgossip.sites.releases.released import Release, ranges
@@ -45,7 +45,7 @@ def page(
 ) -> str:
     """Return the page, the same bytes for the same release.  `fit`: of a model that was fitted by sums."""
     body = [
-        _use(release),
+        _use(release, evaluation),
         section_of(fit) if fit is not None else None,
         None if release.fit_alone else _quality(evaluation),
         _groups(evaluation),
@@ -95,13 +95,14 @@ def _logged(release: Release, *, sound: bool) -> str:
 
 
 def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tuple[str, str, str]]:
-    score = release.model.score
-    if score.get("value") is not None:
-        yield f"Test {score['name']}", number(score["value"]), "on the common test set"
+    if not _is_judged(evaluation):
+        yield from _on_test(release)
     if evaluation and evaluation.score is not None:
         kept = "that no site has trained on" if evaluation.layout.kept else "that the sites may have trained on"
         on = f"on {count(evaluation.records)} records of {evaluation.sites} sites, {kept}"
-        yield f"{evaluation.layout.score[:1].upper()}{evaluation.layout.score[1:]}", _noisy(evaluation, "score"), on
+        between = f"95 %{_interval(evaluation.score_between)}; " if evaluation.score_between else ""
+        name = f"{evaluation.layout.score[:1].upper()}{evaluation.layout.score[1:]}"
+        yield name, _shifted(evaluation, "score"), f"{between}{on}"
     if evaluation and evaluation.places:
         of = f"{count(evaluation.records)} records of {evaluation.sites} sites together"
         said = f"{evaluation.layout.score} of the worst of them, {of}; neither which one nor its records are disclosed"
@@ -121,7 +122,7 @@ def _words(body: Iterable[Markup | None]) -> Markup | None:
     return section("Words on this page", table(["Word", "Meaning"], rows, 0)) if rows else None
 
 
-def _use(release: Release) -> Markup | None:
+def _use(release: Release, evaluation: Evaluation | None) -> Markup | None:
     return section(
         "What it is for",
         *(paragraph(part) for part in release.use.split("\n\n")),
@@ -131,14 +132,25 @@ def _use(release: Release) -> Markup | None:
         facts_table(
             "The model",
             [
-                ("Kind", release.model.kind, ""),
+                ("Kind of task", release.model.kind, ""),
                 ("Made by", release.model.source, ""),
                 ("Answers", _answers(release), ""),
+                *(_on_test(release) if _is_judged(evaluation) else ()),
                 ("Weights", release.model.weights[:HASH], "sha256"),
                 ("fedgossip", release.version, "the release that made this"),
             ],
         ),
     )
+
+
+def _is_judged(evaluation: Evaluation | None) -> bool:
+    return evaluation is not None and evaluation.score is not None
+
+
+def _on_test(release: Release) -> Iterable[tuple[str, str, str]]:
+    score = release.model.score
+    if score.get("value") is not None:
+        yield f"Test {score['name']}", number(score["value"]), "on the common test set"
 
 
 def _answers(release: Release) -> str:
@@ -171,6 +183,7 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
             figure("calibration", drawn, f"Calibration of {first.name}", f"{said}.") if first else None,
             _confusion(evaluation),
         ),
+        _curves(first, evaluation.records) if first else None,
         _labels(evaluation),
     )
 
@@ -199,13 +212,16 @@ def _figures(one: OutcomeFigures) -> list[str]:
 
 
 def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Callable[[Any], str] = number) -> str:
-    """Return a figure as text, with its shift by noise where there is some."""
+    """Return a figure as text, with its shift by noise where there is some, and its interval."""
+    return _shifted(one, name, shown) + _interval(getattr(one, f"{name}_between", None))
+
+
+def _shifted(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Callable[[Any], str] = number) -> str:
     value = getattr(one, name)
     if value is None:
         return NOTHING
     within = one.noise_within.get(name) or getattr(one, f"{name}_within", 0.0)
-    told = f"{shown(value)} ± {number(within)}" if within else shown(value)
-    return told + _interval(getattr(one, f"{name}_between", None))
+    return f"{shown(value)} ± {number(within)}" if within else shown(value)
 
 
 def _interval(between: tuple[float, float] | None) -> str:
@@ -240,6 +256,44 @@ def _calibration(outcome: OutcomeFigures) -> str | None:
         legend_above(axes)
 
     return draw("calibration", HEIGHT, paint)
+
+
+def _curves(outcome: OutcomeFigures, records: int) -> Markup | None:
+    """Return the ROC curve and the decision curve; None where too few parts are told."""
+    points = thresholds_of(outcome, records)
+    if len(points) < 2:
+        return None
+
+    def roc(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        x, y = zip((1.0, 1.0), *((1 - one.specificity, one.sensitivity) for one in points), (0.0, 0.0), strict=True)
+        axes.plot([0, 1], [0, 1], color=QUIET, linestyle=DASHES[1], linewidth=1.2, label="by chance")
+        axes.plot(x, y, color=BLUE, marker="o", markersize=4, label="the model")
+        axes.set_xlabel("1 - specificity")
+        axes.set_ylabel("sensitivity")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        drawing.percent_axis(axes)
+        legend_above(axes)
+
+    def decision(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        at = [one.at for one in points]
+        floor = min(0.0, *(one.benefit for one in points))
+        axes.axhline(0, color=QUIET, linewidth=0.8, label="on none")
+        everybody = [max(one.of_all, floor - 0.05) for one in points]
+        axes.plot(at, everybody, color=QUIET, linestyle=DASHES[1], linewidth=1.2, label="on all")
+        axes.plot(at, [one.benefit for one in points], color=BLUE, marker="o", markersize=4, label="on the model's")
+        axes.set_xlabel("probability from which one acts")
+        axes.set_ylabel("net benefit")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        legend_above(axes)
+
+    said = f"At thresholds from {100 * points[0].at:.0f} to {100 * points[-1].at:.0f} %, between them straight lines."
+    of = "True positives of a record, less false ones at the odds of the threshold."
+    return grid(
+        figure("roc", draw("roc", HEIGHT, roc), f"ROC curve of {outcome.name}", said),
+        figure("decision", draw("decision", HEIGHT, decision), f"Decision curve of {outcome.name}", of),
+    )
 
 
 def _confusion(evaluation: Evaluation) -> Markup | None:
