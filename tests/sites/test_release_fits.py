@@ -132,7 +132,7 @@ def test_the_card_tells_coefficients_with_their_errors(folder: Path) -> None:
                 ratio = float(row[6])
                 assert abs(ratio - one.ratio[0]) < 0.06 * abs(one.ratio[0] - 1) + 5e-7, "two digits of the effect"
     assert "Odds ratio" in page and "Hazard ratio" in shown(folder, "cox")
-    assert 'id="forest-odds-ratios"' in page and 'id="forest-Hazard-ratios"' in shown(folder, "cox")
+    assert 'id="forest-odds-ratios"' in page and 'id="forest-hazard-ratios"' in shown(folder, "cox")
 
 
 def test_the_card_tells_curves_and_what_columns_were_worth(folder: Path) -> None:
