@@ -16,7 +16,7 @@ import pytest
 from fedgossip.sites.fits.cox.cox_result import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, requested_sums, stepped
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.sites.fits.survival.survival_result import curve_of, limits_of, median_between
+from fedgossip.sites.fits.survival.survival_result import curve_of, limits_of, median_between, restricted_mean
 from fedgossip.sites.fits.survival.survival_times import (
     TimeCounts,
     censored_runs,
@@ -117,6 +117,30 @@ def test_where_no_count_is_hidden_the_estimate_is_that_of_lifelines(
     counts = counts_of(table)
     ends = choose_report_times([counts], 1)
     assert curve_of(report_counts(counts, ends, 1)).survival == pytest.approx(np.array(table[3])[ends], abs=1e-6)
+
+
+@TABLES
+@pytest.mark.parametrize("least", [1, 5])
+def test_the_restricted_mean_of_lifelines_lies_in_its_bounds_and_is_it_where_no_count_is_hidden(
+    table: tuple[int, list[int], list[int], list[float]], least: int
+) -> None:
+    """The area below the steps of KaplanMeierFitter; its error by the slopes in each time's hazard, by differences."""
+    counts = counts_of(table)
+    ends = choose_report_times([counts], least)
+    times, told = [float(one + 1) for one in ends], report_counts(counts, ends, least)
+    found = restricted_mean(times, [float(one + 1) for one in range(len(table[1]))], told, curve_of(told))
+    area = sum([1.0, *table[3]][: ends[-1] + 1])
+    assert found.least - 1e-5 <= area <= found.most + 1e-5
+    if least == 1:
+        assert found.mean == pytest.approx(area, abs=1e-5)
+    share = told.events / told.risk
+
+    def mean(hazards: np.ndarray) -> float:
+        return float(np.diff([0.0, *times]) @ np.concatenate([[1.0], np.cumprod(1 - hazards)[:-1]]))
+
+    slopes = [(mean(share + 1e-6 * e) - mean(share - 1e-6 * e)) / 2e-6 for e in np.eye(len(share))]
+    error = math.sqrt(sum(s * s * h * (1 - h) / n for s, h, n in zip(slopes, share, told.risk, strict=True)))
+    assert found.error == pytest.approx(error, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -179,10 +179,35 @@ def _survival(found: CurveFit, sites: int) -> list[str]:
     lines.append(
         columns([["", "records", "events", "expected", "median", "95 % from", "to", "lies above", "at most"], *rows])
     )
+    lines += _means(found)
     if found.statistic is not None and found.p is not None:
         lines.append(f"log-rank: {chi_squared(found.statistic, found.freedom or 0, found.p)}")
     if found.hidden:
         lines.append(f"withheld, as they are too small or at too few sites: {', '.join(found.hidden)}")
+    return lines
+
+
+def _means(found: CurveFit) -> list[str]:
+    """Return the mean times without the event until the last reported one, and the difference of two groups."""
+    from fedgossip.sites.fits.glm.glm_result import coefficient
+
+    every = [one for one in (found.everybody, *found.groups) if one.mean is not None and one.mean_error is not None]
+    if not every:
+        return []
+    head = ["", f"mean until {every[0].points[-1].time:g}", "std. error", "95 % from", "to", "at least", "at most"]
+    rows = []
+    for one in every:
+        told = coefficient("", one.mean or 0.0, one.mean_error or 0.0)
+        figures = one.mean, one.mean_error, told.low, told.high, one.mean_least, one.mean_most
+        rows.append([one.name or "all", *map(short, figures)])
+    lines = [columns([head, *rows])]
+    if len(found.groups) == 2:
+        one, other = found.groups
+        apart = (one.mean or 0.0) - (other.mean or 0.0)
+        told = coefficient("", apart, ((one.mean_error or 0.0) ** 2 + (other.mean_error or 0.0) ** 2) ** 0.5)
+        if told.p is not None:
+            between = f"95 % {short(told.low)} to {short(told.high)}, p {chance(told.p)}"
+            lines.append(f"mean of {one.name} less that of {other.name}: {short(apart)} ({between})")
     return lines
 
 

@@ -228,8 +228,19 @@ def _medians(fit: CurveFit) -> Markup:
     for one in (fit.everybody, *fit.groups):
         median = "not reached" if one.median is None else f"{one.median:g}"
         low, high = (NOTHING if at is None else f"{at:g}" for at in (one.median_low, one.median_high))
-        rows.append([one.name or "all records", count(one.records), count(one.events), median, low, high])
-    return table(("Group", "Records", "Events", "Median", "95 % from", "to"), rows, 5)
+        area = (number(one.mean), NOTHING if one.mean_error is None else number(1.96 * one.mean_error))
+        rows.append([one.name or "all records", count(one.records), count(one.events), median, low, high, *area])
+    heads = [
+        "Group",
+        "Records",
+        "Events",
+        "Median",
+        "95 % from",
+        "to",
+        f"Mean until {fit.everybody.points[-1].time:g}",
+        "±",
+    ]
+    return table(heads, rows, 7)
 
 
 def _ratio(value: float | None) -> str:

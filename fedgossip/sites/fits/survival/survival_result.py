@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -97,6 +98,33 @@ def median_between(times: Sequence[float], limits: tuple[Values, Values]) -> tup
     return above, float(times[int(high[0])]) if len(high) else None
 
 
+class RestrictedMean(NamedTuple):
+    """Mean time without the event, until the last reported time: the area below the curve."""
+
+    mean: float
+    error: float
+    """Standard error, by Greenwood's formula."""
+    least: float
+    most: float
+    """Bounds of that of all records with times rounded up to the grid."""
+
+
+def restricted_mean(
+    times: Sequence[float], grid: Sequence[float], counts: ReportedCounts, curve: SurvivalCurve
+) -> RestrictedMean:
+    """Return the area below the curve.  Source: Klein and Moeschberger, Survival analysis, 2nd edition, 2003, 4.5."""
+    starts = np.array([0.0, *times[:-1]])
+    widths = np.array(times) - starts
+    first = np.array(grid)[np.searchsorted(grid, starts, side="right")] - starts  # on it no event is possible
+    before, low, high = (np.concatenate([[1.0], one[:-1]]) for one in (curve.survival, *limits_of(counts)))
+    areas = widths * before
+    rest = areas[::-1].cumsum()[::-1] - areas  # from each reported time on, of that time's own survival
+    risk, events = counts.risk.astype(float), counts.events.astype(float)
+    spread = np.where(risk > events, events / (np.maximum(risk, 1) * np.maximum(risk - events, 1)), 0.0)
+    least = float((first * low + (widths - first) * limits_of(counts)[0]).sum())
+    return RestrictedMean(float(areas.sum()), math.sqrt(float((rest**2 * spread).sum())), least, float(widths @ high))
+
+
 @dataclass(frozen=True)
 class LogRank:
     """The test that all groups have one survival: a chi squared with one degree of freedom for each but the first."""
@@ -162,6 +190,12 @@ class GroupCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     median_until: float | None = None
     """Bounds of the median of all records with times rounded up to the grid: above the one, at most the other."""
     points: tuple[CurvePoint, ...]
+    mean: float | None = None
+    """Mean time without the event until the last reported time."""
+    mean_error: float | None = None
+    mean_least: float | None = None
+    mean_most: float | None = None
+    """Bounds of the mean of all records with times rounded up to the grid."""
 
 
 class CurveFit(
@@ -210,8 +244,8 @@ def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> 
         sites=numbers["sites",],
         least=least,
         suppress=suppress,
-        everybody=_curve(ALL, times, everybody, None),
-        groups=tuple(_curve(*one) for one in zip(told, [times] * len(told), counts, expected, strict=False)),
+        everybody=_curve(d, ALL, times, everybody, None),
+        groups=tuple(_curve(d, *one) for one in zip(told, [times] * len(told), counts, expected, strict=False)),
         hidden=tuple(group for group in d.groups if group in there and group not in told),
         statistic=test.statistic if test else None,
         freedom=test.freedom if test else None,
@@ -227,7 +261,9 @@ def _too_few(d: CurveDesign, events: int, suppress: int) -> TrainingError:
     return TrainingError(text, "So few are not told (data.suppress): take later times in model.source, or more sites.")
 
 
-def _curve(name: str, times: Sequence[float], counts: ReportedCounts, expected: float | None) -> GroupCurve:
+def _curve(
+    d: CurveDesign, name: str, times: Sequence[float], counts: ReportedCounts, expected: float | None
+) -> GroupCurve:
     curve = curve_of(counts)
     rows = zip(times, counts.risk.tolist(), counts.events.tolist(), strict=True)
     figures = zip(*(one.tolist() for one in (curve.survival, curve.error, curve.low, curve.high)), strict=True)
@@ -238,7 +274,9 @@ def _curve(name: str, times: Sequence[float], counts: ReportedCounts, expected: 
     ]
     median, low, high = median_of(times, curve)
     above, until = median_between(times, limits_of(counts))
+    mean = restricted_mean(times, d.grid, counts, curve)
     return GroupCurve(
         name=name, records=counts.records, events=int(counts.events.sum()), expected=expected, median=median,
         median_low=low, median_high=high, median_above=above, median_until=until, points=tuple(points),
+        mean=mean.mean, mean_error=mean.error, mean_least=mean.least, mean_most=mean.most,
     )  # fmt: skip
