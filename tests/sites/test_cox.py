@@ -494,6 +494,15 @@ def test_strata_have_no_coefficient_and_a_hazard_each(folder: Path, tmp_path: Pa
     assert -math.log(survival) / last.hazard == pytest.approx(float(row["relative hazard"]), rel=1e-6)
 
 
+def test_declared_columns_are_fitted(folder: Path, tmp_path: Path) -> None:
+    sets = ["--set", "data.columns.age={cuts=[60]}", "--set", f"data.agreed={tmp_path / 'cut.json'}"]
+    assert (said := typed(["data", "agree", "hazards.toml", *sets], folder)).code == 0, said
+    said = typed(["fit", "hazards.toml", "--to", str(tmp_path / "fit"), "--json", *sets], folder)
+    assert said.code == 0, said
+    found = msgspec.json.decode(said.out.encode(), type=CoxFit)
+    assert [one.name for one in found.coefficients] == ["age=>=60", "bmi", "arm=old"]
+
+
 def test_a_fit_that_sites_end_says_so_and_how_to_go_on(tmp_path: Path) -> None:
     """Of 60 records a site, few carry the sum of a column with a hazard ratio of e for each deviation."""
     for site in range(SITES + 1):

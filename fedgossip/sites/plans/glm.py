@@ -25,8 +25,8 @@ from fedgossip.sites.fits.glm.glm_task import GlmTask
 from fedgossip.sites.plans.sums import SumsRun, layer_model
 
 KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}
-STEPS = 16
-"""Maximum number of Newton steps; five to eight are usual."""
+STEPS, SCORING = 16, 32
+"""Maximum number of Newton steps, of which five to eight are usual, and of Fisher's of a gamma model, some ten."""
 
 
 def family_of(source: str) -> str:
@@ -65,7 +65,7 @@ def _design(family: str, agreed: AgreedTable, errors: str) -> GlmDesign:
         family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,
         encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
-        agreed=agreed.digest, steps=STEPS, errors=errors or msgspec.UNSET,
+        agreed=agreed.digest, steps=SCORING if family == "gamma" else STEPS, errors=errors or msgspec.UNSET,
     )  # fmt: skip
 
 

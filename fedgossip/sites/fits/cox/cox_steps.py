@@ -42,9 +42,12 @@ def rounds_of(layout: CoxLayout) -> int:
     return 2 + 2 * layout.design.steps + AGAIN
 
 
-@cache
 def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
-    p, s, k = layout.width, layout.strata, layout.told
+    return _shapes_of(layout.width, layout.strata, layout.told, tied=bool(layout.tied))
+
+
+@cache  # of numbers: a design with declared columns has no hash
+def _shapes_of(p: int, s: int, k: int, *, tied: bool) -> Mapping[str, tuple[int, ...]]:
     single = (
         "stage", "told", "unused", "smallest", "sites", "fewest", "records", "steps", "left", "deviance", "null",
         "null_records", "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", "pairs", "right",
@@ -55,7 +58,7 @@ def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
         **dict.fromkeys(("point", "best", "gradient", "silent", "asked_shift", "asked_gradient"), (p,)),
         **dict.fromkeys(("information", "asked_between"), (p, p)),
         **dict.fromkeys(("at_risk", "events", "hazard"), (s, k)),
-        "spared": (s, k) if layout.tied else (0,),
+        "spared": (s, k) if tied else (0,),
     }
 
 
