@@ -65,12 +65,15 @@ class CsvColumns:
         found = copy.copy(self)
         found._rows = [list(row) for row in self._rows]
         found.header, found.whole_header = list(self.header), list(self.whole_header)
+        found._read = list(self._read)
         found.unread, found.rest = dict(self.unread), dict(self.rest)
         found._apply(waiting)
         return found
 
     def _apply(self, columns: Mapping[str, DeclaredColumn]) -> None:
         for name, one in columns.items():
+            if one.made_of:
+                continue
             names = {name, *one.aliases}
             places = [place for place, head in enumerate(self.header) if head in names or parted(head)[0] in names]
             if len(places) > 1:
@@ -87,7 +90,30 @@ class CsvColumns:
             known = one.unit if unit in (*one.units, "") or one.factor is not None else unit
             self.header[place] = f"{name} [{known}]" if known else name
             self.whole_header[self._read[place]] = self.header[place]
+        for name, one in columns.items():
+            if one.made_of:
+                self._make(name, one)
         self._declared |= columns.keys()
+
+    def _make(self, name: str, declared: DeclaredColumn) -> None:
+        """Append a column that is made of others.  Raises ConfigError where one is not there, or has its name."""
+        heads = {parted(head)[0]: place for place, head in enumerate(self.header)}
+        if name in heads:
+            text = f"{self.path}: a column {name!r}, which is declared to be made of others"
+            raise ConfigError(text, "Give the made one another name.")
+        if lost := [one for one in declared.made_of if one not in heads]:
+            text = f"{self.path}: no column {lost[0]!r}, of which {name!r} is made"
+            raise ConfigError(text, "Name columns as the table does.")
+        made, places = len(self.header), [heads[one] for one in declared.made_of]
+        for row in range(len(self._rows)):
+            try:
+                cell = declared.made([self.cell(row, place) for place in places])
+            except ValueError as error:
+                self.unread[row, made], cell = str(error), ""
+            self._rows[row].append(cell)
+        self._read.append(len(self.whole_header))
+        for heads_of in (self.header, self.whole_header):
+            heads_of.append(f"{name} [{declared.unit}]" if declared.unit else name)
 
     def _read_cell(self, rules: CellRules, row: int, place: int) -> None:
         cell = self._rows[row][self._read[place]]

@@ -18,7 +18,7 @@ from pages import blocks, page
 from fedgossip import ConfigError, load_experiment
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_examples
-from fedgossip.data.columns.declarations import CellRules, declared_columns, file_declaration
+from fedgossip.data.columns.declarations import CellRules, declared_columns, file_declaration, restricted_spline
 from fedgossip.data.columns.encoded_tables import read_features
 from fedgossip.data.columns.encodings import TableEncoding
 from fedgossip.data.columns.table_schema import BadCell, SiteColumns, TableSchema, schema_of
@@ -203,6 +203,40 @@ def test_a_cell_that_does_not_fit_is_refused_with_its_line(
         SiteColumns(tmp_path / "test.csv", schema_of(f"csv:{tmp_path}/site.csv?label=y", {"a": keys}, "regression"))
 
 
+def test_columns_are_made_of_others_in_their_declared_form(tmp_path: Path) -> None:
+    """Of age in months, sex in other words, and an empty cell, which makes an empty cell."""
+    declared = {
+        "age": {"factor": 0.5}, "sex": {"synonyms": {"f": ["w"]}}, "age:f": {"product": ["age", "sex=f"]},
+        "age2": {"product": ["age", "age"], "unit": "y2"}, "late": {"spline": "age", "knots": [1, 2, 4]},
+    }  # fmt: skip
+    (tmp_path / "t.csv").write_text("age,sex,y\n6,w,0\n9,m,1\n,f,1\n")
+    schema = schema_of(f"csv:{tmp_path}/t.csv?label=y", declared, "classification", categories="agreed", missing="mean")
+    site = SiteColumns(tmp_path / "t.csv", schema)
+    assert [one.name for one in schema.features] == ["age", "sex", "age:f", "age2", "late"]
+    assert site.cells["age:f"] == [3.0, 0.0, None] and site.cells["age2"] == [9.0, 20.25, None]
+    assert site.cells["late"] == pytest.approx([(8 - 1.5) / 9, (3.5**3 - 2.5**3 * 1.5 + 0.5**3 * 0.5) / 9, None])
+    for lost, said in (("none", "no column 'none'"), ("y", "is made of 'y'"), ("late", "is made of 'late'")):
+        with pytest.raises(ConfigError, match=said):
+            wrong = {**declared, "b": {"product": ["age", lost]}}
+            schema_of(f"csv:{tmp_path}/t.csv?label=y", wrong, "classification", categories="agreed")
+    with pytest.raises(ConfigError, match="a column 'age', which is declared to be made"):
+        made = {"age": {"product": ["sex=f", "sex=f"]}}
+        schema_of(f"csv:{tmp_path}/t.csv?label=y", made, "classification", categories="agreed")
+
+
+def test_terms_of_a_spline_have_the_curves_of_patsys_natural_splines() -> None:
+    """Both span the cubic splines with these knots that are linear outside: one fits the other without a rest."""
+    patsy = pytest.importorskip("patsy")
+    x, knots = np.linspace(20, 90, 60), (30.0, 45.0, 60.0, 80.0)
+    ours = np.column_stack([np.ones(60), x, *([restricted_spline(v, knots, k) for v in x] for k in (1, 2))])
+    theirs = np.asarray(patsy.cr(x, knots=[45.0, 60.0], lower_bound=30.0, upper_bound=80.0))
+    inside = (x >= 30) & (x <= 80)  # patsy goes on as a cubic there
+    assert np.linalg.matrix_rank(ours[inside]) == theirs.shape[1] == 4
+    left = theirs[inside] - ours[inside] @ np.linalg.lstsq(ours[inside], theirs[inside], rcond=None)[0]
+    assert np.abs(left).max() < 1e-9
+    assert np.abs(np.diff(ours[x > 80], 2, axis=0)).max() < 1e-9 and not ours[x < 30, 2:].any()
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -222,6 +256,13 @@ def test_a_cell_that_does_not_fit_is_refused_with_its_line(
         ({"since": "yesterday"}, "'a': since = 'yesterday' is no day"),
         ({"date": "dd.mm.yyyy"}, "'a': date = 'dd.mm.yyyy'"),
         ({"colour": "red"}, "'a': Object contains unknown field"),
+        ({"product": ["b"]}, "'a': product = ['b']"),
+        ({"product": ["b", "c"], "spline": "b"}, "'a': product beside spline"),
+        ({"product": ["b", "c"], "factor": 2}, "'a': rules of cells beside product or spline"),
+        ({"knots": [1, 2, 3]}, "'a': knots or term without spline"),
+        ({"spline": "b", "knots": [1, 2]}, "'a': knots = [1.0, 2.0]"),
+        ({"spline": "b", "knots": [1, 3, 2]}, "'a': knots = [1.0, 3.0, 2.0]"),
+        ({"spline": "b", "knots": [1, 2, 3], "term": 2}, "'a': term = 2 of 3 knots"),
     ],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(keys: dict[str, Any], said: str) -> None:

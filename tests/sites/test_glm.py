@@ -142,6 +142,33 @@ def test_the_fit_is_that_of_all_records_in_one_place(folder: Path, family: str) 
     assert found.deviance == pytest.approx(deviance, rel=1e-12)
 
 
+def test_interactions_and_splines_are_those_of_all_records_in_one_place(folder: Path, tmp_path: Path) -> None:
+    """A plan makes the columns of others; predictions of a new table do too."""
+    made = """[data.columns."age:south"]
+product = ["age", "ward=south"]
+[data.columns."age'"]
+spline = "age"
+knots = [35, 55, 75]
+"""
+    (folder / "made.toml").write_text(toml("logistic").replace("[model]", made + "[model]"))
+    other = ["--set", "data.agreed=made.json", "--set", "data.suppress=2"]  # of 22 records few are in the south
+    assert typed(["data", "agree", "made.toml", *other], folder).code == 0
+    assert (said := typed(["fit", "made.toml", *other, "--to", str(tmp_path / "fit")], folder)).code == 0, said
+    found = msgspec.json.decode((tmp_path / "fit/fit.json").read_bytes(), type=GlmFit)
+    x, y = records(folder, "logistic")
+    age = [max(x[:, 1][k] - 35, 0) ** 3 - max(x[:, 1][k] - 55, 0) ** 3 * 2 + max(x[:, 1][k] - 75, 0) ** 3
+           for k in range(len(x))]  # fmt: skip
+    x = np.column_stack([x, x[:, 1] * x[:, 4], np.array(age) / 40**2])
+    estimates, errors, _ = pooled("logistic", x, y)
+    assert [one.name for one in found.coefficients][5:] == ["age:south", "age'"]
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates, rel=1e-9)
+    assert [one.error for one in found.coefficients] == pytest.approx(errors, rel=1e-9)
+    out = tmp_path / "o.csv"
+    assert typed(["predict", str(tmp_path / "fit"), "site-0.csv", "--out", str(out)], folder).code == 0
+    told = [float(row["probability of yes"]) for row in csv.DictReader(out.read_text().splitlines())]
+    assert told == pytest.approx(1 / (1 + np.exp(-x[: len(told)] @ estimates)), rel=1e-6)
+
+
 def test_all_engines_fit_the_same_bits(folder: Path) -> None:
     fit = planned_fit(load_experiment(folder / "logistic.toml"))
     plan, task, refused = fit.of_sites(range(SITES))

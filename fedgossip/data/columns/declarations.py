@@ -10,8 +10,11 @@
     order = ["none", "mild"]    levels as numbers, from 0
     cuts = [18, 65]             a number as one of the categories <18, 18-65, >=65
     merge = { other = ["C", "D"] }, rest = "other"      levels put together; all levels that are not named
+    product = ["age", "sex=f"]              a column made of others of the plan: their product; 1 where sex is f
+    spline = "age", knots = [30, 50, 70], term = 1      a term of a restricted cubic spline of another
 
-They apply in this order.  The declarations of the plan are in its hash, and in that of the agreed statistics.
+They apply in this order; columns that are made, last.  The declarations of the plan are in its hash, and in that of the
+agreed statistics.
 """
 
 from __future__ import annotations
@@ -66,6 +69,30 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     cuts: tuple[float, ...] = ()
     merge: dict[str, tuple[str, ...]] = {}
     rest: str = ""
+    product: tuple[str, ...] = ()
+    spline: str = ""
+    knots: tuple[float, ...] = ()
+    term: int = 1
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The columns that it is made of; () for one of the file."""
+        return tuple(one.partition("=")[0] for one in self.product) or ((self.spline,) if self.spline else ())
+
+    def made(self, cells: Sequence[str]) -> str:
+        """Return the cell that follows from those of `made_of`, "" where one is missing.
+
+        Raises ValueError for a cell that is no number.
+        """
+        if any(map(is_missing, cells)):
+            return ""
+        values = list[float]()
+        for cell, (_, named, level) in zip(cells, map(_level_of, self.product or (self.spline,)), strict=True):
+            value = float(class_name(cell) == class_name(level)) if named else number_in(cell)
+            if value is None:
+                raise ValueError(f"{shown(cell)!r} is no number to make a column of")
+            values.append(value)
+        return repr(math.prod(values) if self.product else restricted_spline(values[0], self.knots, self.term))
 
     @property
     def rewrites(self) -> bool:
@@ -145,6 +172,26 @@ class CellRules:
         return self._d.levels[sum(value >= one for one in self._d.cuts)]
 
 
+def _level_of(of: str) -> tuple[str, bool, str]:
+    name, named, level = of.partition("=")
+    return name, bool(named), level
+
+
+def restricted_spline(x: float, knots: Sequence[float], term: int) -> float:
+    """Return term 1 .. k - 2 of a cubic spline with k knots that is linear outside of them, beside x itself.
+
+    In the unit of x.  Source: Harrell, Regression modeling strategies, 2nd edition, 2015, section 2.4.5.
+    """
+    *_, before, last = knots
+
+    def cube(knot: float) -> float:
+        return max(x - knot, 0.0) ** 3
+
+    at, wide = knots[term - 1], last - before
+    found = cube(at) - cube(before) * (last - at) / wide + cube(last) * (before - at) / wide
+    return found / (last - knots[0]) ** 2
+
+
 def _plain(cell: str) -> str:
     """Return what spellings of one word have in common; of a number its shortest form."""
     name = class_name(cell)
@@ -193,6 +240,7 @@ def _check_rules(where: str, d: DeclaredColumn) -> None:
         raise ConfigError(f"{where}: rest = {d.rest!r} is none of its categories", "Name it among them.")
     if d.rest and (d.order or d.cuts):
         raise ConfigError(f"{where}: rest beside order or cuts, which name all levels", "Leave it out.")
+    _check_made(where, d)
     _check_once(where, "synonyms", d.synonyms, d.missing)
     _check_once(where, "merge", d.merge, ())
     try:
@@ -201,6 +249,25 @@ def _check_rules(where: str, d: DeclaredColumn) -> None:
         raise ConfigError(f"{where}: since = {d.since!r} is no day", 'Write since = "2020-01-31".') from None
     if d.date and "%" not in d.date:
         raise ConfigError(f"{where}: date = {d.date!r} is no form of a date", 'Write date = "%d.%m.%Y" for 31.01.2020.')
+
+
+def _check_made(where: str, d: DeclaredColumn) -> None:
+    """Raise ConfigError for a column that cannot be made of others."""
+    if d.product and not 2 <= len(d.product) <= 3:
+        raise ConfigError(f"{where}: product = {list(d.product)}", "Name two or three columns, or WORDS=LEVEL.")
+    if d.product and d.spline:
+        raise ConfigError(f"{where}: product beside spline", "Make a column of one of them.")
+    if (d.knots or d.term != 1) and not d.spline:
+        raise ConfigError(f"{where}: knots or term without spline", 'Name the column:  spline = "age".')
+    if d.spline and (list(d.knots) != sorted(set(d.knots)) or not 3 <= len(d.knots) <= 10):
+        raise ConfigError(f"{where}: knots = {list(d.knots)}", "Give three to ten in ascending order, each once.")
+    if d.spline and not (1 <= d.term <= len(d.knots) - 2 and all(map(math.isfinite, d.knots))):
+        text = f"{where}: term = {d.term} of {len(d.knots)} knots"
+        raise ConfigError(text, f"There are terms 1 to {len(d.knots) - 2}, each a column, beside the column itself.")
+    made = DeclaredColumn(unit=d.unit, low=d.low, high=d.high, product=d.product, spline=d.spline, knots=d.knots,
+                          term=d.term)  # fmt: skip
+    if d.made_of and d != made:
+        raise ConfigError(f"{where}: rules of cells beside product or spline", "They are of the columns it is made of.")
 
 
 def _check_once(where: str, key: str, words: Mapping[str, Sequence[str]], missing: Sequence[str]) -> None:
