@@ -511,7 +511,7 @@ def _parts(numbers: Numbers, name: str, told: PublishedFigures) -> tuple[Reliabi
     return tuple(found)
 
 
-class Threshold(NamedTuple):
+class DecisionThreshold(NamedTuple):
     """What comes of acting on all records with a predicted probability of `at` or more."""
 
     at: float
@@ -523,7 +523,7 @@ class Threshold(NamedTuple):
     """Net benefit of acting on all records; of acting on none it is 0."""
 
 
-def thresholds_of(one: OutcomeFigures, records: int) -> list[Threshold]:
+def thresholds_of(one: OutcomeFigures, records: int) -> list[DecisionThreshold]:
     """Return the points of the ROC and of the decision curve of `records`, from the published parts of one outcome.
 
     Left out are those with a withheld part on either side.  Source of net benefit: Vickers and Elkin, Medical Decision
@@ -547,7 +547,7 @@ def thresholds_of(one: OutcomeFigures, records: int) -> list[Threshold]:
             hits, all_of = positives - hits, records - all_of
         odds, false = part.low / (1 - part.low), all_of - hits
         found.append(
-            Threshold(
+            DecisionThreshold(
                 part.low, hits / positives, 1 - false / (records - positives), (hits - false * odds) / records,
                 (positives - (records - positives) * odds) / records,
             )
