@@ -109,7 +109,7 @@ def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_whe
     (hub / "study.toml").write_text(STUDY)
     (hub / "use.txt").write_text("To help a nurse decide whom a doctor sees first. Not to send anybody home.\n")
     _table(hub / "test.csv", 9)
-    (hub / "answers.toml").write_text('same = "yes"\nuse = "use.txt"\nhanded = ""\n')
+    (hub / "answers.toml").write_text('same = "yes"\nuse = "use.txt"\n')
     first, second = free_ports(2)
     ports = ["--address", "127.0.0.1", "--invite-port", str(first), "--port", str(second)]
     with (hub / "out").open("w") as out:
@@ -130,12 +130,24 @@ def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_whe
     running = [
         _joined(tmp_path, site, invite, {**given, "approve-model": hashes.copy().pop()}) for site in range(SITES)
     ]
-    ended = [finish(one) for one in (*running, lead)]
-    assert [one.code for one in ended] == [0] * (SITES + 1), ended
+    ended = [finish(one) for one in running]
+    assert [one.code for one in ended] == [0] * SITES, ended
+    waiting = finish(lead)
+    assert waiting.code == 2 and "handed: there is no terminal" in waiting.err, waiting
+    for site, one in enumerate(ended):  # each site says which folder it hands over, and under which name
+        (handed,) = re.findall(r"^Hand over: (\S+), under the name (\S+)$", one.out + one.err, re.MULTILINE)
+        shutil.copytree(tmp_path / f"machine{site}" / handed[0], hub / "handed" / handed[1])
+    assert {one.name for one in (hub / "handed").iterdir()} == {f"site{site}" for site in range(SITES)}
+    (hub / "answers.toml").write_text('use = "use.txt"\nhanded = "handed"\n')
+    last = typed(["pilot", "host", "study.toml", *ports, "--answers", "answers.toml"], hub)
+    assert last.code == 0 and f"signed by {SITES} of {SITES} sites" in last.out + last.err, last
+    logs_of = re.findall(r"logs +(\d+) of (\d+) sound", last.out + last.err)
+    assert logs_of and all(one == other and int(one) > SITES for one, other in logs_of), last
     logs = [next((tmp_path / f"machine{site}").glob("joined/*/decisions/audit.jsonl")) for site in range(SITES)]
     logs.append(hub / "hosting" / "study" / "decisions" / "audit.jsonl")
     answered = [sum(one.kind == "answered" for one in entries(path)) for path in logs]
-    assert answered == [asked()[0]] * SITES + [asked()[1]]
+    again = 1  # the coordinator named the use once more
+    assert answered == [asked()[0]] * SITES + [asked()[1] + again]
     desk = tmp_path / "desk"
     desk.mkdir()
     for name in ("study.toml", "test.csv"):

@@ -67,7 +67,7 @@ def answer_to(question: Question, given: Mapping[str, str], base: Path) -> Pilot
 def _prompted(question: Question) -> str:
     if not sys.stdin.isatty():
         text = f"{question.name}: there is no terminal to answer at: {question.text}"
-        raise ConfigError(text, f'PilotAnswer in a file, --answers FILE: {question.name} = "..."')
+        raise ConfigError(text, f'Answer in a file, --answers FILE: {question.name} = "..."')
     if question.kind in (YES, MAYBE):
         return YES if click.confirm(question.text, default=False, err=True) else NO
     return str(click.prompt(question.text, default=question.default, err=True))

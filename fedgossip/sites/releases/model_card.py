@@ -280,9 +280,9 @@ def _curves(outcome: OutcomeFigures, records: int) -> Markup | None:
         at = [one.at for one in points]
         floor = min(0.0, *(one.benefit for one in points))
         axes.axhline(0, color=QUIET, linewidth=0.8, label="on none")
-        everybody = [max(one.of_all, floor - 0.05) for one in points]
-        axes.plot(at, everybody, color=QUIET, linestyle=DASHES[1], linewidth=1.2, label="on all")
+        axes.plot(at, [one.of_all for one in points], color=QUIET, linestyle=DASHES[1], linewidth=1.2, label="on all")
         axes.plot(at, [one.benefit for one in points], color=BLUE, marker="o", markersize=4, label="on the model's")
+        axes.set_ylim(bottom=floor - 0.05)  # acting on all ends far below
         axes.set_xlabel("probability from which one acts")
         axes.set_ylabel("net benefit")
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
