@@ -20,7 +20,8 @@ CUT_SHORT = "the last rounds failed, or sites refused a point at which few of th
 """Why a fit has taken fewer steps than it may, and is not at its end."""
 LOOK = (
     "The events of its rounds (metrics.jsonl) name the column: values far out, or a rare category, carry its sum, or "
-    "its coefficients diverge. Declare its bounds or cuts in [data.columns], or leave it out, drop=COLUMN"
+    "its coefficients diverge. Declare its bounds or cuts in [data.columns], leave it out, drop=COLUMN, or "
+    "agree on a smaller data.suppress"
 )
 
 
