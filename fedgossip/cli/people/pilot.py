@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.base import outside_files
 from fedgossip.cli.people.host import (
     INVITE_PORT,
     PEER_PORT,
@@ -234,9 +233,8 @@ def _joined(
     from fedgossip.net.invites.invite_client import InviteClient
     from fedgossip.plans import compose
 
-    what = place.path / run_format.PROPOSAL
     if (place.path / run_format.ENDPOINTS).exists():
-        return _walk(stack, place.path, place.identity, BY_INVITE, "client", outside_files.read_text(what), given)
+        return _walk(stack, place.path, place.identity, BY_INVITE, "client", proposals.agreed_here(place.path), given)
     if any(map(is_relay, invitation.addresses)) or not invitation.addresses:
         raise ConfigError("a pilot calls its coordinator, and neither a relay nor a folder", "Ask for another invite.")
     client = InviteClient(invitation, place.identity, str, tuple)
@@ -247,7 +245,7 @@ def _joined(
     if answer is None:
         return None
     proposals.keep_agreed(proposal, place.path)
-    walk = _walk(stack, place.path, place.identity, BY_INVITE, "client", outside_files.read_text(what), given)
+    walk = _walk(stack, place.path, place.identity, BY_INVITE, "client", proposals.agreed_here(place.path), given)
     walk.note_answer("join", answer)
     proposals.keep_test(proposal, invite_joining.test_set(client, proposal), place.path / run_format.PROPOSED_FILES)
     plan = _federation(compose.plan(experiment))
