@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 MISSING = frozenset(
     {"", "na", "n/a", "nan", "-nan", "null", "none", "?", ".", "#n/a", "#na", "#n/a n/a", "<na>", "nat"}
@@ -34,6 +35,7 @@ def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING
 
 
+@lru_cache(1 << 16)  # a command reads a cell for the schema, the model and the digest of records
 def number_in(cell: str) -> float | None:
     """Return the number in a cell; None without one, or beyond float32.
 

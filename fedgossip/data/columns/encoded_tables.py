@@ -33,7 +33,8 @@ def declared(table: CsvColumns, encoding: TableEncoding) -> CsvColumns:
 def _column(table: CsvColumns, place: int, column: EncodedColumn) -> npt.NDArray[np.float64]:
     rows: list[Sequence[float]] = []
     for row, cell in enumerate(table.words(place)):
-        check_read(table, row, place)
+        if table.unread:
+            check_read(table, row, place)
         if is_missing(cell):
             if not column.fill:
                 raise refused(table, row, place, "nothing there", "Fill the cell.")
@@ -98,7 +99,8 @@ def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides:
 
 def number_of(table: CsvColumns, row: int, place: int) -> float:
     """Return the number in a cell.  Raises ConfigError for another content."""
-    check_read(table, row, place)
+    if table.unread:
+        check_read(table, row, place)
     cell = table.cell(row, place)
     value = number_in(cell)
     if value is None:

@@ -234,7 +234,8 @@ class SiteColumns:
 
     def _cell(self, column: SchemaColumn, row: int) -> float | str | None:
         place = self.places[column.name]
-        check_read(self.table, row, place)
+        if self.table.unread:
+            check_read(self.table, row, place)
         cell = self.table.cell(row, place)
         if is_missing(cell):
             if (column.label and self.schema.missing != DROP) or self.schema.missing == REFUSE:
