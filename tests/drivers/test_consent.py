@@ -359,6 +359,7 @@ def hostile(run: Path, folder: Path, facts: dict[str, Any], experiment: dict[str
         text[section] = {**text[section], **values}
     (got / "experiment.toml").write_text(tomli_w.dumps(text))
     (got / "INCOMPLETE").write_text("")
+    shutil.copy(Path(__file__).parents[1] / "old_runs" / "federated" / "peers" / "03" / "audit.jsonl", got)
     (got / "model" / "code").mkdir()
     for place in (folder, got, got / "model", got / "model" / "code"):
         (place / "evil.py").write_text(EVIL)
@@ -427,13 +428,21 @@ def commands(got: Path) -> Mapping[str, Sequence[str]]:
         "judge": ["evaluate", model, experiment],
         "export": ["model", "export", folder, "--to", f"{folder}/o.onnx"],
         "distill": ["model", "distill", folder, "--to", "softmax", "--out", f"{folder}/small"],
+        "step": ["step", folder],
+        "timeline": ["timeline", folder],
+        "plot": ["plot", folder, "--list"],
+        "export of a log": ["audit", "export", f"{folder}/audit.jsonl", "--out", f"{folder}/log.csv"],
+        "withdraw": ["release", "withdraw", f"{folder}/release.zip", "--site", "0"],
+        "bench": ["model", "bench", folder],
         "membership": ["privacy", "membership", model, experiment, "--id", "0"],
     }
 
 
 BY_EXPERIMENT = ("resume", "dry run", "collect", "judge", "distill", "membership")
-BY_MODEL = ("predict", "evaluate", "export")
-EVERYTHING = tuple(name for name in commands(Path()) if name != "export")  # which takes seconds where it is not refused
+BY_MODEL = ("predict", "evaluate", "export", "bench")
+EVERYTHING = tuple(
+    name for name in commands(Path()) if name not in ("export", "bench")
+)  # which takes seconds where it is not refused
 
 
 @pytest.mark.parametrize("named", NAMED)
