@@ -9,6 +9,14 @@ changes only its own place, and a restarted coordinator draws the same cohort.
     Poisson     each client alone, with probability q: the cohort's size varies, and may be 0.  What accountants of
                 differential privacy assume (Mironov, Talwar and Zhang, 2019)
 
+By the losses that clients reported with their last contributions, which the coordinator therefore has to see:
+
+    power of choice  of d candidates, drawn uniformly, those with the greatest losses (Cho, Wang and Joshi, Client
+                     selection in federated learning, 2020, rpow-d: with losses as they were last); without one first
+    Oort             a share of clients not seen yet, and others by examples x loss, more after a long absence, less the
+                     longer they took (Lai, Zhu, Madhyastha and Chowdhury, Oort, OSDI 2021, algorithm 1); from a
+                     client's mean loss, where the paper has the root mean square over its examples
+
 Of more than PERMUTED_MOST clients an order is drawn as far as it is read: places with replacement, without those that
 occurred; after n / 16 of them the others in an order of their own.  It has the same distribution, and a round of fifty
 out of a million does not cost a million.
@@ -24,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -53,6 +61,26 @@ class Sampling(Protocol):
         ...
 
 
+class Seen(NamedTuple):
+    """A client's last contribution."""
+
+    loss: float
+    examples: int
+    round: int
+    seconds: float
+    """From the beginning of the round to its arrival."""
+
+
+@runtime_checkable
+class SamplingByLosses(Protocol):
+    """Rules for drawing cohorts by what clients reported; `draw` is that of a first round."""
+
+    def draw(self, round: int, here: Collection[NodeId]) -> Draw: ...
+    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, Seen]) -> Draw:
+        """The cohort of `round` of those that are `here`; `seen`: of clients that reported a loss."""
+        ...
+
+
 @dataclass(frozen=True)
 class Uniform:
     """`count` of the clients, or all that are there; `over` times as many are invited, 1 or more."""
@@ -63,12 +91,16 @@ class Uniform:
     over: float = 1.0
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
+        return _first(self.order(round), here, self.count, self.over)
+
+    def order(self, round: int) -> Iterator[NodeId]:
+        """Yield all clients in the order of the round."""
         random, n = stream(self.seed, "cohort", round), len(self.clients)
         if n <= PERMUTED_MOST:
             order: Iterable[int] = random.permutation(n)
         else:
             order = _read_order(n, lambda: random.integers(n, size=DRAWN_AT_ONCE), random.permutation)
-        return _first((self.clients[int(place)] for place in order), here, self.count, self.over)
+        return (self.clients[int(place)] for place in order)
 
 
 @dataclass(frozen=True)
@@ -125,6 +157,73 @@ class Poisson:
         return Draw(invited, len(invited))
 
 
+@dataclass(frozen=True)
+class PowerOfChoice:
+    """The clients of the greatest losses among `candidates`, at least as many as are invited."""
+
+    uniform: Uniform
+    candidates: int
+
+    def draw(self, round: int, here: Collection[NodeId]) -> Draw:
+        return self.choose(round, here, {})
+
+    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, Seen]) -> Draw:
+        present, drawn = _present(here), self.uniform.order(round)
+        asked = list(islice((node for node in drawn if node in present), self.candidates))
+        asked.sort(key=lambda node: -seen[node].loss if node in seen else -math.inf)  # stable: ties in their order
+        return _first(asked, asked, self.uniform.count, self.uniform.over)
+
+
+FIRST_SHARE, LEAST_SHARE, SHARE_DECAY = 0.9, 0.2, 0.98
+"""Share of clients not seen yet in Oort's first cohort, the least later on, and its factor a round (the paper's)."""
+
+CUTOFF, QUICK, SLOWNESS = 0.95, 0.5, 2.0
+"""Oort invites from those above this share of the last utility that still counts; a time above the quantile QUICK of
+all times lessens a utility by (quantile / time)^SLOWNESS."""
+
+
+@dataclass(frozen=True)
+class Oort:
+    """Clients with much to learn from, and some that were not seen yet."""
+
+    uniform: Uniform
+
+    def draw(self, round: int, here: Collection[NodeId]) -> Draw:
+        return self.choose(round, here, {})
+
+    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, Seen]) -> Draw:
+        several, present = _several(self.uniform.count, self.uniform.over), _present(here)
+        utilities = self._utilities(round, {node: one for node, one in sorted(seen.items()) if node in present})
+        explored = math.ceil(several * max(LEAST_SHARE, FIRST_SHARE * SHARE_DECAY**round))
+        exploited = min(len(utilities), several - explored)
+        chosen = self._exploited(round, utilities, exploited)
+        fresh = (node for node in self.uniform.order(round) if node in present and node not in seen)
+        chosen += islice(fresh, several - len(chosen))
+        others = (node for node in self.uniform.order(round) if node in utilities and node not in set(chosen))
+        return _first([*chosen, *others], present, self.uniform.count, self.uniform.over)
+
+    def _utilities(self, round: int, seen: Mapping[NodeId, Seen]) -> dict[NodeId, float]:
+        if not seen:
+            return {}
+        gains = np.array([one.examples * max(one.loss, 0.0) for one in seen.values()])
+        gains = np.minimum(gains, np.quantile(gains, CUTOFF))  # an outlier has no more
+        ages = np.array([max(1, round - one.round) for one in seen.values()])
+        times = np.array([max(one.seconds, 1e-9) for one in seen.values()])
+        gains += np.sqrt(0.1 * math.log(max(round, 1)) * ages / max(round, 1))
+        quick = np.minimum(1.0, np.quantile(times, QUICK) / times) ** SLOWNESS
+        return dict(zip(seen, (gains * quick).tolist(), strict=True))
+
+    def _exploited(self, round: int, utilities: Mapping[NodeId, float], count: int) -> list[NodeId]:
+        """Draw `count` in proportion to their utilities, of those that are near the greatest."""
+        if not count:
+            return []
+        least = CUTOFF * sorted(utilities.values(), reverse=True)[count - 1]
+        near = [node for node, utility in utilities.items() if utility >= least]
+        weights = np.array([utilities[node] + 1e-12 for node in near])
+        draws = stream(self.uniform.seed, "oort", round).random(len(near))
+        return [near[place] for place in np.argsort(-np.log1p(-draws) / weights, kind="stable")[:count].tolist()]
+
+
 def _present(here: Collection[NodeId]) -> Collection[NodeId]:
     return here if isinstance(here, Set | range) else frozenset(here)
 
@@ -147,10 +246,14 @@ def _read_order(n: int, some: Callable[[], np.ndarray], others: Callable[[np.nda
 
 def _first(order: Iterable[NodeId], here: Collection[NodeId], count: int, over: float) -> Draw:
     """The first that are here; ceil(count * over) of them.  The cost follows the cohort, where nearly all are here."""
-    several = math.ceil(count * over - 1e-9)  # 10 * 1.1 is a little more than 11
+    several = _several(count, over)
     present = _present(here)
     invited = list(islice((node for node in order if node in present), several))
     return Draw(tuple(sorted(invited)), min(count, len(invited)))
+
+
+def _several(count: int, over: float) -> int:
+    return math.ceil(count * over - 1e-9)  # 10 * 1.1 is a little more than 11
 
 
 def participating(clients: int, participation: float) -> int:

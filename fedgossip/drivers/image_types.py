@@ -42,7 +42,7 @@ RENAMED: Mapping[str, str] = {
 
 ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Buffered": frozenset({"uninformed"}),
-    "Coordinator": frozenset({"invited", "uninformed"}),
+    "Coordinator": frozenset({"invited", "seen", "uninformed"}),
     "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
     "Meter": frozenset({"_away", "_left", "_of_jobs"}),
     "ParcelMail": frozenset({"late_from"}),

@@ -14,6 +14,9 @@ from fedgossip.learning.personal.names import PERSONAL
 
 CODEC_CODE = NamesCode(CODECS.__contains__)
 
+BY_LOSSES = ("power-of-choice", "oort")
+"""Sampling by reported losses."""
+
 Count = Annotated[int | None, Within(1, MOST)]
 
 
@@ -84,9 +87,12 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     """Their number, in place of participation."""
     over_selection: Annotated[float, Within(1, 100)] = 1.0
     """So many times as many are invited; the round ends with the first that are wanted."""
-    sampling: Annotated[str, NamesCode(), OneOf(("uniform", "size", "poisson"), own=True)] = "uniform"
+    sampling: Annotated[str, NamesCode(), OneOf(("uniform", "size", "poisson", *BY_LOSSES), own=True)] = "uniform"
     """Sampling of the cohort: size, clients with more examples more often; poisson, each client independently: cohorts
-    vary in size, so not with a secure sum; module:Class, your own."""
+    vary in size, so not with a secure sum; power-of-choice and oort, by the losses that clients reported last,
+    which the coordinator has to see; module:Class, your own."""
+    candidates: Count = None
+    """power-of-choice: number of clients of which those with the greatest losses are invited; none: twice as many."""
     min_clients: Count = None
     """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum.  With tiers
     it holds in each leaf: one with fewer clients contributes nothing to the round."""

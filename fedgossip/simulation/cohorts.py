@@ -23,7 +23,7 @@ from fedgossip.algorithms.federated.base import (
 )
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
-from fedgossip.algorithms.sampling import Sampling
+from fedgossip.algorithms.sampling import Sampling, SamplingByLosses
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.vectors import Vector, frozen, summable
@@ -63,8 +63,11 @@ class Rounds:
     def start(self, task: LocalTask) -> Standing:
         """Return the state with which a run begins.
 
-        Raises ConfigError where rounds end with the first answers: which those are is a matter of time.
+        Raises ConfigError where rounds end with the first answers: which those are is a matter of time; and for
+        cohorts by reported losses, for the same reason.
         """
+        if isinstance(self.sampling, SamplingByLosses):
+            raise ConfigError("the stacked engine draws no cohorts by reported losses", "Run it with --on sim.")
         draw = self.sampling.draw(0, range(self.clients))
         if draw.wanted < len(draw.invited):
             first = f"the first {draw.wanted} of {len(draw.invited)} answers"

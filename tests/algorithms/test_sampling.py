@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip.algorithms import sampling
-from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform, participating
+from fedgossip.algorithms.sampling import BySize, Oort, Poisson, PowerOfChoice, Sampling, Seen, Uniform, participating
 
 CLIENTS = tuple(range(20))
 SIZES = {node: 1 + node % 5 for node in CLIENTS}
@@ -18,6 +18,8 @@ KINDS: dict[str, Sampling] = {
     "uniform": Uniform(7, CLIENTS, 6, over=1.5),
     "by size": BySize(7, SIZES, 6, over=1.5),
     "poisson": Poisson(7, CLIENTS, 0.3),
+    "power of choice": PowerOfChoice(Uniform(7, CLIENTS, 6, over=1.5), 9),
+    "oort": Oort(Uniform(7, CLIENTS, 6, over=1.5)),
 }
 
 
@@ -104,6 +106,36 @@ def test_poisson_draws_each_alone() -> None:
     assert np.mean(sizes) == pytest.approx(6, abs=0.2)
     assert np.var(sizes) == pytest.approx(20 * 0.3 * 0.7, rel=0.15)
     assert min(len(Poisson(2, (1, 2), 0.2).draw(round, (1, 2)).invited) for round in range(20)) == 0
+
+
+def seen(loss: dict[int, float], seconds: float = 1.0) -> dict[int, Seen]:
+    return {node: Seen(one, 10, 0, seconds) for node, one in loss.items()}
+
+
+def test_power_of_choice_takes_the_greatest_losses_of_its_candidates_and_unknown_ones_first() -> None:
+    losses = {node: float(node) for node in CLIENTS if node != 3}
+    every = PowerOfChoice(Uniform(1, CLIENTS, 4), len(CLIENTS)).choose(5, set(CLIENTS), seen(losses))
+    assert every.invited == (3, 17, 18, 19)
+    uniform = Uniform(1, CLIENTS, 4)
+    few = PowerOfChoice(uniform, 4)  # as many candidates as are invited: uniform
+    assert all(few.choose(r, set(CLIENTS), seen(losses)) == uniform.draw(r, CLIENTS) for r in range(20))
+
+
+def test_of_d_candidates_the_client_of_the_greatest_loss_comes_when_it_is_a_candidate() -> None:
+    """d of 20 candidates: it is one with probability d / 20; 2000 draws, five deviations."""
+    choice, losses = PowerOfChoice(Uniform(2, CLIENTS, 1), 5), seen({node: float(node) for node in CLIENTS})
+    came = sum(choice.choose(r, CLIENTS, losses).invited == (19,) for r in range(2000)) / 2000
+    assert came == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 2000) ** 0.5)
+
+
+def test_oort_explores_less_and_less_and_prefers_losses_and_quick_clients() -> None:
+    oort = Oort(Uniform(3, range(200), 10))
+    losses = seen({node: 100.0 if node < 20 else 0.1 for node in range(100)})  # 100 to 199 are not seen yet
+    early, late = (oort.choose(r, range(200), losses).invited for r in (0, 500))
+    assert sum(node >= 100 for node in early) == 9 and sum(node >= 100 for node in late) == 2
+    assert all(node < 20 for node in late if node < 100)
+    slow = losses | {node: Seen(100.0, 10, 0, 50.0) for node in range(10)}
+    assert all(10 <= node < 20 for node in oort.choose(500, range(200), slow).invited if node < 100)
 
 
 def test_a_share_of_the_clients_is_at_least_one() -> None:

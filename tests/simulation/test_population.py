@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.base.errors import TrainingError
+from fedgossip.algorithms.sampling import Seen
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.records import NetworkRow
 from fedgossip.core.task import Job
 from fedgossip.drivers.sim_checkpoint import Pauses
@@ -73,6 +76,36 @@ def test_of_a_hundred_thousand_clients_the_invited_ones_get_machines(seated: lis
     """It takes a second or two; a list that is walked for each client took minutes."""
     run = simulate(crowd(100_000, rounds=3))
     assert run.summary["status"] == "finished" and len(seated) <= 60
+
+
+@pytest.mark.parametrize("sampling", ["power-of-choice", "oort"])
+def test_cohorts_by_losses_need_losses_and_times(sampling: str) -> None:
+    section = {"secure": {"on": False}, "sampling": sampling, "min_clients": 1, "start_timeout": 5.0}
+    plain = crowd(30, rounds=12, cohort=5, **section)
+    plain["task"] = {"kind": "quadratic", "dim": 2, "placement": "random"}
+    whole = simulate(plain)
+    assert whole.digest == simulate(plain).digest != simulate({**plain, "seed": 5}).digest
+    uniform = {**plain, "coordinator": {**plain["coordinator"], "sampling": "uniform"}}
+    assert whole.digest != simulate(uniform).digest
+    for section, text in (
+        ({"secure": {"on": True}}, "secure sum hides"),
+        ({"candidates": 3}, "candidates"),
+        ({"algorithm": "fedbuff"}, "fedbuff"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            simulate({**plain, "coordinator": {**plain["coordinator"], **section}})
+    with pytest.raises(ConfigError, match="stacked engine"):
+        simulate(plain, engine="stacked")
+
+
+def test_a_coordinator_that_comes_back_has_the_losses_from_its_checkpoint() -> None:
+    seen = {3: Seen(0.5, 10, 4, 1.25), 7: Seen(2.0, 4, 2, 0.5)}
+    plan: Any = compose.plan(load_experiment(crowd(30, secure={"on": False}, sampling="power-of-choice")))
+    first = plan.machine(30, np.zeros(5, np.float32), "s")
+    first.seen = dict(seen)
+    checkpoint = first._next()[0]
+    assert json.loads(json.dumps(checkpoint.facts)) == checkpoint.facts, "as a file has them"
+    assert plan.machine(30, np.zeros(5, np.float32), "s", checkpoint).seen == seen
 
 
 DRAWN = """

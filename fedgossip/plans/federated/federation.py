@@ -21,7 +21,7 @@ from fedgossip.algorithms.federated.adapter_distance import adapters_in
 from fedgossip.algorithms.federated.base import ClientRule, EndingRule, Federated, is_over
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.running_statistics import with_statistics
-from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
+from fedgossip.algorithms.sampling import BySize, Oort, Poisson, PowerOfChoice, Sampling, Uniform
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector
@@ -230,7 +230,10 @@ class FederationPlan(PlanDefaults):
             return BySize(seed, dict(enumerate(self.sizes)), self.cohort, s.over_selection)
         if is_function(s.sampling):
             return own_sampling(s.sampling, seed, self.learners, self.cohort)
-        return Uniform(seed, clients, self.cohort, s.over_selection)
+        uniform = Uniform(seed, clients, self.cohort, s.over_selection)
+        if s.sampling == "power-of-choice":
+            return PowerOfChoice(uniform, s.candidates or 2 * self.invited)
+        return Oort(uniform) if s.sampling == "oort" else uniform
 
     @property
     def client_settings(self) -> ClientSettings:

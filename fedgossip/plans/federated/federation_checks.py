@@ -20,6 +20,7 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
+from fedgossip.experiment.coordinator_sections import BY_LOSSES
 from fedgossip.learning.linear.dual_losses import LASSO
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
@@ -74,9 +75,24 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     if experiment.endless and experiment.budget:
         text = 'rounds = "endless" beside a budget of privacy: noise and epsilon follow from the number of rounds'
         raise ConfigError(text, "Give a number: rounds = 60, or --rounds 60.")
+    _check_sampling(plan)
     if plan.buffered and plan.goal > s.clients:
         raise ConfigError(f"coordinator.goal = {plan.goal} of {s.clients} clients", "Make it at most that many.")
     return plan
+
+
+def _check_sampling(plan: FederationPlan) -> None:
+    """Raise ConfigError for cohorts by reported losses that cannot be drawn."""
+    s, by_choice = plan.section, plan.section.sampling == "power-of-choice"
+    if plan.buffered and s.sampling in BY_LOSSES:
+        text = f"coordinator.sampling = {s.sampling!r} with fedbuff, which invites whoever is free"
+        raise ConfigError(text, "Leave one of them out.")
+    if s.candidates is not None and not by_choice:
+        text = f"coordinator.candidates = {s.candidates} with coordinator.sampling = {s.sampling!r}"
+        raise ConfigError(text, 'It belongs to sampling = "power-of-choice": set that, or leave it out.')
+    if s.candidates is not None and not plan.invited <= s.candidates <= s.clients:
+        text = f"coordinator.candidates = {s.candidates}, of which {plan.invited} are invited, of {s.clients} clients"
+        raise ConfigError(text, f"Set it to {plan.invited} to {s.clients}.")
 
 
 def _check_tiers(experiment: FederatedExperiment, tree: Tree) -> None:
@@ -208,6 +224,10 @@ def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:
     if is_function(s.sampling):
         text = f"coordinator.sampling = {s.sampling!r}: cohorts of a secure sum keep their size, and yours promise none"
         raise ConfigError(text, off)
+    if s.sampling in BY_LOSSES:
+        raise ConfigError(
+            f"coordinator.sampling = {s.sampling!r} needs each client's loss, which a secure sum hides", off
+        )
     if s.sampling == "poisson":
         advice = 'Set coordinator.sampling = "uniform", or coordinator.secure.on = false.'
         raise ConfigError("cohorts of a secure sum keep their size: one client more or less would show it", advice)
@@ -218,7 +238,7 @@ def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
     if s.privacy.unit == "client" and (s.algorithm == FEDBUFF or not isinstance(federated.aggregation, Mean)):
         advice = "Take fedavg, or another algorithm that sums updates; or leave coordinator.privacy.unit out."
         raise ConfigError(f"{s.algorithm} cannot hide clients: their noise is added inside a secure sum", advice)
-    if s.privacy.unit != "none" and is_function(s.sampling):
+    if s.privacy.unit != "none" and (is_function(s.sampling) or s.sampling in BY_LOSSES):
         text = f"coordinator.sampling = {s.sampling!r}: a budget counts on cohorts that are drawn as it knows them"
         raise ConfigError(text, 'Set coordinator.sampling = "uniform", or leave coordinator.privacy.unit out.')
     if s.privacy.adaptive and s.privacy.unit != "client":

@@ -38,7 +38,7 @@ from fedgossip.algorithms.federated.base import (
     saved,
 )
 from fedgossip.algorithms.federated.coded import UploadCodec
-from fedgossip.algorithms.sampling import Draw, Sampling
+from fedgossip.algorithms.sampling import Draw, Sampling, SamplingByLosses, Seen
 from fedgossip.base.errors import BudgetError, ProtocolError
 from fedgossip.base.limits import MOST
 from fedgossip.base.scores import ACCURACY, BestSoFar, Score
@@ -91,6 +91,9 @@ from fedgossip.secure.session import round_of
 BEST = "best"
 """Entry among the facts of a checkpoint: (best round, its score, evaluations since without a better one)."""
 
+SEEN = "seen"
+"""Entry among the facts of a checkpoint: (loss, examples, round, seconds) of each client's last contribution."""
+
 SERVER = "server"
 """Entry among the facts of a checkpoint: the numbers of the server's state."""
 
@@ -120,6 +123,12 @@ def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
     """Return the round in which each client was counted last."""
     facts: Any = checkpoint.facts.get("counted", {}) if checkpoint else {}
     return {int(node): int(round) for node, round in facts.items()}
+
+
+def seen_in(checkpoint: Checkpoint | None) -> dict[NodeId, Seen]:
+    """Return what each client reported last."""
+    facts: Any = checkpoint.facts.get(SEEN, {}) if checkpoint else {}
+    return {int(node): Seen(float(loss), int(m), int(last), float(s)) for node, (loss, m, last, s) in facts.items()}
 
 
 def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> BestSoFar:
@@ -221,6 +230,8 @@ class Coordinator(Generic[State]):
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = counted_in(resumed)
         """The last round in which each client's contribution was counted."""
+        self.seen: dict[NodeId, Seen] = seen_in(resumed)
+        """What clients reported last, where cohorts are drawn by that."""
         self.best = best_in(resumed, settings)
         self.judged = 0
         """The last round with a model measured before the next round began."""
@@ -448,6 +459,8 @@ class Coordinator(Generic[State]):
     def _cohort(self, here: Collection[NodeId]) -> Draw:
         if self.summing:
             return self.summing.cohort(self.sampling, self.round, here, self.company.left)
+        if isinstance(self.sampling, SamplingByLosses):
+            return self.sampling.choose(self.round, here, self.seen)
         return self.sampling.draw(self.round, here)
 
     def _exchange_of(self, draw: Draw, here: Collection[NodeId]) -> Exchange:
@@ -469,6 +482,9 @@ class Coordinator(Generic[State]):
             effects = self.exchange.handle(sender, answer)
             if isinstance(answer, Given):
                 self.summed += sum(vector.size for vector in answer.vectors)
+                if answer.loss is not None and isinstance(self.sampling, SamplingByLosses):
+                    seconds = (now_ns - self.began_ns) / 1e9
+                    self.seen[sender] = Seen(answer.loss, answer.examples, self.round, seconds)
             return self._going(effects, phase, now_ns)
         round = answer.round if isinstance(answer, Given | Subtotal | Refusal) else round_of(answer.session)
         if round > self.round or (round == self.round and isinstance(answer, Given)):
@@ -531,7 +547,8 @@ class Coordinator(Generic[State]):
         """Complete the round; the checkpoint first, so that no round reported as done is lost."""
         self.round += 1
         summing = self.summing.saved() if self.summing else {}
-        kept = checkpoint_of(self.round, self.state, self.counted, summing, self.best)
+        facts = {**summing, SEEN: {str(node): list(one) for node, one in self.seen.items()}} if self.seen else summing
+        kept = checkpoint_of(self.round, self.state, self.counted, facts, self.best)
         return [kept, RoundDone(self.round, self.model)]
 
     # --- the end --------------------------------------------------------------------------------------------------
