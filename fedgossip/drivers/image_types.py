@@ -51,7 +51,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "PartnerSet": frozenset({"missed_after_goodbye"}),
     "Simulator": frozenset({"seat", "timeline"}),
     "Network": frozenset(
-        {"_aside", "_kept", "_scored", "_untold", "at_clients", "best", "best_model", "ended_with"},
+        {"_aside", "_kept", "_scored", "_several", "_untold", "at_clients", "best", "best_model", "ended_with"},
     ),
 }
 """Attributes, by class, that images of earlier releases lack: they begin as in a new simulation."""
