@@ -206,7 +206,8 @@ class Reader:
         fields = [field for field in fields if field[0] not in ATTRIBUTES_UNTIL.get(kind.__name__, ())]
         names = [name for name, _ in fields]
         lacking = there - set(names)
-        older = fresh is not NOTHING and lacking <= ATTRIBUTES_SINCE.get(kind.__name__, set())
+        given = fresh is not NOTHING or issubclass(kind, msgspec.Struct)  # by the new simulation, or by a default
+        older = given and lacking <= ATTRIBUTES_SINCE.get(kind.__name__, set())
         if (lacking and not older) or not set(names) <= there | set(hints):
             found = ", ".join(map(str, sorted(there.symmetric_difference(names), key=str)))
             raise UnfitError(f"a {kind.__name__} with other attributes ({found})")
@@ -216,7 +217,7 @@ class Reader:
                 made[name] = self.value(ref, hints.get(name, UNDECLARED), getattr(fresh, name, NOTHING))
             except UnfitError as error:
                 raise UnfitError(f"{error}, in {kind.__name__}.{name}") from None
-        return made | {name: getattr(fresh, name) for name in lacking}
+        return made | {name: getattr(fresh, name) for name in lacking if fresh is not NOTHING}
 
     def _container(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object) -> Any:
         found = [one for one in alternatives(hint) if one is UNDECLARED or origin_of(one) in _KINDS[kind]]

@@ -45,6 +45,8 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Coordinator": frozenset({"invited", "seen", "uninformed"}),
     "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
     "Meter": frozenset({"_away", "_left", "_of_jobs"}),
+    "NetworkRow": frozenset({"metrics"}),
+    "PeerRow": frozenset({"metrics"}),
     "ParcelMail": frozenset({"late_from"}),
     "PreparedContribution": frozenset({"counts"}),
     "Pairing": frozenset({"declines"}),
