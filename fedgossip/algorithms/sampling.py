@@ -61,7 +61,7 @@ class Sampling(Protocol):
         ...
 
 
-class Seen(NamedTuple):
+class ReportedLoss(NamedTuple):
     """A client's last contribution."""
 
     loss: float
@@ -76,7 +76,7 @@ class SamplingByLosses(Protocol):
     """Rules for drawing cohorts by what clients reported; `draw` is that of a first round."""
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw: ...
-    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, Seen]) -> Draw:
+    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, ReportedLoss]) -> Draw:
         """The cohort of `round` of those that are `here`; `seen`: of clients that reported a loss."""
         ...
 
@@ -167,7 +167,7 @@ class PowerOfChoice:
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
         return self.choose(round, here, {})
 
-    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, Seen]) -> Draw:
+    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, ReportedLoss]) -> Draw:
         present, drawn = _present(here), self.uniform.order(round)
         asked = list(islice((node for node in drawn if node in present), self.candidates))
         asked.sort(key=lambda node: -seen[node].loss if node in seen else -math.inf)  # stable: ties in their order
@@ -191,7 +191,7 @@ class Oort:
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
         return self.choose(round, here, {})
 
-    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, Seen]) -> Draw:
+    def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, ReportedLoss]) -> Draw:
         several, present = _several(self.uniform.count, self.uniform.over), _present(here)
         utilities = self._utilities(round, {node: one for node, one in sorted(seen.items()) if node in present})
         explored = math.ceil(several * max(LEAST_SHARE, FIRST_SHARE * SHARE_DECAY**round))
@@ -202,7 +202,7 @@ class Oort:
         others = (node for node in self.uniform.order(round) if node in utilities and node not in set(chosen))
         return _first([*chosen, *others], present, self.uniform.count, self.uniform.over)
 
-    def _utilities(self, round: int, seen: Mapping[NodeId, Seen]) -> dict[NodeId, float]:
+    def _utilities(self, round: int, seen: Mapping[NodeId, ReportedLoss]) -> dict[NodeId, float]:
         if not seen:
             return {}
         gains = np.array([one.examples * max(one.loss, 0.0) for one in seen.values()])

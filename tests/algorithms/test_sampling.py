@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip.algorithms import sampling
-from fedgossip.algorithms.sampling import BySize, Oort, Poisson, PowerOfChoice, Sampling, Seen, Uniform, participating
+from fedgossip.algorithms.sampling import (
+    BySize,
+    Oort,
+    Poisson,
+    PowerOfChoice,
+    ReportedLoss,
+    Sampling,
+    Uniform,
+    participating,
+)
 
 CLIENTS = tuple(range(20))
 SIZES = {node: 1 + node % 5 for node in CLIENTS}
@@ -108,8 +117,8 @@ def test_poisson_draws_each_alone() -> None:
     assert min(len(Poisson(2, (1, 2), 0.2).draw(round, (1, 2)).invited) for round in range(20)) == 0
 
 
-def seen(loss: dict[int, float], seconds: float = 1.0) -> dict[int, Seen]:
-    return {node: Seen(one, 10, 0, seconds) for node, one in loss.items()}
+def seen(loss: dict[int, float], seconds: float = 1.0) -> dict[int, ReportedLoss]:
+    return {node: ReportedLoss(one, 10, 0, seconds) for node, one in loss.items()}
 
 
 def test_power_of_choice_takes_the_greatest_losses_of_its_candidates_and_unknown_ones_first() -> None:
@@ -134,7 +143,7 @@ def test_oort_explores_less_and_less_and_prefers_losses_and_quick_clients() -> N
     early, late = (oort.choose(r, range(200), losses).invited for r in (0, 500))
     assert sum(node >= 100 for node in early) == 9 and sum(node >= 100 for node in late) == 2
     assert all(node < 20 for node in late if node < 100)
-    slow = losses | {node: Seen(100.0, 10, 0, 50.0) for node in range(10)}
+    slow = losses | {node: ReportedLoss(100.0, 10, 0, 50.0) for node in range(10)}
     assert all(10 <= node < 20 for node in oort.choose(500, range(200), slow).invited if node < 100)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.algorithms.sampling import Seen
+from fedgossip.algorithms.sampling import ReportedLoss
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.records import NetworkRow
 from fedgossip.core.task import Job
@@ -99,7 +99,7 @@ def test_cohorts_by_losses_need_losses_and_times(sampling: str) -> None:
 
 
 def test_a_coordinator_that_comes_back_has_the_losses_from_its_checkpoint() -> None:
-    seen = {3: Seen(0.5, 10, 4, 1.25), 7: Seen(2.0, 4, 2, 0.5)}
+    seen = {3: ReportedLoss(0.5, 10, 4, 1.25), 7: ReportedLoss(2.0, 4, 2, 0.5)}
     plan: Any = compose.plan(load_experiment(crowd(30, secure={"on": False}, sampling="power-of-choice")))
     first = plan.machine(30, np.zeros(5, np.float32), "s")
     first.seen = dict(seen)

@@ -38,7 +38,7 @@ from fedgossip.algorithms.federated.base import (
     saved,
 )
 from fedgossip.algorithms.federated.coded import UploadCodec
-from fedgossip.algorithms.sampling import Draw, Sampling, SamplingByLosses, Seen
+from fedgossip.algorithms.sampling import Draw, ReportedLoss, Sampling, SamplingByLosses
 from fedgossip.base.errors import BudgetError, ProtocolError
 from fedgossip.base.limits import MOST
 from fedgossip.base.scores import ACCURACY, BestSoFar, Score
@@ -125,10 +125,12 @@ def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
     return {int(node): int(round) for node, round in facts.items()}
 
 
-def seen_in(checkpoint: Checkpoint | None) -> dict[NodeId, Seen]:
+def seen_in(checkpoint: Checkpoint | None) -> dict[NodeId, ReportedLoss]:
     """Return what each client reported last."""
     facts: Any = checkpoint.facts.get(SEEN, {}) if checkpoint else {}
-    return {int(node): Seen(float(loss), int(m), int(last), float(s)) for node, (loss, m, last, s) in facts.items()}
+    return {
+        int(node): ReportedLoss(float(loss), int(m), int(last), float(s)) for node, (loss, m, last, s) in facts.items()
+    }
 
 
 def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> BestSoFar:
@@ -230,7 +232,7 @@ class Coordinator(Generic[State]):
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = counted_in(resumed)
         """The last round in which each client's contribution was counted."""
-        self.seen: dict[NodeId, Seen] = seen_in(resumed)
+        self.seen: dict[NodeId, ReportedLoss] = seen_in(resumed)
         """What clients reported last, where cohorts are drawn by that."""
         self.best = best_in(resumed, settings)
         self.judged = 0
@@ -484,7 +486,7 @@ class Coordinator(Generic[State]):
                 self.summed += sum(vector.size for vector in answer.vectors)
                 if answer.loss is not None and isinstance(self.sampling, SamplingByLosses):
                     seconds = (now_ns - self.began_ns) / 1e9
-                    self.seen[sender] = Seen(answer.loss, answer.examples, self.round, seconds)
+                    self.seen[sender] = ReportedLoss(answer.loss, answer.examples, self.round, seconds)
             return self._going(effects, phase, now_ns)
         round = answer.round if isinstance(answer, Given | Subtotal | Refusal) else round_of(answer.session)
         if round > self.round or (round == self.round and isinstance(answer, Given)):
