@@ -66,6 +66,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/privacy.py --turns 1 --only noise,steps
 	$(BIN)/python benchmarks/stragglers.py --peers 8 --rounds 10
 	$(BIN)/python benchmarks/federated_learning.py drift --seeds 1 --rounds 5
+	$(BIN)/python benchmarks/membership.py --members 10 --deaths 1
 	$(BIN)/python benchmarks/memory_slope.py --rounds 400
 	$(BIN)/python benchmarks/join.py 1
 	$(BIN)/python benchmarks/membership.py --members 30 --deaths 1
