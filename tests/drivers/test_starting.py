@@ -151,6 +151,22 @@ def test_imports_without_the_collector_leave_it_as_it_was(monkeypatch: pytest.Mo
     assert gc.isenabled() is on
 
 
+SCANNED = """
+import gc
+from fedgossip.base.imports import uncollected
+with uncollected():
+    imported = [[] for _ in range(1000)]
+young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
+print(len(young & set(map(id, imported))), gc.get_freeze_count(), gc.isenabled())
+"""
+
+
+@pytest.mark.sockets
+def test_what_was_imported_without_the_collector_is_scanned_by_full_collections_alone() -> None:
+    scanned = subprocess.run([sys.executable, "-c", SCANNED], capture_output=True, text=True, check=True)
+    assert scanned.stdout.split() == ["0", "0", "True"]
+
+
 # --- the processes of a local run ------------------------------------------------------------------------------------
 
 SPAWNED = """
