@@ -225,7 +225,7 @@ class RunSummary(ChosenFacts, RaceFacts, PersonalFacts, MethodFacts, ForecastFac
     status: str
     """finished, partial, exhausted, interrupted or failed."""
     lacking: Sequence[str]
-    """Of a partial run: what did not happen, in words."""
+    """What did not happen, in words: why a run is partial, or that single rounds of a finished one lack exchanges."""
     in_vain: bool
     """Whether what is lacking makes the run worthless."""
     seed: int

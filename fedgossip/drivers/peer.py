@@ -432,7 +432,10 @@ class _PeerLife:
         lacking = self.plan.lacking(rows, self.node)
         said = (*lacking.said, *of_numbers((), [vector], self.plan.segments))
         if not said:
-            return PeerEnded("finished", rounds, {})
+            counts = ExchangeCounts(self.plan.exchanges)
+            for row in rows:
+                counts.take(row)
+            return PeerEnded("finished", rounds, {}, " ".join(counts.told(self.node)))
         code = TooFewPeersError.exit_code if lacking.in_vain else PARTIAL_EXIT
         return PeerEnded(PARTIAL, rounds, {}, " ".join(said), exit_code=code)
 

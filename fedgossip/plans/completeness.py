@@ -158,6 +158,13 @@ class ExchangeCounts:
         self._told.add(node)
         return [EventRow(round, node, "half_missing", {"missing": missing, "of": of})]
 
+    def told(self, node: NodeId | None = None) -> tuple[str, ...]:
+        """Return a sentence on the missing exchanges of all participants, or of one, in a run that has come to its end;
+        nothing where none is missing."""
+        counted = [counts for one, counts in self._of.items() if node in (None, one)]
+        missing, wanted = sum(one for one, _ in counted), sum(of for _, of in counted)
+        return (f"{missing} of {wanted} exchanges are missing: their rounds went on without them.",) if missing else ()
+
     @property
     def half(self) -> list[tuple[NodeId, int, int]]:
         """(participant, exchanges missing, of so many) of each that missed half or more."""

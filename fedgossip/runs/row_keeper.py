@@ -45,6 +45,11 @@ class Keeper:
         """The number of rows that did not fit on the disk."""
         return self._directory.writer.lost if self._directory else 0
 
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """A sentence on the exchanges that single rounds went on without."""
+        return self._attendance.told() if self._attendance else ()
+
     def remember(self, rows: Sequence[Row]) -> None:
         """Read the rows of the part of the run that is written already."""
         for row in rows:

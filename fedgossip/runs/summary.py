@@ -141,7 +141,9 @@ def summarize(
     events = {name: max(told.get(name, 0), ended.counts.get(name, 0)) for name in {**told, **ended.counts}}
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
-    lacking = lacking_of(plan, keeper.rows, ended.vectors) if ended.status == PARTIAL else Lacking()
+    lacking = Lacking(keeper.missed if ended.status == "finished" else ())
+    if ended.status == PARTIAL:
+        lacking = lacking_of(plan, keeper.rows, ended.vectors)
     added: AddedFacts = {}  # by those to whom this is returned
     return {
         "name": experiment.name or plan.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -13,13 +14,14 @@ from commands import finish, free_ports, in_process, start
 
 from fedgossip import load_experiment, run_local, simulate
 from fedgossip.base.errors import TooFewPeersError
-from fedgossip.cli.run.run import exit_code
+from fedgossip.cli.run.run import _closing_lines, exit_code
 from fedgossip.core.machine import Checkpoint
 from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
+from fedgossip.plans.completeness import ExchangeCounts
 from fedgossip.protocols.gossip.never_exchanged import FRESH, Carried
 from fedgossip.report.page.graphs import never_exchanged
 from fedgossip.report.page.page import write_report
@@ -306,3 +308,48 @@ def test_the_coordinator_s_folder_alone_tells_the_model_s_accuracy_in_every_roun
     ]
     assert measured[0] == measured[1] and [round for round, _ in measured[0]] == [0, 2, 4]
     assert alone.summary["driver"] == "peers" and alone.digest == run.digest
+
+
+# --- rounds that went on without somebody ----------------------------------------------------------------------------
+
+AWAY = {"kind": "crash", "peers": [1], "start": 0.2, "after": 3.0}
+WAITS = {"deadline": 2.0, "least_deadline": 0.3}
+WITHOUT_ONE: dict[str, dict[str, Any]] = {
+    "gossip": {
+        "topology": {"graph": "ring", "n": 4},
+        "algorithm": WAITS,
+        "faults": [{"kind": "drop", "probability": 0.1}],
+    },
+    "private gossip": {
+        "topology": {"graph": "complete", "n": 4},
+        "algorithm": {**WAITS, "private": True},
+        "faults": [{"kind": "drop", "probability": 0.05}],
+    },
+    "federation": {
+        "coordinator": {"clients": 6, "min_clients": 2, "deadline": 1.0, "secure": {"on": False}},
+        "faults": [{"kind": "drop", "probability": 0.05}],
+    },
+    "servers": {"parallel": {"workers": 4, "method": "parameter-server", **WAITS}, "faults": [AWAY]},
+    "mapreduce": {"parallel": {"workers": 4, "method": "mapreduce", **WAITS}, "faults": [{**AWAY, "after": 0.5}]},
+    "ring": {"parallel": {"workers": 4, "method": "ring", **WAITS}, "faults": [{**AWAY, "after": 0.5}]},
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_ONE)
+def test_a_finished_run_whose_rounds_went_on_without_somebody_begins_with_that(kind: str, tmp_path: Path) -> None:
+    given = {"rounds": 40, "task": {"kind": "quadratic", "dim": 3}, **WITHOUT_ONE[kind]}
+    run = simulate(given, out=tmp_path / "run")
+    counts = ExchangeCounts(compose.plan(load_experiment(given)).exchanges)
+    for row in run.rows:
+        counts.take(row)
+    (said,) = run.summary["lacking"]
+    missing, of = map(int, re.findall(r"\d+", said)[:2])
+    assert run.summary["status"] == "finished" and 0 < 2 * missing < of and counts.told() == (said,)
+    assert ("INCOMPLETE", said) in _closing_lines(run, report=True)
+    assert said in write_report(tmp_path / "run").read_text().split("<section")[0], "in its head"
+
+
+@pytest.mark.parametrize("kind", WITHOUT_ONE)
+def test_without_losses_no_exchange_is_missing(kind: str) -> None:
+    given = {"rounds": 4, "task": {"kind": "quadratic", "dim": 3}, **WITHOUT_ONE[kind], "faults": []}
+    assert not simulate(given).summary["lacking"]

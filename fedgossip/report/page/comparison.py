@@ -13,7 +13,7 @@ from fedgossip.base.scores import Score
 from fedgossip.base.untrusted_text import line
 from fedgossip.report.page import drawing, figures, graphs
 from fedgossip.report.page.drawing import draw, series_style
-from fedgossip.report.page.endings import notice, unfinished
+from fedgossip.report.page.endings import incomplete, notice
 from fedgossip.report.page.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.page.numbers import byte_unit, count, data_size, duration, number, percent, plural
 from fedgossip.report.page.reading import RecordedRun
@@ -175,7 +175,7 @@ def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> t
             paragraph("Comparison of fedgossip runs", "over"),
             Markup(f"<h1>{text(title)}</h1>"),
             paragraph(_verdict(runs), "lead"),
-            *(notice(unfinished(name, run)) for name, run in runs if run.summary.status != "finished"),
+            *(notice(incomplete(name, run)) for name, run in runs),
         ]
     )
     body = join([_table(runs, entries, folder), _curves(runs), forecasts(runs), _graphs(runs)])

@@ -6,9 +6,11 @@ from fedgossip.report.page.markup import Markup, text
 from fedgossip.report.page.reading import RecordedRun
 
 
-def unfinished(name: str, run: RecordedRun) -> tuple[str, str]:
-    """Return the note on a run that is not finished: why, and what that means for the page."""
+def incomplete(name: str, run: RecordedRun) -> tuple[str, str] | None:
+    """Return the note on a run that is not finished, or lacks exchanges: why, and what that means for the page."""
     status, who = run.summary.status, f"{run.roles.one}s"
+    if status == "finished":
+        return (f"{name} is finished, and incomplete:", " ".join(run.summary.lacking)) if run.summary.lacking else None
     if status == "partial" and run.summary.lacking:
         return f"{name} is {status}: {run.summary.lacking[0]}", " ".join(run.summary.lacking[1:])
     if status == "partial" and run.summary.led:
@@ -41,6 +43,8 @@ def _wanting(run: RecordedRun) -> str:
     return f"{facts.get('clients', '?')} {run.roles.one}s were there, and a round needs {facts.get('needed', '?')}. "
 
 
-def notice(said: tuple[str, str]) -> Markup:
-    """Return a highlighted line, its first sentence in bold."""
+def notice(said: tuple[str, str] | None) -> Markup | None:
+    """Return a highlighted line, its first sentence in bold; None without one."""
+    if said is None:
+        return None
     return Markup(f'<p class="notice" role="status"><b>{text(said[0])}</b> {text(said[1])}</p>')

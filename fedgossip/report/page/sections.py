@@ -15,7 +15,7 @@ from fedgossip.base.decoding import from_toml
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.event_kinds import event_kinds
 from fedgossip.report.page import bars, figures, graphs, timeline
-from fedgossip.report.page.endings import notice, unfinished
+from fedgossip.report.page.endings import incomplete, notice
 from fedgossip.report.page.forecast import Band, sentence
 from fedgossip.report.page.markup import (
     Markup,
@@ -90,8 +90,8 @@ def head_of(
             paragraph("Report of a fedgossip run", "over"),
             Markup(f"<h1>{text(summary.name)}</h1>"),
             Markup(f'<ul class="facts">{"".join(facts)}</ul>'),
-            notice(warning) if warning else None,
-            None if finished else notice(unfinished("This run", run)),
+            notice(warning),
+            notice(incomplete("This run", run)),
             key_figures,
         ]
     )

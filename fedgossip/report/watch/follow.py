@@ -194,7 +194,8 @@ class Follower:
                 self.ended_at = _changed(folder / ENDED)
                 if peer := self.state.peer(node):
                     peer.ended = str(word.get("status"))
-                if peer and peer.ended == "partial" and isinstance(text := word.get("message"), str):
+                text = word.get("message")
+                if peer and peer.ended in ("partial", "finished") and isinstance(text, str) and text:
                     self.lacking.append(text)
                 self.version += 1
         if len(self._ended) < len(self.place.peers):
