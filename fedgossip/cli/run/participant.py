@@ -293,7 +293,7 @@ class Participant:
             for cause in refusals(rows):
                 times = "once" if cause["times"] == 1 else f"{cause['times']} times"
                 echo(f"Refused {times}: {cause['text']}  {cause['advice']}".rstrip(), err=True)
-            echo(f"{'INCOMPLETE' if ended.status == 'finished' else ended.status.upper()}: {ended.message}", err=True)
+            echo(f"{'MISSING' if ended.status == 'finished' else ended.status.upper()}: {ended.message}", err=True)
         roles = self.plan.roles
         measured = [(row.round, row.score) for row in rows if isinstance(row, PeerRow) and row.score is not None]
         own = f" on this {roles.one}'s own examples" if roles.leader not in (None, self.node) else ""

@@ -317,7 +317,7 @@ def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
     if words := BEFORE_THE_FIRST_ROUND if status == "interrupted" and not summary["rounds"] else ENDINGS.get(status):
         rows += [("" if place else status.upper(), one) for place, one in enumerate(summary["lacking"] or [words])]
     elif status == "finished":
-        rows += [("" if place else "INCOMPLETE", one) for place, one in enumerate(summary["lacking"])]
+        rows += [("" if place else "MISSING", one) for place, one in enumerate(summary["lacking"])]
     rows += [*_reached(summary), *_best(summary)]
     return [*rows, *_model(finished)]
 

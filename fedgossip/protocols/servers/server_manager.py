@@ -60,7 +60,7 @@ class ManagerSettings:
     patience_ns: int = 5_000_000_000
     """Maximum wait for a server without a link."""
     worker_ns: int = 30_000_000_000
-    """Maximum wait for a worker, once others have ended, and for a server without which elements would be lost."""
+    """Maximum wait for a worker, once others have ended, and for a server without which state would be lost."""
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
 
@@ -100,6 +100,8 @@ class ServerManager:
         self.lost: set[NodeId] = set()  # servers away for too long
         self.blank: set[NodeId] = set()  # present servers without any state
         self.ready: set[NodeId] = set()  # have all their copies of this tenure
+        self.whole = self.tenure.servers
+        """The servers of the last tenure with all its copies: no clock was closed for all since then."""
         known = 1 if resumed else placement.copies  # an owner has its shards, or reports them lost
         self.holding = {shard.number: {*shard.holders(self.tenure.servers, known)} for shard in placement.shards}
         """The live servers that certainly have each shard."""
@@ -175,7 +177,9 @@ class ServerManager:
                 if working and 2 * len(self.done) <= len(self.workers):  # the reports of few end nothing
                     return [SetTimer(("over",), self.settings.worker_ns)]
                 return self._finish()
-            case ("begin",):
+            case ("begin",) if self._all_anew:  # nobody works, and a copy on a disk may be older than its owner's
+                return [SetTimer(("begin", "late"), self.settings.worker_ns)]
+            case ("begin", *_):
                 return self._begin()
             case ("start",) if not self.linked & set(self.workers):
                 who = f"no worker has connected to manager {self.node}"
@@ -233,16 +237,25 @@ class ServerManager:
         """Resume after a crash: with the servers of the last tenure, or all anew if all of them restarted."""
         if not self.gathering:
             return []
-        self.gathering = False
-        here = [server for server in self.tenure.servers if server in self.met]
-        if here and all(self.met[server] > self.lives[server] for server in here):
+        anew, self.gathering = self._all_anew, False
+        if anew:
             self.lives |= self.met
-            return self._rule(tuple(here), (), anew=True)
+            return self._rule(tuple(self._here), (), anew=True)
         for server in self.met:
             self._meet(server)
         away = [server for server in self.tenure.servers if server not in self.met]
         timers: list[Effect] = [SetTimer(("gone", server), self.settings.patience_ns) for server in away]
         return [*timers, *self._review(), *self._send_tenure()]
+
+    @property
+    def _here(self) -> list[NodeId]:
+        return [server for server in self.tenure.servers if server in self.met]
+
+    @property
+    def _all_anew(self) -> bool:
+        """Return whether all present servers of the last tenure have restarted, while servers are gathered."""
+        here = self._here if self.gathering else []
+        return bool(here) and all(self.met[server] > self.lives[server] for server in here)
 
     def _is_last(self, node: NodeId) -> bool:
         """Return whether a shard would have no holder without this server, which may be cut off and not dead."""
@@ -254,6 +267,8 @@ class ServerManager:
         if server in self.blank:
             return  # the report is of its earlier life
         self.ready.add(server)
+        if self.ready >= {*self.tenure.servers, *self.tenure.joining}:
+            self.whole = self.tenure.servers
         for shard in self.placement.shards:
             if server in self._keepers(shard):
                 self.holding[shard.number].add(server)
@@ -294,12 +309,15 @@ class ServerManager:
             sure = self._keepers(shard) if anew else self.holding[shard.number] - self.lost - self.blank
             self.holding[shard.number] = sure & self._keepers(shard)
         self.taken, self.blank, self.ready = set(), set(), set()
-        facts = {"epoch": self.tenure.epoch, "servers": list(servers), "joining": list(joining)}
-        lives = [self.lives[server] for server in self.all]
-        kept = Checkpoint(0, {"x": self.initial}, {**facts, "lives": lives}, durable=True)
+        kept = self._kept(servers, joining)
         told = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
         few = [Report("unreplicated", list(servers), 0)] if len(servers) < self.placement.copies else []
         return [kept, told, *few, *self._send_tenure()]
+
+    def _kept(self, servers: Sequence[NodeId], joining: Sequence[NodeId]) -> Checkpoint:
+        facts = {"epoch": self.tenure.epoch, "servers": list(servers), "joining": list(joining)}
+        lives = [self.lives[server] for server in self.all]
+        return Checkpoint(0, {"x": self.initial}, {**facts, "lives": lives}, durable=True)
 
     def _send_tenure(self) -> list[Effect]:
         """Send the tenure to all that have not acknowledged it, or lack copies; the first one is known to all."""
@@ -319,7 +337,8 @@ class ServerManager:
         shards = self.placement.shards
         words = shards[number].words if number < len(shards) else "?"
         text = f"no server has a copy of elements {words} of the model"
-        return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
+        failure = Failure("network", text, "Start all again with --resume, or raise replication.")
+        return [self._kept(self.whole, ()), *self._finish(failure)]  # what was answered is on these servers' disks
 
     def _end_if_over(self) -> list[Effect]:
         return self._finish() if self.left >= set(self.workers) else []

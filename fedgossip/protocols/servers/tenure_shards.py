@@ -65,17 +65,18 @@ class TenureShards:
         self.joining: tuple[NodeId, ...] = ()
         self.copies = ShardCopies(node, placement, schema, links)
         self.shards: dict[int, ShardClocks] = {}
-        held = {shard.number: make(shard, initial) for shard in placement.held(node, servers)}
-        missing = restore(held, resumed) if resumed else []
-        self.stored = {number: one for number, one in held.items() if number not in missing}  # from the last life
+        held = placement.held(node, servers)
+        self.stored = {shard.number: make(shard, initial) for shard in (placement.shards if resumed else held)}
+        for number in restore(self.stored, resumed) if resumed else ():  # of the last life, in whatever tenure that was
+            del self.stored[number]
         if not waits:
-            self._divide(held)
+            self._divide({shard.number: make(shard, initial) for shard in held} | self.stored)
             self.copies.agreed()
 
     @property
     def everything(self) -> Mapping[int, ShardClocks]:
-        """All local shards, for a checkpoint."""
-        return {**self.shards, **self.copies.here}
+        """All local shards with a state, for a checkpoint: a copy that was never received has none."""
+        return {**self.shards, **self.copies.valid}
 
     @property
     def lost(self) -> list[int]:

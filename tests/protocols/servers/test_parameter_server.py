@@ -18,6 +18,7 @@ from fedgossip import simulate
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, ProtocolError
 from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.machine import (
+    Checkpoint,
     Finish,
     Fired,
     PeerGone,
@@ -41,6 +42,7 @@ from fedgossip.net.links.mesh import Links
 from fedgossip.plans import compose
 from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.protocols.servers.pieces import PIECE_BYTES
+from fedgossip.protocols.servers.shard_records import saved_shards
 
 
 def quadratic(workers: int = 4, servers: int = 2, rounds: int = 8, **more: Any) -> dict[str, Any]:
@@ -408,8 +410,43 @@ def test_a_keeper_counts_as_having_a_copy_when_it_says_so() -> None:
 
 
 def test_a_manager_names_the_elements_that_are_lost() -> None:
-    (end,) = _after_a_death([]).handle(Received(3, ShardLost(1, 0)), 0)
-    assert re.match(r"no server has a copy of elements \d+ to \d+", end.failure.text)
+    for copied, servers in [([], [2, 3, 4]), ([3, 4], [3, 4])]:
+        manager = _after_a_death([])
+        for node in copied:
+            manager.handle(Received(node, ServerReady(1)), 0)
+        kept, end = manager.handle(Received(3, ShardLost(1, 0)), 0)
+        assert re.match(r"no server has a copy of elements \d+ to \d+", end.failure.text)
+        assert kept.durable and kept.facts["servers"] == servers, "the last ones with all copies, for --resume"
+
+
+def test_where_all_restart_the_manager_waits_for_the_servers_of_the_last_tenure() -> None:
+    """A copy on a disk may be older than what its owner answered: nobody takes the place of one that is late."""
+    plan = compose.plan(load_experiment(quadratic(2, 3, server={"replication": 2})))
+    kept = Checkpoint(0, {"x": np.zeros(40)}, {"epoch": 1, "servers": [2, 3], "joining": [], "lives": [0, 0, 0]})
+    manager: Any = plan.machine(5, np.zeros(40, np.float32), "s", kept, incarnation=1)
+    for event in [Started(), PeerJoined(2, 1), PeerJoined(4, 1)]:
+        manager.handle(event, 0)
+    assert manager.handle(Fired(("begin",)), 0) == [SetTimer(("begin", "late"), 30_000_000_000)]
+    effects = manager.handle(PeerJoined(3, 1), 0)
+    tenure = next(one.message for one in effects if isinstance(one, Send))
+    assert tenure == Tenure(2, (2, 3), (), anew=True)
+
+
+def test_a_server_restores_what_it_held_in_the_last_tenure_and_no_copy_that_it_never_received() -> None:
+    plan = compose.plan(load_experiment(quadratic(2, 3, server={"replication": 2})))
+    assert isinstance(plan, ServerPlan)
+    numbers = {shard.number for shard in plan.placement_of(40).shards}
+    first = {shard.number for shard in plan.placement_of(40).held(4, plan.servers)}
+    server: Any = plan.machine(4, np.zeros(40, np.float32), "s")
+    server.handle(Started(), 0)
+    server.handle(Received(5, Tenure(1, (3, 4))), 0)
+    assert server.tenure.everything.keys() == first < numbers, "copies of the others are on their way"
+    whole = {**server.tenure.everything, **server.tenure.copies.here}
+    kept = saved_shards(1, whole, 1, durable=True)  # once they are here
+    again: Any = plan.machine(4, np.zeros(40, np.float32), "s", kept, incarnation=1)
+    again.handle(Started(), 0)
+    again.handle(Received(5, Tenure(2, (4,), (), anew=True)), 0)
+    assert again.shards.keys() == numbers and again.phase == "serving"
 
 
 def _after_a_death(words: Iterable[Any]) -> Any:
