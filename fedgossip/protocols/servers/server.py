@@ -424,6 +424,8 @@ class ParameterServer:
             told = [Send(other, ShardLost(self.epoch, lost[0])) for other in [*self.links, self.manager]]
             return [taken, *told, *self._lost(lost[0])]
         self._changed = True  # a copy that is owned now may be later than on disk
+        for worker in sorted(self.workers.linked):  # none could do anything before
+            self._note_progress(worker, now_ns)
         return [taken, *self.tenure.send_copies(now_ns), *self._ready(), *self._go_on(now_ns)]
 
     def _copied(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:

@@ -91,6 +91,8 @@ class ServerManager:
             joining = tuple(facts["joining"])
             self.tenure = Tenure(facts["epoch"], tuple(facts["servers"]), joining)
             self.lives = dict(zip(self.all, facts["lives"], strict=True))
+        self.whole = tuple(resumed.facts.get("whole", self.tenure.servers)) if resumed else self.tenure.servers  # type: ignore[arg-type]
+        """The servers of the last tenure with all its copies: all that was answered since is on their disks."""
         self.gathering = life > 0  # until the servers in a new life are known
         self.met: dict[NodeId, int] = {}  # connected servers, with their life
         self.linked: set[NodeId] = set()
@@ -100,8 +102,6 @@ class ServerManager:
         self.lost: set[NodeId] = set()  # servers away for too long
         self.blank: set[NodeId] = set()  # present servers without any state
         self.ready: set[NodeId] = set()  # have all their copies of this tenure
-        self.whole = self.tenure.servers
-        """The servers of the last tenure with all its copies: no clock was closed for all since then."""
         known = 1 if resumed else placement.copies  # an owner has its shards, or reports them lost
         self.holding = {shard.number: {*shard.holders(self.tenure.servers, known)} for shard in placement.shards}
         """The live servers that certainly have each shard."""
@@ -142,9 +142,8 @@ class ServerManager:
                     self.taken.add(sender)
                 return self._review()
             case ServerReady(epoch) if sender in self.all:
-                if epoch == self.tenure.epoch:
-                    self._has_all(sender)
-                return self._review()
+                kept = self._has_all(sender) if epoch == self.tenure.epoch else []
+                return [*kept, *self._review()]
             case Leaving(round) if sender in self.workers:
                 self.left.add(sender)
                 back: list[Effect] = [] if message.done else [Send(sender, Leaving(round, done=True))]
@@ -221,7 +220,7 @@ class ServerManager:
             return self._send_tenure()
         self.met[node] = max(life, self.met.get(node, 0))
         if self.gathering:
-            return self._begin() if self.met.keys() >= set(self.tenure.servers) else []
+            return self._begin() if self.met.keys() >= {*self.tenure.servers, *self.whole} else []
         self._meet(node)
         return [*self._review(), *self._send_tenure()]
 
@@ -240,7 +239,8 @@ class ServerManager:
         anew, self.gathering = self._all_anew, False
         if anew:
             self.lives |= self.met
-            return self._rule(tuple(self._here), (), anew=True)
+            here = [server for server in self.whole if server in self.met]
+            return self._rule(tuple(here), (), anew=True)
         for server in self.met:
             self._meet(server)
         away = [server for server in self.tenure.servers if server not in self.met]
@@ -248,13 +248,9 @@ class ServerManager:
         return [*timers, *self._review(), *self._send_tenure()]
 
     @property
-    def _here(self) -> list[NodeId]:
-        return [server for server in self.tenure.servers if server in self.met]
-
-    @property
     def _all_anew(self) -> bool:
-        """Return whether all present servers of the last tenure have restarted, while servers are gathered."""
-        here = self._here if self.gathering else []
+        """Return whether all servers that were there last, and are present now, have restarted; while they gather."""
+        here = {*self.tenure.servers, *self.whole} & self.met.keys() if self.gathering else set()
         return bool(here) and all(self.met[server] > self.lives[server] for server in here)
 
     def _is_last(self, node: NodeId) -> bool:
@@ -262,16 +258,18 @@ class ServerManager:
         gone = {node, *self.lost, *self.blank}
         return any(holders <= gone for holders in self.holding.values())
 
-    def _has_all(self, server: NodeId) -> None:
+    def _has_all(self, server: NodeId) -> list[Effect]:
         """Record that a server has all its copies of this tenure."""
         if server in self.blank:
-            return  # the report is of its earlier life
+            return []  # the report is of its earlier life
         self.ready.add(server)
-        if self.ready >= {*self.tenure.servers, *self.tenure.joining}:
-            self.whole = self.tenure.servers
         for shard in self.placement.shards:
             if server in self._keepers(shard):
                 self.holding[shard.number].add(server)
+        if self.whole == self.tenure.servers or not {*self.tenure.servers, *self.tenure.joining} <= self.ready:
+            return []
+        self.whole = self.tenure.servers
+        return [self._kept()]
 
     def _keepers(self, shard: Shard) -> set[NodeId]:
         return {*shard.keepers(self.tenure.servers, self.tenure.joining, self.placement.copies)}
@@ -309,15 +307,15 @@ class ServerManager:
             sure = self._keepers(shard) if anew else self.holding[shard.number] - self.lost - self.blank
             self.holding[shard.number] = sure & self._keepers(shard)
         self.taken, self.blank, self.ready = set(), set(), set()
-        kept = self._kept(servers, joining)
+        kept = self._kept()
         told = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
         few = [Report("unreplicated", list(servers), 0)] if len(servers) < self.placement.copies else []
         return [kept, told, *few, *self._send_tenure()]
 
-    def _kept(self, servers: Sequence[NodeId], joining: Sequence[NodeId]) -> Checkpoint:
-        facts = {"epoch": self.tenure.epoch, "servers": list(servers), "joining": list(joining)}
-        lives = [self.lives[server] for server in self.all]
-        return Checkpoint(0, {"x": self.initial}, {**facts, "lives": lives}, durable=True)
+    def _kept(self) -> Checkpoint:
+        now, lives = self.tenure, [self.lives[server] for server in self.all]
+        facts = {"epoch": now.epoch, "servers": list(now.servers), "joining": list(now.joining), "lives": lives}
+        return Checkpoint(0, {"x": self.initial}, {**facts, "whole": list(self.whole)}, durable=True)
 
     def _send_tenure(self) -> list[Effect]:
         """Send the tenure to all that have not acknowledged it, or lack copies; the first one is known to all."""
@@ -337,8 +335,7 @@ class ServerManager:
         shards = self.placement.shards
         words = shards[number].words if number < len(shards) else "?"
         text = f"no server has a copy of elements {words} of the model"
-        failure = Failure("network", text, "Start all again with --resume, or raise replication.")
-        return [self._kept(self.whole, ()), *self._finish(failure)]  # what was answered is on these servers' disks
+        return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
 
     def _end_if_over(self) -> list[Effect]:
         return self._finish() if self.left >= set(self.workers) else []
