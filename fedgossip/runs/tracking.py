@@ -19,7 +19,7 @@ from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.extras import needed
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.base.untrusted_text import MASK, line, masked
+from fedgossip.base.untrusted_text import MASK, cell_text, line, masked
 from fedgossip.core import run_format
 from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow
 from fedgossip.experiment import Experiment
@@ -61,6 +61,7 @@ class CsvTracker:
         pass
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
+        values = {cell_text(name): value for name, value in values.items()}
         if not {"round", *values} <= set(self._columns):
             self._widen(values)
         cells = {"round": step, **values}

@@ -96,7 +96,7 @@ def test_a_run_whose_server_was_killed_goes_on_with_resume_to_the_same_bits(name
 
 
 COPIES = {
-    "copies": (3, {"replication": 2}, [{"kind": "crash", "peers": [3], "start": 0.05}]),
+    "copies": (3, {"replication": 2}, [{"kind": "crash", "peers": [3], "start": 0.05, "after": 4.0}]),
     "no copies": (2, {}, []),
 }
 """Number of servers, their section, and another server's crash: with copies, what follows from that is to be kept."""
@@ -114,7 +114,7 @@ def test_a_server_killed_at_a_write_of_a_tenure_costs_no_result(
     monkeypatch.setenv("DYING", f"2 {write} {tmp_path}")
     servers, server, faults = COPIES[name]
     # a round that closes at its deadline goes on without a worker, and reports it: here no tenure takes so long
-    waits = {"deadline": 10.0, "least_deadline": 5.0}
+    waits = {"deadline": 15.0, "least_deadline": 2.0}
     experiment = quadratic(2, servers, rounds=150, server=server, parallel=waits, eval={"every": 150})
     with PeerProcesses(learning=False) as family:
         plan, out = compose.plan(load_experiment({**experiment, "faults": faults})), tmp_path / "run"

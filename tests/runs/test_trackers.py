@@ -117,6 +117,12 @@ def test_csv_has_a_column_for_a_number_that_begins_later_also_after_a_resume(tmp
     assert (tmp_path / "rounds.csv").read_text() == "round,loss,logged/f1\n0,1.0,\n1,0.5,0.9\n2,,0.8\n"
 
 
+def test_a_name_that_is_a_formula_or_an_escape_sequence_is_neither_in_a_csv(tmp_path: Path) -> None:
+    for step in range(2):
+        tracking.CsvTracker("", tmp_path).measured(step, {"=cmd|' /C calc'!A0": 1.0, "a\x1b[2J\nb": 2.0})
+    assert (tmp_path / "rounds.csv").read_text() == "round,'=cmd|' /C calc'!A0,a?[2J?b\n0,1.0,2.0\n1,1.0,2.0\n"
+
+
 def test_csv_has_a_line_per_round(tmp_path: Path) -> None:
     run = tracked(tmp_path, "csv")
     with (tmp_path / "run" / "rounds.csv").open() as file:

@@ -423,7 +423,7 @@ class ParameterServer:
         if lost := self.tenure.lost:
             told = [Send(other, ShardLost(self.epoch, lost[0])) for other in [*self.links, self.manager]]
             return [taken, *told, *self._lost(lost[0])]
-        self._changed = True  # a copy that is owned now may be later than on disk
+        self._changed = bool(self.shards)  # a copy that is owned now may be later than on disk
         for worker in sorted(self.workers.linked):  # none could do anything before
             self._note_progress(worker, now_ns)
         return [taken, *self.tenure.send_copies(now_ns), *self._ready(), *self._go_on(now_ns)]

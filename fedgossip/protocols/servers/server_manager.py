@@ -179,7 +179,8 @@ class ServerManager:
             case ("begin",) if self._all_anew:  # nobody works, and a copy on a disk may be older than its owner's
                 return [SetTimer(("begin", "late"), self.settings.worker_ns)]
             case ("begin", *_):
-                return self._begin()
+                missing = [server for server in self.whole if server not in self.met] if self._all_anew else []
+                return self._not_back(missing) if missing else self._begin()
             case ("start",) if not self.linked & set(self.workers):
                 who = f"no worker has connected to manager {self.node}"
                 return self._finish(Failure("network", who, f"Look at the workers' logs, and at the addresses. {ONE}"))
@@ -336,6 +337,13 @@ class ServerManager:
         words = shards[number].words if number < len(shards) else "?"
         text = f"no server has a copy of elements {words} of the model"
         return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
+
+    def _not_back(self, missing: Sequence[NodeId]) -> list[Effect]:
+        """End where all have restarted but these: others' copies on disk may lack a step that they had answered."""
+        who = (
+            f"server {', '.join(map(str, missing))} of the last tenure is not back, and its parts of the model with it"
+        )
+        return self._finish(Failure("network", who, "Start it too, with --resume in its folder."))
 
     def _end_if_over(self) -> list[Effect]:
         return self._finish() if self.left >= set(self.workers) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -426,6 +427,8 @@ def test_where_all_restart_the_manager_waits_for_the_servers_of_the_last_tenure(
     for event in [Started(), PeerJoined(2, 1), PeerJoined(4, 1)]:
         manager.handle(event, 0)
     assert manager.handle(Fired(("begin",)), 0) == [SetTimer(("begin", "late"), 30_000_000_000)]
+    (end,) = copy.deepcopy(manager).handle(Fired(("begin", "late")), 0)
+    assert "server 3 of the last tenure is not back" in end.failure.text
     effects = manager.handle(PeerJoined(3, 1), 0)
     tenure = next(one.message for one in effects if isinstance(one, Send))
     assert tenure == Tenure(3, (2, 3), (), anew=True)
