@@ -51,6 +51,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "PreparedContribution": frozenset({"counts"}),
     "Pairing": frozenset({"declines"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
+    "ServerManager": frozenset({"whole"}),
     "Simulator": frozenset({"seat", "timeline"}),
     "Network": frozenset(
         {"_aside", "_kept", "_scored", "_several", "_untold", "at_clients", "best", "best_model", "ended_with"},
