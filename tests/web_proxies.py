@@ -83,6 +83,8 @@ class Web:
     trusts: Path | None = None
     holds: bool = False
     """Whether it keeps what comes back after the upgrade."""
+    idle: float = 3600.0
+    """Seconds without a byte in one direction after which it cuts."""
     socks: bool = False
     port: int = 0
     seen: bytearray = field(default_factory=bytearray)
@@ -194,7 +196,7 @@ class Web:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass_on(self, source: Ends, target: Ends) -> None:
-        while piece := await source[0].read(1 << 16):
+        while piece := await asyncio.wait_for(source[0].read(1 << 16), self.idle):
             self.seen += piece
             if self.holds and piece.startswith(b"HTTP/1.1 101"):
                 head, _, _ = piece.partition(b"\r\n\r\n")

@@ -183,6 +183,25 @@ def test_a_silent_stream_is_pinged_and_its_end_is_an_end(monkeypatch: pytest.Mon
         done(wait(running.address))
 
 
+@pytest.mark.parametrize(("ping", "there"), [(0.1, True), (25.0, False)], ids=["pinged", "silent"])
+def test_a_proxy_that_cuts_what_is_silent_cuts_nothing_that_is_pinged(
+    ping: float, there: bool, secure: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of 25 seconds is below the 60 of nginx and of most proxies."""
+    assert web_stream.PING_SECONDS == 25.0
+    monkeypatch.setattr(web_stream, "PING_SECONDS", ping)
+
+    async def last(relay: str) -> bool:
+        one, _ = await call(relay)
+        with contextlib.suppress(TimeoutError):
+            return bool(await asyncio.wait_for(one[0].read(1), 1.5))
+        return True
+
+    with proxy_running(idle=0.6) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        assert done(last(secure.address)) is there
+
+
 def test_an_echo_is_bounded_and_for_those_that_may_use_the_relay() -> None:
     async def echoed(relay: str) -> int:
         reader, writer = await asked(relay, Identity.new(), ECHO, NO_TARGET)

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from commands import COMMAND, free_ports, in_process, no_secrets_in, wait_until
+from folder_kit import FolderRun
 from relays import relay_running
 from test_host_join import People
 from web_proxies import Authority, Web, proxy_running
@@ -104,6 +106,49 @@ def test_members_that_meet_by_the_web_end_with_the_digest_of_the_simulator(
         files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
         assert not any(SECRET.encode() in one for one in files)  # nor in what was printed
     assert no_secrets_in(people.run_of("b"))
+
+
+TIERS = "tiers = [{ clients = 3 }, { clients = 2, secure = false }]"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["federated", "gossip"])
+def test_one_experiment_has_one_digest_by_every_carrier(
+    kind: str, campus: Campus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulated, by sockets, by the web through both proxies, by a folder; a secure sum in tiers as well."""
+    people = campus.people
+    text = GOSSIP.format(rounds=3) if kind == "gossip" else FEDERATED.format(rounds=3).replace("s = 3\n", "s = 6\n")
+    guests = "bcd" if kind == "gossip" else "bcdefg"
+    invite = campus.host(text, monkeypatch)
+    for place, who in enumerate(guests):
+        campus.join(who, invite, (campus.connect, campus.opening)[place % 2], monkeypatch)
+    assert [people.ended(who) for who in ("host", *guests)] == [0] * (1 + len(guests)), people.said("host")
+    home = people.home("host")
+    named = str(next(home.glob("hosting/*/experiment.toml")))
+    folders = [str(people.run_of(who)) for who in ("host", *guests)]
+    found: dict[str, list[str]] = {"web": ["collect", named, *folders]}
+    trees: dict[str, list[str]] = (
+        {"": []} if kind == "gossip" else {"": [], " in tiers": ["--set", f"coordinator.{TIERS}"]}
+    )
+    for tree, more in trees.items():
+        for engine in ("sim", "local"):
+            found[f"{engine}{tree}"] = ["run", named, "--no-report", "--on", engine, *more]
+    digests = {}
+    for what, words in found.items():
+        said = in_process([*words, "--json"], home, monkeypatch, capsys)
+        digests[what] = json.loads(said.out)["digest"]
+    for tree in trees:
+        content = tomllib.loads(text)
+        if tree:
+            content["coordinator"] |= tomllib.loads(TIERS)
+        place = tmp_path / f"by folder{tree}"
+        place.mkdir()
+        run = FolderRun(place, content)
+        run.over()
+        digests[f"folder{tree}"] = run.digest()
+    assert len(set(digests.values())) == 1 and len(digests) == (4 if kind == "gossip" else 7), digests
 
 
 @pytest.mark.long

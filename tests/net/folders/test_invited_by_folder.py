@@ -112,6 +112,20 @@ def test_four_peers_of_a_ring_join_through_a_stick(tmp_path: Path) -> None:
     assert ended == simulate(tmp_path / "host" / "pilot.toml").digest
 
 
+def test_step_every_of_an_invited_run_goes_on_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = Visits(tmp_path, '[topology]\nn = 2\ngraph = "path"\n', "a")
+    for who in ("host", "a", "host", "a", "host", "a"):
+        assert visits.visit(who).code == 0
+    run = visits.run_of("a")
+    assert run is not None
+    monkeypatch.setattr("fedgossip.cli.run.step.time.sleep", lambda _: visits.visit("host"))
+    said = typed(["step", str(run), "--every", "10m"], tmp_path / "a")
+    assert said.code == 0 and "after 2 rounds" in said.err
+    visits.to_the_end()
+    found = digest([visits.vector(who) for who in ("host", "a")])  # type: ignore[misc]
+    assert found == simulate(tmp_path / "host" / "pilot.toml").digest
+
+
 @pytest.mark.long
 def test_leaves_and_their_clients_join_through_a_stick(tmp_path: Path) -> None:
     visits = Visits(tmp_path, TIERS, ["leaf6", "leaf7", *(f"client{node}" for node in range(6))])
