@@ -40,7 +40,7 @@ RUNS = {
     "plain sums": federated(3, 2, secure=False),
     "ring": gossip(),
     "two tiers": tiers(3, 2, rounds=1),
-    "best model": learned(eval={"keep": "best", "on": "validation"}),
+    "best model": learned(rounds=2, eval={"keep": "best", "on": "validation"}),
 }
 LONG_RUNS = {
     "two tiers, secure root": tiers(3, 3),
