@@ -53,7 +53,10 @@ EVIL = "from pathlib import Path\nPath(__file__).with_name('RAN').write_text('ra
 EVERY = {kind.experiment: tuple(keys_of_code(kind.experiment)) for kind in RUN_KINDS.values()}
 NEVER_SENT = {"adversary.attack"}
 """Keys of sections that no invite carries."""
-KEYS = sorted({(of.kind, key) for of, found in EVERY.items() for key in found if key not in NEVER_SENT})
+KEYS = sorted(
+    {(of.kind, key) for of, found in EVERY.items() for key in found if key not in NEVER_SENT}
+    - {("parallel", "train.optimizer")}  # the steps are the method's
+)
 LEAST: dict[str, dict[str, Any]] = {
     "topology": {"topology": {"graph": "ring", "n": 3}},
     "coordinator": {"coordinator": {"clients": 3}},
@@ -68,7 +71,11 @@ def content_with(kind: str, key: str, value: str) -> dict[str, Any]:
     place = content
     for section in sections:
         place = place.setdefault(section, {})
-    place[last] = {"partition": {"kind": value}}.get(last, [value] if last in ("metrics", "filters") else value)
+    if last == "options":
+        place["name"] = "choco"
+    place[last] = {"partition": {"kind": value}, "options": {"codec": value}}.get(
+        last, [value] if last in ("metrics", "filters") else value
+    )
     return content
 
 
