@@ -3,9 +3,9 @@
     python benchmarks/population.py [--clients 1000 10000 100000] [--cohort 50] [--turns 3] [--wide] [--json]
 
 Softmax of 16 columns and 4 classes, made-up examples, one for each client, secure sums, whole machines in virtual time.
-Every line is a process of its own, and a run with a run directory and a report: CPU seconds of 3 rounds and of 13,
-their difference for a round, the rest for the set-up, and the peak of memory; medians over the turns.  A round's ratio
-is to that of the smallest population: 1 where only the cohort costs.  `--wide`: rounds of a cohort of 1 000 with
+Every line is a process of its own, and a run of 23 rounds with a run directory and a report: CPU seconds between the
+ends of two rounds, their median over the last 20; the rest of all CPU seconds for the set-up and the end; and the peak
+of memory; medians over the turns.  A round's ratio is to that of the smallest population: 1 where only the cohort costs.  `--wide`: rounds of a cohort of 1 000 with
 vectors of 650 elements, exact sums, too.
 """
 
@@ -19,12 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from crew import machine, median
 
-FEW, MORE = 3, 13
+ROUNDS, FIRST = 23, 3
+"""Number of rounds, and of those that are not counted."""
+
 TESTED = 300
 """Number of examples of the test set, whatever the population: an evaluated round costs as much in each."""
 
@@ -52,8 +55,9 @@ KINDS = {"softmax": population, "wide": wide}
 
 
 def run_once(kind: str, clients: int, cohort: int, rounds: int, folder: Path) -> None:
-    """Run it in this process; print CPU seconds, the peak of memory in MB, and the status."""
+    """Run it in this process; print CPU seconds of all and of a round, the peak of memory in MB, and the status."""
     from fedgossip import simulate
+    from fedgossip.core.records import NetworkRow
 
     source = folder / f"examples-{clients}.npz"
     if kind == "softmax" and not source.exists():
@@ -63,20 +67,27 @@ def run_once(kind: str, clients: int, cohort: int, rounds: int, folder: Path) ->
         np.savez(source, x=random.standard_normal((examples, 16), np.float32), y=random.integers(0, 4, examples))
     began = time.process_time()
     place = Path(tempfile.mkdtemp(dir=folder))
-    run = simulate(KINDS[kind](clients, cohort, rounds, source), out=place / "run", report=True)
+    ends: list[float] = []
+
+    def watch(row: object) -> None:
+        if isinstance(row, NetworkRow):
+            ends.append(time.process_time())
+
+    run = simulate(KINDS[kind](clients, cohort, rounds, source), out=place / "run", report=True, watch=watch)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps([time.process_time() - began, peak, run.summary["status"]]))
+    a_round = median([after - before for before, after in pairwise(ends[FIRST:])])
+    print(json.dumps([time.process_time() - began, a_round, peak, run.summary["status"]]))
 
 
-def measured(kind: str, clients: int, cohort: int, rounds: int, folder: Path) -> tuple[float, float]:
-    """Return CPU seconds and peak MB of a run in a process of its own."""
-    asked = [sys.executable, __file__, "--one", kind, str(clients), str(cohort), str(rounds), str(folder)]
+def measured(kind: str, clients: int, cohort: int, folder: Path) -> tuple[float, float, float]:
+    """Return CPU seconds of a run in a process of its own, and of a round, and peak MB."""
+    asked = [sys.executable, __file__, "--one", kind, str(clients), str(cohort), str(ROUNDS), str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(asked, capture_output=True, text=True, check=True, env=environment)
-    seconds, peak, status = json.loads(done.stdout.splitlines()[-1])
+    seconds, a_round, peak, status = json.loads(done.stdout.splitlines()[-1])
     if status != "finished":
         raise SystemExit(f"{kind}, {clients} clients: the run is {status}")
-    return seconds, peak
+    return seconds, a_round, peak
 
 
 def main() -> None:
@@ -99,14 +110,13 @@ def main() -> None:
         turns: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {line: [] for line in lines}
         for _ in range(options.turns):
             for line in lines:
-                few, more = (measured(*line, rounds, Path(place)) for rounds in (FEW, MORE))
-                turns[line].append((few[0], more[0], few[1]))
+                turns[line].append(measured(*line, Path(place)))
     first = None
     for (kind, clients, cohort), all_turns in turns.items():
-        few, more, peak = (median(list(one)) for one in zip(*all_turns, strict=True))
-        a_round = (more - few) / (MORE - FEW)
+        seconds, a_round, peak = (median(list(one)) for one in zip(*all_turns, strict=True))
         first = first or a_round
-        about = {"run": few, "set-up": few - FEW * a_round, "round": a_round, "ratio": a_round / first, "MB": peak}
+        rest = seconds - ROUNDS * a_round
+        about = {"set-up": rest, "round": a_round, "ratio": a_round / first, "MB": peak}
         found[f"{kind} {clients} {cohort}"] = about
     if options.json:
         return print(json.dumps(found))
@@ -114,8 +124,8 @@ def main() -> None:
     for name, about in found.items():
         kind, clients, cohort = name.split()
         print(
-            f"{kind:8} {int(clients):9,} clients, cohort {cohort:>5}: {FEW} rounds {about['run']:6.2f} CPU s, set-up "
-            f"{about['set-up']:6.2f}, a round {about['round'] * 1e3:7.1f} ms ({about['ratio']:.2f} x the first), "
+            f"{kind:8} {int(clients):9,} clients, cohort {cohort:>5}: set-up and end {about['set-up']:6.2f} CPU s, "
+            f"a round {about['round'] * 1e3:7.1f} ms ({about['ratio']:.2f} x the first), "
             f"{about['MB']:6.0f} MB"
         )
     return None
