@@ -5,7 +5,7 @@
 Softmax of 16 columns and 4 classes, made-up examples, one for each client, secure sums, whole machines in virtual time.
 Every line is a process of its own, and a run of 23 rounds with a run directory and a report: CPU seconds between the
 ends of two rounds, their median over the last 20; the rest of all CPU seconds for the set-up and the end; and the peak
-of memory; medians over the turns.  A round's ratio is to that of the smallest population: 1 where only the cohort costs.
+of memory; medians over turns.  A round's ratio is to that of the smallest population: 1 where only the cohort costs.
 `--wide`: rounds of a cohort of 1 000 with vectors of 650 elements, exact sums, too.
 """
 
