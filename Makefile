@@ -69,7 +69,6 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/membership.py --members 10 --deaths 1
 	$(BIN)/python benchmarks/memory_slope.py --rounds 400
 	$(BIN)/python benchmarks/join.py 1
-	$(BIN)/python benchmarks/membership.py --members 30 --deaths 1
 	$(BIN)/python benchmarks/characters.py README.md 10
 	$(BIN)/python benchmarks/length_buckets.py README.md --steps 5 --turns 1
 	$(BIN)/python benchmarks/outer.py

@@ -51,6 +51,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "PreparedContribution": frozenset({"counts"}),
     "Pairing": frozenset({"declines"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
+    "Replicated": frozenset({"coded"}),
     "ServerManager": frozenset({"whole"}),
     "Simulator": frozenset({"seat", "timeline"}),
     "Network": frozenset(
@@ -62,6 +63,8 @@ ATTRIBUTES_UNTIL: Mapping[str, frozenset[str]] = {
     "Membership": frozenset({"_hashed"}),
     "Meter": frozenset({"_logged"}),
     "Network": frozenset({"_wrong"}),
+    "ReplicaGossip": frozenset({"payload"}),
+    "Replicated": frozenset({"new"}),
 }
 """Attributes, by class, of images of earlier releases alone: dropped."""
 

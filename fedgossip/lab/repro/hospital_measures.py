@@ -239,7 +239,7 @@ def _tree_model(sites: int) -> tuple[bytes, float]:
         _command(folder, "fit", "fit.toml", "--to", "fitted")
         _command(folder, "predict", "fitted", "test.csv", "--out", "told.csv")
         lines = list(csv.reader(io.StringIO(outside_files.read_text(folder / "told.csv"))))
-        trees = outside_files.read_bytes(folder / "fitted" / "model" / "trees.json")
+        trees = outside_files.read_bytes(folder / "fitted" / run_format.MODEL / run_format.TREES)
     told = np.array([float(line[-1]) for line in lines[1:]])
     return trees, float(np.sqrt(np.mean((told - y[held]) ** 2)))
 
