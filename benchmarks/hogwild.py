@@ -24,11 +24,9 @@ from fedgossip.base.vectors import frozen
 from fedgossip.core.task import Job
 from fedgossip.data import data
 from fedgossip.data.dataset import Dataset
-from fedgossip.learning.linear.sparse_logistic import SparseLogistic
-from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseSteps
-from fedgossip.learning.linear.word_steps import WordSteps
+from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseLogistic, SparseSteps
 from fedgossip.learning.linear.word_tables import WordTable
-from fedgossip.learning.linear.words import WordsTask
+from fedgossip.learning.linear.words import WordsTask, WordSteps
 from fedgossip.learning.processes.hogwild import HogwildLoop
 from fedgossip.learning.processes.processes import StandingGroup
 from fedgossip.learning.task import TorchTask, TrainSettings

@@ -18,9 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from fedgossip.learning.one_model import weights
-from fedgossip.learning.processes.ipc import Channel, Message, Setup, TrainOrder
+from fedgossip.learning.processes.ipc import Channel, Message, Setup, SharedArrays, TrainOrder
 from fedgossip.learning.processes.serving import serve
-from fedgossip.learning.processes.shared_memory import SharedArrays
 from fedgossip.learning.processes.worker import CollectiveWorker
 
 

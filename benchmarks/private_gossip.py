@@ -35,8 +35,7 @@ from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.protocols.private import private_gossip
 from fedgossip.protocols.private.private_gossip import PrivateGossip
 from fedgossip.secure import ring
-from fedgossip.secure.neighbourhood import Grid
-from fedgossip.secure.pairs import SeededPairs
+from fedgossip.secure.pairs import Grid, SeededPairs
 from fedgossip.secure.primitives import keystream
 from fedgossip.topology import Mixing, build, resolve
 

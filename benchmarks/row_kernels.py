@@ -27,8 +27,8 @@ import torch
 from crew import machine, median
 
 from fedgossip.base.vectors import RowGroups
-from fedgossip.learning.many_nodes.device_mixing import DeviceMixing
-from fedgossip.learning.one_model.cuda_graphs import capture_on
+from fedgossip.learning.many_nodes.device_stack import DeviceMixing
+from fedgossip.learning.one_model.captured_steps import capture_on
 from fedgossip.topology import build, resolve
 
 try:

@@ -37,10 +37,10 @@ from fedgossip.faults import FaultScript, Slow
 from fedgossip.plans import compose
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
-from fedgossip.protocols.gossip.peer_sampling import rule_of
+from fedgossip.protocols.gossip.pairing import rule_of
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
-from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
 from fedgossip.protocols.push_sum.push_peer import PushSettings
+from fedgossip.protocols.push_sum.push_sum import AsyncPushSum
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator, Table
 from fedgossip.topology import Topology, build, resolve

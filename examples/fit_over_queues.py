@@ -8,7 +8,7 @@ from queue import Queue
 import numpy as np
 
 from fedgossip import load_experiment
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.secure import SumClient, SumServer, sign_card
 from fedgossip.sites.plans import given_sums
 

@@ -20,7 +20,7 @@ import numpy as np
 import fedgossip
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.fedavg import Training
-from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import Draw
 from fedgossip.base.vectors import Vector, frozen, linear
 

@@ -67,7 +67,7 @@ HOMES = {
     "simulate": "fedgossip.drivers.simulate",
     "sweep": "fedgossip.lab.sweeps.sweep",
     "SweepTable": "fedgossip.lab.sweeps.table",
-    "TrainedTable": "fedgossip.runs.trained_table",
+    "TrainedTable": "fedgossip.runs.run_directory",
     **dict.fromkeys(("load_table", "save_table"), "fedgossip.runs.table_files"),
     **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.core.task"),
     **dict.fromkeys(("Forecast", "Mixing", "Spectrum", "Topology", "build"), "fedgossip.topology"),

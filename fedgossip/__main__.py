@@ -23,7 +23,7 @@ def command() -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(STOPPED))
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first there: called last
     from fedgossip.cli import main
-    from fedgossip.cli.output import hold_standard_streams
+    from fedgossip.cli.text import hold_standard_streams
 
     hold_standard_streams()
     signal.signal(signal.SIGINT, before)

@@ -22,7 +22,7 @@ from fedgossip.core.machine import Checkpoint, Machine
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row
 from fedgossip.plans import compose
-from fedgossip.plans.conditions import faults_of, network_settings
+from fedgossip.plans.compose import faults_of, network_settings
 from fedgossip.protocols.push_sum.push_peer import PushPeer
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator

@@ -19,8 +19,7 @@ from fedgossip.data.objectives import EVALUATION
 from fedgossip.experiment import FederatedExperiment, load_experiment
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.secure.ring import Words
-from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers
-from fedgossip.sites.evaluation.evaluation_task import ROUNDS, EvaluationTask
+from fedgossip.sites.evaluation.evaluation_sums import ROUNDS, EvaluationLayout, EvaluationTask, SiteAnswers
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout
 from fedgossip.sites.fits.glm.glm_sums import GlmLayout

@@ -15,7 +15,7 @@ import test_join
 from fuzz_words import MESSAGES
 from members import ORGANISER, signer
 
-from fedgossip.algorithms.federated.means import MeanOf
+from fedgossip.algorithms.federated.sums import MeanOf
 from fedgossip.core.machine import Machine, NodeId
 from fedgossip.core.messages import ConfirmDead, Entry, Join, MembershipUpdate, Suspicion
 from fedgossip.core.task import LocalTask

@@ -15,15 +15,13 @@ from fedgossip.protocols.gossip import async_gossip, sync_gossip
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.gossip.lifecycle import Lifecycle
-from fedgossip.protocols.gossip.peer_sampling import UniformPartner
+from fedgossip.protocols.gossip.pairing import UniformPartner
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.protocols.private.private_gossip import PrivateGossip
 from fedgossip.protocols.push_sum import push_peer
-from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
 from fedgossip.protocols.push_sum.push_peer import PushSettings
-from fedgossip.protocols.push_sum.push_sum import SyncPushSum
-from fedgossip.secure.neighbourhood import Grid
-from fedgossip.secure.pairs import SeededPairs
+from fedgossip.protocols.push_sum.push_sum import AsyncPushSum, SyncPushSum
+from fedgossip.secure.pairs import Grid, SeededPairs
 from fedgossip.topology import build, resolve
 
 SCHEMA, N = "s", 4

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedgossip.base import kernels
-from fedgossip.learning.one_model.portable import capability
+from fedgossip.learning.one_model.devices import capability
 
 FOLDER = "FEDGOSSIP_TEST_KERNELS_SEEN"
 

@@ -22,7 +22,7 @@ from fedgossip import simulate
 from fedgossip.base import seeds
 from fedgossip.base.vectors import frozen, ordered_mix
 from fedgossip.learning.dp_sgd import private
-from fedgossip.learning.one_model import optimizers, portable
+from fedgossip.learning.one_model import devices, optimizers
 from fedgossip.learning.settings import TrainSettings
 
 Tensor = torch.Tensor
@@ -189,7 +189,7 @@ def hash_of(tensors: Sequence[Tensor]) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
-    portable.settle()
+    devices.settle()
     runs = RUNS | (ON_MNIST if os.environ.get("FEDGOSSIP_DATA") else {})
     found = {
         "runs": {name: run()[:12] for name, run in runs.items()},

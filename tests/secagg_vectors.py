@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedgossip.secure import Encoding, pairwise, server, sign_card
+from fedgossip.secure import Encoding, secrets, server, sign_card
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.primitives import derive, keystream, signer
@@ -130,7 +130,7 @@ def _stream(key: bytes) -> list[int]:
 def _shares(noted: Noted, t: int) -> list[list[str]]:
     """Return the shares of a client's mask key and of its b, at each place."""
     drawn = iter([noted.given[3]])
-    whole = pairwise.shamir.split_two(noted.given[1], noted.given[2], range(1, N + 1), t, lambda _: next(drawn))
+    whole = secrets.shamir.split_two(noted.given[1], noted.given[2], range(1, N + 1), t, lambda _: next(drawn))
     return [[pair[:32].hex(), pair[32:].hex()] for pair in whole]
 
 

@@ -26,7 +26,7 @@ from fedgossip.core.records import EventRow, Row
 from fedgossip.experiment import load_experiment
 from fedgossip.faults import Fault
 from fedgossip.plans import compose
-from fedgossip.plans.conditions import faults_of, network_settings
+from fedgossip.plans.compose import faults_of, network_settings
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.plan import record_of
 from fedgossip.protocols.federated import secure_round

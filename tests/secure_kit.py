@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedgossip.secure import checks, frames, pairwise, primitives, secrets, server, session
+from fedgossip.secure import checks, frames, primitives, secrets, server, session
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
@@ -152,7 +152,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         def keys(self, publics: Sequence[bytes], salt: bytes, infos: Sequence[tuple[bytes, ...]]) -> Any:
             return primitives.derived(salt, [agreed(self.secret, key) for key in publics], infos)
 
-    patch.setattr(pairwise, "Agreement", Remembering)
+    patch.setattr(secrets, "Agreement", Remembering)
     patch.setattr(server, "Agreement", Remembering)
     remembered = lru_cache(1 << 16)(primitives.public_of)
     patch.setattr(secrets, "public_of", remembered)

@@ -27,7 +27,7 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.task import Job, Update
 from fedgossip.plans import compose
-from fedgossip.plans.conditions import faults_of, network_settings
+from fedgossip.plans.compose import faults_of, network_settings
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

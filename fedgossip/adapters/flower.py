@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, ProtocolError
-from fedgossip.base.extras import missing
+from fedgossip.base.errors import ConfigError, ProtocolError, missing
 from fedgossip.secure import Reason, RoundAbandoned, SumClient, SumServer
 
 try:

@@ -7,8 +7,7 @@ verified offline by repeating the checks of `secure` on what is signed.
     entries.py  one line of an audit log: chained, signed       log.py         writes them, for many lives
     verify.py   is a log as it was written?                     compare.py     do two participants' logs agree?
     records.py  the file of one secure sum                      transcript.py  writes it
-    transcript_frames.py, round_checks.py, verify_round.py      did the round follow the protocol?
-    export.py   for people who ask
+    verify_round.py   did the round follow the protocol?
 
 The facts of an entry, whatever its kind:
 

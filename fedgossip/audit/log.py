@@ -34,7 +34,7 @@ from fedgossip.audit.entries import (
     parsed,
     written,
 )
-from fedgossip.base import file_locks, owner_files
+from fedgossip.base import owner_files
 from fedgossip.base.errors import NotWrittenError
 from fedgossip.base.owner_files import patiently
 from fedgossip.base.untrusted_text import quoted
@@ -221,11 +221,11 @@ class AuditLog:
 def _locked(path: Path) -> int:
     """Open the file for this process alone: two processes that append would fork the chain."""
     try:
-        file = patiently(lambda: file_locks.opened(path))
+        file = patiently(lambda: owner_files.opened_to_lock(path))
     except OSError as error:
         raise NotWrittenError(path, error) from None
     try:
-        if file_locks.taken(file):
+        if owner_files.taken(file):
             return file
     except OSError as error:
         os.close(file)

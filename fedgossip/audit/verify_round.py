@@ -24,7 +24,7 @@ import msgspec
 
 from fedgossip.audit.compare import Crossing, TrafficRecord, fates_of
 from fedgossip.audit.records import content_of, transcripts
-from fedgossip.audit.transcript_frames import STAGES, Round, Said, WrongError, wrong
+from fedgossip.audit.transcript import STAGES, Round, Said, WrongError, wrong
 from fedgossip.audit.verify import Fault, Verification
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure import frames

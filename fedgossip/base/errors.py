@@ -1,13 +1,18 @@
-"""The errors that fedgossip raises on purpose.  The message names the fault and its place, the advice the next step."""
+"""The errors that fedgossip raises on purpose.  The message names the fault and its place, the advice the next step.
+
+Optional libraries: each is in one of the project's extras, and its absence is reported in one way.
+"""
 
 from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PARTIAL_EXIT = 9
 """Exit code of a run without failure that did not reach its purpose: its status is partial."""
@@ -158,3 +163,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     words = sorted(known)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(words)}."
+
+
+def needed(module: str, extra: str, what: str, otherwise: str = "") -> Any:
+    """Return a module that `what` needs.  Raises ConfigError, which names the extra, and what works without it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing(f"{module.partition('.')[0]}: {error}", extra, what, otherwise) from None
+
+
+def missing(package: str, extra: str, what: str, otherwise: str = "") -> ConfigError:
+    """Return the error of a package that `what` needs."""
+    advice = f"pip install 'fedgossip[{extra}]'"
+    return ConfigError(f"{what} needs {package}", f"{advice}; {otherwise}" if otherwise else advice)

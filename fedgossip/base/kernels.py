@@ -4,7 +4,7 @@
                    since an update depends on its job alone; without it MKL rounds some odd shapes differently in a
                    batch of one (seen on an AMD EPYC with AVX-512; the mode costs nothing that could be measured).
     portable       MKL_CBWR=COMPATIBLE and ATEN_CPU_CAPABILITY=avx2: the same bits on different x86-64 processors, for
-                   experiments with train.portable; `learning.one_model.portable` does the rest.
+                   experiments with train.portable; `learning.one_model.devices` does the rest.
 
 Importing `fedgossip` calls `prepare` before any other module, so it applies to the command line, the warmed parent of
 local peers, the processes of a team and a user's own program.  A value set by the user is kept, except in portable
@@ -52,7 +52,7 @@ def _on_x86() -> bool:
 
 
 def prefer(*, portable: bool) -> None:
-    """Request the kernels of a run; no effect once torch is loaded, which `learning.one_model.portable` detects."""
+    """Request the kernels of a run; no effect once torch is loaded, which `learning.one_model.devices` detects."""
     if "torch" not in sys.modules:
         for name in PORTABLE:
             os.environ.pop(name, None)

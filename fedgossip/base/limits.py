@@ -2,20 +2,25 @@
 
 lr: Annotated[float, Within(ABOVE_0)] = 0.1
 optimizer: Annotated[str, OneOf(("sgd", "adam"))] = "sgd"
+
+Checks, before the call, that the signature of a user's function accepts its arguments.
+
+Selection of a table's entry by name, with options that are the parameters of its factory.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import sys
 import typing
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from fedgossip.base.errors import nearest
-from fedgossip.base.signatures import OWN_NAME
+from fedgossip.base.errors import ConfigError, nearest
 
 ABOVE_0 = sys.float_info.min
 """Lower limit of a positive number."""
@@ -142,3 +147,80 @@ def _limits_of(section: Hashable) -> Sequence[tuple[str, Limit]]:
 
 def _in(hint: object) -> Iterator[Limit]:
     yield from (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Limit))
+
+
+# Tables of named entries with unique names.
+
+
+Entry = TypeVar("Entry")
+
+
+def table(*entries: tuple[str, Entry]) -> dict[str, Entry]:
+    """Return the entries by name, in order.  Raises ValueError for a duplicate name."""
+    found: dict[str, Entry] = {}
+    for name, entry in entries:
+        if name in found:
+            raise ValueError(f"two entries are called {name!r}: {found[name]!r} and {entry!r}")
+        found[name] = entry
+    return found
+
+
+OWN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""The form "module:function"."""
+
+SHOWN = 200
+"""Maximum number of characters of a signature, or of a value, in an error."""
+
+
+@dataclass(frozen=True)
+class CalledWith:
+    """The positional arguments of a user's function, and an example of a matching definition."""
+
+    arguments: tuple[str, ...]
+    advice: str
+
+
+def check_call(name: str, function: Callable[..., Any], call: CalledWith, values: Sequence[object] = ()) -> None:
+    """Raise ConfigError where `function`, named `name`, does not accept the arguments of `call`.
+
+    `values`: the arguments themselves, where known and informative.  A function without a signature, as some in C,
+    passes.
+    """
+    try:
+        # not the wrapped function's signature: a decorator may add arguments
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*call.arguments)
+    except TypeError as error:
+        takes = str(signature.replace(return_annotation=inspect.Signature.empty))[:SHOWN]
+        told = [f" = {value!r}"[:SHOWN] for value in values] or [""] * len(call.arguments)
+        given = ", ".join(word + value for word, value in zip(call.arguments, told, strict=True))
+        text = f"{name} is called with ({given}) and takes {takes}: {error}"
+        raise ConfigError(text, call.advice) from error
+
+
+Chosen = TypeVar("Chosen")
+
+
+def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], options: Mapping[str, Any]) -> Chosen:
+    """Create the object `name`, the value of `key`, with its options.  Raises ConfigError for unknown ones."""
+    if name not in table:
+        raise ConfigError(f"{key} = {name!r} is not known", nearest(name, table))
+    check_options(f"{key} = {name!r}", table[name], options)
+    return table[name](**options)
+
+
+def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
+    """Raise ConfigError for an option that `make` does not take, or that it needs and that is not there; `ours`:
+    parameters that options may not set."""
+    takes = inspect.signature(make).parameters
+    known = set(takes) - set(ours)
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{what} has no option {option!r}", nearest(option, known))
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    needed = [name for name, one in takes.items() if one.kind in named and one.default is inspect.Parameter.empty]
+    if missing := [name for name in needed if name in known and name not in set(options)]:
+        raise ConfigError(f"{what} needs the option {missing[0]!r}", "It has no value of its own: give it.")

@@ -21,7 +21,7 @@ from fedgossip.base import signals
 from fedgossip.base.errors import EXIT_CODES, FedgossipError, nearest
 from fedgossip.base.untrusted_text import masked
 from fedgossip.base.version import __version__, commit
-from fedgossip.cli import completion, output
+from fedgossip.cli import completion, text
 from fedgossip.cli.text import echo
 
 STOPPED = 130
@@ -41,13 +41,13 @@ COMMANDS = {
     "pilot": ("fedgossip.cli.people.pilot", "A whole pilot of sites: from their tables to a signed release."),
     "relay": ("fedgossip.cli.people.relay", "Connect peers that cannot accept connections."),
     "peer": ("fedgossip.cli.run.peer", "Run one peer of a run over several machines."),
-    "coordinator": ("fedgossip.cli.run.federation", "Run the coordinator of a federated run over several machines."),
-    "client": ("fedgossip.cli.run.federation", "Run one client of a federated run over several machines."),
+    "coordinator": ("fedgossip.cli.run.peer", "Run the coordinator of a federated run over several machines."),
+    "client": ("fedgossip.cli.run.peer", "Run one client of a federated run over several machines."),
     "step": ("fedgossip.cli.run.step", "Go on with a run by folder, as far as that is possible now."),
-    "worker": ("fedgossip.cli.run.worker", "Run one worker of a parallel run over several machines."),
-    "server": ("fedgossip.cli.run.worker", "Run one server of a parallel run over several machines."),
+    "worker": ("fedgossip.cli.run.peer", "Run one worker of a parallel run over several machines."),
+    "server": ("fedgossip.cli.run.peer", "Run one server of a parallel run over several machines."),
     "manager": (
-        "fedgossip.cli.run.worker",
+        "fedgossip.cli.run.peer",
         "Run the manager of parameter servers with copies over several machines.",
     ),
     "privacy": (
@@ -59,13 +59,13 @@ COMMANDS = {
     "topology": ("fedgossip.cli.topology.topology", "Look at graphs: list, show, compare, draw."),
     "watch": ("fedgossip.cli.run.watch", "Watch a run in progress: on the terminal, or as a page."),
     "board": (
-        "fedgossip.cli.run.board",
+        "fedgossip.cli.run.watch",
         "All runs of a folder on one page: a table, and their curves beside each other.",
     ),
     "runs": ("fedgossip.cli.run.runs", "List runs."),
     "collect": ("fedgossip.cli.run.runs", "Combine the folders of a run's peers into one run."),
     "data": ("fedgossip.cli.sites.data", "Agree on columns and statistics with other sites, as secure sums."),
-    "predict": ("fedgossip.cli.sites.predict", "Score the rows of a table with the model of a run."),
+    "predict": ("fedgossip.cli.sites.evaluate", "Score the rows of a table with the model of a run."),
     "model": ("fedgossip.cli.lab.model", "A trained model for small machines: as an ONNX file, and measured."),
     "evaluate": (
         "fedgossip.cli.sites.evaluate",
@@ -151,7 +151,7 @@ def _print_version(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line; a line of error and one of advice, behind the traceback with FEDGOSSIP_TRACEBACK set."""
-    output.prepare()
+    text.prepare()
     with signals.as_interrupt():
         code = _run()
     gc.freeze()  # the interpreter's last collection would take half a second where torch is loaded, and frees nothing

@@ -109,8 +109,8 @@ def _links() -> None:
     machine.
     """
     from fedgossip.cli.text import columns
-    from fedgossip.lab.costs.fitted import fitted
-    from fedgossip.net.measuring.link_times import SIZES, link_times
+    from fedgossip.lab.costs.base import fitted
+    from fedgossip.net.measuring.link_survey import SIZES, link_times
 
     times = link_times()
     line = fitted(SIZES, times)
@@ -152,7 +152,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
     measured.
     """
     from fedgossip.cli.text import columns
-    from fedgossip.lab.costs.fitted import fitted
+    from fedgossip.lab.costs.base import fitted
     from fedgossip.net.endpoints import load_addresses
     from fedgossip.net.identity import Identity
     from fedgossip.net.links.mesh import Links
@@ -186,7 +186,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
 def _kernels() -> tuple[bool, str]:
     """Return the kernels of torch: MKL's own report where it is loaded, else the mode that it will be set to."""
     if "torch" in sys.modules:
-        from fedgossip.learning.one_model.portable import capability
+        from fedgossip.learning.one_model.devices import capability
 
         asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(kernels.mkl_mode() or 0, "not known")
         said = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"

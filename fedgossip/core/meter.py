@@ -1,11 +1,13 @@
-"""The costs of a round at one peer: drivers feed a `Meter`, which returns a row of the record for each round."""
+"""The costs of a round at one peer: drivers feed a `Meter`, which returns a row of the record for each round.
+
+Intervals of time, and the length of their union: simultaneous work is counted once.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from fedgossip.base.intervals import Span, covered_ns
 from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import Aggregated, LocalWork, RoundDone
@@ -171,3 +173,18 @@ class Meter:
         self._carried = [span for span in self._carried if span[1] > now_ns]
         self._away.clear()  # a round ends while its peer is there
         return either - trained, max(0, now_ns - since - either)
+
+
+Span = tuple[int, int]
+"""(start, end) in nanoseconds of one clock."""
+
+
+def covered_ns(spans: Iterable[Span], since_ns: int, until_ns: int) -> int:
+    """Return the length of the union of the spans, between the two times, in nanoseconds."""
+    total, end = 0, since_ns
+    for begins, ends in sorted(spans):
+        stop = ends if ends < until_ns else until_ns
+        if stop > end and begins < until_ns:
+            total += stop - (begins if begins > end else end)
+            end = stop
+    return total

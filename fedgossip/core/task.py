@@ -14,6 +14,8 @@ and a driver calls only methods of these protocols:
     StackedTask     all nodes at once, from the rows of one array into another
     ReportingTask   reports on deviations of its training
     IdleTask        no training: rounds only mix
+
+A model with everything needed to use it without its run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from fedgossip.base.keyed_rows import KeyedTable, Keys
 from fedgossip.base.vectors import Vector, all_finite
 from fedgossip.core.machine import ChooseRows, NodeId, Produced, Report, RowsChosen, Terms, Train
 from fedgossip.core.model_fingerprint import Likeness
-from fedgossip.core.whole_model import WholeModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -446,3 +447,26 @@ def whole_model_of(task: LocalTask, vector: Vector, node: NodeId | None = None) 
 def model_likeness(task: LocalTask) -> Likeness:
     """Return the properties that must agree with other participants; empty for a task without a model."""
     return task.likeness() if isinstance(task, ComparableTask) else Likeness()
+
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class WholeModel:
+    """`tensors`: every parameter and buffer by name, trained, frozen and local.  `facts`: how to use the tensors, as
+    plain data (listed in `learning.models.model_files`).  `code`: the user's own modules, by path below one
+    folder.  `lacks`: names of local tensors at their initial values, because nodes do not share them; `own`: the local
+    tensors of each known node.  `document`: the file of a model without tensors, by name."""
+
+    tensors: Tensors
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, bytes] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+    own: Mapping[int, Tensors] = field(default_factory=dict)
+    document: tuple[str, bytes] | None = None
+
+
+def named(tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors as contiguous arrays, for safetensors."""
+    return {name: tensor.copy(order="C") for name, tensor in tensors.items()}

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from fedgossip.base import outside_files
 from fedgossip.base.cells import LARGEST
 from fedgossip.base.decoding import UnreadableError, json_value
-from fedgossip.base.errors import ConfigError
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import ConfigError, needed
 from fedgossip.data import images, tables
 from fedgossip.data.dataset import Dataset, whole
 

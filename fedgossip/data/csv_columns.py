@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import is_number, number_in, shown, with_point
 from fedgossip.base.errors import ConfigError
-from fedgossip.data import csv_text, office_tables, sql_tables
-from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, own_declaration
-from fedgossip.data.columns.encodings import parted
+from fedgossip.data import csv_text, office_tables
+from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, own_declaration, parted
 from fedgossip.data.table_files import CSV, ENDINGS, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows
 
 _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
@@ -197,7 +196,7 @@ def _rows(file: TableFile) -> TableRows:
         return TableRows(*csv_text.read_csv_rows(file.path, file.declared))
     if kind == EXCEL:
         return office_tables.read_workbook(file)
-    return sql_tables.read_query(file) if kind == SQL else office_tables.read_statistical(file)
+    return office_tables.read_query(file) if kind == SQL else office_tables.read_statistical(file)
 
 
 def named_columns(

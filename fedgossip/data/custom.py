@@ -2,22 +2,44 @@
 
 This is the only place that imports by a name out of a file; `importing_nothing` blocks it while a file is read that no
 user has approved for execution.
+
+Which values name a user's own code, derived from the declarations, so that no key can be forgotten.
+
+A key that may name a function declares so in its type:
+
+    source: Annotated[str, NamesCode(KINDS.__contains__)] = "digits"
+
+Its value names code where it has the form "module:function" and the word before the colon is no built-in one.  The
+value alone decides, and nothing beside it in the same file: the sender of a file wrote all of it.
+
+The user's own code of an experiment, as text: the modules that it names, and those that they import.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import hashlib
 import importlib
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import sysconfig
+import typing
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
+
+from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, TrainingError, nearest
-from fedgossip.base.signatures import OWN_NAME, CalledWith, check_call
+from fedgossip.base.limits import OWN_NAME, CalledWith, check_call
 
 _CLOSED: ContextVar[str] = ContextVar("closed", default="")
 """The file being read while imports by a name out of a file are blocked; "" otherwise."""
@@ -123,3 +145,190 @@ def _search_first(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
+
+
+ALLOW = "--run-code"
+IN_PYTHON = ", or run_code=True in Python"
+REACHING = "it names code that would run, or a place that would be sent the record"
+
+
+def _nothing(word: str) -> bool:  # noqa: ARG001
+    return False
+
+
+@dataclass(frozen=True)
+class NamesCode:
+    """Declares that a value, or each of a list or table of values, may name code; `builtin` decides whether the word
+    before the colon is a built-in one.
+    """
+
+    builtin: Callable[[str], bool] = _nothing
+
+    def named_by(self, value: object) -> str:
+        """Return the "module:function" that a value names; "" where it names no code."""
+        name = str(value).partition("?")[0]
+        return name if is_function(name) and not self.builtin(name.partition(":")[0]) else ""
+
+
+def code_in(section: object) -> list[str]:
+    """Return every "module:function" that an instance of a declared class names, nested sections included, in declared
+    order.
+    """
+    return [name for _, name in code_by_key(section)]
+
+
+def code_by_key(section: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of each code that a declared instance names."""
+    kind: Any = type(section)
+    for key, marks in _declared(kind):
+        value = getattr(section, key)
+        for mark in marks:
+            values = value.values() if isinstance(value, Mapping) else value
+            values = values if isinstance(values, Collection) and not isinstance(values, str) else [value]
+            yield from ((f"{path}{key}", name) for one in values if (name := mark.named_by(one)))
+        if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+            yield from code_by_key(value, f"{path}{key}.")
+
+
+def keys_of_code(section: type, path: str = "") -> Iterator[str]:
+    """Yield the keys of a declared class that may name code, also of nested classes."""
+    for key, hint in typing.get_type_hints(section, include_extras=True).items():
+        yield from (f"{path}{key}" for one in getattr(hint, "__metadata__", ()) if isinstance(one, NamesCode))
+        if isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or dataclasses.is_dataclass(hint)):
+            yield from keys_of_code(hint, f"{path}{key}.")
+
+
+@cache
+def _declared(section: Hashable) -> tuple[tuple[str, tuple[NamesCode, ...]], ...]:
+    hints: dict[str, Any] = typing.get_type_hints(section, include_extras=True)
+    held = {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
+    marks = {key: getattr(hint, "__metadata__", ()) for key, hint in held.items()}
+    return tuple((key, tuple(one for one in found if isinstance(one, NamesCode))) for key, found in marks.items())
+
+
+def check_allowed(
+    names: Iterable[str], where: Path | str, *, run_code: bool, whose: str = "it names code that would run"
+) -> None:
+    """Raise ConfigError where a received file names code, and no person has allowed that to run."""
+    if run_code or not (found := sorted(set(names))):
+        return
+    text = f"{where}: {whose}: {', '.join(found[:5])}"
+    raise ConfigError(text, f"It can do whatever you can.  If you trust it and its makers: {ALLOW}{IN_PYTHON}.")
+
+
+LONGEST = 1000
+"""Maximum length of the text of `codes_of`; a Hello has room for as many characters."""
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+_OWN = Path(__file__).resolve().parents[1]
+"""This package's folder: counted as installed, also in a checkout."""
+
+
+def codes_of(names: Iterable[str], base: Path | None = None) -> str:
+    """Return "module:function=HASH module:function=HASH", sorted, of the users' own among the names; "" without any.
+
+    One hash of all where that would be longer than LONGEST.
+    """
+    several = sorted(set(names))
+    found = {name: code_of([name], base) for name in several}
+    text = " ".join(f"{name}={code}" for name, code in found.items() if code)
+    return text if len(text) <= LONGEST else code_of(several, base)
+
+
+def code_of(names: Iterable[str], base: Path | None = None) -> str:
+    """Return 32 hex digits of a hash of the user's modules behind "module:function" texts; "" without any.
+
+    It covers every module that such a one imports, directly or indirectly, below `base` (or here), or beside the first
+    where that lies elsewhere; modules of Python and of installed packages are not the user's.  Line endings and
+    trailing white space do not count.  Imports by a computed name are not seen.
+    """
+    found = modules_of(names, base)
+    if not found:
+        return ""
+    total = hashlib.sha256()
+    for name in sorted(found):
+        text = _normalised(found[name]).encode()
+        total.update(f"{name} {len(text)}\n".encode() + text)
+    return total.hexdigest()[:32]
+
+
+def modules_of(names: Iterable[str], base: Path | None = None) -> dict[str, Path]:
+    """Return the file of each module that `code_of` hashes, by the module's name."""
+    found: dict[str, Path] = {}
+    for name in names:
+        if is_function(name):
+            module = name.partition(":")[0]
+            found |= dict(_modules(module, _folders(module, base or Path.cwd())))
+    return found
+
+
+def _folders(module: str, base: Path) -> Sequence[Path]:
+    """Return the folders of the user's modules, if `module` is one: they are searched before others."""
+    if _file(module.partition(".")[0], [base]) or (base / module.partition(".")[0]).is_dir():
+        return [base]
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        return []
+    if spec is None or spec.origin is None or not spec.has_location:
+        return []
+    origin = Path(spec.origin)
+    folder = origin.parent.parent if origin.stem == "__init__" else origin.parent
+    standard = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    if folder.resolve() in standard or folder.name in _INSTALLED:
+        return []
+    return [base, folder]
+
+
+def _modules(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the file of `module` and of each module that it imports."""
+    seen: set[str] = set()
+    waiting = list(_with_packages(module))
+    while waiting:
+        name = waiting.pop()
+        path = None if name in seen else _file(name, folders)
+        seen.add(name)
+        if path is None:
+            continue
+        yield name, path
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        waiting += _imported(_normalised(path), package)
+
+
+def _file(name: str, folders: Sequence[Path]) -> Path | None:
+    for folder in folders:
+        place = folder.joinpath(*name.split("."))
+        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if path.is_file() and not set(path.relative_to(folder).parts) & set(_INSTALLED):
+                return None if path.resolve().is_relative_to(_OWN) else path
+    return None
+
+
+def _normalised(path: Path) -> str:
+    text = outside_files.read_bytes(outside_files.named(path)).decode("utf-8-sig", "replace")
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+
+
+def _imported(text: str, package: str) -> Iterator[str]:
+    """Yield the names of all modules that `text`, of a module in `package`, may import."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # importing the file reports it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_packages(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if package else []
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            start = ".".join([*above, *([node.module] if node.module else [])])
+            for name in (start, *(f"{start}.{alias.name}" if start else alias.name for alias in node.names)):
+                yield from _with_packages(name)
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    """Yield a, a.b, a.b.c: importing a module runs its packages."""
+    parts = [part for part in name.split(".") if part]
+    yield from (".".join(parts[: end + 1]) for end in range(len(parts)))

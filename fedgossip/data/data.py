@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.limits import CalledWith
 from fedgossip.base.seeds import stream
-from fedgossip.base.signatures import CalledWith
 from fedgossip.data import custom
+from fedgossip.data.custom import NamesCode
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
-from fedgossip.data.named_code import NamesCode
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_path
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
-from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.data.objectives import CLASSIFICATION, LANGUAGE, MULTI_LABEL, REGRESSION, Objective
 from fedgossip.data.ragged import Ragged, parts_of, picked
 

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import ConfigError, nearest, needed
 from fedgossip.data.dataset import Dataset, whole
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")

@@ -20,8 +20,7 @@ from urllib.parse import parse_qsl
 
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.scores import ACCURACY, HIGHER, LOWER, Score
-from fedgossip.data.custom import is_function
-from fedgossip.data.named_code import NamesCode
+from fedgossip.data.custom import NamesCode, is_function
 
 CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE = "classification", "regression", "multi-label", "language"
 KINDS = (CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE)

@@ -3,20 +3,36 @@
     partition("dirichlet", labels, 16, seed=1, alpha=0.1)  ->  16 ascending, disjoint index arrays
 
 Every kind gives every example to exactly one peer, and every peer at least one example.
+
+Local data: every peer reads a file of its own, which `{peer}` in the source names.
+
+    data.source = "csv:site-{peer}.csv?label=kind"        peer 3 reads site-3.csv, and no other peer's file
+    data.partition = { kind = "own" }
+    data.test = "csv:common.csv?label=kind"               a file that all peers have
+
+    data.source = "population:client"                     def client(number): return x, y: peer 3's are client(3)
+
+The common test set defines columns and classes, for peers that never see each other's records.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.errors import ConfigError, FedgossipError, nearest
 from fedgossip.base.seeds import stream
 from fedgossip.core.machine import NodeId
+from fedgossip.data import custom
+from fedgossip.data.data import load
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.ragged import joined
 
 Indices = npt.NDArray[np.int64]
 
@@ -274,3 +290,49 @@ def kept_apart(
         count = min(len(owned) - 1, max(1, round(share * len(owned))))
         test[node], train[node] = np.sort(order[:count]), np.sort(order[count:])
     return train, test
+
+
+PLACE = "{peer}"
+
+DrawExamples = Callable[[Sequence[int]], tuple[Dataset, Mapping[int, Indices]]]
+"""Makes the examples of the named peers, and the places of each one's."""
+
+
+def load_own(
+    source: str, test: Dataset, peers: Sequence[int], *, base: Path | None = None
+) -> tuple[Dataset, dict[int, Indices]]:
+    """Return the examples of `peers`, one peer's after another's, and the places of each peer's.
+
+    For no peers the test set itself, without shares: an evaluator needs no more.  Where the test set is to be scaled
+    they are, too: see `data.scaled_by_test`.  Raises ConfigError where a file of `peers` is missing, or has other
+    columns or labels than `test`.
+    """
+    standard = test.scale != "none"
+    if custom.is_function(source):
+        parts = [_drawn(source, test, peer, base, standard=standard) for peer in peers]
+    else:
+        parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
+    return together(source, test, peers, parts)
+
+
+def _drawn(source: str, test: Dataset, peer: int, base: Path | None, *, standard: bool) -> Dataset:
+    """Return what the function gives for `peer`; every error names the peer."""
+    try:
+        return load(source, base=base, like=test, standard=standard, client=peer)
+    except FedgossipError as error:
+        raise type(error)(f"client {peer}: {error}", error.advice) from error
+
+
+def together(
+    source: str, test: Dataset, peers: Sequence[int], parts: Sequence[Dataset]
+) -> tuple[Dataset, dict[int, Indices]]:
+    """Return the examples of peers as one set, and the places of each peer's; for none the test set, without shares."""
+    if not parts:
+        return test, {}
+    ends = np.cumsum([len(part) for part in parts])
+    shares = {
+        peer: np.arange(end - len(part), end) for peer, part, end in zip(peers, parts, ends.tolist(), strict=True)
+    }
+    x, y = joined([part.x for part in parts]), joined([part.y for part in parts])
+    notes = tuple(note for part in parts for note in part.notes)
+    return replace(parts[0], name=source, x=x, y=y, groups=None, group_names=(), own_test=None, notes=notes), shares

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, is_number, like_names, missing_labels, shown
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
 from fedgossip.data.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION

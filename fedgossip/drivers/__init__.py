@@ -20,7 +20,7 @@ a checkpoint).  SIGTERM and a closed terminal (SIGHUP) are a Ctrl-C for every co
 codes 143, 129, 130).  A peer without a last row has died, unless it had not ended when the run was stopped.
 
 A simulation is written whole between two instants (`sim_checkpoint`): its objects' attributes, by an encoder that
-knows fedgossip's classes and arrays and calls nothing (`image_write`, `image_types`, `image_restore`); what follows
+knows fedgossip's classes and arrays and calls nothing (`image_write`, `image_types`); what follows
 from the experiment is stored by name.  A new attribute of a machine is included by itself, as long as it is data: no
 lambda, no generator.  A round of resident models that fails leaves nothing to go on from, so no image is taken then.
 

@@ -18,12 +18,10 @@ from fedgossip.experiment import GIVEN, Experiment, load_experiment
 from fedgossip.experiment.gossip_sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
 from fedgossip.plans import compose
 from fedgossip.plans.gossip.gossip import GossipPlan
-from fedgossip.runs.foretold import Foretold
-from fedgossip.simulation.followed import KEPT
+from fedgossip.runs.run_directory import Foretold
 from fedgossip.simulation.probe import expected_distances, probe
-from fedgossip.simulation.realised import realised_rounds
-from fedgossip.simulation.recursion import GossipCourse, is_linear
-from fedgossip.simulation.shadow import Shadow, Shadowed, run_shadow
+from fedgossip.simulation.realised import GossipCourse, is_linear, realised_rounds
+from fedgossip.simulation.shadow import KEPT, Shadow, Shadowed, run_shadow
 from fedgossip.simulation.stacked import PLAIN
 
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together

@@ -147,7 +147,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
     from fedgossip.experiment import load_experiment
     from fedgossip.net.faulty import Faults, RunClock
     from fedgossip.plans import compose
-    from fedgossip.plans.conditions import faults_of
+    from fedgossip.plans.compose import faults_of
 
     plan = compose.plan(load_experiment(Path(spec["experiment"]), spec.get("overrides", ())))
     try:

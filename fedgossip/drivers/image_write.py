@@ -7,12 +7,18 @@ attributes of their object and are computed again; none holds state.  Types are 
 type, and an object without one takes the class of its counterpart.  An object with two references is one object again
 afterwards.  Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name in the
 image.
+
+Restores objects from an image: each value is read as the type that its place admits, or refused.
+
+A place is an attribute, or an element of its value.  Its type is the declared one; without a declaration, the class of
+its counterpart in a simulation newly made from the same experiment.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence
+import typing
+from collections import Counter, OrderedDict, abc, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import FunctionType, MethodType, NoneType
 from typing import Any
@@ -21,9 +27,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip.algorithms.federated.base import Accumulator
+from fedgossip.algorithms.federated.robust import Kept
+from fedgossip.algorithms.federated.sums import MeanOf
 from fedgossip.base.errors import ResumeError
-from fedgossip.drivers.image_restore import NOTHING, Reader, UnfitError, number_in
-from fedgossip.drivers.image_types import UNDECLARED, attributes, is_ours, name_of, state
+from fedgossip.drivers.image_types import (
+    ATTRIBUTES_SINCE,
+    ATTRIBUTES_UNTIL,
+    UNDECLARED,
+    Hint,
+    alternatives,
+    attributes,
+    current_name,
+    declared,
+    is_ours,
+    name_of,
+    origin_of,
+    state,
+)
+from fedgossip.protocols.federated.aggregation_round import Exchange, PlainRound
+from fedgossip.protocols.federated.client_round import ClientPart, PlainPart
 from fedgossip.runs.checkpoints import DTYPES
 
 Array = npt.NDArray[Any]
@@ -186,3 +209,302 @@ _UNREADABLE = (
 """Errors of a malformed table, or of malformed numbers."""
 
 ADVICE = "Start the run again: it is a function of its experiment."
+
+Follows = Callable[[object], str | None]
+"""Returns the name of an object in the new simulation that no image contains: it follows from the experiment."""
+
+_BEGUN: Mapping[Hint, tuple[type, ...]] = {
+    ClientPart: (PlainPart,),
+    Exchange: (PlainRound,),
+    Accumulator: (MeanOf, Kept),
+}
+"""Implementations of a protocol for objects created during a run: a new simulation has none to compare with."""
+
+
+class UnfitError(Exception):
+    """An image that does not fit the simulation that is to take it up."""
+
+
+NOTHING = object()
+"""Counterpart of an object that the new simulation does not have yet."""
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "list": (list, abc.Sequence, abc.Iterable),
+    "tuple": (tuple, abc.Sequence, abc.Iterable, abc.Hashable),
+    "set": (set, abc.Iterable),
+    "frozenset": (frozenset, abc.Iterable, abc.Hashable),
+    "deque": (deque,),
+    "dict": (dict, abc.Mapping),
+    "Counter": (Counter, abc.Mapping),
+    "OrderedDict": (OrderedDict, abc.Mapping),
+}
+"""The types that a container may be declared as."""
+
+_SCALARS: Mapping[Hint, tuple[type, ...]] = {
+    bool: (bool, np.bool_),
+    int: (int, np.integer),
+    float: (float, int, np.floating, np.integer),
+    str: (str,),
+    bytes: (bytes,),
+    NoneType: (NoneType,),
+    slice: (slice,),
+}
+"""Accepted Python and numpy types for each declared type of number or text."""
+
+_OF_NUMPY = (np.ndarray, np.dtype, np.random.Generator)
+
+_ANY = (NoneType, bool, int, float, str, bytes, slice, np.generic, *_OF_NUMPY)
+"""Types that are not objects of fedgossip."""
+
+_MAPPINGS_BY_NAME: dict[str, type[dict[Any, Any]]] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+
+_FIXED: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class Reader:
+    """Reads each node as what belongs there: of the declared type, and like `fresh`, its counterpart in a new run."""
+
+    def __init__(self, nodes: list[Any], arrays: Mapping[int, Array], follows: Follows) -> None:
+        self._nodes, self._arrays, self._follows = nodes, arrays, follows
+        self._made: dict[int, Any] = {}
+        self._read: set[tuple[int, Hint]] = set()  # containers, and the types that they were read as
+        self._stands_for = {protocol: set(kinds) for protocol, kinds in _BEGUN.items()}
+
+    def fields_of(self, ref: Any, of: object) -> dict[str, Any]:
+        """Return the attributes of `of` from a mapping of them."""
+        kind, pairs = self._nodes[number_in(ref)]
+        if kind != "dict":
+            raise UnfitError(f"{kind} where the attributes of a {type(of).__name__} belong")
+        return self._fields(pairs, type(of), of)
+
+    def value(self, ref: Any, hint: Hint, fresh: object) -> Any:
+        number = number_in(ref) if isinstance(ref, list) else None
+        node = None if number is None else self._nodes[number]
+        follows = self._follows(fresh)
+        if node is not None and node[0] in ("known", "function", "method"):
+            if follows is None:
+                raise UnfitError(f"{node[1]}, which no image holds")
+            return fresh
+        if follows is not None:
+            raise UnfitError(f"something in the place of {follows}, which the experiment makes")
+        if number is None or node is None:
+            return _checked(ref, hint, fresh)
+        match node[0]:
+            case "enum":
+                return self._member(node[1], node[2], hint, fresh)
+            case "object":
+                return self._object(number, node[1], node[2], hint, fresh)
+            case kind if kind in _KINDS:
+                return self._container(number, kind, node[1:], hint, fresh)
+            case _:
+                if number not in self._made:
+                    self._made[number] = self._simple(*node)
+                return _checked(self._made[number], hint, fresh)
+
+    def _simple(self, kind: str, *parts: Any) -> Any:
+        match kind:
+            case "array":
+                array = self._arrays[parts[0]]
+                array.flags.writeable = bool(parts[1])
+                return array
+            case "view" if parts[1] in DTYPES:
+                base, _, offset, shape, strides = parts
+                return self._view(base, np.dtype(parts[1]), offset, shape, strides)
+            case "slice":
+                return slice(*(None if one is None else int(one) for one in parts))
+            case "range":
+                return range(*map(int, parts))
+            case "number" if parts[0] in DTYPES:
+                return np.dtype(parts[0]).type(parts[1])
+            case "dtype" if parts[0] in DTYPES:
+                return np.dtype(parts[0])
+            case "int":
+                return int(parts[0])
+            case "bytes":
+                return bytes.fromhex(parts[0])
+            case "stream":
+                stream = np.random.Generator(np.random.PCG64())
+                stream.bit_generator.state = self.value(parts[0], dict, NOTHING)
+                return stream
+            case _:
+                raise UnfitError(f"{kind!r}, which is no kind of thing")
+
+    def _view(self, ref: Any, kind: np.dtype[Any], offset: int, shape: list[int], strides: list[int]) -> Array:
+        """Return a part of another array, in the same memory.  Raises ValueError for bounds outside of it."""
+        base = self.value(ref, np.ndarray, NOTHING)
+        return np.ndarray(tuple(shape), kind, base.data, offset, tuple(strides))
+
+    def _member(self, name: str, member: str, hint: Hint, fresh: object) -> Enum:
+        """Return the member of an enumeration of fedgossip that the place admits."""
+        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == current_name(name)), None)
+        if kind is None or not issubclass(kind, Enum) or member not in kind.__members__:
+            raise UnfitError(f"{member} of {name} where {_words(hint)} belongs")
+        return kind[member]
+
+    def _object(self, number: int, name: str, fields: list[Any], hint: Hint, fresh: object) -> Any:
+        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == current_name(name)), None)
+        if kind is None or issubclass(kind, Enum):
+            raise UnfitError(f"a {name} where {_words(hint)} belongs")
+        if number in self._made:
+            if type(self._made[number]) is not kind:
+                raise UnfitError(f"one thing as a {name} and as another")
+            return self._made[number]
+        same = fresh if type(fresh) is kind else NOTHING
+        if issubclass(kind, msgspec.Struct):
+            return self._made.setdefault(number, kind(**self._fields(fields, kind, same)))
+        made = self._made[number] = kind.__new__(kind)
+        for key, one in self._fields(fields, kind, same).items():
+            object.__setattr__(made, key, one)  # frozen ones too
+        return made
+
+    def _classes(self, hint: Hint, fresh: object) -> Iterator[type]:
+        """Yield the admitted classes of fedgossip for an object; for a protocol, the classes that implement it in the
+        new simulation.
+        """
+        same = {type(fresh)} if is_ours(type(fresh)) else set()
+        for one in map(origin_of, alternatives(hint)):
+            if one is UNDECLARED:
+                yield from same
+            elif _is_protocol(one):
+                self._stands_for[one] = same | self._stands_for.get(one, set())
+                yield from self._stands_for[one]
+            elif isinstance(one, type) and is_ours(one):
+                yield from {one} | {kind for kind in same if issubclass(kind, one)}
+
+    def _fields(self, fields: list[Any], kind: type, fresh: object) -> dict[str, Any]:
+        hints = declared(kind)
+        there = set(attributes(fresh)) if fresh is not NOTHING else set(hints)
+        fields = [field for field in fields if field[0] not in ATTRIBUTES_UNTIL.get(kind.__name__, ())]
+        names = [name for name, _ in fields]
+        lacking = there - set(names)
+        given = fresh is not NOTHING or issubclass(kind, msgspec.Struct)  # by the new simulation, or by a default
+        older = given and lacking <= ATTRIBUTES_SINCE.get(kind.__name__, set())
+        if (lacking and not older) or not set(names) <= there | set(hints):
+            found = ", ".join(map(str, sorted(there.symmetric_difference(names), key=str)))
+            raise UnfitError(f"a {kind.__name__} with other attributes ({found})")
+        made = {}
+        for name, ref in fields:
+            try:
+                made[name] = self.value(ref, hints.get(name, UNDECLARED), getattr(fresh, name, NOTHING))
+            except UnfitError as error:
+                raise UnfitError(f"{error}, in {kind.__name__}.{name}") from None
+        return made | {name: getattr(fresh, name) for name in lacking if fresh is not NOTHING}
+
+    def _container(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object) -> Any:
+        found = [one for one in alternatives(hint) if one is UNDECLARED or origin_of(one) in _KINDS[kind]]
+        if not found or (UNDECLARED in found and _there(fresh) and type(fresh).__name__ != kind):
+            raise UnfitError(f"a {kind} where {_words(hint)} belongs")
+        again = number in self._made
+        if again and (number, found[0]) in self._read:
+            return self._made[number]
+        self._read.add((number, found[0]))
+        made = self._filled(number, kind, parts, found[0], fresh, again=again)
+        return self._made.setdefault(number, made)
+
+    def _filled(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object, *, again: bool) -> Any:
+        """Make a container; with `again`, only check its contents against another type and discard the copy."""
+        if kind in _MAPPINGS_BY_NAME:
+            mapping = _MAPPINGS_BY_NAME[kind]()
+            if not again:
+                self._made[number] = mapping  # before its contents, which may refer to it
+            of_key, of_value = _of_mapping(hint, kind)
+            before = fresh if isinstance(fresh, dict) else {}
+            for key_ref, ref in parts[0]:
+                key = _key(self.value(key_ref, of_key, NOTHING))
+                mapping[key] = self.value(ref, of_value, before.get(key, NOTHING))
+            return mapping
+        several: list[Any] = []
+        if kind == "list" and not again:
+            self._made[number] = several
+        several.extend(self._elements(kind, parts[0], hint, fresh))
+        if kind == "list":
+            return several
+        if kind == "deque":
+            return deque(several, parts[1])
+        return _FIXED[kind](several if kind == "tuple" else map(_key, several))
+
+    def _elements(self, kind: str, refs: list[Any], hint: Hint, fresh: object) -> Iterator[Any]:
+        before = fresh if isinstance(fresh, list | tuple) else ()
+        hints = typing.get_args(hint)
+        if kind == "tuple" and hints and origin_of(hint) is tuple and hints[-1] is not Ellipsis:
+            if len(hints) != len(refs):
+                raise UnfitError(f"{len(refs)} things where {_words(hint)} belongs")
+        else:
+            hints = (hints[0] if hints else UNDECLARED,) * len(refs)
+            if kind == "list" and hints and hints[0] is UNDECLARED and len(before) not in (0, len(refs)):
+                raise UnfitError(f"{len(refs)} things where {len(before)} belong")
+        for place, (ref, one) in enumerate(zip(refs, hints, strict=True)):
+            yield self.value(ref, one, before[place] if place < len(before) else NOTHING)
+
+
+def _of_mapping(hint: Hint, kind: str) -> tuple[Hint, Hint]:
+    """Return the types of keys and values."""
+    parts = typing.get_args(hint)
+    if kind == "Counter":
+        return (parts[0] if parts else UNDECLARED), int
+    return parts or (UNDECLARED, UNDECLARED)
+
+
+def number_in(ref: Any) -> int:
+    """The number of the node that [number] refers to."""
+    (number,) = ref
+    if type(number) is not int or number < 0:
+        raise UnfitError(f"a reference to {number!r}")
+    return number
+
+
+def _there(fresh: object) -> bool:
+    """Whether a counterpart determines the type of a value."""
+    return fresh is not NOTHING and fresh is not None
+
+
+def _is_protocol(hint: Hint) -> bool:
+    return bool(getattr(hint, "_is_protocol", False))
+
+
+def _words(hint: Hint) -> str:
+    return "something else" if hint is UNDECLARED else str(getattr(hint, "__name__", hint))
+
+
+def _checked(value: Any, hint: Hint, fresh: object) -> Any:
+    """Return a number, text, array, type of numbers or stream of the admitted type."""
+    if not any(_fits(value, one, fresh) for one in alternatives(hint)):
+        raise UnfitError(f"a {type(value).__name__} where {_words(hint)} belongs")
+    if isinstance(value, np.ndarray) and isinstance(fresh, np.ndarray):
+        another = value.shape != fresh.shape and fresh.size
+        if another or value.dtype != fresh.dtype:
+            raise UnfitError(f"{value.dtype}{value.shape} where {fresh.dtype}{fresh.shape} belongs")
+    return value
+
+
+def _fits(value: Any, hint: Hint, fresh: object) -> bool:
+    if hint is UNDECLARED or hint is abc.Hashable:
+        return _is(value, _kind_of(fresh)) if _there(fresh) else isinstance(value, _ANY)
+    if origin_of(hint) is typing.Literal:
+        return any(type(value) is type(one) and value == one for one in typing.get_args(hint))
+    if isinstance(value, range):
+        return origin_of(hint) is abc.Sequence
+    return _is(value, origin_of(hint))
+
+
+def _is(value: Any, kind: Hint) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return kind is bool
+    return isinstance(value, _SCALARS.get(kind, kind if kind in _OF_NUMPY else ()))
+
+
+def _kind_of(fresh: object) -> Hint:
+    """Return the type that a number, text or array of the new simulation would be declared as."""
+    if isinstance(fresh, np.generic):
+        fresh = fresh.item()
+    return next((one for one in _OF_NUMPY if isinstance(fresh, one)), type(fresh))
+
+
+def _key(value: Any) -> Any:
+    """Return a key of plain values only, at every depth: hashing it calls no code of fedgossip."""
+    if isinstance(value, tuple | frozenset):
+        for one in value:
+            _key(one)
+    elif type(value) not in (NoneType, bool, int, float, str, bytes):
+        raise UnfitError(f"a {type(value).__name__} as a key")
+    return value

@@ -16,21 +16,18 @@ from fedgossip.base import owner_files, signals
 from fedgossip.base.errors import FedgossipError, NetworkError, NotWrittenError
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINTS, EXPERIMENT, LOG, PEERS
-from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.forecasting import forecast_of
 from fedgossip.drivers.participant import check_open_files, check_recordable, check_selection
-from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, processes_for
-from fedgossip.drivers.run_processes import RunProcesses
+from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, RunProcesses, Striker, processes_for
 from fedgossip.experiment import BEST, Experiment, load_experiment
 from fedgossip.plans import compose
-from fedgossip.plans.compose import Plan
-from fedgossip.plans.conditions import faults_of
+from fedgossip.plans.compose import Plan, faults_of
 from fedgossip.plans.gossip.adversary import check_real
 from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import record_of
 from fedgossip.runs import incarnations
-from fedgossip.runs.best_model import kept_in, take_up
 from fedgossip.runs.collect import Collector, Watched, conclude, first_failure, last_word
+from fedgossip.runs.peer_files import kept_in, take_up
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
 from fedgossip.runs.tracking import Tracking

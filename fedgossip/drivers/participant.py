@@ -17,11 +17,11 @@ from fedgossip.core.messages import Hello
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import CLIENT, SERVER, TIER
 from fedgossip.data.objectives import SUMS
-from fedgossip.data.per_peer import PLACE
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.partitions import PLACE
+from fedgossip.data.record_groups import source_digest
 from fedgossip.drivers.members import Informed, member_of
 from fedgossip.experiment import BEST, FederatedExperiment, GossipExperiment
-from fedgossip.net.callers import check_clients
+from fedgossip.net.connections import check_clients
 from fedgossip.net.descriptors import check_links
 from fedgossip.net.endpoints import Endpoints, Members
 from fedgossip.net.folders.folder_links import FolderLinks
@@ -30,13 +30,13 @@ from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.hub.tier import TierLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
-from fedgossip.net.relays.routing import DIRECT, Ways
+from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.transport import Transport
 from fedgossip.plans.federated.credentials import real
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.ledger import TRAINING, SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import account_before
-from fedgossip.plans.gossip.recovering import peer_of
+from fedgossip.plans.gossip.gossip import peer_of
 from fedgossip.plans.plan import Plan
 from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.runs.incarnations import MakeMachine

@@ -61,7 +61,7 @@ from fedgossip.net.faulty import Faults
 from fedgossip.net.folders.folder_links import FolderLinks
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.relays.routing import DIRECT, Ways
+from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.transport import Transport
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import ExchangeCounts, of_numbers

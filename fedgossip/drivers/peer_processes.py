@@ -1,6 +1,12 @@
 """The processes of a run's peers on this machine: started by a warmed parent, watched, signalled and ended.
 
 The command line imports this before the drivers: the parent warms up while the rest is imported here.
+
+The interface of a real run to the processes of its participants, on any machine.
+
+Applies a fault script to real processes: kills and restarts, suspends and wakes them.
+
+Each action is a row of the record.  Faults of messages and trainings happen inside the processes, see net/faulty.
 """
 
 from __future__ import annotations
@@ -14,20 +20,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
-from fedgossip.base import kernels, outside_files
+from fedgossip.base import kernels, outside_files, signals
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
 from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
+from fedgossip.core.machine import NodeId
+from fedgossip.faults import MOST_IN_VAIN, FaultScript, Happening, RunProgress, Strike, Turn
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
+
 
 START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
@@ -159,3 +168,138 @@ def start_failure(out: Path, folders: Sequence[Path]) -> FedgossipError:
         return NotWrittenError(out / run_format.PEERS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     advice = f"Their last words: {out}/{run_format.PEERS}/*/{run_format.LOG}"
     return failure or NetworkError(f"peers {missing[:5]} did not start", advice)
+
+
+class RunProcesses(Protocol):
+    """The processes of a run's participants, on any machine: `PeerProcesses` here, others on the nodes of a cluster. A
+    context manager: on exit it ends the remaining ones.
+    """
+
+    driver: str
+    """Name of the driver in the summary."""
+    bind: str
+    """Where each participant listens; those elsewhere find out on their nodes."""
+    delay: float
+    """Maximum delay, in seconds, until a participant's files are visible here."""
+
+    @property
+    def exited(self) -> Mapping[int, int | None]:
+        """The exit codes of ended processes; None for an unknown code."""
+        ...
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Start one participant, or queue its start: `await_addresses` starts all of them."""
+        ...
+
+    def signal(self, node: int, number: int) -> None: ...
+
+    def poll(self, timeout: float) -> None:
+        """Wait for news, at most `timeout` seconds.  Raises NetworkError where there will be none."""
+        ...
+
+    def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
+        """Return once all participants have received the addresses of the others.  Raises FedgossipError."""
+        ...
+
+    def stop(self) -> None:
+        """Request all to end, and end them; return when none is left."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
+class Processes(Protocol):
+    """The operations on peers' processes that faults need."""
+
+    @property
+    def exited(self) -> Mapping[int, int | None]: ...
+    def start(self, spec: dict[str, Any]) -> None: ...
+    def signal(self, node: NodeId, number: int) -> None: ...
+
+
+class Striker:
+    """Call `act` often.  `specs[i]` starts peer i; `note(name, peer, value)` receives each action."""
+
+    def __init__(
+        self,
+        script: FaultScript,
+        processes: Processes,
+        specs: Mapping[NodeId, dict[str, Any]],
+        note: Callable[[str, NodeId, object], None],
+    ) -> None:
+        self.processes, self.specs, self.note = processes, specs, note
+        self._happenings = script.happenings()
+        self._upcoming: Happening | None = next(self._happenings, None)
+        self._killed: dict[NodeId, int | None] = {}  # time of the restart; None: never
+        self._asleep: dict[NodeId, int] = {}  # until when
+        self._dying: set[NodeId] = set()  # killed, exit not seen yet
+        self._progress = RunProgress(len(specs))
+        self.restarted: set[NodeId] = set()
+        """Peers that were started again."""
+
+    @property
+    def away(self) -> Collection[NodeId]:
+        """Absent peers that will return."""
+        return {node for node, back in self._killed.items() if back is not None} | self._asleep.keys()
+
+    def act(self, now_ns: int, rounds: Sequence[int]) -> None:
+        """Apply the faults due at `now_ns` of the run; `rounds`: completed rounds of each participant."""
+        for node, round in enumerate(rounds):
+            self._progress.reached(node, round)
+        while self._upcoming is not None and self._upcoming.at_ns <= now_ns:
+            self._apply(self._upcoming)
+            self._upcoming = next(self._happenings, None)
+        for node in sorted(self._dying & self.processes.exited.keys()):
+            self._note_exit(node)
+        for node, until_ns in list(self._asleep.items()):
+            if until_ns <= now_ns:
+                del self._asleep[node]
+                self.processes.signal(node, signals.GO_ON)
+                self.note("awake", node, None)
+        for node, back_ns in list(self._killed.items()):
+            if back_ns is not None and back_ns <= now_ns and node in self.processes.exited:
+                self._restart(node)
+
+    def _apply(self, happening: Happening) -> None:
+        match happening:
+            case Turn(_, name, peer, value):
+                self.note(name, peer, value)
+            case Strike(_, _, node) if node in self.processes.exited or node in self._killed:
+                return  # it has finished, or is dead already
+            case Strike(endless=True) if 0 in self.processes.exited.values():
+                return  # the remaining peers could be struck for ever while they leave
+            case Strike(of_series=True) if self._progress.over:
+                return
+            case Strike(_, kind, node, back_ns, of_series):
+                self._sleep(node, back_ns) if kind == "sleep" else self._kill(node, back_ns)
+                if of_series and self._progress.struck():
+                    self.note("struck_in_vain", node, MOST_IN_VAIN)
+
+    def _sleep(self, node: NodeId, back_ns: int | None) -> None:
+        if node not in self._asleep and back_ns is not None:
+            self._asleep[node] = back_ns
+            self.processes.signal(node, signals.SUSPEND)
+            self.note("asleep", node, None)
+
+    def _kill(self, node: NodeId, back_ns: int | None) -> None:
+        self._asleep.pop(node, None)
+        self._killed[node] = back_ns
+        self._dying.add(node)
+        self.processes.signal(node, signals.KILL)
+
+    def _note_exit(self, node: NodeId) -> None:
+        self._dying.discard(node)
+        if self.processes.exited[node] == -signals.KILL:
+            self.note("crashed", node, None)
+        else:  # it finished before the signal arrived
+            del self._killed[node]
+
+    def _restart(self, node: NodeId) -> None:
+        del self._killed[node]
+        self.restarted.add(node)
+        self.processes.start({**self.specs[node], "resume": True})  # it counts its lives itself, in its folder
+        self.note("restarted", node, None)

@@ -38,10 +38,10 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.core.task import LocalTask
 from fedgossip.data.columns.table_schema import FEDERATED, TEST
+from fedgossip.data.custom import code_of, modules_of
 from fedgossip.data.data import CODE, SOURCES, USUAL_FOLDER
-from fedgossip.data.per_peer import PLACE
+from fedgossip.data.partitions import PLACE
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL
-from fedgossip.data.user_code import code_of, modules_of
 from fedgossip.drivers.kept_keys import mark_of
 from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.experiment.data_section import is_standard

@@ -25,11 +25,11 @@ from fedgossip.base.version import __version__
 from fedgossip.core import run_format
 from fedgossip.core.machine import Finish, Machine, NodeId, guarded_handle
 from fedgossip.core.task import covering, one_segment
-from fedgossip.data.named_code import check_allowed
+from fedgossip.data.custom import check_allowed
 from fedgossip.experiment import checked
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.plans.gossip.recovering import peer_of
+from fedgossip.plans.gossip.gossip import peer_of
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.collect import last_word
 from fedgossip.runs.incarnations import trace_path

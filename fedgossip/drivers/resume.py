@@ -12,9 +12,9 @@ from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ResumeError
 from fedgossip.core.records import Row
 from fedgossip.core.run_format import EXPERIMENT, INCOMPLETE, PEERS, SUMMARY
-from fedgossip.data.named_code import REACHING, check_allowed
+from fedgossip.data.custom import REACHING, check_allowed
 from fedgossip.drivers import sim_checkpoint
-from fedgossip.drivers.run_processes import RunProcesses
+from fedgossip.drivers.peer_processes import RunProcesses
 from fedgossip.experiment import Experiment, file_kept_in, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan

@@ -30,20 +30,17 @@ from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Lef
 from fedgossip.experiment import BEST, GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.plans import compose
-from fedgossip.plans.compose import DataShares, Plan
-from fedgossip.plans.conditions import faults_of, network_settings
+from fedgossip.plans.compose import DataShares, Plan, faults_of, network_settings
+from fedgossip.plans.gossip.gossip import peer_of, recovers
 from fedgossip.plans.gossip.own_graphs import given_schedule
-from fedgossip.plans.gossip.recovering import peer_of, recovers
 from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.runs import incarnations, run_directory
-from fedgossip.runs.foretold import Foretold
 from fedgossip.runs.row_keeper import Keeper
-from fedgossip.runs.run_directory import Run, RunDirectory
+from fedgossip.runs.run_directory import Foretold, Run, RunDirectory, TrainedTable
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.runs.table_files import save_table, table_of_checkpoints
 from fedgossip.runs.tracking import Tracking
-from fedgossip.runs.trained_table import TrainedTable
 from fedgossip.secure.simulation_cache import remembering
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import VACANT, Simulator

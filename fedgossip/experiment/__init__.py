@@ -7,7 +7,7 @@ check of its kind.
 """
 
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection, SecureSection
-from fedgossip.experiment.data_section import DataSection
+from fedgossip.experiment.data_section import DataSection, TaskSection
 from fedgossip.experiment.gossip_sections import AlgorithmSection, TopologySection
 from fedgossip.experiment.parallel_sections import MAPREDUCE, ParallelSection, ServerSection
 from fedgossip.experiment.reading import checked, file_kept_in, load_experiment
@@ -20,9 +20,8 @@ from fedgossip.experiment.sections import (
     GossipExperiment,
     ModelSection,
     ParallelExperiment,
+    SimulationSection,
 )
-from fedgossip.experiment.simulation_section import SimulationSection
-from fedgossip.experiment.task_section import TaskSection
 
 __all__ = [
     "BEST",

@@ -23,7 +23,7 @@ from fedgossip.core.messages import WORKERS_MAX
 from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of
 from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
-from fedgossip.data.per_peer import PLACE
+from fedgossip.data.partitions import PLACE
 from fedgossip.data.ragged import check_buckets
 from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection

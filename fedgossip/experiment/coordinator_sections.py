@@ -9,7 +9,7 @@ import msgspec
 from fedgossip.algorithms.codecs.names import CODECS, FORMS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, KnownNames, OneOf, Seconds, Within
-from fedgossip.data.named_code import NamesCode
+from fedgossip.data.custom import NamesCode
 from fedgossip.learning.personal.names import PERSONAL
 
 CODEC_CODE = NamesCode(CODECS.__contains__)

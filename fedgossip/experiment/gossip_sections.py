@@ -10,10 +10,10 @@ from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.robust.attacks import ATTACKS
 from fedgossip.algorithms.robust.combine import COMBINATIONS
 from fedgossip.base.limits import ABOVE_0, MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
-from fedgossip.data.named_code import NamesCode
+from fedgossip.data.custom import NamesCode
 from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.learning.personal.names import PERSONAL
-from fedgossip.protocols.gossip.peer_sampling import RULES
+from fedgossip.protocols.gossip.pairing import RULES
 from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names
 
 GRAPH_CODE = NamesCode(lambda word: word.lower() in (*family_names(), *weighted_names(), *schedule_names()))

@@ -12,8 +12,7 @@ from typing import Any
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.experiment.checks import check_federated, check_gossip, check_parallel
-from fedgossip.experiment.compared import COMPARE
-from fedgossip.experiment.sections import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
+from fedgossip.experiment.sections import COMPARE, Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from fedgossip.base.limits import ABOVE_0, KnownNames, Limit, between
-from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import keys_of, section_in
+from fedgossip.experiment.sections import COMPARE, CompareSection
 from fedgossip.faults import KINDS
 
 Struct = type[msgspec.Struct]

@@ -14,7 +14,7 @@ from fedgossip.algorithms.descent.row_filters import FILTERS
 from fedgossip.algorithms.gossip.fragments import FRAGMENTS_MAX
 from fedgossip.base.limits import MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.core.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
-from fedgossip.data.named_code import NamesCode
+from fedgossip.data.custom import NamesCode
 from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.learning.settings import HOGWILD
 

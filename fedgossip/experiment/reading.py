@@ -26,10 +26,9 @@ from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import SOURCES
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_path
 from fedgossip.experiment.checks import check
-from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
-from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
+from fedgossip.experiment.sections import COMPARE, ENDLESS, ENDLESS_WORD, CompareSection, Experiment
 from fedgossip.faults import KINDS
 from fedgossip.learning.settings import HOGWILD
 

@@ -4,6 +4,10 @@ The small sections that all kinds of run have are here; the others have a file e
 
 The text below a key is its meaning: `fedgossip explain` and docs/reference/reference.md print it, with what `limits`
 allow.
+
+The section [simulation]: the virtual network and devices, and the classes of nodes that differ.
+
+[compare]: a file that describes several kinds of run, for `fedgossip compare`; no run has this section.
 """
 
 from __future__ import annotations
@@ -16,18 +20,15 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from fedgossip.base import seeds
-from fedgossip.base.limits import MOST, OneOf, Within, Words
+from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, SecondsOr0, Within, Words
 from fedgossip.base.scores import ACCURACY, NO_SCORE, Score
 from fedgossip.base.untrusted_text import masked
-from fedgossip.data.custom import is_function
-from fedgossip.data.named_code import code_in
+from fedgossip.data.custom import code_in, is_function
 from fedgossip.data.objectives import LOOP, SPARSE, SUMS, Objective, is_of_model, objective_of, score_of, score_of_loops
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
-from fedgossip.experiment.data_section import DataSection
+from fedgossip.experiment.data_section import DataSection, TaskSection
 from fedgossip.experiment.gossip_sections import AdversarySection, AlgorithmSection, ForecastSection, TopologySection
 from fedgossip.experiment.parallel_sections import OuterSection, ParallelSection
-from fedgossip.experiment.simulation_section import SimulationSection
-from fedgossip.experiment.task_section import TaskSection
 from fedgossip.faults import Fault
 from fedgossip.learning.models import architectures
 from fedgossip.learning.settings import TrainSettings
@@ -148,6 +149,53 @@ SINCE: dict[str, dict[str, Any]] = {
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, "slowed": 1.0, **MESHLESS},
 }
 """Keys added by later releases, left out at their defaults."""
+
+SecondsOr0Given = Annotated[float | None, Within(0, LONGEST_SECONDS)]
+Rate = Annotated[float | None, Within(ABOVE_0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
+
+
+class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[[simulation.classes]]: nodes with other links or processors; keys left out are as for all."""
+
+    nodes: str
+    """Node ids and ranges of them: "0-3, 7"; a coordinator is the last."""
+    bandwidth: Positive | None = None
+    """Bytes per second that such a node can send, over all its links."""
+    downlink: Positive | None = None
+    """Bytes per second that it can receive."""
+    latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Seconds of its links, one way."""
+    slower: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    """Their training takes so many times as long."""
+
+
+class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
+
+    latency: SecondsOr0 = 0.005
+    """Seconds of a virtual link, one way."""
+    jitter: SecondsOr0 = 0.0
+    """Seconds by which that varies."""
+    bandwidth: Rate = None
+    """Bytes per second that a peer can send, over all its links; none: any number."""
+    downlink: Rate = None
+    """Bytes per second that a peer can receive, over all its links: a server with many senders waits for all of them;
+    none: unlimited."""
+    detection: SecondsOr0 = 1.0
+    """Seconds of silence after which a link is reported lost; a shorter cut only delays messages."""
+    training: SecondsOr0 = 0.05
+    """Seconds of a round's training."""
+    per_example: SecondsOr0Given = None
+    """Seconds of training per example, in place of `training`: a smaller batch takes less time."""
+    summing: SecondsOr0 = 0.0
+    """Seconds per element that a participant adds up: in collectives, servers, coordinators, synchronous gossip."""
+    training_jitter: Annotated[float, Within(0, 1e6)] = 0.0
+    """The share by which that varies."""
+    speed_spread: Annotated[float, Within(0, 10)] = 0.0
+    """Speeds of peers are exp(N(0, spread²))."""
+    classes: list[DeviceSection] = msgspec.field(default_factory=list)
+    """Nodes with other links or processors: { nodes = "0-3, 7", bandwidth = 1e6, slower = 4.0 }."""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
@@ -337,3 +385,17 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, list) else value
+
+
+COMPARE = "compare"
+EQUALS = ("examples", "seconds", "bytes")
+
+
+class CompareSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[compare]: for `fedgossip compare`, in a file that may have the sections of several kinds of run."""
+
+    equal: Annotated[str, OneOf(EQUALS)] = "examples"
+    """Equal resource for the comparison of losses: `examples` (all run to their end), `seconds` or `bytes` (the least
+    use of any)."""
+    target: Annotated[float | None, Within(0)] = None
+    """The test loss to which seconds and bytes are counted; none: the least that all paradigms reach."""

@@ -9,8 +9,18 @@ A lost message: the simulator asks the script at each `Send`, and `net.faulty` a
 sockets; both decide alike.
 """
 
-from fedgossip.faults.progress import MOST_IN_VAIN, RunProgress
-from fedgossip.faults.script import LOST, NOTHING, UNHARMED, Fate, FaultScript, Happening, Strike, Turn
+from fedgossip.faults.script import (
+    LOST,
+    MOST_IN_VAIN,
+    NOTHING,
+    UNHARMED,
+    Fate,
+    FaultScript,
+    Happening,
+    RunProgress,
+    Strike,
+    Turn,
+)
 from fedgossip.faults.words import KINDS, NS, Fault, Flap, Partition, Slow
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import Annotated
 from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within, limits_of
 from fedgossip.base.seeds import stream
-from fedgossip.data.custom import function, given_by, is_function
-from fedgossip.data.named_code import NamesCode
+from fedgossip.data.custom import NamesCode, function, given_by, is_function
 
 # How the learning rate goes over the rounds: "constant", "cosine", "step:30,0.1", each after "warmup:5," if need be.
 #

@@ -19,24 +19,22 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId, Produced, Report
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.resident_models import ResidentModels
-from fedgossip.core.task import Job, Segment, StackTraining, Update
-from fedgossip.core.whole_model import WholeModel
+from fedgossip.core.task import Job, Segment, StackTraining, Update, WholeModel
 from fedgossip.data.custom import place_of
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
 from fedgossip.data.objectives import Objective, objective_of
-from fedgossip.data.per_peer import DrawExamples
+from fedgossip.data.partitions import DrawExamples
 from fedgossip.data.ragged import Ragged
 from fedgossip.learning.dp_sgd.private import PrivateGradients
 from fedgossip.learning.dp_sgd.record_privacy import PoissonBatches, RecordPrivacy, check_private
 from fedgossip.learning.many_nodes import resident
+from fedgossip.learning.many_nodes.convolutions import Shape, shape_of
 from fedgossip.learning.many_nodes.job_blocks import blocks_of
-from fedgossip.learning.many_nodes.output_losses import BY_HAND
-from fedgossip.learning.many_nodes.shapes import Shape, shape_of
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack, Outcome, State
+from fedgossip.learning.many_nodes.stacked_steps import BY_HAND
 from fedgossip.learning.models import exporting, models
 from fedgossip.learning.one_model import loading, optimizers, probing, sharing
-from fedgossip.learning.one_model.batches import Batches, BatchPlan, Indices
-from fedgossip.learning.one_model.bucket_batches import BucketBatches, check_lines
+from fedgossip.learning.one_model.batches import Batches, BatchPlan, BucketBatches, Indices, check_lines
 from fedgossip.learning.one_model.devices import with_float64
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.holdout import LocalTests

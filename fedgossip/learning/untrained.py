@@ -19,7 +19,7 @@ from fedgossip.data.dataset import Dataset, Indices, check_kind, check_shares
 from fedgossip.data.objectives import Objective
 from fedgossip.learning.dp_sgd.record_privacy import check_private
 from fedgossip.learning.models.architectures import DenseSizes, architecture
-from fedgossip.learning.one_model.bucket_batches import check_lines
+from fedgossip.learning.one_model.batches import check_lines
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.settings import TrainSettings
 

@@ -8,13 +8,13 @@ which is also the recorded one:
     for effect in self.machine.handle(event, now_ns):
         self._perform(effect, ...)
 
-So a model arrives as chunks on a link (`links`), `frame_reader` and the wire code make a message of them, the host
+So a model arrives as chunks on a link (`links`), `outbox` and the wire code make a message of them, the host
 gives `Received` to its machine, and performs the `Send`s that the machine returns.
 
 Wires.  Each gossip peer binds one ROUTER and has one DEALER per peer that it sends to, in one Context for the
 process's life. A coordinator or a server binds one ROUTER and dials nobody (`hub`).  CURVE is always on, also on
 loopback: keys are those of `fedgossip keys new`, or fresh ones of each process of a local run, with an allow-list
-through a ZAP handler (`auth`).  The sender of a message is taken from the authenticated key (ZAP's User-Id), never
+through a ZAP handler (`sockets`).  The sender of a message is taken from the authenticated key (ZAP's User-Id), never
 from the message.  The first message of a link is a Hello (`greeting`): peers of two experiments do not mix, and a
 second process with an identity that is in use is detected by the number that each process draws.
 

@@ -1,25 +1,36 @@
 """From an experiment to the parts of a run.
 
 Everything here is a function of the experiment alone, so that every participant makes the same on any machine.
+
+The conditions under which a plan is run: its faults, and the network and processors of a simulation.
+
+`compose.plan` makes them once for their checks, so that a dry run, a run and a launch refuse the same experiments.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from fedgossip.base import kernels
+from fedgossip.base.errors import ConfigError
 from fedgossip.base.version import __version__
 from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import NOT_SAID, Likeness
 from fedgossip.core.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.kinds import RUN_KINDS
+from fedgossip.faults import FaultScript
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.plans.own_parts import check_schedule
 from fedgossip.plans.plan import Plan, hash_of, without_folders
 from fedgossip.plans.tasks import DataShares, centralised, task_of, task_of_dry_run
+from fedgossip.simulation.network import DeviceClass, NetworkSettings
 
 __all__ = [
     "DataShares",
@@ -47,8 +58,6 @@ def plan(experiment: Experiment, **given: object) -> Plan:
     module, _, function = RUN_KINDS[experiment.kind].plan.partition(":")
     made: Plan = getattr(importlib.import_module(module), function)(experiment, **given)
     if experiment.faults or experiment.simulation.classes:
-        from fedgossip.plans.conditions import faults_of, network_settings
-
         faults_of(made)
         network_settings(experiment, made.n)
     return made
@@ -65,7 +74,7 @@ def check_task(plan: Plan, task: LocalTask) -> None:
 
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
     """The common part of the models of all participants, beside their layout: code, frozen tensors, a probe."""
-    from fedgossip.data.user_code import codes_of
+    from fedgossip.data.custom import codes_of
 
     return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
 
@@ -101,3 +110,32 @@ def versions() -> dict[str, str]:
         if module := sys.modules.get(name):
             found[name] = str(module.__version__)
     return found
+
+
+def faults_of(plan: Plan) -> FaultScript:
+    """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
+    faults = plan.experiment.faults
+    named = {tuple(pair) for fault in faults for pair in getattr(fault, "links", None) or ()}
+    links = {(a, b) for a, b in named if max(a, b) < plan.n and (b in plan.partners(a) or a in plan.partners(b))}
+    return FaultScript(faults, plan.n, plan.experiment.seed, links)
+
+
+def network_settings(experiment: Experiment, n: int) -> NetworkSettings:
+    """The [simulation] section as the simulator wants it.  Raises ConfigError for nodes that are not there."""
+    plain = msgspec.structs.asdict(experiment.simulation)
+    classes = [
+        DeviceClass(frozenset(_nodes(one.nodes, n)), one.bandwidth, one.downlink, one.latency, one.slower)
+        for one in plain.pop("classes")
+    ]
+    return NetworkSettings(**plain, classes=classes)
+
+
+def _nodes(text: str, n: int) -> Iterator[int]:
+    """Yield the ids of "0-3, 7"."""
+    for part in text.split(","):
+        numbers = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, -1)
+        if not first <= last < n:
+            what = f"simulation.classes: {part.strip()!r} names no nodes of this run"
+            raise ConfigError(what, f'They are 0 to {n - 1}.  Write nodes = "0-3, 7".')
+        yield from range(first, last + 1)

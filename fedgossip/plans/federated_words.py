@@ -14,10 +14,10 @@ from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.core.run_summary import MethodFacts, PrivacyFacts, SpentFacts
 from fedgossip.core.task import LocalTask, Segment, segments_of
 from fedgossip.experiment import CoordinatorSection
-from fedgossip.plans.federated.privacy_outlook import PrivateRun, outlook
+from fedgossip.plans.federated.privacy_budget import PrivateRun, outlook
 from fedgossip.plans.federated.tree import LEAF, MIDDLE, Tree
 from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
-from fedgossip.privacy.guarantee import guarantee
+from fedgossip.privacy.accounting import guarantee
 from fedgossip.privacy.wording import rounds
 from fedgossip.secure.exact_sums import ExactSums
 

@@ -20,12 +20,11 @@ import numpy.typing as npt
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
 from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.federated.base import Federated, Work, effective_steps
-from fedgossip.algorithms.options import check_options
 from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, attack_of
 from fedgossip.algorithms.robust.combine import Combination, combination
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.base.signatures import CalledWith
+from fedgossip.base.limits import CalledWith, check_options
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.metrics import Evaluate
 from fedgossip.core.task import METHODS, Job, LocalTask, Update, checked_task

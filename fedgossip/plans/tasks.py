@@ -31,14 +31,13 @@ from fedgossip.data.objectives import (
     TABLES,
     TREES,
 )
-from fedgossip.data.per_peer import PLACE, DrawExamples
+from fedgossip.data.partitions import PLACE, DrawExamples
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.parallel_sections import SERVED
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
-from fedgossip.learning.linear.sparse_logistic import SparseLogistic
-from fedgossip.learning.linear.sparse_steps import SparseSteps
+from fedgossip.learning.linear.sparse_steps import SparseLogistic, SparseSteps
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.plans.own_parts import own_partition, own_task
 from fedgossip.plans.personal import with_personal
@@ -209,7 +208,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
     The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
     well train together.  A peer's own examples do not enter it.  `blank`: without the statistics of the sites.
     """
-    from fedgossip.data import data, per_peer
+    from fedgossip.data import data, partitions
 
     e, source, tested_on = experiment, experiment.data.source, experiment.data.test
     kind = e.objective.data_kind
@@ -220,7 +219,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
         draws, read = _draws(e, held), test.digest()
 
         def own_of(nodes: Sequence[NodeId]) -> tuple[Dataset, Dataset, Mapping[NodeId, Indices]]:
-            train, shares = per_peer.load_own(source, test, nodes)
+            train, shares = partitions.load_own(source, test, nodes)
             return *(data.scaled_by_test(train, test) if test.scale != "none" else (train, test)), shares
 
         def draw(nodes: Sequence[NodeId]) -> tuple[Dataset, Mapping[NodeId, Indices]]:
@@ -251,19 +250,19 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
 
 def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> SharedExamples:
     """Read the files of those that are held, and the common one, as all sites have agreed on them."""
-    from fedgossip.data import per_peer
-    from fedgossip.data.agreed import agreed_table, federated_tables
+    from fedgossip.data import partitions
+    from fedgossip.data.agreed import agreed_table
 
     path, kind = Path(e.data.agreed), e.objective.data_kind
     schema = schema_of_experiment(e)
     table = agreed_table.unknown(schema, e.data.suppress) if blank else agreed_table.read(path)
-    federated_tables.check_same(table, schema, path)
-    read = partial(federated_tables.read_examples, agreed=table, kind=kind)
+    agreed_table.check_same(table, schema, path)
+    read = partial(agreed_table.read_examples, agreed=table, kind=kind)
     test = read(options_of(str(e.data.test))[0])
     parts = [read(site_file(e, node)) for node in held]
     total = hashlib.sha256(f"{test.digest()} {table.digest}".encode())
-    train, shares = per_peer.together(e.data.source, test, held, parts)
-    return SharedExamples(federated_tables.scaled(train), federated_tables.scaled(test), shares, total.hexdigest())
+    train, shares = partitions.together(e.data.source, test, held, parts)
+    return SharedExamples(agreed_table.scaled(train), agreed_table.scaled(test), shares, total.hexdigest())
 
 
 def schema_of_experiment(e: Experiment) -> TableSchema:
@@ -323,8 +322,7 @@ def _learning(
         }
         return ConvexTask(train, found.test, shares, *what, **about), described
     if sizes := word_table(e.model.source):
-        from fedgossip.learning.linear.word_steps import WordSteps
-        from fedgossip.learning.linear.words import WordsTask
+        from fedgossip.learning.linear.words import WordsTask, WordSteps
 
         words = WordsTask(train, found.test, shares, sizes, e.train, e.seed)
         return words if _served(e) else WordSteps(words, e.train, e.rounds), described

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.privacy.accounting import account_of, epsilon, noise_for
+from fedgossip.privacy.accounting import account_of, epsilon, meaning, noise_for
 from fedgossip.privacy.forecast import SILO_EPSILON, SILOS, PrivacyForecast, PrivacyPlan
-from fedgossip.privacy.guarantee import meaning
 
 
 def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:

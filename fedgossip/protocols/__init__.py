@@ -9,5 +9,5 @@ A synchronous round of gossip: `gossip.sync_gossip` receives `Trained`, sends it
 theirs in `gossip.mailbox` until `gossip.awaited_round` ends the round, and mixes by `gossip.learner`.
 
 What a run may add round a machine: `members.member` stands round any gossip machine, `gossip.attacker` round an honest
-one, `transfer.recovery` round the machine of a peer that restarts without a checkpoint.
+one, `transfer.state_transfer` round the machine of a peer that restarts without a checkpoint.
 """

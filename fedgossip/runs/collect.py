@@ -27,9 +27,8 @@ from fedgossip.plans import compose
 from fedgossip.plans.approvals import approvals
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
-from fedgossip.runs.best_model import take_up
 from fedgossip.runs.incarnations import Prepared
-from fedgossip.runs.peer_files import LifeTotals, PeerEnded, life_totals_in
+from fedgossip.runs.peer_files import LifeTotals, PeerEnded, life_totals_in, take_up
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize

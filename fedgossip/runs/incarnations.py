@@ -15,12 +15,12 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.records import EventRow, NetworkRow, Row, read_rows, row_of
 from fedgossip.core.run_format import ENDED, ENDPOINT, ENDPOINTS, ROWS, SNAPSHOTS, TRACE
-from fedgossip.data.user_code import codes_of
+from fedgossip.data.custom import codes_of
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.runs import checkpoints
 from fedgossip.runs.checkpoints import About, RefusedError, Stored
-from fedgossip.runs.run_lock import check_free
+from fedgossip.runs.run_directory import check_free
 
 MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
 """(first vector, checkpoint of the incarnation before, the number of this incarnation)."""

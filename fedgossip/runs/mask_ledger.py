@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgossip.base import file_locks, outside_files
+from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, NodeId, Send
@@ -23,7 +23,7 @@ from fedgossip.core.messages import Hello, Masked
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.identity import Identity, raw
 from fedgossip.plans.plan import Plan
-from fedgossip.protocols.gossip.never_exchanged import FRESH
+from fedgossip.protocols.gossip.lifecycle import FRESH
 from fedgossip.protocols.private.private_gossip import MODEL
 from fedgossip.runs.incarnations import MakeMachine
 from fedgossip.secure.pairs import AgreedPairs, Other, Own, run_of
@@ -60,8 +60,8 @@ class MaskLedger:
     def __init__(self, path: Path, run: bytes) -> None:
         self.path, self._run, self.new = path, run.hex(), not path.exists()
         try:
-            self._file = file_locks.opened(path)
-            free = file_locks.taken(self._file)
+            self._file = owner_files.opened_to_lock(path)
+            free = owner_files.taken(self._file)
         except OSError as error:
             raise NotWrittenError(path, error) from None
         if not free:

@@ -1,9 +1,14 @@
-"""The files of one peer: those written during the run, and its final status."""
+"""The files of one peer: those written during the run, and its final status.
+
+The model of the best round so far, on disk during a run: the next incarnation resumes from it.
+
+It is a vector, in `best.safetensors` with its round and score; the folder model-best/ is made of it at the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,9 +17,10 @@ import numpy as np
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
+from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError, ResumeError
 from fedgossip.base.scores import BestSoFar
-from fedgossip.base.vectors import Vector
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.core.metrics import beside_score
 from fedgossip.core.records import PeerRow, RowWriter
@@ -23,7 +29,6 @@ from fedgossip.core.task import LocalTask
 from fedgossip.experiment import BEST
 from fedgossip.plans.plan import EXHAUSTED, Plan
 from fedgossip.runs import incarnations
-from fedgossip.runs.best_model import kept_in, take_up
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.run_directory import save_model, write_whole
 
@@ -233,3 +238,35 @@ def empty_folder(folder: Path) -> Path:
         advice = "Go on with what is there: the same command with --resume.  Or give a new folder with --out."
         raise ConfigError(f"{folder}: not empty", advice if left else "Give a new folder with --out.")
     return folder
+
+
+def kept_in(folder: Path) -> Callable[[int, float, Vector], None]:
+    """Return what writes the best model until now into `folder`.  It raises NotWrittenError."""
+    from safetensors.numpy import save
+
+    def keep(round: int, score: float, vector: Vector) -> None:
+        content = save({"vector": vector, "round": np.array([round]), "score": np.array([score])})
+        write_whole(folder / run_format.BEST, content)
+
+    return keep
+
+
+def take_up(best: BestSoFar | None, folder: Path) -> Vector | None:
+    """Resume `best` from the folder of an earlier incarnation; return its model, None without one.
+
+    Raises ResumeError.
+    """
+    path = folder / run_format.BEST
+    if best is None or not path.exists():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        found = load(outside_files.read_bytes(path, outside_files.LARGE))
+        best.round, best.value = int(found["round"][0]), float(found["score"][0])
+        vector: Vector = frozen(found["vector"])
+    except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
+        text = f"{path}: not the best model of a run: {error!r}"
+        raise ResumeError(text, "Remove it: the best of the rounds that are left is kept then.") from None
+    return vector

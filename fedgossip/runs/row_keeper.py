@@ -10,8 +10,7 @@ from fedgossip.core.forecasts import encoded
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.run_summary import ForecastFacts
 from fedgossip.plans.completeness import ExchangeCounts, Exchanges
-from fedgossip.runs.foretold import Foretold
-from fedgossip.runs.run_directory import RunDirectory, write_whole
+from fedgossip.runs.run_directory import Foretold, RunDirectory, write_whole
 from fedgossip.runs.tracking import Tracking
 
 

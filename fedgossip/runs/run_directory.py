@@ -6,6 +6,17 @@ there until all of them are, and still there when a run was interrupted or faile
 A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it ended without some of the
 peers, or without a part of its purpose (`lacking`); `interrupted`, by a user or a signal; or `failed`, when a peer's
 training or network did.
+
+One command at a time writes a run directory: the lock of its folder, released at the end of its process.
+
+Where a folder cannot be locked (on Windows, on some file systems of a network) other commands are not excluded.
+
+The forecast of a run: written before its first row, and compared with its rows at its end.
+
+Where messages or peers were lost, it is computed again for the actual mixing, to separate errors of the forecast from
+effects of the network.  That is a second curve, never the forecast of record.
+
+A trained model that is a table: the rows that were touched, and all others as functions of the seed.
 """
 
 from __future__ import annotations
@@ -14,18 +25,23 @@ import contextlib
 import datetime
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from fedgossip.base import outside_files, owner_files
-from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError
+from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError
+from fedgossip.base.keyed_rows import KeyedTable, Rows, frozen_keys
+from fedgossip.base.scores import Score
 from fedgossip.base.vectors import Vector
-from fedgossip.core.forecasts import encoded
+from fedgossip.core.forecasts import RunForecast, digest_of, encoded, kept, read_forecast, scores_kept
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import NetworkRow, Row, RowWriter, read_rows
 from fedgossip.core.run_format import (
@@ -47,9 +63,9 @@ from fedgossip.core.run_format import (
     ROWS,
     SUMMARY,
 )
-from fedgossip.core.run_summary import RunSummary
+from fedgossip.core.run_summary import ForecastFacts, RunSummary
 from fedgossip.core.task import LocalTask, whole_model_of
-from fedgossip.data.named_code import ALLOW
+from fedgossip.data.custom import ALLOW
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.models import model_files
 from fedgossip.plans import compose
@@ -57,14 +73,40 @@ from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
-from fedgossip.runs.foretold import Foretold
-from fedgossip.runs.run_lock import RunLock
-from fedgossip.runs.trained_table import TrainedTable
 
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
 """The statuses of runs that ended by themselves, with all files complete."""
+
+
+@dataclass(frozen=True)
+class TrainedTable:
+    """`table` gives the untouched rows; `touched` are the others."""
+
+    table: KeyedTable
+    touched: Rows
+
+    def rows(self, keys: npt.ArrayLike) -> npt.NDArray[np.floating]:
+        """Return the rows of these numbers, in their order, [k, width].  Raises ConfigError for one that is none."""
+        wanted = np.asarray(keys).reshape(-1)
+        if wanted.size and not (np.issubdtype(wanted.dtype, np.integer) and wanted.min() >= 0):
+            raise ConfigError(f"rows {wanted[:3]} of a table", "Rows are whole numbers from 0 on.")
+        if wanted.size and wanted.max() >= self.table.rows:
+            text = f"row {wanted.max()} of a table of {self.table.rows}"
+            raise ConfigError(text, f"The last is {self.table.rows - 1}.")
+        there, place = np.unique(wanted, return_inverse=True)
+        found = np.array(self.table.first(frozen_keys(there))).reshape(-1, self.table.width)
+        at = np.searchsorted(self.touched.keys, there)
+        known = np.minimum(at, max(len(self.touched.keys) - 1, 0))
+        here = self.touched.keys[known] == there if self.touched.keys.size else np.zeros(there.size, bool)
+        found[here] = self.touched.matrix[known[here]]
+        return found[place.reshape(-1)]
+
+    @property
+    def matrix(self) -> npt.NDArray[np.floating]:
+        """The touched rows [k, width]."""
+        return np.ascontiguousarray(self.touched.values).reshape(-1, self.table.width)
 
 
 @dataclass(frozen=True, repr=False)
@@ -335,3 +377,79 @@ def add_centralised(run: Run, metrics: dict[str, float]) -> None:
     run.summary["centralised"] = metrics
     if run.directory:
         _write_summary(run.directory, {key: value for key, value in run.summary.items() if key != "run_dir"})
+
+
+PATIENCE_SECONDS = 5.0
+"""Delay before a folder counts as another command's: the processes of one that was killed end a little later."""
+
+
+class RunLock:
+    """The lock of the run in `folder`, until `release`.  Raises ResumeError where another command has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file: int | None = None
+        try:
+            self._file = os.open(folder, os.O_RDONLY)
+            free = self._await()
+        except OSError:
+            free = True
+        if not free:
+            self.release()
+            advice = f"Wait until it has ended, or end it; to see it: fedgossip watch {shlex.quote(str(folder))}"
+            raise ResumeError(f"{folder}: another command is running in it", advice)
+
+    def _await(self) -> bool:
+        assert self._file is not None
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not (free := owner_files.taken(self._file)) and time.monotonic() < until:
+            time.sleep(0.05)
+        return free
+
+    def release(self) -> None:
+        """Let others write the run; nothing happens the second time."""
+        if self._file is not None:
+            owner_files.let_go(self._file)
+            os.close(self._file)
+            self._file = None
+
+
+def check_free(folder: Path) -> None:
+    """Raise ResumeError where a command is running in `folder`."""
+    RunLock(folder).release()
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """A forecast and the sha256 of its file."""
+
+    forecast: RunForecast
+    sha256: str
+    again: Callable[[Sequence[Row]], RunForecast | None] | None = None
+    """Computes the same forecast for the recorded mixing of the rounds; None where all went as planned."""
+
+    @classmethod
+    def of(cls, forecast: RunForecast | None) -> Foretold | None:
+        """The forecast of a run that begins."""
+        return None if forecast is None else cls(forecast, digest_of(encoded(forecast)))
+
+    @classmethod
+    def left_in(cls, folder: Path) -> Foretold | None:
+        """The forecast of a resumed run.  Raises ConfigError for an invalid file."""
+        found = read_forecast(folder)
+        return None if found is None else cls(*found)
+
+    def realised(self, rows: Sequence[Row]) -> RunForecast | None:
+        """What would have been forecast, had it been known what would be lost."""
+        return self.again(rows) if self.again else None
+
+    def facts(self, rows: Sequence[NetworkRow], score: Score, realised: RunForecast | None = None) -> ForecastFacts:
+        """Return the summary's facts on the forecast, and on that of the actual mixing."""
+        one = self.forecast
+        later: ForecastFacts = {} if realised is None else {"forecast_realised_kept": kept(realised, rows)}
+        file = {"level": one.level, "sha256": self.sha256, "exact": one.exact, "width": one.width, "wide": one.wide}
+        return {
+            "forecast_file": file,
+            "forecast_kept": kept(one, rows),
+            "forecast_scores_kept": scores_kept(one, rows, share=score.share),
+            **later,
+        }

@@ -27,7 +27,7 @@ from fedgossip.core.run_summary import (
 )
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import Experiment
-from fedgossip.learning.processes.lost_updates import LOST
+from fedgossip.learning.processes.ipc import LOST
 from fedgossip.learning.settings import HOGWILD
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import Lacking, of_numbers

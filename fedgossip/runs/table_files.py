@@ -24,8 +24,7 @@ from fedgossip.core.machine import Checkpoint, NodeId
 from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE, TABLE
 from fedgossip.plans.plan import Plan
 from fedgossip.runs.checkpoints import RefusedError, read
-from fedgossip.runs.run_directory import write_whole
-from fedgossip.runs.trained_table import TrainedTable
+from fedgossip.runs.run_directory import TrainedTable, write_whole
 
 _FACTS = {"rows_in_all": int, "width": int, "seed": int, "scale": float}
 

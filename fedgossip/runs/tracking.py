@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgossip.base import outside_files, owner_files
-from fedgossip.base.errors import ConfigError
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import ConfigError, needed
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.untrusted_text import MASK, cell_text, line, masked
 from fedgossip.core import run_format

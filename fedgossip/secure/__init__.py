@@ -42,7 +42,7 @@ Secure single-server aggregation with (poly)logarithmic overhead, CCS 2020.
 """
 
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.sum_encoding import Encoding, ExactEncoding, SumResult
+from fedgossip.secure.encoding import Encoding, ExactEncoding, SumResult
 from fedgossip.secure.sums import SumClient, SumServer, sign_card
 
 __all__ = [

@@ -32,7 +32,6 @@ from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.checks import check_consents, check_keys, check_survivors
 from fedgossip.secure.fixed_point import Quantised
-from fedgossip.secure.pairwise import add_masks, opened, pair_keys, sealed, split
 from fedgossip.secure.primitives import Entropy, Secret, Sign, digest
 from fedgossip.secure.ring import Words, chunks, little
 from fedgossip.secure.secrets import (
@@ -43,8 +42,13 @@ from fedgossip.secure.secrets import (
     OwnKeys,
     SharePairs,
     Sharing,
+    add_masks,
     erased_on_failure,
     fresh_keys,
+    opened,
+    pair_keys,
+    sealed,
+    split,
 )
 from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, ranges, sid0_of
 from fedgossip.secure.session_history import Past

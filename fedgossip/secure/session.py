@@ -19,8 +19,7 @@ import msgspec
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.encoding import RingEncoding
-from fedgossip.secure.noise_rule import NO_NOISE, Noise, NoiseRule
+from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding
 from fedgossip.secure.primitives import LABEL, Sign, digest, transcript, verify
 from fedgossip.secure.ring import RING_BITS
 

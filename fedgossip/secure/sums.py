@@ -32,6 +32,7 @@ from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
+from fedgossip.secure.encoding import SumEncoding, SumResult, Values
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.graph import COHORT_MAX
 from fedgossip.secure.primitives import Entropy, Sign, keystream, signer
@@ -47,7 +48,6 @@ from fedgossip.secure.session import (
     round_of,
 )
 from fedgossip.secure.session_history import Past
-from fedgossip.secure.sum_encoding import SumEncoding, SumResult, Values
 
 KEY_BYTES, CARD_BYTES = 32, 96
 WORD_BYTES = RING_BITS // 8

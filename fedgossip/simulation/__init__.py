@@ -10,7 +10,7 @@ are fixed already; the history is unchanged, and 20 000 jobs of random speeds ne
 the elements that it adds up, and the simulator counts the time of that.
 
 Stacked arrays (`stacked`) run the algorithm's object on all nodes' vectors, rows of one [n, d], with the bits of the
-machines; RelaySGD has arrays [arcs, d] (`relayed`), whose exchange receives everything that was sent at once
+machines; RelaySGD has arrays [arcs, d] (`stacked`), whose exchange receives everything that was sent at once
 (`mix_all`).
 
 Resident models (`resident_rounds`, with `learning.many_nodes`): models of linear layers that plain SGD trains and
@@ -18,8 +18,8 @@ averaging mixes stay in the layout in which products read them.  A round goes fr
 `models` by mixing.  Vectors are made in watched and in evaluated rounds and for an image; bits, losses and distances
 are those of `run_stacked`.
 
-Forecasts (`probe`, `shadow`) run the algorithm's own object (`recursion`) on given updates, and may follow peers where
-a graph takes them (`followed`).  After a run that lost something `realised` makes of its record (missed, held,
+Forecasts (`probe`, `shadow`) run the algorithm's own object (`realised`) on given updates, and may follow peers where
+a graph takes them (`shadow`).  After a run that lost something `realised` makes of its record (missed, held,
 repaired, who has a row) the schedule that was really mixed, and the same shadow runs over it.  The record has no row
 of weights, since these events determine them.
 """

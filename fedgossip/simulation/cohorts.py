@@ -37,8 +37,7 @@ from fedgossip.core.wire import wire_bytes
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
 from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.federated.tier_sums import apart, counts_in
-from fedgossip.secure.encoding import RingEncoding
-from fedgossip.secure.noise_rule import NO_NOISE
+from fedgossip.secure.encoding import NO_NOISE, RingEncoding
 from fedgossip.secure.ring import RING_BITS, add
 
 

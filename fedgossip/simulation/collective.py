@@ -1,4 +1,8 @@
-"""All-reduce of all workers in one process: no messages (their bytes are counted), no time, the same bits."""
+"""All-reduce of all workers in one process: no messages (their bytes are counted), no time, the same bits.
+
+The effect of servers of shards on a clock's pushes, in one process: the same mean, and the bytes that it would
+cost.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedgossip.algorithms.descent.base import Descent, DescentState, stepped, stepped_by_momentum
+from fedgossip.algorithms.federated.sums import ExactSum
 from fedgossip.algorithms.gossip.fragments import Fragments, fragments_of
+from fedgossip.algorithms.hash_ring import Placement, Shard
 from fedgossip.base.errors import TrainingError
-from fedgossip.base.vectors import Vector
-from fedgossip.core.messages import ChunkTaken
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.messages import (
+    ChunkTaken,
+    CodedPulled,
+    CodedPush,
+    Message,
+    PieceTaken,
+    Pulled,
+    ShardPull,
+    ShardPush,
+    ShardStep,
+)
 from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row
@@ -21,8 +39,9 @@ from fedgossip.protocols.allreduce.chunk_exchange import chunk_message, contribu
 from fedgossip.protocols.allreduce.coded_fragments import RoundCoding
 from fedgossip.protocols.allreduce.reduction import Chunk
 from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSums
-from fedgossip.protocols.allreduce.unsent_updates import UnsentUpdates
-from fedgossip.protocols.servers.shard_coding import CodedPushes
+from fedgossip.protocols.allreduce.worker_state import UnsentUpdates
+from fedgossip.protocols.servers.model_parts import pieces
+from fedgossip.protocols.servers.shard_coding import CodedPushes, ShardCoding
 
 MeanOf = Callable[[Sequence[Contribution], int, str, Sequence[Meter]], Vector]
 """(every worker's contribution, round, schema, meters) -> their mean gradient [d].
@@ -157,10 +176,10 @@ def _reduced(
 ) -> Vector:
     ranks = [sums.of(rank, len(terms), round) for rank in range(len(terms))]
     under_way: deque[tuple[int, Chunk]] = deque()
-    for rank, (weight, pieces) in enumerate(terms):
-        if not ranks[rank].bears(weight, *pieces):
+    for rank, (weight, parts) in enumerate(terms):
+        if not ranks[rank].bears(weight, *parts):
             raise _unsummable(rank, round)
-        under_way.extend((rank, chunk) for chunk in ranks[rank].give(0, weight, *pieces))
+        under_way.extend((rank, chunk) for chunk in ranks[rank].give(0, weight, *parts))
     while under_way:
         sender, one = under_way.popleft()
         place = 0, round, one.bucket, one.step
@@ -172,3 +191,68 @@ def _reduced(
         more = ranks[one.peer].take(sender, one.bucket, one.step, one.weight, one.vector)
         under_way.extend((one.peer, chunk) for chunk in more)
     return ranks[0].mean
+
+
+def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf:
+    """Return the mean of a clock as the servers of these shards compute it, with all servers alive."""
+    coding = coding or ShardCoding(placement, np.dtype(np.float32), 0, 0)
+    pushing = coding.pushing is not None
+
+    def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
+        kind = coding.kind if pushing else terms[0][1][0].dtype
+        total = ExactSum()
+        for worker, (weight, said) in enumerate(terms):
+            total.add(weight, _whole(coding, said, worker, round) if pushing else frozen(said[0]))
+        for shard in placement.shards:
+            part = frozen(np.empty(shard.length, kind))
+            coded = coding.codes_pull(round + 1)
+            back = frozen(np.empty(coding.pull_size(shard.number), np.uint8)) if coded else part
+            owner, *keepers = (meters[server] for server in shard.preference[: placement.copies])
+            for worker, (weight, said) in enumerate(terms):
+                out = said[shard.number] if pushing else part
+                _pushed_and_pulled(meters[worker], owner, shard, round, weight, (out, back), schema)
+            for keeper in keepers:
+                _copied(owner, keeper, shard, round, part, schema)
+        return total.mean(kind)
+
+    return mean_of
+
+
+def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: int) -> Vector:
+    """Return the gradient [d] that a worker's payloads encode."""
+    whole = np.empty(coding.placement.length, coding.kind)
+    for shard in coding.placement.shards:
+        shard.put_into(whole, coding.decode_push(payloads[shard.number], shard.number, worker, round))
+    return frozen(whole)
+
+
+def _pushed_and_pulled(
+    worker: Meter, server: Meter, shard: Shard, clock: int, weight: float, given: tuple[Vector, Vector], schema: str
+) -> None:
+    """Add a worker's undisturbed push and pull of a shard to both meters; `given`: the uploaded and downloaded data."""
+    number, (up, down) = shard.number, given
+    push = CodedPush if up.dtype == np.uint8 else ShardPush
+    pulled = CodedPulled if down.dtype == np.uint8 else Pulled
+    out: list[Message] = [ShardPull(0, number, clock + 1, clock)]
+    back: list[Message] = []
+    for start, one in pieces(up):
+        out.append(push(0, number, clock, clock, clock, weight, start, one.size, schema, (one,)))
+        back.append(PieceTaken(0, number, clock, start))
+    for start, one in pieces(down):
+        out.append(PieceTaken(0, number, clock + 1, start))
+        back.append(pulled(0, number, clock + 1, clock + 1, clock + 1, 0, start, one.size, schema, (one,)))
+    _count(worker, server, out, back)
+
+
+def _copied(owner: Meter, keeper: Meter, shard: Shard, clock: int, part: Vector, schema: str) -> None:
+    """Add the step of a clock sent to a holder of a copy to both meters."""
+    facts = 0, shard.number, clock + 1, clock, 0.0, ()
+    out = [ShardStep(*facts, start, one.size, schema, (one,)) for start, one in pieces(part)]
+    _count(owner, keeper, out, [PieceTaken(*one.name) for one in out])
+
+
+def _count(one: Meter, other: Meter, out: Sequence[Message], back: Sequence[Message]) -> None:
+    for sender, to, messages in ((one, other, out), (other, one, back)):
+        for message in messages:
+            sender.sent(wire_bytes(message), message.payload_bytes)
+            to.received(wire_bytes(message), message.payload_bytes)

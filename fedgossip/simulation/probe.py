@@ -28,7 +28,7 @@ from fedgossip.algorithms.gossip.base import Step
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector, frozen, mean
 from fedgossip.core.task import Job, LocalTask, give_memory, memory_of
-from fedgossip.simulation.recursion import GossipCourse, Recursion
+from fedgossip.simulation.realised import GossipCourse, Recursion
 from fedgossip.simulation.shadow import Response, response_of
 from fedgossip.simulation.stacked import stacked_step, stacked_updates
 

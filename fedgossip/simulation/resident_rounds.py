@@ -22,9 +22,16 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.resident_models import Disagreement, ResidentModels, ResidentTask
 from fedgossip.core.task import LocalTask
-from fedgossip.simulation.attackers import StackedAttackers
 from fedgossip.simulation.round_bytes import Edges, RoundBytes
-from fedgossip.simulation.stacked import PLAIN, Stack, StackedExchange, check_summable, first_stack, run_stacked
+from fedgossip.simulation.stacked import (
+    PLAIN,
+    Stack,
+    StackedAttackers,
+    StackedExchange,
+    check_summable,
+    first_stack,
+    run_stacked,
+)
 from fedgossip.topology import Schedule
 
 

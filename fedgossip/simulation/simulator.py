@@ -66,7 +66,6 @@ from fedgossip.core.task import Job, LocalTask, choose_rows, give_memory, memory
 from fedgossip.core.timeline import TimelineLog
 from fedgossip.core.wire import wire_bytes
 from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, Fate, FaultScript, Happening, RunProgress, Strike, Turn
-from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.event_queue import (
     NO_COST,
     OF_PEERS,
@@ -75,9 +74,12 @@ from fedgossip.simulation.event_queue import (
     Coming,
     Cost,
     Instants,
+    Link,
     Lives,
+    Look,
     Queued,
     Restart,
+    SimulatedLinks,
     Wake,
 )
 from fedgossip.simulation.lazy_training import LazyTraining, awaited_stretches

@@ -2,6 +2,12 @@
 time.
 
 For researchers of topologies: a round is one call of the task, one of the algorithm, and one mixing of rows.
+
+Attackers on stacked arrays: what each sends to each of its neighbours in a round, and their mixed result.
+
+RelaySGD on stacked arrays: the messages of every node to each of its neighbours, arrays [arcs, d], an arc a row.
+
+Arcs are in the order of their sender, then of their receiver; those of one node lie together, as a peer has them.
 """
 
 from __future__ import annotations
@@ -10,26 +16,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Generic, Protocol, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.algorithms.codecs.base import Codec, VectorLayout
 from fedgossip.algorithms.gossip.base import GossipAlgorithm, SendsModels, State, Step, Vectors
 from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD, relay_sums
+from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, lies
 from fedgossip.algorithms.robust.combine import Combination, combine_rows
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows, unsummable_row
-from fedgossip.core.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Model, ModelFragment, Parcel
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Model, ModelFragment, Parcel, RelaySum
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import PeerRow, Row, give_all
 from fedgossip.core.task import IdleTask, Job, LocalTask, StackedTask, Update
-from fedgossip.secure.neighbourhood import Grid
-from fedgossip.simulation.round_bytes import Edges, RoundBytes, Sizes, priced_both
+from fedgossip.secure.pairs import Grid
+from fedgossip.simulation.round_bytes import Edges, Numbered, RoundBytes, Sizes, priced_both
+from fedgossip.topology import Mixing
 
 if TYPE_CHECKING:
-    from fedgossip.simulation.attackers import StackedAttackers
     from fedgossip.topology import Schedule
 
 
@@ -328,3 +338,83 @@ def stacked_updates(updates: Sequence[Update]) -> Vector | None:
     there = [update.difference for update in updates if update.difference is not None]
     assert len(there) in (0, len(updates)), "a task changes every vector or none"
     return frozen(np.stack(there)) if there else None
+
+
+@dataclass(frozen=True)
+class StackedAttackers:
+    """`peers` lie by `attack`; `all_known`: they have the models of all honest peers, not of their neighbours alone."""
+
+    peers: frozenset[NodeId]
+    attack: Attack
+    rule: Combination
+    seed: int
+    all_known: bool = False
+
+    def mixed(self, mixing: Mixing, round: int, outgoing: Vector, mixed: Vector) -> Vector:
+        """Return the results of all, [n, d], for `mixed`, the mixing of the models that honest peers would have
+        sent.
+        """
+        told: dict[tuple[NodeId, NodeId], Vector] = {}
+        for peer in sorted(self.peers):
+            known = range(mixing.n) if self.all_known else mixing.row(peer)
+            good = {j: outgoing[j] for j in known if j not in self.peers}
+            seen = ObservedModels(peer, round, self.seed, outgoing[peer], good, mixing.row, self.peers)
+            told.update({(peer, to): one for to, one in lies(self.attack, seen, mixing.targets(peer)).items()})
+        out = mixed.copy()
+        for to in sorted({to for _, to in told}):
+            row = mixing.row(to)
+            out[to] = self.rule.combine(to, row, {j: told.get((j, to), outgoing[j]) for j in row})
+        return frozen(out)
+
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RelayExchange(ModelExchange):
+    """Sums, another for each neighbour."""
+
+    algorithm: RelaySGD
+
+    def mix_all(self, groups: RowGroups, outgoing: Vectors) -> Vectors:
+        own, *before = outgoing
+        graph = arcs_of(groups, len(own))
+        shape = graph.reverse.size, own.shape[1]
+        heard, counts = before or (np.zeros(shape, own.dtype), np.zeros(len(graph.reverse)))
+        told, numbers, models = np.empty(shape, own.dtype), np.empty(len(graph.reverse)), np.empty_like(own)
+        places = [slice(*graph.starts[node : node + 2]) for node in range(len(own))]
+        for node, arcs in enumerate(places):
+            told[arcs], numbers[arcs] = relay_sums(own[node], heard[arcs], counts[arcs])
+        heard, counts = frozen(told[graph.reverse]), frozen(numbers[graph.reverse])
+        for node, arcs in enumerate(places):
+            models[node] = self.algorithm.averaged(own[node], heard[arcs], counts[arcs])
+        return frozen(models), heard, counts
+
+    def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
+        """A message has the number of models in it, which takes more bytes the larger it is."""
+        own, *before = outgoing
+        arcs = arcs_of(edges.schedule.mixing(round).rows_by_degree(), len(own))
+        counts = before[1] if before else np.zeros(arcs.senders.size)
+        numbers = (1 + np.bincount(arcs.senders, counts, len(own))[arcs.senders] - counts).astype(np.int64)
+        once, vectors = np.ones_like(numbers), (own[0],)
+        sides = [Numbered(len(own), of, numbers, once) for of in (arcs.senders, arcs.receivers)]
+        return priced_both((sides[0], sides[1]), lambda count: RelaySum(round, schema, vectors, count))
+
+
+class TreeArcs(NamedTuple):
+    """All (sender, receiver), ascending.  `starts` [n + 1]: where each node's begin; `reverse`: those the other way."""
+
+    senders: Places
+    receivers: Places
+    starts: Places
+    reverse: Places
+
+
+def arcs_of(groups: RowGroups, n: int) -> TreeArcs:
+    """Return the arcs of a graph in which every arc has its reverse."""
+    senders = np.concatenate([np.repeat(nodes, ids.shape[1]) for nodes, ids, _ in groups])
+    receivers = np.concatenate([ids.ravel() for _, ids, _ in groups])
+    between = senders != receivers
+    order = np.lexsort((receivers[between], senders[between]))
+    senders, receivers = senders[between][order], receivers[between][order]
+    return TreeArcs(senders, receivers, np.searchsorted(senders, np.arange(n + 1)), np.lexsort((senders, receivers)))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fedgossip
-from fedgossip.lab.repro import attack_measures
+from fedgossip.lab.repro import run_measures
 
 pytestmark = [pytest.mark.long, pytest.mark.data, pytest.mark.timeout(900)]
 
@@ -64,9 +64,9 @@ def on_the_published_ring(
 ) -> float:
     """A score of 5 honest and 11 attackers with tau = 0.1, after 870 rounds."""
     data = {"source": "mnist", "partition": {"kind": "iid"}}
-    onto = {**attack_measures.TRAINING, "rounds": 870, "eval": {"every": 870}, "data": data, **more}
-    monkeypatch.setattr(attack_measures, "TRAINING", onto)
-    return attack_measures.score_on_malicious_ring(*attack, "clipped", {"tau": 0.1}, False, seeds=1, which=which)
+    onto = {**run_measures.TRAINING, "rounds": 870, "eval": {"every": 870}, "data": data, **more}
+    monkeypatch.setattr(run_measures, "TRAINING", onto)
+    return run_measures.score_on_malicious_ring(*attack, "clipped", {"tau": 0.1}, False, seeds=1, which=which)
 
 
 def test_the_published_radius_holds_on_the_published_ring_in_the_published_order(

@@ -18,8 +18,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import digest
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.linear.convex import ConvexTask
-from fedgossip.learning.linear.dual_losses import LOSSES
+from fedgossip.learning.linear.convex import LOSSES, ConvexTask
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import task_of
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as some
 from hypothesis.extra import numpy as arrays
 
 from fedgossip.algorithms.codecs.base import CodecTurn, VectorLayout
-from fedgossip.algorithms.codecs.bits import packed, packed_bytes, unpacked
 from fedgossip.algorithms.codecs.names import CODECS, make_codec
+from fedgossip.algorithms.codecs.quantized import Sign, packed, packed_bytes, unpacked
 from fedgossip.algorithms.codecs.senders import Feedback, MomentumCorrection, sender_of
-from fedgossip.algorithms.codecs.signs import Sign
 from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK, largest
 from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import Vector, frozen

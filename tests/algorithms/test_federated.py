@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 from fedgossip.algorithms.federated import fednova, robust
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, effective_steps, restored, saved
-from fedgossip.algorithms.federated.fedbuff import staleness_weight
+from fedgossip.algorithms.federated.fedavg import staleness_weight
 from fedgossip.algorithms.federated.names import ALGORITHMS, make
 from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum, NotSummableError
 from fedgossip.algorithms.sampling import Uniform

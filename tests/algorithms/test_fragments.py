@@ -19,7 +19,7 @@ from fedgossip.core.task import Segment
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.protocols.allreduce.unsent_updates import UNSENT
+from fedgossip.protocols.allreduce.worker_state import UNSENT
 
 TENSORS = (Segment("a", 0, (10, 6)), Segment("b", 60, (10,)), Segment("none", 70, (0, 3)), Segment("c", 70, (4, 2, 5)))
 

@@ -23,7 +23,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.plans import compose
-from fedgossip.protocols.allreduce.low_rank_sums import LowRankGradients, LowRankSums
+from fedgossip.protocols.allreduce.coded_fragments import LowRankGradients, LowRankSums
 
 SHAPES = ((30, 20), (30,), (6, 5, 2, 2), (3, 2))
 FLOAT = np.dtype(np.float32)

@@ -37,10 +37,8 @@ from fedgossip.core.task import LocalTask
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.faults.words import Crash, Drop, Duplicate, Reorder
 from fedgossip.learning.analytic import Averaging, Quadratic
-from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
-from fedgossip.protocols.push_sum.mass_ledger import LIFE
-from fedgossip.protocols.push_sum.push_peer import PushSettings
-from fedgossip.protocols.push_sum.push_sum import SyncPushSum
+from fedgossip.protocols.push_sum.push_peer import LIFE, PushSettings
+from fedgossip.protocols.push_sum.push_sum import AsyncPushSum, SyncPushSum
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.simulation.stacked import run_stacked

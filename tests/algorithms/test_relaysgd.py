@@ -21,7 +21,7 @@ from fedgossip.drivers.forecasting import forecast_run
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.gossip.gossip_words import longest_way
-from fedgossip.simulation.relayed import RelayExchange
+from fedgossip.simulation.stacked import RelayExchange
 from fedgossip.topology import Topology, build, resolve
 
 TREES = ("path", "tree", "star", "spanning-tree:torus:3x3")

@@ -30,10 +30,9 @@ from test_secure_frames import forms, recorded
 
 from fedgossip.audit import transcript as transcript_module
 from fedgossip.audit.entries import AuditError
-from fedgossip.audit.export import as_csv, as_json
 from fedgossip.audit.records import KEPT, Announced, AnyRecord, Begun, Sealed, WholeFrame, packed, records
 from fedgossip.audit.transcript import Transcript
-from fedgossip.audit.verify import Verification, verify_log
+from fedgossip.audit.verify import Verification, as_csv, as_json, verify_log
 from fedgossip.audit.verify_round import verify_transcript, verify_transcripts
 from fedgossip.base.errors import NotWrittenError
 from fedgossip.secure import frames

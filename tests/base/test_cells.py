@@ -14,12 +14,12 @@ import pytest
 from fedgossip.base.cells import MISSING, is_missing, missing_labels, number_in
 from fedgossip.base.errors import ConfigError
 from fedgossip.data import data
-from fedgossip.data.agreed.federated_tables import read_examples
+from fedgossip.data.agreed.agreed_table import read_examples
+from fedgossip.data.columns.declarations import plain
 from fedgossip.data.columns.encoded_tables import read_features
-from fedgossip.data.columns.encodings import plain
 from fedgossip.data.columns.table_schema import SiteColumns, schema_of
 from fedgossip.data.csv_columns import CsvColumns
-from fedgossip.data.record_digests import table_digest
+from fedgossip.data.record_groups import table_digest
 from fedgossip.data.tables import labels_of
 
 PANDAS = [

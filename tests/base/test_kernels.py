@@ -192,10 +192,10 @@ def test_what_rounds_otherwise_on_another_machine_is_refused_for_portable_runs(h
 def test_a_portable_run_takes_the_cpu_where_auto_would_take_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from fedgossip.learning.one_model import portable, sharing
+    from fedgossip.learning.one_model import devices, sharing
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(portable, "settle", lambda: None)  # of this process
+    monkeypatch.setattr(devices, "settle", lambda: None)  # of this process
     device, _ = sharing.settle(TrainSettings(portable=True), torch.nn.Linear(2, 2), "schema")
     assert device == torch.device("cpu")
 

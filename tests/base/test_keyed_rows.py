@@ -13,7 +13,7 @@ from fuzz_casts import SCENES, STRANGER, Cast, Scene, Sender
 from over_sockets import run_over_sockets
 
 from fedgossip import simulate
-from fedgossip.algorithms.descent.ftrl import FTRL
+from fedgossip.algorithms.descent.adagrad import FTRL
 from fedgossip.algorithms.descent.names import make_descent
 from fedgossip.algorithms.descent.row_filters import KEY_CACHE, Pushing, make_filter
 from fedgossip.algorithms.descent.rows import RowDescent, RowSum
@@ -42,7 +42,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.parallel.parameter_server import ServerPlan
-from fedgossip.protocols.servers.key_lists import LISTS_MAX, NewestLists
+from fedgossip.protocols.servers.row_parts import LISTS_MAX, NewestLists
 from fedgossip.protocols.servers.shard_clocks import ShardChange
 from fedgossip.protocols.servers.tenure_shards import change_messages
 from fedgossip.report.page.numbers import data_size

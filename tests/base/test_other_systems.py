@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgossip.base import file_locks, signals
+from fedgossip.base import owner_files, signals
 from fedgossip.base.errors import ConfigError
 from fedgossip.drivers import peer_processes
 from tests.commands import experiment
@@ -91,19 +91,19 @@ def test_processes_of_one_run_are_refused_where_they_cannot_be(monkeypatch: pyte
 
 
 def test_one_holds_a_locked_file_at_a_time(tmp_path: Path) -> None:
-    one, other = (file_locks.opened(tmp_path / "held") for _ in range(2))
+    one, other = (owner_files.opened_to_lock(tmp_path / "held") for _ in range(2))
     with os.fdopen(one, "rb"), os.fdopen(other, "rb"):
-        assert file_locks.taken(one)
-        assert not file_locks.taken(other)
-    with os.fdopen(file_locks.opened(tmp_path / "held"), "rb") as third:
-        assert file_locks.taken(third.fileno())
+        assert owner_files.taken(one)
+        assert not owner_files.taken(other)
+    with os.fdopen(owner_files.opened_to_lock(tmp_path / "held"), "rb") as third:
+        assert owner_files.taken(third.fileno())
 
 
 def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "target").touch()
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(OSError):
-        file_locks.opened(tmp_path / "link")
+        owner_files.opened_to_lock(tmp_path / "link")
 
 
 def test_the_lock_of_a_byte_leaves_the_place_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +124,10 @@ def test_the_lock_of_a_byte_leaves_the_place_in_the_file(tmp_path: Path, monkeyp
             raise ImportError
         return Windows
 
-    monkeypatch.setattr(file_locks.importlib, "import_module", given)
-    with os.fdopen(file_locks.opened(tmp_path / "held"), "r+b") as file:
-        assert file_locks.taken(file.fileno()) and file.tell() == 0
-        assert not file_locks.taken(file.fileno()) and file.tell() == 0
+    monkeypatch.setattr(owner_files.importlib, "import_module", given)
+    with os.fdopen(owner_files.opened_to_lock(tmp_path / "held"), "r+b") as file:
+        assert owner_files.taken(file.fileno()) and file.tell() == 0
+        assert not owner_files.taken(file.fileno()) and file.tell() == 0
     assert asked == [(2, 1)] * 2
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.cli.run import chaos
-from fedgossip.cli.run.chaos import FAULTS, LINKS, PeerTable, plan_of, words
+from fedgossip.cli.run import demo
+from fedgossip.cli.run.demo import FAULTS, LINKS, PeerTable, plan_of, words
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow
 from fedgossip.faults import FaultScript, Strike
 from fedgossip.runs.run_directory import Run
@@ -62,4 +62,4 @@ def test_the_end_puts_the_accuracy_beside_that_of_the_undisturbed_run() -> None:
     said = "\n".join(words(run(0.95, 0.91, crashed=4, restarted=3), run(0.96, 0.955)))
     for text in ("4 kills, 3 returns", "7 of 8 peers", "95.0 %", "91.0 %", "96.0 %", "95.5 %"):
         assert text in said
-    assert chaos.PEERS == 8
+    assert demo.PEERS == 8

@@ -10,7 +10,7 @@ import pytest
 from commands import in_process
 
 from fedgossip.base.errors import ConfigError, NotWrittenError, TrainingError
-from fedgossip.base.signatures import CalledWith, check_call
+from fedgossip.base.limits import CalledWith, check_call
 from fedgossip.data import custom, data, partitions
 from fedgossip.data.tables import read_csv
 from fedgossip.experiment import load_experiment

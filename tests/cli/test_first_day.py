@@ -31,14 +31,14 @@ from fedgossip.core.messages import MembershipUpdate
 from fedgossip.core.records import EventRow, NetworkRow, Row
 from fedgossip.core.roles import peer_roles
 from fedgossip.core.run_format import LOG
-from fedgossip.drivers.loops.experiments import Wished, experiment_of
+from fedgossip.drivers.loops.description import Wished, experiment_of
 from fedgossip.drivers.loops.scripts import Command, Scripts
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.protocols.members.membership_updates import signed
 from fedgossip.report.page.numbers import percent
 from fedgossip.report.page.page import write_report
-from fedgossip.report.page.rows import ReportedEvent
+from fedgossip.report.page.participation import ReportedEvent
 from fedgossip.report.page.sections import spells
 from fedgossip.report.watch.state import State
 from fedgossip.runs.summary import best_of

@@ -23,9 +23,9 @@ from fedgossip.cli import cli
 from fedgossip.core.machine import Train, Trained
 from fedgossip.core.meter import Meter
 from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.objectives import SUMS
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.record_groups import source_digest
 from fedgossip.learning.analytic import Averaging
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity

@@ -15,7 +15,7 @@ import pytest
 from commands import COMMAND, experiment, typed
 
 from fedgossip.cli import main
-from fedgossip.cli.output import lasting, reader_left
+from fedgossip.cli.text import lasting, reader_left
 
 LETTERS = "0.95\u202f± 0.01 → λ₂ “ring” 12\u202f345 ✓ \u2500\u2501 日本 \udcff"
 

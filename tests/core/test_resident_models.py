@@ -21,9 +21,8 @@ from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
 from fedgossip.base.vectors import RowGroups, consensus_distance, ordered_mix_rows
 from fedgossip.data import data
 from fedgossip.data.objectives import objective_of
-from fedgossip.learning.many_nodes.device_mixing import DeviceMixing, squared_distance, squared_size
-from fedgossip.learning.many_nodes.device_stack import DeviceStack
-from fedgossip.learning.many_nodes.shapes import Shape
+from fedgossip.learning.many_nodes.convolutions import Shape
+from fedgossip.learning.many_nodes.device_stack import DeviceMixing, DeviceStack, squared_distance, squared_size
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.one_model.scoring import Scoring
 from fedgossip.learning.settings import TrainSettings

@@ -29,16 +29,19 @@ from fedgossip.core.records import EventRow, Row
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.column_sums import (
     BINS,
+    GRAIN,
     SumLayout,
+    divided,
     first_sums,
+    hidden,
+    length_of,
     margins_of,
     moments_of,
     round_of,
     second_sums,
     shift_of,
 )
-from fedgossip.data.agreed.noisy_sums import GRAIN, divided, hidden, length_of
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.agreed.suppression import suppressed
 from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.drivers.proposals import shared

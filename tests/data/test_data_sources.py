@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.base import extras
+from fedgossip.base import errors
 from fedgossip.base.errors import ConfigError
 from fedgossip.data import images
 from fedgossip.data.cifar import CLASSES, PIXELS
@@ -403,7 +403,7 @@ def test_a_missing_library_says_which_extra_brings_it(tmp_path: Path, monkeypatc
     (tmp_path / "state.json").write_text("{}")
     assert "fedgossip[huggingface]" in refused(f"huggingface:{tmp_path}?label=y")
     with pytest.raises(ConfigError) as missing:
-        extras.needed("no_such_library", "images", "a source of pictures")
+        errors.needed("no_such_library", "images", "a source of pictures")
     assert "fedgossip[images]" in missing.value.advice
 
 

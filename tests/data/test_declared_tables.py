@@ -16,11 +16,15 @@ from commands import in_process
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment
-from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.federated_tables import read_examples
-from fedgossip.data.columns.declarations import CellRules, declared_columns, file_declaration, restricted_spline
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_examples
+from fedgossip.data.columns.declarations import (
+    CellRules,
+    TableEncoding,
+    declared_columns,
+    file_declaration,
+    restricted_spline,
+)
 from fedgossip.data.columns.encoded_tables import read_features
-from fedgossip.data.columns.encodings import TableEncoding
 from fedgossip.data.columns.table_schema import BadCell, SiteColumns, TableSchema, schema_of
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import TableFile, table_file

@@ -289,7 +289,7 @@ def test_no_attribute_is_set_that_there_is_not(attribute: str, monkeypatch: pyte
 
 CALLED = (
     "fedgossip.drivers.image_write",
-    "fedgossip.drivers.image_restore",
+    "fedgossip.drivers.image_write",
     "fedgossip.drivers.image_types",
     "fedgossip.base.errors",
 )

@@ -13,9 +13,9 @@ import pytest
 from commands import in_process
 
 from fedgossip import ConfigError, load_experiment
-from fedgossip.data import data, sql_tables
+from fedgossip.data import data, office_tables
 from fedgossip.data.csv_columns import CsvColumns
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.record_groups import source_digest
 from fedgossip.data.table_files import table_file
 from fedgossip.plans.tasks import schema_of_experiment
 from fedgossip.sites.plans.statistics import stated_statistics
@@ -232,7 +232,7 @@ def test_the_answer_to_a_query_is_read_as_the_csv_file_beside_it(tmp_path: Path)
 def test_a_query_that_is_no_select_of_cells_is_refused_and_nothing_changes(
     query: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_tables, "STEPS", 2_000_000)
+    monkeypatch.setattr(office_tables, "STEPS", 2_000_000)
     source = asked(tmp_path, query)
     before = (tmp_path / "t.db").read_bytes()
     assert said in (told := refusal(source)) and "t.db" in told

@@ -29,8 +29,7 @@ from fedgossip.cli.people.join import OwnMachine
 from fedgossip.core.messages import Proposal
 from fedgossip.core.run_format import PROPOSED_FILES, TEST_SET
 from fedgossip.data import custom
-from fedgossip.data.named_code import NamesCode, code_by_key, code_in, keys_of_code
-from fedgossip.data.user_code import code_of
+from fedgossip.data.custom import NamesCode, code_by_key, code_in, code_of, keys_of_code
 from fedgossip.drivers import invite_joining, proposals
 from fedgossip.drivers.clusters import placing
 from fedgossip.drivers.clusters.placing import saved_resources

@@ -21,7 +21,7 @@ from loops_kit import batches, net
 from torch import nn
 
 import fedgossip
-from fedgossip.base import file_locks
+from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.model_fingerprint import Likeness
@@ -29,12 +29,12 @@ from fedgossip.core.records import PeerRow
 from fedgossip.core.run_format import OVER
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AnsweringLoop
-from fedgossip.drivers.loops.handoff import Meeting
 from fedgossip.drivers.loops.joining import HostThread
 from fedgossip.drivers.loops.seats import hold, is_there
+from fedgossip.drivers.loops.task import Meeting
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.own_loop.parameters import Exchanged
-from fedgossip.runs.run_lock import RunLock
+from fedgossip.runs.run_directory import RunLock
 
 STEPS = 8
 
@@ -157,13 +157,13 @@ def test_a_disk_without_locks_keeps_nobody_out_and_one_line_says_so(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    monkeypatch.setattr(file_locks, "_warned", False)
+    monkeypatch.setattr(owner_files, "_warned", False)
     hold(tmp_path)
     RunLock(tmp_path).release()
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "no file locks" in said[0]
-    file = file_locks.opened(tmp_path / "file")
-    assert file_locks.taken(file) and file_locks.taken_if_any(file) is None
+    file = owner_files.opened_to_lock(tmp_path / "file")
+    assert owner_files.taken(file) and owner_files.taken_if_any(file) is None
     os.close(file)
 
 

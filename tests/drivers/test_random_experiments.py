@@ -17,7 +17,7 @@ from test_resumed_machines import copied_in_the_middle
 
 from fedgossip import Run, run_local, simulate
 from fedgossip.base.errors import ConfigError, FedgossipError
-from fedgossip.cli.run.dry import show_plan
+from fedgossip.cli.run.run import show_plan
 from fedgossip.core.records import NetworkRow, PeerRow
 from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import simulate as driver

@@ -11,7 +11,7 @@ from commands import typed
 from torch import nn
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.learning.own_loop import ranks
+from fedgossip.learning.own_loop import terms
 
 SCRIPT = """
 import hashlib, json, os, sys
@@ -111,10 +111,10 @@ def test_a_wrapper_that_hides_the_shapes_of_its_parameters_is_refused_by_name() 
         """As torch's first form is called."""
 
     with pytest.raises(ConfigError, match="FullyShardedDataParallel hides") as caught:
-        ranks.check_supported(nn.Sequential(FullyShardedDataParallel()))
+        terms.check_supported(nn.Sequential(FullyShardedDataParallel()))
     assert "fully_shard" in caught.value.advice
 
 
 def test_one_process_is_no_group_of_ranks() -> None:
-    assert not ranks.in_ranks()
+    assert not terms.in_ranks()
     assert not torch.distributed.is_initialized()

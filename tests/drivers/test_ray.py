@@ -27,8 +27,8 @@ from commands import in_process, start
 from test_clusters import await_until, processes_of, written
 
 from fedgossip.base.errors import ConfigError, NetworkError
-from fedgossip.drivers.clusters import ray as ray_engine
-from fedgossip.drivers.clusters import ray_cluster, ray_node
+from fedgossip.drivers.clusters import placing as ray_engine
+from fedgossip.drivers.clusters import ray_cluster
 from fedgossip.drivers.clusters.placing import run_placed
 from fedgossip.drivers.clusters.ray_cluster import connected
 from fedgossip.drivers.clusters.resources import RAY, SLURM, Resources
@@ -189,7 +189,7 @@ def test_participants_that_do_not_listen_in_time_are_told_and_ended(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle = ["sleep", "100"]
-    monkeypatch.setattr(ray_node, "start_participant", lambda *_, **__: subprocess.Popen(idle))
+    monkeypatch.setattr(ray_cluster, "start_participant", lambda *_, **__: subprocess.Popen(idle))
     plan = compose.plan(load_experiment(written(tmp_path)))
     with pytest.raises(NetworkError, match=r"peers \[0, 1\] did not start"):
         run_placed(plan, tmp_path / "run", Resources(RAY, start_seconds=1.0), report=False)
@@ -305,7 +305,7 @@ def test_a_cluster_of_ray_ends_with_the_digest_of_run_and_pickles_the_name_of_th
 
     pickled = cloudpickle.dumps(ray_engine.RayParticipant)
     named = [arg for _, arg, _ in pickletools.genops(pickled) if isinstance(arg, str)]
-    assert named == ["fedgossip.drivers.clusters.ray_node", "RayParticipant"] and len(pickled) < 100
+    assert named == ["fedgossip.drivers.clusters.ray_cluster", "RayParticipant"] and len(pickled) < 100
 
 
 @pytest.mark.long

@@ -29,10 +29,9 @@ from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
-from fedgossip.runs import checkpoints, run_lock
+from fedgossip.runs import checkpoints, run_directory
 from fedgossip.runs.incarnations import prepare
-from fedgossip.runs.run_directory import Run
-from fedgossip.runs.run_lock import RunLock
+from fedgossip.runs.run_directory import Run, RunLock
 
 ROUNDS = 7
 
@@ -276,7 +275,7 @@ def test_a_run_that_was_killed_goes_on_from_the_image_before(tmp_path: Path, mon
 
 
 def test_a_run_that_another_command_is_at_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(run_directory, "PATIENCE_SECONDS", 0.0)
     what = experiment("task.kind=averaging", "task.dim=9")
     stopped(tmp_path, what, "sim", 2)
     before = (tmp_path / "metrics.jsonl").read_bytes()

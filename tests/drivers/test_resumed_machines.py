@@ -18,8 +18,8 @@ from fedgossip.algorithms.federated.names import ALGORITHMS as FEDERATED
 from fedgossip.algorithms.gossip.names import METHODS as GOSSIP
 from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import simulate
-from fedgossip.drivers.image_restore import NOTHING, Reader, UnfitError
 from fedgossip.drivers.image_types import name_of
+from fedgossip.drivers.image_write import NOTHING, Reader, UnfitError
 from fedgossip.drivers.sim_checkpoint import Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment

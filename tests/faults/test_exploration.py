@@ -25,7 +25,7 @@ from fedgossip.protocols.gossip.awaited_round import AwaitedRound
 from fedgossip.protocols.gossip.edge_ledger import Edge, EdgeLedger
 from fedgossip.protocols.gossip.pairing import Pairing
 from fedgossip.protocols.members.failure_detector import FailureDetector
-from fedgossip.protocols.push_sum.mass_ledger import Arcs
+from fedgossip.protocols.push_sum.push_peer import Arcs
 from fedgossip.protocols.servers.server import ParameterServer
 from fedgossip.protocols.servers.shard_clocks import StepPerClock
 

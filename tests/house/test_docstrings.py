@@ -15,7 +15,7 @@ HOME = Path(fedgossip.__file__).parent
 ROOMS = (
     "base/vectors.py",
     "core/task.py",
-    "base/signatures.py",
+    "base/limits.py",
     "algorithms/gossip",
     "topology",
     "data",

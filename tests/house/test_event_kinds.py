@@ -107,4 +107,4 @@ def test_no_second_table_of_events_stands_anywhere() -> None:
             names = _texts(parts)
             if len(names) > 3 and event_kinds().keys() >= set(names):
                 found[path.name] = names
-    assert found.keys() == {"chaos.py"}, found
+    assert found.keys() == {"demo.py"}, found

@@ -19,8 +19,8 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.core import wire
 from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness, in_words
+from fedgossip.data.custom import code_of, modules_of
 from fedgossip.data.dataset import Dataset, from_arrays
-from fedgossip.data.user_code import code_of, modules_of
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.probing import frozen_of, probe_of
 from fedgossip.net.greeting import refused
@@ -68,7 +68,7 @@ def test_installed_packages_and_what_is_no_module_are_not_the_users(tmp_path: Pa
 
 
 def test_this_package_is_not_the_users_where_a_run_is_started_in_its_checkout(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import fedgossip.data.user_code")
+    (tmp_path / "mine.py").write_text("import fedgossip.data.custom")
     (tmp_path / "fedgossip").symlink_to(Path(fedgossip.__file__).parent)
     assert set(modules_of(["mine:model"], tmp_path)) == {"mine"}
 

@@ -28,7 +28,7 @@ from fedgossip.core.messages.federated import REFUSALS
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import peer_roles
 from fedgossip.core.wire import VOCABULARY
-from fedgossip.protocols.federated.spending import EXHAUSTED
+from fedgossip.protocols.federated.gathering import EXHAUSTED
 from fedgossip.report.page.markup import text as marked
 from fedgossip.secure.aborts import Reason
 

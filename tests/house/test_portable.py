@@ -22,7 +22,7 @@ from portable_runs import ON_MNIST, OPERATIONS, RUNS
 
 from fedgossip.base import kernels
 from fedgossip.learning.one_model import optimizers
-from fedgossip.learning.one_model.portable import _flags
+from fedgossip.learning.one_model.devices import _flags
 
 pytestmark = pytest.mark.sockets
 

@@ -21,7 +21,7 @@ from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLa
 from fedgossip.algorithms.federated import names as federated
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors
 from fedgossip.algorithms.federated.fedavg import ServerModel, ServerSgd, Training
-from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.gossip import names
 from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.base.errors import ConfigError

@@ -18,9 +18,9 @@ from fedgossip.cli.topology.topology import COMPARED
 from fedgossip.core.event_kinds import event_kinds
 from fedgossip.core.terms import SITES, first_sentence, terms, terms_of, used_in
 from fedgossip.experiment import load_experiment
-from fedgossip.experiment.compared import COMPARE
 from fedgossip.experiment.meanings import REQUIRED, keys, written
-from fedgossip.lab.compare.experiments import compare_section
+from fedgossip.experiment.sections import COMPARE
+from fedgossip.lab.compare.cells import compare_section
 
 ALL = list(entries())
 KINDS = ({"topology": {"graph": "none", "n": 3}}, {"coordinator": {"clients": 3}}, {"parallel": {"workers": 3}})

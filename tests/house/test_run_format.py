@@ -18,7 +18,7 @@ from fedgossip.core import records, run_format, run_summary
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.drivers.simulate import simulate
 from fedgossip.report.board import heads
-from fedgossip.report.page import reading, rows
+from fedgossip.report.page import participation, reading
 
 NAMES = {value for name, value in vars(run_format).items() if name.isupper()}
 WORDS = {name for name in NAMES if name.isalpha() and name.islower()}
@@ -104,9 +104,9 @@ def test_what_a_report_reads_of_a_summary_is_declared(reader: type[msgspec.Struc
 @pytest.mark.parametrize(
     ("reader", "written"),
     [
-        (rows.ReportedRound, records.NetworkRow),
-        (rows.ReportedPeerRound, records.PeerRow),
-        (rows.ReportedEvent, records.EventRow),
+        (participation.ReportedRound, records.NetworkRow),
+        (participation.ReportedPeerRound, records.PeerRow),
+        (participation.ReportedEvent, records.EventRow),
     ],
 )
 def test_what_a_report_reads_of_a_record_is_written(

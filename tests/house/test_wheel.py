@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from commands import in_process
 
-from fedgossip.base import extras, version
+from fedgossip.base import errors, version
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli import COMMANDS
 
@@ -113,7 +113,7 @@ def test_no_other_line_tells_which_extra_to_install() -> None:
     lines = [
         path
         for path in (ROOT / "fedgossip").rglob("*.py")
-        if "pip install 'fedgossip[" in path.read_text() and path.name not in ("extras.py", "doctor.py")
+        if "pip install 'fedgossip[" in path.read_text() and path.name not in ("errors.py", "doctor.py")
     ]
     assert lines == []
 
@@ -121,7 +121,7 @@ def test_no_other_line_tells_which_extra_to_install() -> None:
 def test_a_missing_package_is_one_line_and_its_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match="a model as ONNX needs onnx") as error:
-        extras.needed("onnx", "edge", "a model as ONNX", "predict works without it.")
+        errors.needed("onnx", "edge", "a model as ONNX", "predict works without it.")
     assert error.value.advice == "pip install 'fedgossip[edge]'; predict works without it."
 
 

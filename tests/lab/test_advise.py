@@ -13,11 +13,10 @@ from commands import Said, in_process
 
 from fedgossip import load_experiment, simulate
 from fedgossip.cli.topology.advise import sentence
-from fedgossip.lab.advise import verifying
-from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, ways
+from fedgossip.lab.advise import candidates
+from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, verified, ways
 from fedgossip.lab.advise.network import PRESETS, AdvisedLinks, links_of, times_of
 from fedgossip.lab.advise.rates import alone, best_rate, everybody, neighbours_of, rounds_of_one_merge
-from fedgossip.lab.advise.verifying import verified
 from fedgossip.lab.costs.formulas import neighbours
 from fedgossip.topology import forecast_of, resolve_schedule
 
@@ -131,7 +130,7 @@ def test_a_round_takes_in_the_simulator_what_was_told(graph: str) -> None:
     """Messages of 200 kB: two per cent, headers and all."""
     what = asked(16, 2e5, "0.005,1e7")
     (gossip,) = (way for way in ways(what, [graph]) if way.kind == "gossip")
-    assert verifying.round_in_the_simulator(what, gossip) == pytest.approx(gossip.round_seconds, rel=0.02)
+    assert candidates.round_in_the_simulator(what, gossip) == pytest.approx(gossip.round_seconds, rel=0.02)
 
 
 def test_the_rate_that_is_told_is_the_rate_that_is_measured() -> None:

@@ -18,14 +18,12 @@ from fedgossip.cli.lab.compare import USUAL
 from fedgossip.cli.wording import event_text
 from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.experiment.reading import content_of
-from fedgossip.lab.compare.cells import Cell
-from fedgossip.lab.compare.experiments import experiment_for, workers_of
+from fedgossip.lab.compare.cells import Cell, experiment_for, workers_of
 from fedgossip.lab.compare.measured import MeasuredCell, Point, _parts
 from fedgossip.lab.compare.names import PARADIGMS, paradigm_of
 from fedgossip.lab.compare.setting import Setting
 from fedgossip.lab.compare.verdict import comparison, sentence
-from fedgossip.lab.costs.base import EqualLinks
-from fedgossip.lab.costs.times import TrainingTimes
+from fedgossip.lab.costs.base import EqualLinks, TrainingTimes
 from fedgossip.report.page.reading import read_run
 from tests.commands import Said, in_process
 

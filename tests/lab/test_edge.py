@@ -19,7 +19,7 @@ from fedgossip import ConfigError, load_model
 from fedgossip.base.errors import TrainingError
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
-from fedgossip.lab.edge import bench, distillation, export, pruning, quantization, retraining, run_examples
+from fedgossip.lab.edge import bench, distillation, export, pruning, quantization, run_examples
 from fedgossip.lab.edge.onnx_model import OnnxModel, open_onnx
 from fedgossip.learning.one_model.losses import Criterion
 
@@ -253,7 +253,7 @@ def test_two_epochs_bring_back_what_half_of_the_units_knew_with_the_same_bits_tw
     path = run_examples.needed_experiment(tmp_path / "run")
     examples = run_examples.trained_on(path, None, everybody=True).examples
     settings = run_examples.settings_of(tmp_path / "run")
-    found = [retraining.retrained(pruning.structured(whole, 0.5), examples, settings, 2) for _ in range(2)]
+    found = [distillation.retrained(pruning.structured(whole, 0.5), examples, settings, 2) for _ in range(2)]
     accuracy = whole.evaluate(test)["accuracy"]
     assert pruning.structured(whole, 0.5).evaluate(test)["accuracy"] < accuracy - 0.01  # something was lost
     assert found[0].evaluate(test)["accuracy"] >= accuracy - 0.01

@@ -12,7 +12,7 @@ import pytest
 from fedgossip.base.errors import ConfigError
 from fedgossip.lab.repro import hospital_measures
 from fedgossip.lab.repro.hospital_measures import FOLDS, HospitalRecords, logistic_accuracy
-from fedgossip.lab.repro.time_measures import renewal_minutes
+from fedgossip.lab.repro.run_measures import renewal_minutes
 
 
 def test_concordance_is_harrells() -> None:

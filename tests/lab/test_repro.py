@@ -10,7 +10,7 @@ import pytest
 from commands import in_process
 from pages import ROOT, Reader, page
 
-from fedgossip.lab.repro import published, sweep_measures
+from fedgossip.lab.repro import published, run_measures
 from fedgossip.lab.repro.published import MEASURES, CheckedValue, PublishedCheck, checked, chosen, known, result_of
 
 AS_TOLD_ON_THE_PAGE = "fedgossip repro "
@@ -63,9 +63,9 @@ def test_a_gain_is_an_end_of_the_interval_of_a_sweep_and_what_takes_minutes_wait
         'of = { file = "tiny", ours = "topology.graph=complete", theirs = "topology.graph=none" }\n'
         "least = 0.0\nfull = true\n"
     )
-    monkeypatch.setattr(sweep_measures, "FOLDER", tmp_path)
+    monkeypatch.setattr(run_measures, "FOLDER", tmp_path)
     pair = "tiny", "topology.graph=complete", "topology.graph=none"
-    low, mean, high = (sweep_measures.gain_in_sweep(*pair, end=end) for end in ("low", "mean", "high"))
+    low, mean, high = (run_measures.gain_in_sweep(*pair, end=end) for end in ("low", "mean", "high"))
     assert 0.1 < low < mean < high
     monkeypatch.setattr(published, "FOLDER", tmp_path)
     (tmp_path / "tiny.toml").unlink()  # it is run once a process

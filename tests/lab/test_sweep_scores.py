@@ -13,8 +13,7 @@ from commands import in_process
 import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import NetworkRow, PeerRow, read_rows
-from fedgossip.lab.sweeps.curves import rounds_to_target, runs_of_table
-from fedgossip.lab.sweeps.page import page_of
+from fedgossip.lab.sweeps.page import page_of, rounds_to_target, runs_of_table
 from fedgossip.lab.sweeps.table import SweepTable
 
 QUADRATIC = {"rounds": 6, "task": {"kind": "quadratic", "dim": 3}, "topology": {"graph": "ring", "n": 4}}

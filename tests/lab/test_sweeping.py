@@ -23,17 +23,15 @@ from commands import start as start_command
 import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import NetworkRow, read_rows
-from fedgossip.drivers.clusters import shared_folder
+from fedgossip.drivers.clusters import meeting
 from fedgossip.lab.sweeps import claims, worker
 from fedgossip.lab.sweeps.cells import CellOutcome
-from fedgossip.lab.sweeps.folder import SweepFolder
+from fedgossip.lab.sweeps.folder import TRIAL_SEEDS, SweepFolder, TunedKey, Tuning, tuning_of
 from fedgossip.lab.sweeps.grid import SweepCell, read_sweep
 from fedgossip.lab.sweeps.page import write_page
-from fedgossip.lab.sweeps.paired import paired_difference, rank_correlation
 from fedgossip.lab.sweeps.sweep import folder_of
 from fedgossip.lab.sweeps.sweep import sweep as run_sweep
-from fedgossip.lab.sweeps.table import table_of
-from fedgossip.lab.sweeps.tuning import TRIAL_SEEDS, TunedKey, Tuning, tuning_of
+from fedgossip.lab.sweeps.table import paired_difference, rank_correlation, table_of
 
 QUADRATIC = {"rounds": 5, "task": {"kind": "quadratic"}, "topology": {"graph": "ring", "n": 4}}
 DIGITS = {
@@ -443,11 +441,11 @@ def test_a_worker_that_sees_another_folder_of_that_name_says_so(
     """A node whose disk is its own has such a folder too, from a sweep of before say: its probe is not that one."""
     grid = read_sweep(sweep_of())
     SweepFolder.made(tmp_path / "s", grid)
-    probe = shared_folder.probe_in(tmp_path / "s")
-    shared_folder.check_shared(tmp_path / "s", probe, 0.0)
+    probe = meeting.probe_in(tmp_path / "s")
+    meeting.check_shared(tmp_path / "s", probe, 0.0)
     (tmp_path / "s" / probe).unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "check_shared", partial(shared_folder.check_shared, seconds=0.0))
+        patch.setattr(worker, "check_shared", partial(meeting.check_shared, seconds=0.0))
         words = worker.words_of("fedgossip.lab.sweeps.worker", tmp_path / "s", probe=probe)
         code = worker.main(words[1:], lambda *_: pytest.fail("it ran cells"))
     assert code == 2 and "does not see the folder" in capsys.readouterr().err

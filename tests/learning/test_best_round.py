@@ -25,8 +25,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.models.model_files import found
 from fedgossip.plans import compose
-from fedgossip.runs.best_model import take_up
-from fedgossip.runs.peer_files import PeerFiles
+from fedgossip.runs.peer_files import PeerFiles, take_up
 from fedgossip.runs.run_directory import Run
 
 FALLS = {

@@ -20,7 +20,7 @@ from fedgossip.core.machine import Report, Terms
 from fedgossip.core.task import Job, Update
 from fedgossip.learning.many_nodes import job_blocks
 from fedgossip.learning.one_model import captured_steps, weights
-from fedgossip.learning.one_model.cuda_graphs import Part
+from fedgossip.learning.one_model.captured_steps import Part
 from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.task import TorchTask
 

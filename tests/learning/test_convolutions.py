@@ -23,7 +23,7 @@ from fedgossip.core.task import Job, Update
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning import task as module
 from fedgossip.learning.many_nodes import stacked_engine
-from fedgossip.learning.many_nodes.shapes import shape_of
+from fedgossip.learning.many_nodes.convolutions import shape_of
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model.batches import Batches

@@ -24,10 +24,9 @@ from fedgossip.core.records import EventRow
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning.many_nodes import device_stack, job_blocks
-from fedgossip.learning.many_nodes.device_mixing import DeviceMixing
-from fedgossip.learning.many_nodes.device_stack import DeviceStack
+from fedgossip.learning.many_nodes.device_stack import DeviceMixing, DeviceStack
 from fedgossip.learning.one_model import weights
-from fedgossip.learning.one_model.cuda_graphs import capture_on
+from fedgossip.learning.one_model.captured_steps import capture_on
 from fedgossip.learning.one_model.module_engine import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask

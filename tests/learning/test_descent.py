@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from fedgossip.algorithms.descent.adagrad import Adagrad
-from fedgossip.algorithms.descent.adam import Adam
+from fedgossip.algorithms.descent.adam import LAMB, Adam
 from fedgossip.algorithms.descent.base import norm
-from fedgossip.algorithms.descent.lamb import LAMB
-from fedgossip.algorithms.descent.lars import LARS
-from fedgossip.algorithms.descent.sgd import SGD
+from fedgossip.algorithms.descent.sgd import LARS, SGD
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.task import Segment
 from fedgossip.learning.one_model import optimizers

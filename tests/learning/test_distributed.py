@@ -34,9 +34,8 @@ from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.processes import parts, processes
 from fedgossip.learning.processes.engine import DistributedLoop
 from fedgossip.learning.processes.group import Team
-from fedgossip.learning.processes.ipc import Alive, Channel
+from fedgossip.learning.processes.ipc import Alive, Channel, SharedArrays
 from fedgossip.learning.processes.processes import Group
-from fedgossip.learning.processes.shared_memory import SharedArrays
 from fedgossip.learning.task import TorchTask, TrainSettings
 
 pytestmark = pytest.mark.sockets

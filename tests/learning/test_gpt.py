@@ -10,7 +10,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning.models import models
-from fedgossip.learning.models.gpt import turned
+from fedgossip.learning.models.models import turned
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask

@@ -23,10 +23,8 @@ from fedgossip.core.task import Job
 from fedgossip.learning.one_model.batches import BatchPlan
 from fedgossip.learning.one_model.module_engine import ModuleLoop
 from fedgossip.learning.processes.hogwild import HogwildLoop
-from fedgossip.learning.processes.ipc import COUNTER, Channel, Message, Setup, TrainReply
-from fedgossip.learning.processes.lost_updates import LOST, race_of
+from fedgossip.learning.processes.ipc import COUNTER, LOST, Channel, Message, Setup, SharedArrays, TrainReply, race_of
 from fedgossip.learning.processes.processes import Group
-from fedgossip.learning.processes.shared_memory import SharedArrays
 from fedgossip.learning.processes.worker import HogwildWorker
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.report.page.reading import read_run

@@ -15,8 +15,7 @@ from test_hogwild import OneByOne
 import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.lab.compare.cells import _together
-from fedgossip.lab.compare.experiments import experiment_for
+from fedgossip.lab.compare.cells import _together, experiment_for
 from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.learning.processes import processes
 from fedgossip.plans import compose

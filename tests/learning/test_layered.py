@@ -15,8 +15,7 @@ from torch import nn
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.learning.dp_sgd import layer_gradients, private
-from fedgossip.learning.dp_sgd.layer_gradients import Apart, Factors
-from fedgossip.learning.dp_sgd.layered import Layered, known_layers
+from fedgossip.learning.dp_sgd.layer_gradients import Apart, Factors, Layered, known_layers
 from fedgossip.learning.dp_sgd.private import UNITS, Alone, Hooked, PrivateGradients, check_apart, cut_sums, per_example
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 from fedgossip.learning.models import models

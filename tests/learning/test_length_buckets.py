@@ -26,7 +26,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 from fedgossip.learning.models import models
 from fedgossip.learning.models.loaded_model import load_model
-from fedgossip.learning.one_model.bucket_batches import BucketBatches
+from fedgossip.learning.one_model.batches import BucketBatches
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.module_engine import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
@@ -304,8 +304,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
 
 def test_peers_with_files_of_their_own_share_the_characters_of_the_common_one(tmp_path: Path) -> None:
     common = written(tmp_path)
-    for peer, text in enumerate(("to be\n", "or not\nthat\n", "is\n")):
-        (tmp_path / f"peer-{peer}.txt").write_text(text)
+    for peer, written_text in enumerate(("to be\n", "or not\nthat\n", "is\n")):
+        (tmp_path / f"peer-{peer}.txt").write_text(written_text)
     own = {"source": f"lines:{tmp_path}/peer-{{peer}}.txt", "test": f"lines:{common}", "partition": {"kind": "own"}}
     run = fedgossip.simulate(experiment(common, **own), engine="stacked")
     assert run.summary["data"]["sizes"] == [1, 2, 1]

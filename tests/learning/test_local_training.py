@@ -30,8 +30,8 @@ from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model import devices, loading
 from fedgossip.learning.one_model.batches import Batches, BatchPlan
+from fedgossip.learning.one_model.devices import FIRST_SCALE, GROWTH_STEPS, LOSS_SCALE, LossScale
 from fedgossip.learning.one_model.module_engine import ModuleLoop
-from fedgossip.learning.one_model.precision import FIRST_SCALE, GROWTH_STEPS, LOSS_SCALE, LossScale
 from fedgossip.learning.one_model.sharing import GpuSharing, OutOfMemory, settle
 from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
 from fedgossip.learning.task import TorchTask

@@ -102,7 +102,7 @@ def test_a_head_of_ones_own_serves_clients_that_name_the_classes_differently() -
 
 
 def test_a_stage_of_a_pipeline_has_its_own_layout_while_the_others_parameters_have_no_memory() -> None:
-    from fedgossip.learning.processes.stages import leave_others
+    from fedgossip.learning.processes.plans import leave_others
 
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     whole = Layout.personal_of(module, ["1.*"])

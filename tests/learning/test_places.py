@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgossip.learning.one_model.tensor_slices import Place, chunk
+from fedgossip.learning.one_model.weights import Place, chunk
 
 LINE = np.arange(100, dtype=np.float32)
 

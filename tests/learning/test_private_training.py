@@ -24,7 +24,7 @@ from fedgossip.core.task import Job, Update
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
 from fedgossip.learning.dp_sgd import private
-from fedgossip.learning.dp_sgd.layered import Layered
+from fedgossip.learning.dp_sgd.layer_gradients import Layered
 from fedgossip.learning.dp_sgd.private import (
     UNITS,
     Alone,

@@ -23,9 +23,9 @@ from fedgossip.drivers.sim_checkpoint import Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.many_nodes import device_stack
-from fedgossip.learning.many_nodes.device_mixing import DeviceMixing
+from fedgossip.learning.many_nodes.device_stack import DeviceMixing
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
-from fedgossip.learning.one_model.cuda_graphs import CapturedWork, Part
+from fedgossip.learning.one_model.captured_steps import CapturedWork, Part
 from fedgossip.plans import compose
 
 CPU = torch.device("cpu")

@@ -12,11 +12,8 @@ import fedgossip
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.task import Job
-from fedgossip.learning.linear.sparse_logistic import SparseLogistic
-from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseSteps, problem_of, source_of
-from fedgossip.learning.processes.ipc import TrainOrder
-from fedgossip.learning.processes.lost_updates import LOST
-from fedgossip.learning.processes.shared_memory import SharedArrays
+from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseLogistic, SparseSteps, problem_of, source_of
+from fedgossip.learning.processes.ipc import LOST, SharedArrays, TrainOrder
 from fedgossip.learning.processes.sparse_worker import SparseWorker
 from fedgossip.learning.settings import TrainSettings
 

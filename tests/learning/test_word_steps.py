@@ -14,12 +14,9 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning.linear.sparse_steps import HogwildSteps
-from fedgossip.learning.linear.word_steps import WordSteps
 from fedgossip.learning.linear.word_tables import WordTable
-from fedgossip.learning.linear.words import WordsTask
-from fedgossip.learning.processes.ipc import TrainOrder
-from fedgossip.learning.processes.lost_updates import LOST
-from fedgossip.learning.processes.shared_memory import SharedArrays
+from fedgossip.learning.linear.words import WordsTask, WordSteps
+from fedgossip.learning.processes.ipc import LOST, SharedArrays, TrainOrder
 from fedgossip.learning.processes.words_worker import WordsWorker
 from fedgossip.learning.settings import TrainSettings
 

@@ -28,12 +28,12 @@ from fedgossip.core.wire import Assembler, FrameError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.net import host
-from fedgossip.net.auth import GUEST, GUESTS
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
+from fedgossip.net.sockets import GUEST, GUESTS
 from fedgossip.net.streams.sealed_way import SEAL
 from fedgossip.net.transport import Arrived, Rejected
 from fedgossip.plans import compose

@@ -15,10 +15,10 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.cli import cli
 from fedgossip.core.messages import DECLARED, AnyMessage, Carrier, Entry, Join
 from fedgossip.core.wire import VOCABULARY, Header, frames
-from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.links.mesh import GUEST_WORDS, Links
+from fedgossip.net.sockets import GUESTS
 from fedgossip.net.transport import NOBODY
 from fedgossip.protocols.members.membership_updates import admission_of
 
@@ -154,7 +154,7 @@ def test_a_guest_that_talked_too_much_is_heard_again_after_a_while(
 
 
 def test_strangers_do_not_shut_the_door(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgossip.net.auth.GUESTS_SECONDS", 0.0)
+    monkeypatch.setattr("fedgossip.net.sockets.GUESTS_SECONDS", 0.0)
     asked, late = Identity.new(), Identity.new()
     with ExitStack() as stack:
         for number in range(GUESTS):
@@ -174,12 +174,12 @@ def test_strangers_do_not_shut_the_door(links: Links, tmp_path: Path, monkeypatc
 def test_a_guest_for_whom_there_is_no_room_tries_again(
     links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgossip.net.auth.GUESTS", 0)
+    monkeypatch.setattr("fedgossip.net.sockets.GUESTS", 0)
     late = Identity.new()
     with calling(links, late) as caller:
         caller.send(*said(asking(late, f"ipc://{tmp_path}/7")))
         heard_until(links, lambda heard: "unknown_key" in reasons(heard))
-        monkeypatch.setattr("fedgossip.net.auth.GUESTS", 16)
+        monkeypatch.setattr("fedgossip.net.sockets.GUESTS", 16)
         assert arrived(heard_until(links, arrived))[0].sender == NOBODY
 
 

@@ -24,7 +24,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.messages import Contribution, Expected, Invite, Leaving
 from fedgossip.core.wire import CHUNK_BYTES, wire_bytes
 from fedgossip.drivers.local import run_local
-from fedgossip.net import callers
+from fedgossip.net import connections
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub import router_sender, upload_slots
 from fedgossip.net.hub import server as hubs
@@ -237,7 +237,7 @@ def test_another_process_with_the_same_key_is_told_so_and_waits_until_the_first_
 
 
 def test_a_hub_that_is_back_on_its_port_is_called_again_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "STRANGERS", 0)
+    monkeypatch.setattr(connections, "STRANGERS", 0)
     n = 30
     with wheel(n) as w:
         w.start()
@@ -456,10 +456,10 @@ def test_too_few_open_files_are_an_error_before_anybody_calls(monkeypatch: pytes
     limits = [(1000, 3000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
-    callers.check_clients(500)
+    connections.check_clients(500)
     assert limits[-1] == (3000, 3000)  # whatever is needed: as many as the system allows
     with pytest.raises(NetworkError, match="1000 clients need"):
-        callers.check_clients(1000)
+        connections.check_clients(1000)
 
 
 @pytest.mark.parametrize("limit", [64, 128, 160])

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from fedgossip.core.messages import AnyMessage, Contribution, Expected, Hello, Invite
 from fedgossip.core.wire import CHUNK_BYTES, Assembler
-from fedgossip.net import callers
+from fedgossip.net import connections
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
@@ -138,7 +138,7 @@ def test_one_that_takes_the_routing_id_of_a_broken_connection_is_still_itself(hu
 def test_of_those_who_only_hold_the_door_open_the_oldest_are_hung_up_on(
     hub: CoordinatorLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "STRANGERS", 20)
+    monkeypatch.setattr(connections, "STRANGERS", 20)
     with calling(hub, key(hub, 0)) as honest:
         honest.send(*greeting(HELLO))
         heard_until(hub, arrived)
@@ -273,7 +273,7 @@ def test_one_that_calls_again_and_again_has_one_connection_and_holds_few_doors_o
 ) -> None:
     """Those that are hung up on call again by themselves, and say nothing; the newest says Hello whenever it is let in,
     as a client does: among so many that call it may be hung up on before it is heard."""
-    monkeypatch.setattr(callers, "STRANGERS", 5)
+    monkeypatch.setattr(connections, "STRANGERS", 5)
     assert hub.identity
     calls = []
     try:

@@ -17,7 +17,7 @@ from fedgossip.cli.people.invited import InvitedSeat
 from fedgossip.experiment import checked, load_experiment
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity
-from fedgossip.net.relays.routing import DIRECT
+from fedgossip.net.relays.reachability import DIRECT
 from fedgossip.plans import compose
 
 pytestmark = pytest.mark.sockets

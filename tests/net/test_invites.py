@@ -32,10 +32,9 @@ from fedgossip.base.version import __version__
 from fedgossip.cli.people.host import wait_for_members
 from fedgossip.core.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
 from fedgossip.core.wire import frames
-from fedgossip.drivers import invite_hosting, invite_joining, proposals
+from fedgossip.drivers import invite_joining, proposals
 from fedgossip.experiment import load_experiment
 from fedgossip.net import endpoints
-from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.invites import invite_server
@@ -43,6 +42,7 @@ from fedgossip.net.invites.invitation import Invitation, new_secret, read, writt
 from fedgossip.net.invites.invite_admission import HOLD_SECONDS, Guest, InviteAdmission, Party, Seats
 from fedgossip.net.invites.invite_client import InviteClient, refusal_error
 from fedgossip.net.invites.invite_server import InviteServer
+from fedgossip.net.sockets import GUESTS
 from fedgossip.plans import compose
 from fedgossip.protocols.members.membership_updates import admission_of
 from fedgossip.secure.session import RosterMember
@@ -123,8 +123,8 @@ class House:
     """An organiser with a door, on disk in `folder`."""
 
     def __init__(self, folder: Path, seats: Seats = SEATS, expires: int = LATER) -> None:
-        self.hosted = invite_hosting.hosted(folder, "lan", "what", seats, expires, (1, 2))
-        self.admission = invite_hosting.invite_admission(self.hosted, "tcp://10.0.0.1:5700", PROPOSAL, b"x" * 40_000)
+        self.hosted = invite_joining.hosted(folder, "lan", "what", seats, expires, (1, 2))
+        self.admission = invite_joining.invite_admission(self.hosted, "tcp://10.0.0.1:5700", PROPOSAL, b"x" * 40_000)
 
     @property
     def invitation(self) -> Invitation:
@@ -217,7 +217,7 @@ def test_nobody_is_let_in_who_would_be_forgotten(house: House, monkeypatch: pyte
     def full(path: Path, content: bytes) -> None:
         raise NotWrittenError(path, OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(invite_hosting, "write_whole", full)
+    monkeypatch.setattr(invite_joining, "write_whole", full)
     with pytest.raises(NotWrittenError):
         house.enrol(Identity.new())
     assert not house.admission.party.guests
@@ -236,7 +236,7 @@ def test_the_organisers_restart_forgets_nobody(house: House, tmp_path: Path) -> 
 
 def test_a_folder_whose_run_has_not_ended_is_no_other_runs(house: House, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another experiment"):
-        invite_hosting.hosted(tmp_path, "lan", "something else", SEATS, LATER, (1, 2))
+        invite_joining.hosted(tmp_path, "lan", "something else", SEATS, LATER, (1, 2))
 
 
 def test_it_begins_with_those_that_are_here_and_later_ones_join(house: House) -> None:
@@ -411,7 +411,7 @@ def test_a_beginning_that_cannot_be_written_is_told_to_nobody(house: House, monk
         raise NotWrittenError(path, OSError(28, "No space left on device"))
 
     with monkeypatch.context() as broken, pytest.raises(NotWrittenError):
-        broken.setattr(invite_hosting, "write_whole", full)
+        broken.setattr(invite_joining, "write_whole", full)
         house.admission.begin(NOW)
     assert isinstance(house.enrol(guest), Gathering)
     house.admission.begin(NOW)
@@ -652,7 +652,7 @@ def test_what_is_built_in_is_no_code_of_anybodys(tmp_path: Path, monkeypatch: py
 def test_an_organiser_is_a_party_of_two_at_least(tmp_path: Path) -> None:
     for seats in (1, 129):
         with pytest.raises(ConfigError):
-            invite_hosting.hosted(tmp_path, "lan", "what", Seats(seats), LATER, (1, 2))
+            invite_joining.hosted(tmp_path, "lan", "what", Seats(seats), LATER, (1, 2))
     assert Party(new_secret(), LATER, Seats(2)).node_of("nobody") is None
     party = Party(new_secret(), LATER, Seats(2))
     alone = InviteAdmission(Identity.new(), Guest("k", "v", "a"), party, PROPOSAL, lambda _: None)

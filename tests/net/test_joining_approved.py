@@ -21,7 +21,7 @@ from fedgossip.base.errors import ConfigError, PeerError
 from fedgossip.cli.sites.approval import approved
 from fedgossip.core.messages import Gathering
 from fedgossip.core.run_format import APPROVAL
-from fedgossip.drivers import invite_hosting, proposals
+from fedgossip.drivers import invite_joining, proposals
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.net.endpoints import load_blocks
 from fedgossip.net.identity import Identity
@@ -45,10 +45,10 @@ class Organiser:
         proposal = proposals.proposal_of(whole, compose.task_of(plan.experiment, plan.learners, [])[0])
         (port,) = free_ports(1)
         later = int(time.time()) + 3600
-        hosted = invite_hosting.hosted(
-            folder / "hosting", "pilot", "", invite_hosting.seats_of(plan), later, (port, port)
+        hosted = invite_joining.hosted(
+            folder / "hosting", "pilot", "", invite_joining.seats_of(plan), later, (port, port)
         )
-        self._admission = invite_hosting.invite_admission(hosted, "tcp://127.0.0.1:1", proposal, whole.test)
+        self._admission = invite_joining.invite_admission(hosted, "tcp://127.0.0.1:1", proposal, whole.test)
         self.server = InviteServer(f"tcp://127.0.0.1:{port}", self._admission)
         self.server.serve_beside()
         self.invite = written(hosted.invitation([f"tcp://127.0.0.1:{port}"]))

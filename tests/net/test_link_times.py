@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedgossip import load_experiment
-from fedgossip.lab.costs.fitted import fitted
-from fedgossip.net.measuring.link_times import SIZES
+from fedgossip.lab.costs.base import fitted
+from fedgossip.net.measuring.link_survey import SIZES
 from tests.commands import free_ports, in_process, start
 
 

@@ -27,8 +27,8 @@ from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import CAUSES_WRITTEN, Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links.calling import HANG_UPS, Greeting
 from fedgossip.net.links.mesh import Links
+from fedgossip.net.links.partner_link import HANG_UPS, Greeting
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, Rejected
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan

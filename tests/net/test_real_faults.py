@@ -18,9 +18,8 @@ from fedgossip.base.vectors import digest
 from fedgossip.core.messages import Ack, AnyMessage, Leaving
 from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.core.task import Job, Update
-from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import run_local_plan
-from fedgossip.drivers.peer_processes import PeerProcesses
+from fedgossip.drivers.peer_processes import PeerProcesses, Striker
 from fedgossip.experiment import load_experiment
 from fedgossip.faults import NS, FaultScript
 from fedgossip.net.faulty import Faults, SlowTask

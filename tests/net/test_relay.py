@@ -22,13 +22,14 @@ from test_net_security import EXPECTED, HELLO
 from fedgossip.base.errors import ConfigError, NetworkError, PeerError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Model
-from fedgossip.drivers import invite_hosting
+from fedgossip.drivers import invite_joining
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.invites.invite_admission import Guest, Seats
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.relays import relay as relays
 from fedgossip.net.relays import relay_client, splice
+from fedgossip.net.relays.reachability import Ways
 from fedgossip.net.relays.relay import Limits
 from fedgossip.net.relays.relay_client import RelayClient
 from fedgossip.net.relays.relay_protocol import (
@@ -42,7 +43,6 @@ from fedgossip.net.relays.relay_protocol import (
     verified_request,
 )
 from fedgossip.net.relays.roster_file import Allowed, Roll
-from fedgossip.net.relays.routing import Ways
 from fedgossip.net.streams import streams
 from fedgossip.net.streams.stream_port import PORT_ABOVE
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed
@@ -137,7 +137,7 @@ def test_who_is_not_in_the_roster_is_refused(tmp_path: Path) -> None:
 
 def test_a_host_s_folder_lets_in_whom_it_lets_in_and_strangers_call_the_organiser_alone(tmp_path: Path) -> None:
     """Who is invited has keys that no roster knows; it reaches the one who invites, and is in the roster then."""
-    hosted = invite_hosting.hosted(tmp_path / "hosting", "lan", "what", Seats(3), 2**32 - 1, (1, 2))
+    hosted = invite_joining.hosted(tmp_path / "hosting", "lan", "what", Seats(3), 2**32 - 1, (1, 2))
     invited, peer, organiser = Identity.new(), raw(hosted.peer.public), raw(hosted.organiser.public)
     roll = Roll(hosted.folder)
     with relay_running(allowed=roll.allowed) as running, ExitStack() as stack:

@@ -19,7 +19,7 @@ from fedgossip.base.vectors import digest
 from fedgossip.base.version import __version__
 from fedgossip.cli.people.join import OwnMachine
 from fedgossip.core.messages import Beginning, Enrol, Gathering, InviteProof, Proposal, TurnedAway
-from fedgossip.drivers import invite_hosting, invite_joining
+from fedgossip.drivers import invite_joining
 from fedgossip.experiment import checked
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity
@@ -51,7 +51,7 @@ class Root:
     """The organiser of a run with two leaf coordinators of three clients each."""
 
     def __init__(self) -> None:
-        self.seats = invite_hosting.seats_of(compose.plan(checked(CONTENT, "test")))
+        self.seats = invite_joining.seats_of(compose.plan(checked(CONTENT, "test")))
         self.organiser, own = Identity.new(), Identity.new()
         address = "tcp://10.0.0.1:5700"
         host = Guest(own.public, own.verify, address, signed(own, address).signature)

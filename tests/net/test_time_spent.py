@@ -13,11 +13,10 @@ from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.base.intervals import covered_ns
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Train
 from fedgossip.core.messages import TAIL, Model
-from fedgossip.core.meter import Meter
+from fedgossip.core.meter import Meter, covered_ns
 from fedgossip.core.records import PeerRow, Row
 from fedgossip.core.task import Job, Update
 from fedgossip.learning.analytic import Averaging

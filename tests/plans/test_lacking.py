@@ -22,7 +22,7 @@ from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import ExchangeCounts
-from fedgossip.protocols.gossip.never_exchanged import FRESH, Carried
+from fedgossip.protocols.gossip.lifecycle import FRESH, Carried
 from fedgossip.report.page.graphs import never_exchanged
 from fedgossip.report.page.page import write_report
 from fedgossip.report.page.reading import read_run

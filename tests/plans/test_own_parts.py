@@ -14,9 +14,8 @@ from fedgossip import load_experiment, simulate
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import digest
 from fedgossip.core.records import PeerRow
-from fedgossip.data.custom import importing_nothing
-from fedgossip.data.named_code import keys_of_code
-from fedgossip.drivers.before_consent import declared_run
+from fedgossip.data.custom import importing_nothing, keys_of_code
+from fedgossip.drivers.invite_joining import declared_run
 from fedgossip.experiment.sections import FederatedExperiment, GossipExperiment
 from fedgossip.plans import compose
 from fedgossip.plans.own_parts import measured_by
@@ -310,7 +309,7 @@ import numpy as np
 from fedgossip import Update
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
-from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import Draw
 """
 

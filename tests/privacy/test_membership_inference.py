@@ -16,8 +16,8 @@ from hypothesis import strategies as some
 from scipy.stats import binom
 
 from fedgossip import ConfigError, simulate
-from fedgossip.learning.one_model.record_losses import losses_of, right_of
 from fedgossip.privacy.membership import CONFIDENCE, LEAST, Guess, measured, membership_test
+from fedgossip.sites.evaluation.evaluation_sums import losses_of, right_of
 
 RECORDS, COLUMNS = 240, 30
 PRIVATE = {"privacy": {"unit": "record", "noise": 10.0, "clip": 1.0, "max_epsilon": 4.0}}

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from secure_kit import entropy_of
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, tight
+from fedgossip.privacy.accounting import Mechanism, epsilon, guarantee, meaning, noise_for, tight
 from fedgossip.privacy.adaptive import Clip, bit, bits_noise, share_shorter, split
 from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
-from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines, verdict
 from fedgossip.protocols.federated.client_metrics import Telling
+from fedgossip.secure.encoding import client_sigma
 from fedgossip.secure.noise import discrete_gaussian
-from fedgossip.secure.noise_rule import client_sigma
 
 SILOS = PrivacyPlan("client", clients=10, rounds=20, noise=8.0, clip=1.0, delta=1e-5, parameters=650)
 RECORDS = PrivacyPlan(

@@ -16,7 +16,7 @@ from test_ledger import SPEND, Desk
 
 from fedgossip.base.errors import BudgetError
 from fedgossip.core.messages import Hello
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.record_groups import source_digest
 from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
 from fedgossip.experiment import load_experiment

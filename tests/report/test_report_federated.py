@@ -17,13 +17,12 @@ from fedgossip.core.machine import Aggregated
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import FOLLOWED_MOST
 from fedgossip.core.roles import federated_roles, peer_roles
-from fedgossip.report.page import bars, federated, write_comparison, write_report
+from fedgossip.report.page import drawing, federated, write_comparison, write_report
 from fedgossip.report.page.federated import attended, head, lines
 from fedgossip.report.page.numbers import shown_round
-from fedgossip.report.page.participation import Participation, Took
+from fedgossip.report.page.participation import Participation, ReportedEvent, ReportedPeerRound, Took
 from fedgossip.report.page.reading import RecordedRun, read_run
 from fedgossip.report.page.reasons import REASONS, given_up
-from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound
 from fedgossip.secure.aborts import Reason, Stage, too_few
 from tests.commands import in_process
 
@@ -366,9 +365,9 @@ def test_who_does_not_train_waits(reports: dict[str, Path]) -> None:
 
 def test_the_coordinators_time_is_no_bar_among_the_clients(reports: dict[str, Path]) -> None:
     run, _ = account(reports["plain_run"])
-    before = bars.time_spent(run, "time")
+    before = drawing.time_spent(run, "time")
     run.peers[N].seconds["training"] = 1000.0
-    assert bars.time_spent(run, "time") == before
+    assert drawing.time_spent(run, "time") == before
 
 
 def test_events_are_told_by_who_they_are_and_by_the_round_that_was_open(reports: dict[str, Path]) -> None:
@@ -486,7 +485,7 @@ def test_a_dead_client_does_not_wait(tmp_path: Path) -> None:
         crash = {"kind": "crash", "peers": [3], "start": 2.5, **after}
         fedgossip.simulate(content | {"faults": [crash]}, out=tmp_path / name)
         run = read_run(tmp_path / name)
-        living, dead = (sum(bars.time_of(run, run.learners[node], led=True).values()) for node in (0, 3))
+        living, dead = (sum(drawing.time_of(run, run.learners[node], led=True).values()) for node in (0, 3))
         assert living == pytest.approx(run.summary.seconds, rel=0.01)
         spent.append((run.summary.seconds or 0.0) - dead)
     gone, back = spent

@@ -18,14 +18,12 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.cli.wording import event_text
 from fedgossip.core.records import EventRow, Row, RowWriter
 from fedgossip.report.watch import snapshot
-from fedgossip.report.watch.curves import POINTS_KEPT, Curve
-from fedgossip.report.watch.follow import Follower
-from fedgossip.report.watch.lines import StatusLines
+from fedgossip.report.watch.federation import POINTS_KEPT, Curve
+from fedgossip.report.watch.follow import PIECE_BYTES, Follower, Tail
 from fedgossip.report.watch.places import find
 from fedgossip.report.watch.snapshot import links_up
 from fedgossip.report.watch.state import State
-from fedgossip.report.watch.table import Screen, learned
-from fedgossip.report.watch.tail import PIECE_BYTES, Tail
+from fedgossip.report.watch.table import Screen, StatusLines, learned
 from tests.commands import finish, in_process, start
 from tests.written import Written, conditions, gone, missed, network_row, peer_row, read, rounds, told
 

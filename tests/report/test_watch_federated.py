@@ -216,7 +216,7 @@ def test_a_pipe_gets_a_line_per_round_of_the_coordinator(
 ])  # fmt: skip
 def test_the_folder_of_one_participant_can_be_watched_alone(node: int, line: str, tmp_path: Path) -> None:
     from fedgossip.report.watch.follow import Follower
-    from fedgossip.report.watch.lines import StatusLines
+    from fedgossip.report.watch.table import StatusLines
 
     folder = written(tmp_path / "run") / "peers" / f"{node:02d}"
     folder.mkdir(parents=True)

@@ -27,8 +27,7 @@ from fedgossip.cli.wording import event_text, words_for
 from fedgossip.core.records import EventRow
 from fedgossip.report.watch import local_server, snapshot
 from fedgossip.report.watch.follow import Follower
-from fedgossip.report.watch.local_server import HttpAnswer, LocalServer
-from fedgossip.report.watch.serving import Site
+from fedgossip.report.watch.local_server import HttpAnswer, LocalServer, Site
 from fedgossip.report.watch.snapshot import places
 from fedgossip.topology import Topology, resolve
 from tests.commands import finish, start, wait_until

@@ -221,7 +221,7 @@ def test_keeping_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         assert go_on.wait(20)
         real(*arguments)
 
-    monkeypatch.setattr("fedgossip.runs.checkpoints.stored.write_tensors", slow)
+    monkeypatch.setattr("fedgossip.runs.checkpoints.keeper.write_tensors", slow)
     kept = Checkpoints(tmp_path, ABOUT, lambda *_: None, seconds=0)
     kept.keep(stored(1).machine, {})
     assert begun.wait(20)

@@ -30,7 +30,7 @@ from fedgossip.drivers.resume import resume
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.federated.privacy_outlook import outlook
+from fedgossip.plans.federated.privacy_budget import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.secure import client
 from fedgossip.secure.fixed_point import Quantised

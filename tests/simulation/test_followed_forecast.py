@@ -17,8 +17,8 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.forecasts import RunForecast, kept, read_forecast
 from fedgossip.drivers.forecasting import forecast_run
-from fedgossip.simulation.followed import KEPT, FollowedPeers, MeasuredAnswer, SecantRecursion
-from fedgossip.simulation.recursion import GossipCourse, steps_of
+from fedgossip.simulation.realised import GossipCourse, steps_of
+from fedgossip.simulation.shadow import KEPT, FollowedPeers, MeasuredAnswer, SecantRecursion
 from fedgossip.simulation.stacked import PLAIN
 from fedgossip.topology import resolve_schedule
 

@@ -9,7 +9,7 @@ import pytest
 from fedgossip import simulate
 from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.plans.conditions import network_settings
+from fedgossip.plans.compose import network_settings
 from fedgossip.simulation.network import NS, DeviceClass, NetworkSettings, SimulatedNetwork
 
 SIZE, A, B = 1_000_000, 0.01, 1e7

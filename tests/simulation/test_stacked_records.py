@@ -94,7 +94,7 @@ def test_a_run_whose_graph_changes_is_not_asked_for_all_pairs(
     content = {**gossip("el-oracle:4", 60), "faults": faults}
     if faults:  # which arrays do not have
         from fedgossip.plans import compose
-        from fedgossip.plans.conditions import faults_of
+        from fedgossip.plans.compose import faults_of
 
         assert faults_of(compose.plan(fedgossip.load_experiment(content)))
         assert set(asked) <= {0, 5}

@@ -23,7 +23,7 @@ from pages import blocks, page
 from fedgossip import ConfigError, load_experiment
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.sites.fits.cox.cox import concordance, exact_totals, real
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit

@@ -24,12 +24,11 @@ from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, agreed_of
 from fedgossip.data.agreed.agreed_table import read as agreed_file
 from fedgossip.data.agreed.column_sums import Numbers, first_sums, second_sums
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.agreed.suppression import suppressed
-from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
-from fedgossip.learning.models.tree_file import encoded_trees
-from fedgossip.learning.models.trees import LOGISTIC, TreesDesign
+from fedgossip.learning.models.trees import LOGISTIC, TreesDesign, encoded_trees
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
 from fedgossip.sites.evaluation.evaluated import read as evaluation_file

@@ -55,7 +55,7 @@ from fedgossip.sites.evaluation.evaluated import (
 from fedgossip.sites.evaluation.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.sites.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.sites.releases import model_card
-from fedgossip.sites.releases.privacy_words import of_figures, of_statistics
+from fedgossip.sites.releases.gathering import of_figures, of_statistics
 from fedgossip.sites.releases.released import Release, ReleasedModel, ReleasedPrivacy
 
 SUPPRESS = 5

@@ -22,7 +22,7 @@ from fedgossip import ConfigError
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.agreed_table import read, unknown
 from fedgossip.data.agreed.suppression import suppressed
-from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import TableSchema
 from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask
 from fedgossip.sites.fits.families.likelihoods import SiteSample

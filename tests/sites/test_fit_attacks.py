@@ -28,7 +28,7 @@ from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox_steps import NEAR, RISK, FittedHazards
-from fedgossip.sites.fits.effective_records import effective
+from fedgossip.sites.fits.design_columns import effective
 
 ALL = frozenset(range(SITES))
 

@@ -15,7 +15,7 @@ from fit_sites import QUERY, SITES, SOURCE, TIMES, own_tables, patients
 
 from fedgossip import load_experiment
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.experiment import Experiment
 from fedgossip.secure import RoundAbandoned
 from fedgossip.sites.plans import given_sums

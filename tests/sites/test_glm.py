@@ -26,8 +26,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
-from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
-from fedgossip.sites.fits.glm.glm_task import GlmTask
+from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, GlmTask, SiteRecords
 from fedgossip.sites.plans.fits import planned_fit
 
 LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days", "gamma": "cost"}

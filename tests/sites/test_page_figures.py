@@ -17,8 +17,7 @@ from fedgossip import load_experiment
 from fedgossip.core.task import Job
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
-from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers
-from fedgossip.sites.evaluation.evaluation_task import EvaluationTask
+from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, EvaluationTask, SiteAnswers
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards, initial, requested_sums
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
 from fedgossip.sites.plans.evaluation import evaluated_from

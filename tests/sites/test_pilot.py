@@ -34,14 +34,14 @@ import fedgossip
 from fedgossip.audit.verify import verify_log
 from fedgossip.core.records import PeerRow, read_rows
 from fedgossip.core.run_format import APPROVAL, PLAN
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.record_groups import source_digest
 from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import read_signed
 from fedgossip.plans.federated.ledger import data_of, spent_on
-from fedgossip.plans.federated.privacy_outlook import outlook
-from fedgossip.privacy.guarantee import guarantee, meaning
+from fedgossip.plans.federated.privacy_budget import outlook
+from fedgossip.privacy.accounting import guarantee, meaning
 from fedgossip.privacy.wording import lines
 from fedgossip.sites.releases.checking import check
 

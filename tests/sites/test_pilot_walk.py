@@ -16,8 +16,16 @@ from pages import page
 import fedgossip
 from fedgossip.audit.entries import Owner, entries
 from fedgossip.audit.log import AuditLog
-from fedgossip.cli.people.pilot_steps import PilotFacts, PilotSite, PilotStep, Question, coordinator_steps, site_steps
-from fedgossip.cli.people.pilot_walk import DECLINED, Walk
+from fedgossip.cli.people.pilot_steps import (
+    DECLINED,
+    PilotFacts,
+    PilotSite,
+    PilotStep,
+    Question,
+    Walk,
+    coordinator_steps,
+    site_steps,
+)
 from fedgossip.net.identity import Identity
 
 SITES = 3

@@ -27,8 +27,7 @@ from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import JOINING, ApprovalRequest, versions
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
 from fedgossip.sites.releases.checking import CheckedRelease, check
-from fedgossip.sites.releases.released import Release, ranges
-from fedgossip.sites.releases.signed_zip import END, ReleaseError, open_signed, write_signed
+from fedgossip.sites.releases.released import END, Release, ReleaseError, open_signed, ranges, write_signed
 
 USE = "To help a pathologist to decide what to look at first.\n\nNot to tell a patient anything <b>by itself</b>.\n"
 NOW = 1_790_000_000_000_000_000
@@ -158,13 +157,13 @@ def test_names_that_lead_elsewhere_are_refused_whoever_signs_them(tmp_path: Path
     for name in ("../up.txt", "/etc/x", "a//b", ".hidden", "a/../b"):
         plain = tmp_path / "plain.zip"
         write_signed(plain, {"x": b"0"}, identity)
-        from fedgossip.sites.releases import signed_zip
+        from fedgossip.sites.releases import released
 
-        original, signed_zip._NAME = signed_zip._NAME, re.compile(".*")
+        original, released._NAME = released._NAME, re.compile(".*")
         try:
             write_signed(plain, {name: b"0"}, identity)
         finally:
-            signed_zip._NAME = original
+            released._NAME = original
         with pytest.raises(ReleaseError, match="signed, and no archive as releases are"):
             open_signed(plain)
 
@@ -504,7 +503,7 @@ def test_the_commands_for_a_training_without_a_site_train_without_it(
 def test_names_that_cannot_be_unpacked_are_no_release_of_whoever_signs(names: list[str], tmp_path: Path) -> None:
     path = tmp_path / "odd.zip"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedgossip.sites.releases.signed_zip._NAME", re.compile(".*"))
+        patch.setattr("fedgossip.sites.releases.released._NAME", re.compile(".*"))
         write_signed(path, dict.fromkeys(["release.json", *names], b"{}"), Identity.new())
     with pytest.raises(ReleaseError, match="no archive as releases are"):
         open_signed(path)

@@ -22,7 +22,7 @@ from fedgossip.report.page.numbers import number
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.glm.glm_result import GlmFit
 from fedgossip.sites.releases.checking import check, contains
-from fedgossip.sites.releases.signed_zip import write_signed
+from fedgossip.sites.releases.released import write_signed
 
 KINDS = {
     "glm": ("yesno", "glm:logistic", "model/weights.safetensors", "fit.json"),

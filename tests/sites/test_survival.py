@@ -13,7 +13,7 @@ from commands import typed
 from pages import blocks, page
 
 from fedgossip import load_experiment
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.sites.plans.fits import planned_fit
 

@@ -21,12 +21,18 @@ from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.base.errors import TooFewPeersError
 from fedgossip.base.vectors import Vector
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.models.tree_file import TreeMargins, decoded_trees, encoded_trees
-from fedgossip.learning.models.trees import LOGISTIC, SOFTMAX, SQUARES, TreesDesign
+from fedgossip.learning.models.trees import (
+    LOGISTIC,
+    SOFTMAX,
+    SQUARES,
+    TreeMargins,
+    TreesDesign,
+    decoded_trees,
+    encoded_trees,
+)
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
-from fedgossip.sites.fits.trees.packed_counts import packed_counts
-from fedgossip.sites.fits.trees.tree_options import tree_options
+from fedgossip.sites.fits.trees.tree_result import tree_options
 from fedgossip.sites.fits.trees.tree_sums import (
     GrowingTrees,
     SiteMargins,
@@ -34,6 +40,7 @@ from fedgossip.sites.fits.trees.tree_sums import (
     TreesLayout,
     TreesServer,
     grown_alone,
+    packed_counts,
     stepped,
     trees_file,
 )

@@ -22,8 +22,8 @@ from fedgossip.plans import compose
 from fedgossip.plans.tasks import example_counts
 from fedgossip.topology import Mixing, build, resolve, resolve_schedule
 from fedgossip.topology.graphs import learned
+from fedgossip.topology.spectra import heterogeneity
 from fedgossip.topology.spectra import heterogeneity as h
-from fedgossip.topology.spectra import modes
 
 FILE = """
 rounds = 2
@@ -244,7 +244,7 @@ def test_noise_of_updates_is_told_apart_from_what_lasts(tmp_path):
 def test_energies_of_the_modes_add_up_to_the_heterogeneity(spec, seed):
     """sum E_k = n H(I), sum l_k^2 E_k = n H(W)."""
     mixing, P = build(resolve(spec, 12)), np.random.default_rng(seed).dirichlet(np.ones(4) * 0.3, 12)
-    values, energy = modes.energies(mixing, P)
+    values, energy = heterogeneity.energies(mixing, P)
     assert energy.sum() == pytest.approx(12 * h.alone(P), rel=1e-9)
     assert (values**2 * energy).sum() == pytest.approx(12 * h.label_heterogeneity(mixing, P), rel=1e-8, abs=1e-12)
     assert np.abs(values - np.linalg.eigvalsh(mixing.matrix())[::-1][1:]).max() < 1e-12
@@ -265,7 +265,7 @@ def test_energies_of_the_modes_add_up_to_the_heterogeneity(spec, seed):
 )
 def test_what_is_left_of_the_modes_is_the_published_worst_and_the_typical(spec, n, most, alike):
     schedule = resolve_schedule(spec, n)
-    left = modes.left_of_modes(schedule)
+    left = heterogeneity.left_of_modes(schedule)
     assert len(left) == schedule.n - 1 and np.abs(left).max() == pytest.approx(most, abs=1e-8)
     assert (np.ptp(left) < 1e-9) == alike
     if isinstance(schedule, Mixing):

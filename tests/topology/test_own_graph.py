@@ -20,12 +20,12 @@ from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.gossip.base import Needs
 from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.algorithms.gossip.push_sum import PushSum
-from fedgossip.base import signatures
+from fedgossip.base import limits
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import digest
 from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import CODE
-from fedgossip.data.user_code import codes_of
+from fedgossip.data.custom import codes_of
 from fedgossip.drivers.members import check_open, graphs_of
 from fedgossip.net.greeting import refused
 from fedgossip.plans import compose
@@ -424,6 +424,6 @@ def test_a_tree_is_told_from_a_graph_with_a_cycle_by_the_cycle() -> None:
 
 
 def test_two_entries_of_one_name_are_refused() -> None:
-    assert signatures.table(("a", 1), ("b", 2)) == {"a": 1, "b": 2}
+    assert limits.table(("a", 1), ("b", 2)) == {"a": 1, "b": 2}
     with pytest.raises(ValueError, match="two entries are called 'a': 1 and 2"):
-        signatures.table(("a", 1), ("a", 2))
+        limits.table(("a", 1), ("a", 2))

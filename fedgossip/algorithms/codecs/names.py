@@ -9,8 +9,7 @@ from fedgossip.algorithms.codecs.base import Codec
 from fedgossip.algorithms.codecs.blocks import Int8
 from fedgossip.algorithms.codecs.casts import BFloat16, Half
 from fedgossip.algorithms.codecs.low_rank import LOW_RANK
-from fedgossip.algorithms.codecs.quantized import QSGD, TernGrad
-from fedgossip.algorithms.codecs.signs import Sign
+from fedgossip.algorithms.codecs.quantized import QSGD, Sign, TernGrad
 from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK, TopK
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import MOST

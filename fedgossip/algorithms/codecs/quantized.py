@@ -7,6 +7,13 @@ qsgd:s     s levels on each side of 0, of the norm of its bucket of 512 elements
            the number that 2 s + 1 need; the paper's Elias code, which spends fewer on small ones, is not built.
 terngrad   -1, 0 or 1 times the largest magnitude of its tensor, after elements are cut to 2.5 standard deviations
            (Wen et al., TernGrad, NeurIPS 2017); of one tensor and one sender: the scales are not shared.
+
+Numbers of a few bits, side by side in bytes: the first in the highest bits of the first byte.
+
+The sign of each element, times the mean magnitude of its tensor.
+
+Without a memory of what was left out, steps along signs may climb (Karimireddy, Rebjock, Stich and Jaggi, Error
+feedback fixes SignSGD, ICML 2019); with it they descend as the gradient's do.
 """
 
 from __future__ import annotations
@@ -15,9 +22,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout, as_bytes, of_bytes
-from fedgossip.algorithms.codecs.bits import packed, packed_bytes, unpacked
 from fedgossip.base.vectors import Vector
 
 BUCKET = 512
@@ -131,4 +138,88 @@ class TernGrad(Codec):
         with np.errstate(invalid="ignore"):
             for scale, part in zip(scales, layout.stretches, strict=True):
                 vector[part] *= scale
+        return vector
+
+
+Bytes = npt.NDArray[np.uint8]
+
+_BLOCK = 1 << 16  # numbers at a time: one byte per bit would not fit where the payload did; a multiple of 8
+
+
+def packed_bytes(count: int, width: int) -> int:
+    """Return how many bytes `count` numbers of `width` bits take."""
+    return -(-count * width // 8)
+
+
+def packed(codes: Bytes, width: int) -> Bytes:
+    """Return numbers below 2^width, [count], as bytes; the bits after the last are 0.  1 <= width <= 8."""
+    if width == 8:
+        return codes
+    if 8 % width == 0:
+        several = np.zeros((packed_bytes(codes.size, width), 8 // width), np.uint8)
+        several.reshape(-1)[: codes.size] = codes
+        return _side_by_side(several, width)
+    blocks = [codes[at : at + _BLOCK] for at in range(0, codes.size, _BLOCK)]
+    return np.concatenate([np.packbits(np.unpackbits(one[:, None], axis=1)[:, 8 - width :]) for one in blocks])
+
+
+def unpacked(data: Bytes, width: int, count: int) -> Bytes | None:
+    """Return the `count` numbers that `packed` took; None where a bit after the last is not 0."""
+    if width == 8:
+        return data
+    if 8 % width == 0:
+        several = np.empty((data.size, 8 // width), np.uint8)
+        for place in range(8 // width):
+            several[:, place] = (data >> (8 - width * (place + 1))) & ((1 << width) - 1)
+        found = several.reshape(-1)
+        return None if found[count:].any() else found[:count]
+    whole = np.empty(count, np.uint8)
+    step = _BLOCK * width // 8
+    weights = (1 << np.arange(width - 1, -1, -1)).astype(np.uint8)
+    for number, at in enumerate(range(0, data.size, step)):
+        start = number * _BLOCK
+        bits = np.unpackbits(data[at : at + step])
+        here = min(_BLOCK, count - start)
+        if bits[here * width :].any():
+            return None
+        whole[start : start + here] = bits[: here * width].reshape(here, width) @ weights
+    return whole
+
+
+def _side_by_side(several: Bytes, width: int) -> Bytes:
+    """Return a byte for each row [8 / width] of numbers."""
+    whole: Bytes = several[:, 0] << np.uint8(8 - width)
+    for place in range(1, several.shape[1]):
+        whole |= several[:, place] << np.uint8(8 - width * (place + 1))
+    return whole
+
+
+@dataclass(frozen=True)
+class Sign(Codec):
+    """d / 8 bytes, and a scale of the vector's type per tensor; 0 goes as positive."""
+
+    name: str = "sign"
+
+    def contraction(self, layout: VectorLayout) -> float:
+        """The least, of a tensor with one element that is not 0; ||v||_1² / (d ||v||²) of a tensor v of d elements."""
+        return 1 / max(int(part.stop - part.start) for part in layout.stretches)
+
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return layout.itemsize * len(layout.stretches) + packed_bytes(layout.length, 1)
+
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
+        means = [np.abs(vector[part]).mean(dtype=np.float64) for part in layout.stretches]
+        return as_bytes(np.array(means, layout.dtype), np.packbits(vector < 0))
+
+    def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
+        ends = layout.itemsize * len(layout.stretches)
+        scales, bits = of_bytes(payload[:ends], layout.dtype), np.unpackbits(payload[ends:])
+        if bits[layout.length :].any():
+            raise self.refused(layout, "has a sign beyond the end")
+        if not scales.min() >= 0:  # nor of a nan
+            raise self.refused(layout, "has a negative scale")
+        vector = np.empty(layout.length, layout.dtype)
+        for scale, part in zip(scales, layout.stretches, strict=True):
+            vector[part] = np.where(bits[part], -scale, scale)
         return vector

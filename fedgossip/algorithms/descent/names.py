@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedgossip.algorithms.descent.adagrad import Adagrad
-from fedgossip.algorithms.descent.adam import Adam
+from fedgossip.algorithms.descent.adagrad import FTRL, Adagrad
+from fedgossip.algorithms.descent.adam import LAMB, Adam
 from fedgossip.algorithms.descent.base import Descent
-from fedgossip.algorithms.descent.ftrl import FTRL
-from fedgossip.algorithms.descent.lamb import LAMB
-from fedgossip.algorithms.descent.lars import LARS
-from fedgossip.algorithms.descent.sgd import SGD
+from fedgossip.algorithms.descent.sgd import LARS, SGD
 from fedgossip.core.task import Segment
 
 DESCENTS = ("sgd", "adam", "adamw", "adagrad", "ftrl", "lars", "lamb")

@@ -1,6 +1,6 @@
 """A descent of models with running statistics: it steps with the parameters; the others are the mean of the workers.
 
-Workers bring updates of parameters and statistics as they are (`protocols/allreduce/unsent_updates`); see
+Workers bring updates of parameters and statistics as they are (`protocols/allreduce/worker_state`); see
 `algorithms/gossip/running_statistics`.
 """
 

@@ -4,10 +4,29 @@
     client    u_k = ClientUpdate(x) - x                  E passes over its examples, in batches of B
 
 eta = 1 is the paper's: the mean of the clients' models.  With one client it is that client's own SGD, bit for bit.
+
+FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, MLSys 2020), algorithm 2:
+
+    client    w_k ~ argmin_w F_k(w) + (mu / 2) ||w - x||^2         each step's gradient gets mu (w - x)
+    server    x <- mean of w_k
+
+mu = 0 is FedAvg, by the same path and with the same bits.  Where we differ: the paper draws clients by size and
+averages them alike; that is `weighting="clients"` with `sampling.BySize`.  A client that is too slow is cut off by the
+deadline; it does not send what it has.
+
+FedBuff (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, AISTATS 2022): no rounds to wait for.
+
+    a fixed number of clients trains at any time; each answer is added with the weight s(staleness) and another client
+    is sent the newest model in its place; after K answers
+        x <- x + eta * sum_k s(t_k) u_k / K             t_k: server steps since client k was sent its model
+
+s(t) = 1 / sqrt(1 + t) (their section 5).  Here with the mean by weights, sum s u / sum s, which keeps the step's length
+when all are stale.  The server may be any other, FedAdam say; `protocols.federated.buffered` is the machine.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
@@ -57,3 +76,13 @@ class ServerSgd:
 
     def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
         return ServerModel(linear((1, state.x), (self.lr, aggregate.vectors[0])))
+
+
+def proximal(mu: float = 0.01, weighting: str = "examples") -> Training:
+    """The client of FedProx.  mu: 0 or more; the paper tries 0.001 to 1, more where clients differ more."""
+    return Training(mu, weighting)
+
+
+def staleness_weight(staleness: int) -> float:
+    """Return 1 / sqrt(1 + staleness)."""
+    return 1 / math.sqrt(1 + staleness)

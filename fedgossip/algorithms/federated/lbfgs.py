@@ -14,16 +14,24 @@ Sources: Nocedal, Updating quasi-Newton matrices with limited storage, Math. of 
 A new conjugate gradient method with guaranteed descent and an efficient line search, SIAM J. Optimization 16 (2005);
 as Sandblaster: Dean, Corrado, Monga and others, Large scale distributed deep networks, NeurIPS 2012, where the vectors
 are sharded over servers; here one server holds them.
+
+A descent as the server's rule: a step along the mean gradient of the workers, with the rate of the round.
+
+It is the reduce of MapReduce; with `Gradient` at the workers and `Mean` between them, a round is one of all-reduce.
+
+Source: Dean and Ghemawat, MapReduce: simplified data processing on large clusters, OSDI 2004; of gradients: Chu, Kim,
+Lin and others, Map-reduce for machine learning on multicore, NeurIPS 2006.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Generic
 
 import numpy as np
 
-from fedgossip.algorithms.descent.base import decayed, norm
+from fedgossip.algorithms.descent.base import Descent, State, decayed, norm
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
 from fedgossip.base.vectors import Vector, frozen
 
@@ -172,3 +180,20 @@ def _at(state: LineState, length: float) -> LineState:
 def _dot(a: Vector, b: Vector) -> float:
     """Return the product, summed in float64 by numpy's own order: not BLAS, whose order follows the threads."""
     return float(np.multiply(a, b, dtype=np.float64).sum())
+
+
+@dataclass(frozen=True)
+class DescentServer(Generic[State]):
+    """The server: x <- step(x, mean gradient, rate(round)); its state is that of the descent."""
+
+    descent: Descent[State]
+    rate: Callable[[int], float]
+
+    def start(self, x: Vector) -> State:
+        return self.descent.start(x)
+
+    def broadcast(self, state: State) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: State, aggregate: Aggregate) -> State:
+        return self.descent.step(state, aggregate.vectors[0], self.rate(aggregate.round))

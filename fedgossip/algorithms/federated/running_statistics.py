@@ -26,9 +26,8 @@ from fedgossip.algorithms.federated.base import (
     Work,
     effective_steps,
 )
-from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.robust import ByRule, median
-from fedgossip.algorithms.federated.sums import NotSummableError
+from fedgossip.algorithms.federated.sums import Mean, NotSummableError
 from fedgossip.algorithms.gossip.running_statistics import cleared, counted, joined
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import NodeId, Terms

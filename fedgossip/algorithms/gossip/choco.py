@@ -37,8 +37,7 @@ import numpy as np
 
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
 from fedgossip.algorithms.codecs.names import make_codec
-from fedgossip.algorithms.codecs.quantized import QSGD
-from fedgossip.algorithms.codecs.signs import Sign
+from fedgossip.algorithms.codecs.quantized import QSGD, Sign
 from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
 from fedgossip.algorithms.gossip.outer import OuterStep

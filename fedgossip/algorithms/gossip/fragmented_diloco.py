@@ -14,7 +14,7 @@ a graph where the paper has a collective; its step is that of `diloco`, so one f
 fragments are stretches of equal length, and not layers: the fullest round has 1 / F of the bytes, whatever the model.
 
 What goes out is 0 outside the fragment, before it is mixed and after, and on a link the fragment alone travels
-(`protocols/gossip/fragment_gossip`): so a late model is counted in the fragment of its own round.
+(`protocols/gossip/sync_gossip`): so a late model is counted in the fragment of its own round.
 """
 
 from __future__ import annotations

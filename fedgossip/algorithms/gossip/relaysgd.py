@@ -12,7 +12,7 @@ counted twice, for a tree has one way from each node to each.  In the first roun
 and where messages are lost, c gives the number of missing models, each replaced by the peer's own.
 
 Beside the sums of `relay_sums` and `averaged` there is no mix: each neighbour receives another sum
-(`protocols/gossip/relay_gossip`; all at once: `simulation/relayed`).
+(`protocols/gossip/relay_gossip`; all at once: `simulation/stacked`).
 
 Where we differ: u_i is the sum of a round's local steps, as everywhere here.
 """

@@ -20,10 +20,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedgossip.algorithms.options import chosen
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.signatures import table
+from fedgossip.base.limits import chosen, table
 from fedgossip.base.vectors import Vector, frozen, ordered_mix
 
 

@@ -29,9 +29,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedgossip.algorithms.options import chosen
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.signatures import table
+from fedgossip.base.limits import chosen, table
 from fedgossip.base.vectors import BLOCK, RowGroups, Vector, empty, frozen, ordered_mix
 
 Row = Mapping[int, float]

@@ -13,8 +13,7 @@ import click
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 
 if TYPE_CHECKING:
-    from fedgossip.lab.compare.measured import MeasuredCell
-    from fedgossip.lab.compare.tuning import TunedRate
+    from fedgossip.lab.compare.measured import MeasuredCell, TunedRate
 
 USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async,fedavg,gossip,gossip:async"
 
@@ -60,13 +59,10 @@ def compare(
     """
     from fedgossip.base import outside_files, owner_files
     from fedgossip.experiment.reading import content_of
-    from fedgossip.lab.compare.cells import CellGrid, run_cells
-    from fedgossip.lab.compare.experiments import compare_section, workers_of
-    from fedgossip.lab.compare.measured import measured
+    from fedgossip.lab.compare.cells import CellGrid, compare_section, run_cells, workers_of
+    from fedgossip.lab.compare.measured import chosen_rates, measured, rows_of, tuned
     from fedgossip.lab.compare.names import paradigm_of
-    from fedgossip.lab.compare.page import write_page
-    from fedgossip.lab.compare.tuning import chosen_rates, rows_of, tuned
-    from fedgossip.lab.compare.verdict import comparison, summary_of
+    from fedgossip.lab.compare.verdict import comparison, summary_of, write_page
 
     where, content = content_of(experiment, overrides)
     section = compare_section(content, where)

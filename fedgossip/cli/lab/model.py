@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.sites.predict import MODEL, model_options
+from fedgossip.cli.sites.evaluate import MODEL, model_options
 from fedgossip.cli.text import columns, echo, print_json, some
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _pruned(
     words = f"{loaded.facts.source} to {found.facts.source}, {100 * share:g} % of the units of each hidden layer"
     if epochs is None:
         return found, f"{words}; --epochs 2 trains what is left"
-    from fedgossip.lab.edge.retraining import retrained
+    from fedgossip.lab.edge.distillation import retrained
     from fedgossip.lab.edge.run_examples import settings_of
 
     examples = _learned_from(path, loaded, data, everybody=True, run_code=run_code)

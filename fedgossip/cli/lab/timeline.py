@@ -103,7 +103,7 @@ def _experiments(
     from fedgossip.algorithms.collectives.names import COLLECTIVES
     from fedgossip.experiment import load_experiment
     from fedgossip.experiment.reading import content_of
-    from fedgossip.lab.compare.experiments import experiment_for, workers_of
+    from fedgossip.lab.compare.cells import experiment_for, workers_of
     from fedgossip.lab.compare.names import paradigm_of
 
     names = [name.strip() for name in paradigms.split(",") if name.strip()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import needed
 from fedgossip.cli.people.invited import InvitedSeat, script_of, web_options
 from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.run.portable import portable_option
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     from fedgossip.base.errors import TooFewPeersError
     from fedgossip.core.messages import Proposal
-    from fedgossip.drivers.invite_hosting import Hosted
+    from fedgossip.drivers.invite_joining import Hosted
     from fedgossip.drivers.loops.description import Described
     from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.net.invites.invite_admission import InviteAdmission
     from fedgossip.net.invites.invite_folder import InviteFolder
     from fedgossip.net.invites.invite_server import InviteServer
+    from fedgossip.net.relays.reachability import Ways
     from fedgossip.net.relays.relay import Door
     from fedgossip.net.relays.relay_client import RelayClient
-    from fedgossip.net.relays.routing import Ways
     from fedgossip.plans.plan import Plan
 
 INVITE_PORT, PEER_PORT = 5699, 5700
@@ -145,14 +145,14 @@ def host(
     Only this machine needs the file.  The same command resumes after an interruption, with the same invite.  With
     --links folder:DIR nobody needs an address: those who join name the same folder, as they see it.
     """
-    from fedgossip.drivers import invite_hosting
+    from fedgossip.drivers import invite_joining
     from fedgossip.drivers.participant import check_journalled, check_open_files
     from fedgossip.drivers.proposals import hash_of_proposal, learning_of, proposal_of
     from fedgossip.net.invites.invite_folder import AwaitedError
 
     calls = _Calls(addresses, relays, _front(web, web_listen, cert, cert_key), invite_port, port, announce)
     whole, plan = _plan(experiment, peers, data, overrides, seed)
-    seats = invite_hosting.seats_of(plan, folder=carrier is not None)
+    seats = invite_joining.seats_of(plan, folder=carrier is not None)
     if carrier:
         calls.check_none()
         check_journalled(plan)
@@ -165,8 +165,8 @@ def host(
     what = hash_of_proposal(proposal)
     with contextlib.ExitStack() as stack:
         ports = (0, 0) if carrier else (hold(stack, invite_port, INVITE_PORT), hold(stack, port, PEER_PORT))
-        hosted = invite_hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
-        hosted = invite_hosting.renewed(hosted, time.time(), expires)
+        hosted = invite_joining.hosted(folder, experiment.stem, what, seats, expires, ports)
+        hosted = invite_joining.renewed(hosted, time.time(), expires)
         if carrier:
             opened = _open_folder(stack, carrier, hosted, proposal, whole.test)
         else:
@@ -223,12 +223,12 @@ def _open_folder(
     stack: contextlib.ExitStack, carrier: FolderCarrier, hosted: Hosted, proposal: Proposal, test: bytes
 ) -> _Opened:
     """Look for requests in a shared folder."""
-    from fedgossip.drivers import invite_hosting
+    from fedgossip.drivers import invite_joining
     from fedgossip.net.invites.invitation import FOLDER, written
     from fedgossip.net.invites.invite_folder import InviteFolder
-    from fedgossip.net.relays.routing import DIRECT
+    from fedgossip.net.relays.reachability import DIRECT
 
-    way = invite_hosting.invite_admission(hosted, "", proposal, test)
+    way = invite_joining.invite_admission(hosted, "", proposal, test)
     desk = InviteFolder(carrier.root, way, 0.0 if carrier.once else carrier.poll_seconds)
     server = stack.enter_context(contextlib.closing(desk))
     server.look()
@@ -239,7 +239,7 @@ def _open_sockets(
     stack: contextlib.ExitStack, calls: _Calls, plan: Plan, hosted: Hosted, proposal: Proposal, test: bytes, name: str
 ) -> _Opened:
     """Listen for requests, and at relays."""
-    from fedgossip.drivers import invite_hosting
+    from fedgossip.drivers import invite_joining
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invites.invitation import written
     from fedgossip.net.invites.invite_server import InviteServer
@@ -250,12 +250,12 @@ def _open_sockets(
     through += inside
     agent = _at_relays(stack, hosted, through, inside)
     here = Whereabouts(hosted.ports[1], through, given=given_addresses(calls.addresses, hosted.ports[1]))
-    way = invite_hosting.invite_admission(hosted, here.text, proposal, test)
+    way = invite_joining.invite_admission(hosted, here.text, proposal, test)
     server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
     called = given_addresses(calls.addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
     if calls.announce:
         _announce(stack, name, hosted, called)
-    ways = invite_hosting.ways_of(plan, agent.way if agent else None, None if calls.addresses else here)
+    ways = invite_joining.ways_of(plan, agent.way if agent else None, None if calls.addresses else here)
     return _Opened(written(hosted.invitation([*called, *through])), server, ways)
 
 
@@ -485,7 +485,7 @@ def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
 def _take_part(
     seat: InvitedSeat, hosted: Hosted, server: InviteServer | InviteFolder, admission: InviteAdmission
 ) -> int:
-    from fedgossip.drivers.invite_hosting import write_endpoints
+    from fedgossip.drivers.invite_joining import write_endpoints
 
     if not seat.again:
         admission.begin(time.time())

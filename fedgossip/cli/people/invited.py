@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedgossip.drivers.proposals import Learning
     from fedgossip.experiment import Experiment
     from fedgossip.net.endpoints import Endpoint, Members
-    from fedgossip.net.relays.routing import Ways
+    from fedgossip.net.relays.reachability import Ways
     from fedgossip.plans.approvals.approvals import HowLong
     from fedgossip.plans.plan import Plan
     from fedgossip.secure.session import Policy
@@ -201,7 +201,7 @@ class NewRows:
         import msgspec
 
         from fedgossip.core.records import Row
-        from fedgossip.report.watch.tail import Tail
+        from fedgossip.report.watch.follow import Tail
 
         self._tail, self._watch, self._decoder = Tail(record), watch, msgspec.json.Decoder(Row)
         self._tail.offset = record.stat().st_size if record.exists() else 0

@@ -24,15 +24,13 @@ from fedgossip.core import run_format
 if TYPE_CHECKING:
     from fedgossip.base.errors import NetworkError
     from fedgossip.core.messages import Beginning, Gathering, Proposal
-    from fedgossip.drivers.before_consent import DeclaredRun
-    from fedgossip.drivers.invite_joining import Joined
+    from fedgossip.drivers.invite_joining import DeclaredRun, Joined
     from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.experiment import Experiment
     from fedgossip.net.invites.invitation import Invitation
     from fedgossip.net.invites.invite_client import Asking
-    from fedgossip.net.relays.reachability import Through
+    from fedgossip.net.relays.reachability import Through, Ways
     from fedgossip.net.relays.relay_client import RelayClient
-    from fedgossip.net.relays.routing import Ways
     from fedgossip.plans.approvals.approvals import HowLong
     from fedgossip.plans.plan import Plan
 
@@ -296,7 +294,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: OwnM
     """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.drivers import proposals
-    from fedgossip.drivers.before_consent import declared_run
+    from fedgossip.drivers.invite_joining import declared_run
     from fedgossip.plans import compose
 
     files = place.path / run_format.PROPOSED_FILES
@@ -395,10 +393,10 @@ def _take_part(
     agent: RelayClient | None,
     command: str,
 ) -> int:
-    from fedgossip.drivers import invite_hosting, invite_joining, proposals
+    from fedgossip.drivers import invite_joining, proposals
     from fedgossip.drivers.participant import check_journalled, check_open_files
     from fedgossip.net.invites.invitation import written
-    from fedgossip.net.relays.routing import DIRECT
+    from fedgossip.net.relays.reachability import DIRECT
     from fedgossip.plans.federated.policy import how_long
     from fedgossip.runs.run_directory import write_whole
 
@@ -408,7 +406,7 @@ def _take_part(
 
     test = invite_joining.test_set(client, proposal)
     proposals.keep_test(proposal, test, place.path / run_format.PROPOSED_FILES)
-    seats = invite_hosting.seats_of(plan, folder=own.carrier is not None)
+    seats = invite_joining.seats_of(plan, folder=own.carrier is not None)
     experiment = keep_experiment(plan, place.path)
     check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
     with contextlib.ExitStack() as stack:
@@ -482,7 +480,7 @@ def _whereabouts(
     client: Asking, plan: Plan, own: OwnMachine, port: int | None, agent: RelayClient | None
 ) -> tuple[str, Ways]:
     """Return the member's own address for others, and our routes to them.  Raises ConfigError."""
-    from fedgossip.drivers.invite_hosting import ways_of
+    from fedgossip.drivers.invite_joining import ways_of
     from fedgossip.net.endpoints import check_reachable
     from fedgossip.net.relays.addresses import Whereabouts
 

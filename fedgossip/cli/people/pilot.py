@@ -22,8 +22,20 @@ from fedgossip.cli.people.host import (
 )
 from fedgossip.cli.people.invited import invite_text, keep_experiment
 from fedgossip.cli.people.join import OwnMachine, WaitingLines, shown_terms
-from fedgossip.cli.people.pilot_steps import HANDED, YES, PilotSite, Question, coordinator_steps, facts_of, site_steps
-from fedgossip.cli.people.pilot_walk import DECLINED, PilotAnswer, Walk, answer_to, read_answers
+from fedgossip.cli.people.pilot_steps import (
+    DECLINED,
+    HANDED,
+    YES,
+    PilotAnswer,
+    PilotSite,
+    Question,
+    Walk,
+    answer_to,
+    coordinator_steps,
+    facts_of,
+    read_answers,
+    site_steps,
+)
 from fedgossip.cli.text import columns, echo
 from fedgossip.core import run_format
 
@@ -87,7 +99,7 @@ def host(
 ) -> int:
     """Print an invite to the pilot that the file EXPERIMENT describes, wait for its sites, and lead them through it as
     their coordinator.  Only this machine needs the file."""
-    from fedgossip.drivers import invite_hosting
+    from fedgossip.drivers import invite_joining
     from fedgossip.drivers.proposals import experiment_of, hash_of_proposal, keep_test, proposal_of
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invites.invitation import written
@@ -98,22 +110,22 @@ def host(
     given = read_answers(answers)
     whole, size = _shared(experiment, overrides)
     plan = _federation(compose.plan(whole.experiment))
-    seats = invite_hosting.seats_of(plan)
+    seats = invite_joining.seats_of(plan)
     proposal = replace(proposal_of(whole, None), parameters=size.parameters, dtype=size.type)
     what, expires = hash_of_proposal(proposal), int(time.time() + 60 * minutes)
     with contextlib.ExitStack() as stack:
         ports = hold(stack, invite_port, INVITE_PORT), hold(stack, port, PEER_PORT)
-        hosted = invite_hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
-        hosted = invite_hosting.renewed(hosted, time.time(), expires)
+        hosted = invite_joining.hosted(folder, experiment.stem, what, seats, expires, ports)
+        hosted = invite_joining.renewed(hosted, time.time(), expires)
         here = Whereabouts(hosted.ports[1], (), given=given_addresses(addresses, hosted.ports[1]))
-        way = invite_hosting.invite_admission(hosted, here.text, proposal, whole.test)
+        way = invite_joining.invite_admission(hosted, here.text, proposal, whole.test)
         server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
         called = given_addresses(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
         show_invite(written(hosted.invitation(called)), command="pilot join")
         if not way.party.founders:
             wait_for_members(server, way, plan)
             way.begin(time.time())
-        invite_hosting.write_endpoints(hosted.folder, hosted.organiser.verify, way.members())
+        invite_joining.write_endpoints(hosted.folder, hosted.organiser.verify, way.members())
         server.serve_beside()
         files = hosted.folder / run_format.PROPOSED_FILES
         keep_test(proposal, whole.test, files)
@@ -228,7 +240,7 @@ def _joined(
 ) -> Walk | None:
     """Join, unless this was done in a life before, and return the walk; None where this person declines."""
     from fedgossip.base.errors import ConfigError
-    from fedgossip.drivers import invite_hosting, invite_joining, proposals
+    from fedgossip.drivers import invite_joining, proposals
     from fedgossip.net.endpoints import is_relay
     from fedgossip.net.invites.invite_client import InviteClient
     from fedgossip.plans import compose
@@ -250,7 +262,7 @@ def _joined(
     proposals.keep_test(proposal, invite_joining.test_set(client, proposal), place.path / run_format.PROPOSED_FILES)
     plan = _federation(compose.plan(experiment))
     keep_experiment(plan, place.path)
-    seats = invite_hosting.seats_of(plan)
+    seats = invite_joining.seats_of(plan)
     invite_joining.keep_members(place.path, invite_joining.enrolled(client, seats, "", WaitingLines(plan), time.sleep))
     return walk
 
@@ -266,7 +278,7 @@ def _agreed(
     Raises ConfigError, for a table that does not fit too.
     """
     from fedgossip.drivers import proposals
-    from fedgossip.drivers.before_consent import declared_run
+    from fedgossip.drivers.invite_joining import declared_run
 
     proposals.check_agreed(proposal, place.path)
     files, tables = place.path / run_format.PROPOSED_FILES, place.path / run_format.OWN_TABLES

@@ -6,20 +6,39 @@
 Both lists follow from the experiment alone, so that both ends know which step is next.  A step is commands of the
 command line and questions: no step has a mechanism of its own.  In a command `new:NAME` is a folder to make, and
 `of:NAME` the folder of that name made last.
+
+Walks through the steps of a pilot: types their commands, asks what they ask, and goes on where it was.
+
+Every answer and every command is a line of a signed log, decisions/audit.jsonl: the state of the walk, and the record
+of who decided what.  A command is typed in the pilot's folder exactly as it is printed, so a reader can type it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+import msgspec
+
+from fedgossip.audit.log import AuditLog
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError, FedgossipError
+from fedgossip.base.untrusted_text import line
+from fedgossip.cli.people.invited import command_line
+from fedgossip.cli.text import echo
 from fedgossip.core.run_format import ENDPOINTS, EXPERIMENT, PEER_KEY, USE
 from fedgossip.data.columns.table_schema import FEDERATED
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
+
 
 Words = Sequence[str]
 Answers = Mapping[str, str]
@@ -182,3 +201,200 @@ def coordinator_steps(facts: PilotFacts, name: str, waits: Words) -> Sequence[Pi
         return [*whole, ["release", f"{OF}{'run' if facts.fit else 'whole'}", *make], ["release", "verify", file]]
 
     return [*steps, PilotStep("release", "one signed file for a board", asked=[use, handed], typed=released)]
+
+
+ANSWERED, TYPED, DONE = "answered", "typed", "step_done"
+"""Kinds of lines of the log."""
+LETTERS = 1000
+"""Maximum number of letters of an answer."""
+WHOLE = (0, 9)
+"""Exit codes of a command that reached its end; 9: with fewer sites than the experiment names."""
+DECLINED = 4
+"""Exit code of a pilot in which this participant has said no."""
+
+
+def read_answers(path: Path | None) -> Mapping[str, str]:
+    """Return the answers in a file, NAME = "text" of each question; none without one.  Raises ConfigError."""
+    if path is None:
+        return {}
+    advice = 'Write a line for each question: records = "yes"'
+    try:
+        return msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), dict[str, str])
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: no answers: {line(error)}", advice) from None
+
+
+@dataclass(frozen=True)
+class PilotAnswer:
+    question: Question
+    text: str
+    source: str
+    """"file" or "terminal"."""
+
+
+def answer_to(question: Question, given: Mapping[str, str], base: Path) -> PilotAnswer:
+    """Return the answer to a question, of the file of answers or of a person; paths are relative to `base`.
+
+    Raises ConfigError for one that is none, and where nobody can answer.
+    """
+    source = "file" if question.name in given else "terminal"
+    text = given[question.name] if source == "file" else _prompted(question)
+    return PilotAnswer(question, _checked(question, text.strip(), base), source)
+
+
+def _prompted(question: Question) -> str:
+    if not sys.stdin.isatty():
+        text = f"{question.name}: there is no terminal to answer at: {question.text}"
+        raise ConfigError(text, f'Answer in a file, --answers FILE: {question.name} = "..."')
+    if question.kind in (YES, MAYBE):
+        return YES if click.confirm(question.text, default=False, err=True) else NO
+    return str(click.prompt(question.text, default=question.default, err=True))
+
+
+def _checked(question: Question, answer: str, base: Path) -> str:
+    advice = f"Mend the answer {question.name}."
+    if len(answer) > LETTERS or not answer.isprintable():
+        raise ConfigError(f"{question.name}: an answer is one line of at most {LETTERS} letters", advice)
+    if question.kind in (YES, MAYBE) and answer not in (YES, NO):
+        raise ConfigError(f"{question.name} = {line(answer)!r}: neither {YES} nor {NO}", advice)
+    if question.kind != PATH or not answer:
+        return answer
+    path = base / Path(answer).expanduser()
+    if not path.exists():
+        raise ConfigError(f"{question.name}: {path}: no such file or folder", advice)
+    return str(path.resolve())
+
+
+@dataclass
+class Walk:
+    """One participant's way: `folder` holds all its files; relative paths in answers are of the folder it began in."""
+
+    folder: Path
+    log: AuditLog
+    answers: Mapping[str, str]
+
+    def follow(self, steps: Sequence[PilotStep]) -> int:
+        """Take the steps that are open; return the exit code.  Raises FedgossipError, of a step that failed."""
+        for place, step in enumerate(steps, 1):
+            if step.name in self._past(DONE):
+                continue
+            echo(f"\n{place} of {len(steps)}, {step.name}: {step.what}", err=True)
+            if (code := self._taken(step)) is not None:
+                return code
+            self.note(DONE, step=step.name)
+        return 0
+
+    def _past(self, kind: str) -> list[str]:
+        return [str(facts["step"]) for one, facts in self._lines() if one == kind]
+
+    def answered(self, question: str) -> str:
+        """Return the last answer to a question; "" for none."""
+        return self._given().get(question, "")
+
+    def _lines(self) -> Iterator[tuple[str, Mapping[str, object]]]:
+        yield from self.log.past
+        yield from self._new
+
+    def __post_init__(self) -> None:
+        self._new: list[tuple[str, Mapping[str, object]]] = []
+        self._from = Path.cwd()
+
+    def note(self, kind: str, **facts: str | int) -> None:
+        """Write a line into the log."""
+        self.log.append(kind, facts)
+        self._new.append((kind, facts))
+
+    def _taken(self, step: PilotStep) -> int | None:
+        """Take one step; return the exit code where the walk ends in it."""
+        before = [
+            int(str(facts["number"])) for kind, facts in self._lines() if kind == TYPED and facts["step"] == step.name
+        ]
+        given = self._given()
+        if not before:  # else it is decided
+            for words in step.shown:
+                if (code := self._typed(self._placed(words))) not in WHOLE:
+                    return code
+            for question in step.asked:
+                answer = answer_to(question, self.answers, self._from)
+                self.note_answer(step.name, answer)
+                given[question.name] = answer.text
+                if question.kind == YES and answer.text == NO:
+                    echo("Nothing more is done.  The same command asks again.", err=True)
+                    return DECLINED
+        for number, words in enumerate(step.typed(given)):
+            if number in before:
+                continue
+            placed = self._placed(words)
+            code = self._typed(placed)
+            if code not in WHOLE:
+                echo(f"To go on: {command_line()}", err=True)
+                return code
+            self.note(TYPED, step=step.name, number=number, command=shlex.join(["fedgossip", *placed]), code=code)
+        return None
+
+    def _given(self) -> dict[str, str]:
+        return {str(facts["question"]): str(facts["answer"]) for kind, facts in self._lines() if kind == ANSWERED}
+
+    def note_answer(self, step: str, answer: PilotAnswer) -> None:
+        """Write an answer into the log."""
+        question = answer.question
+        facts = {"question": question.name, "answer": answer.text, "source": answer.source, "asked": question.text}
+        self.note(ANSWERED, step=step, **facts)
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def _typed(self, placed: list[str]) -> int:
+        """Print a command and run it in the pilot's folder; return its exit code."""
+        from fedgossip.cli import cli
+
+        echo(f"$ {shlex.join(['fedgossip', *placed])}", err=True)
+        before, again = sys.argv, command_line()
+        sys.argv = ["fedgossip", *placed]
+        try:
+            with contextlib.chdir(self.folder):
+                return int(cli.main(placed, prog_name="fedgossip", standalone_mode=False) or 0)
+        except FedgossipError as error:
+            error.advice = f"{error.advice}  To go on: {again}".strip()
+            raise
+        except click.ClickException as error:
+            raise ConfigError(error.format_message(), f"To go on: {again}") from None
+        finally:
+            sys.argv = before
+
+    def _placed(self, words: Words) -> list[str]:
+        """Return a command with the names of its folders; a training that began before goes on."""
+        from fedgossip.runs.checkpoints import incarnation_of
+
+        found = []
+        for word in words:
+            if word.startswith(OF):
+                found.append(self.last(word.removeprefix(OF)))
+            elif word.startswith(NEW):
+                name = word.removeprefix(NEW)
+                last = self.folder / self.last(name)
+                if words[0] in ("client", "coordinator") and last.is_dir() and incarnation_of(last) >= 0:
+                    found += [last.name, "--resume"]
+                else:
+                    found.append(self._free(name))
+            else:
+                found.append(word)
+        return found
+
+    def _names(self, name: str) -> Iterator[str]:
+        yield name
+        number = 2
+        while True:
+            yield f"{name}-{number}"
+            number += 1
+
+    def _free(self, name: str) -> str:
+        return next(one for one in self._names(name) if not (self.folder / one).exists())
+
+    def last(self, name: str) -> str:
+        """Return the folder of this name that was made last: a failed command leaves its own."""
+        last = name
+        for one in self._names(name):
+            if not (self.folder / one).exists():
+                return last
+            last = one
+        raise AssertionError

@@ -1,21 +1,31 @@
-"""`fedgossip demo`: the whole idea in under a minute, offline, on real data."""
+"""`fedgossip demo`: the whole idea in under a minute, offline, on real data.
+
+`fedgossip demo --chaos`: real processes are killed, suspended and parted while they learn, and learn on.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.text import echo
+from fedgossip.cli.text import console, echo, some
 from fedgossip.core import run_format
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.run_summary import RunSummary
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.table import Table
+
     from fedgossip.drivers.peer_processes import PeerProcesses
     from fedgossip.plans.compose import Plan
     from fedgossip.runs.run_directory import Run
+
 
 GRAPHS = (
     ("complete", "complete"),
@@ -40,8 +50,6 @@ WIDTHS = (17, 8, 6, 10, 11, 12, 14, 9)
 def demo(seed: int, rounds: int | None, out: Path | None, chaos: bool) -> int:
     """Eight graphs in the simulator, then the ring again with real processes: the same bits."""
     if chaos:
-        from fedgossip.cli.run.chaos import run_chaos
-
         return run_chaos(seed, rounds or 200, out)
     return _graphs(seed, rounds or 60, out)
 
@@ -144,3 +152,213 @@ def _compare(simulated: dict[str, Run], real: Run, folder: Path, began: float) -
     echo(f"   All of it in pictures: open {page}")
     echo(f"\n{time.monotonic() - began:.0f} seconds.  Next: fedgossip topology compare ring star torus --n 16")
     return 0 if same else 1
+
+
+PEERS = 8
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+LINKS = {"kind": "delay", "seconds": 0.1}
+"""Every message takes a tenth of a second, as over an ocean: a round lasts about as long on every computer."""
+
+FAULTS: list[dict[str, Any]] = [
+    {"kind": "slow", "peers": [6], "factor": 5.0, "start": 1.0},
+    {"kind": "crash", "peers": [0, 1, 2, 3, 4, 5], "start": 3.0, "stop": 16.0, "every": 4.0, "after": 2.0},
+    {"kind": "sleep", "peers": [7], "start": 5.0, "seconds": 4.0},
+    {"kind": "partition", "groups": HALVES, "start": 12.0, "stop": 17.0},
+]
+
+PLAIN_SECONDS = 5.0
+"""Seconds between two plain lines about all peers."""
+
+HITS_SHOWN = 4
+
+
+def run_chaos(seed: int, rounds: int, out: Path | None) -> int:
+    """Run the experiment with real processes and many faults, then once more without faults, simulated."""
+    from fedgossip.drivers.local import run_local_plan
+    from fedgossip.drivers.simulate import simulate_plan
+
+    began = time.monotonic()
+    folder = out or Path("runs") / time.strftime("chaos-%Y%m%d-%H%M%S")
+    echo(f"{PEERS} peers, each a process of this machine, learn to read handwritten digits together.")
+    echo("While they do, every 4 seconds one is killed (SIGKILL) and restarts 2 seconds later; one is put to")
+    echo("sleep, one is slow, and for 5 seconds two halves are cut off from each other.  No peer leads.\n")
+    with PeerTable(rounds) as board:
+        disturbed = run_local_plan(
+            plan_of("chaos", seed, rounds, [LINKS, *FAULTS]), folder / "chaos", watch=board, report=True
+        )
+    if disturbed.summary["status"] == "interrupted":
+        return 130
+    quiet = simulate_plan(plan_of("undisturbed", seed, rounds, [LINKS]), out=folder / "undisturbed", report=False)
+    for line in words(disturbed, quiet):
+        echo(line)
+    echo(f"\nAll of it in pictures: open {folder / 'chaos' / run_format.REPORT}")
+    echo(f"{time.monotonic() - began:.0f} seconds.")
+    return 0
+
+
+def plan_of(name: str, seed: int, rounds: int, faults: list[dict[str, Any]]) -> Any:
+    """The experiment, with these faults."""
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+
+    return compose.plan(
+        load_experiment(
+            {
+                "name": name,
+                "seed": seed,
+                "rounds": rounds,
+                "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 10}},
+                "model": {"source": "mlp:64-32-10"},
+                "train": {"lr": 0.1, "batch_size": 16, "local_steps": 5, "device": "cpu"},
+                "topology": {"graph": "exponential", "n": PEERS},
+                "algorithm": {"deadline": 3.0, "least_deadline": 1.0, "start_timeout": 60.0},
+                "faults": faults,
+            }
+        )
+    )
+
+
+def words(disturbed: Run, quiet: Run) -> list[str]:
+    """Return the results for a reader without previous knowledge."""
+    events, accuracy, usual = disturbed.summary["events"], disturbed.score, quiet.score
+    finished = sum(vector is not None for vector in disturbed.vectors)
+    return [
+        f"{some(events.get('crashed', 0), 'kill')}, {some(events.get('restarted', 0), 'return')} from the dead; "
+        f"{finished} of {PEERS} peers went all the way.",
+        "",
+        "Images read correctly, of those that nobody had trained on:",
+        f"    after all that   {_percent(accuracy['averaged'])} the peers' average model, "
+        f"{_percent(accuracy['worst_peer'])} the worst peer",
+        f"    undisturbed      {_percent(usual['averaged'])} the peers' average model, "
+        f"{_percent(usual['worst_peer'])} the worst peer   (the same experiment, simulated)",
+        "",
+        "A peer that was killed went on from its last checkpoint, caught up, and was let in again by its neighbours;",
+        "while it was away they gave its weight to themselves, and took it back afterwards.",
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "  n/a " if share is None else f"{100 * share:4.1f} %"
+
+
+@dataclass
+class _PeerStatus:
+    state: str = "starting"
+    round: int = 0
+    accuracy: float | None = None
+    hits: list[str] = field(default_factory=list)
+
+
+STATES = {
+    "crashed": "killed",
+    "restarted": "coming back",
+    "asleep": "asleep",
+    "awake": "learning",
+    "failed": "failed",
+    "died": "died",
+}
+
+STYLES = {"learning": "green", "done": "green", "killed": "red", "failed": "red", "died": "red"}
+
+
+class PeerTable:
+    """The peers and their faults: a table that moves on a terminal, plain lines elsewhere.  A context manager."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.peers = [_PeerStatus() for _ in range(PEERS)]
+        self.seconds, self.averaged = 0.0, None  # type: float, float | None
+        self.parted = False
+        self._began = self._said = time.monotonic()
+        self._live: Any = None
+
+    def __enter__(self) -> PeerTable:
+        out = console()
+        if out.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=out, get_renderable=self.table, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+        echo()
+
+    def __call__(self, row: Row) -> None:
+        match row:
+            case PeerRow():
+                self._moved(self.peers[row.peer], row)
+            case NetworkRow() if row.score_averaged is not None:
+                self.averaged = row.score_averaged
+            case EventRow():
+                self._happened(row)
+        if not self._live and time.monotonic() - self._said > PLAIN_SECONDS:
+            self._print(self._summary())
+
+    def _moved(self, peer: _PeerStatus, row: PeerRow) -> None:
+        peer.round = row.round
+        peer.accuracy = row.score if row.score is not None else peer.accuracy
+        if peer.state in ("starting", "coming back"):
+            peer.state = "learning"
+        if row.round >= self.rounds:
+            peer.state = "done"
+
+    def _happened(self, row: EventRow) -> None:
+        peer = self.peers[row.peer]
+        peer.state = STATES.get(row.name, peer.state)
+        match row.name:
+            case "crashed":
+                self._hit(row.peer, "killed", "SIGKILL")
+            case "restarted":
+                self._hit(row.peer, None, "starts again")
+            case "resumed" if isinstance(row.value, dict):
+                self._hit(row.peer, None, f"goes on from its checkpoint of round {row.value['round']}")
+            case "asleep":
+                self._hit(row.peer, "put to sleep", "put to sleep (SIGSTOP)")
+            case "awake":
+                self._hit(row.peer, None, "wakes")
+            case "slow":
+                self._hit(row.peer, f"{row.value:g}x slower", f"is {row.value:g} times slower from now on")
+            case "partition" | "healed":
+                self.parted = row.name == "partition"
+                halves = " | ".join(" ".join(map(str, half)) for half in HALVES)
+                self._print(f"the network falls apart: {halves}" if self.parted else "the network is whole again")
+                for one in self.peers if self.parted else ():
+                    one.hits.append("cut off")
+
+    def _hit(self, peer: int, hit: str | None, text: str) -> None:
+        if hit:
+            self.peers[peer].hits.append(hit)
+        self._print(f"peer {peer}: {text}")
+
+    def _print(self, text: str) -> None:
+        if not self._live:
+            self._said = time.monotonic()
+            echo(f"{self._said - self._began:5.1f} s   {text}")
+
+    def _summary(self) -> str:
+        each = " ".join(f"{peer.round}" if peer.state != "killed" else "-" for peer in self.peers)
+        return f"rounds of all peers: {each} of {self.rounds}; accuracy {_percent(self.averaged).strip()}"
+
+    def table(self) -> Table:
+        """The peers as they are now."""
+        from rich.table import Table
+        from rich.text import Text
+
+        title = Text(f"{time.monotonic() - self._began:.0f} s   average model {_percent(self.averaged)}")
+        if self.parted:
+            title.append("   the network is in two halves", "red")
+        table = Table(title=title, title_justify="left", min_width=76)
+        for name in ("peer", "round", "accuracy"):
+            table.add_column(name, justify="right")
+        table.add_column("state", min_width=11)
+        table.add_column("what hit it", min_width=32)
+        for number, peer in enumerate(self.peers):
+            style = STYLES.get(peer.state, "yellow")
+            state = Text(peer.state, style)
+            hits = ", ".join(peer.hits[-HITS_SHOWN:])
+            table.add_row(str(number), f"{peer.round}/{self.rounds}", _percent(peer.accuracy), state, hits)
+        return table

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedgossip.core.task import LocalTask
     from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.net.endpoints import Endpoint, Members
-    from fedgossip.net.relays.routing import Ways
+    from fedgossip.net.relays.reachability import Ways
     from fedgossip.plans.approvals.approvals import ApprovalRequest, HowLong
     from fedgossip.plans.plan import Plan
     from fedgossip.plans.tasks import DataShares
@@ -151,7 +151,7 @@ class Participant:
         from fedgossip.base.errors import TooFewPeersError
         from fedgossip.cli.run.progress import Progress
         from fedgossip.drivers.peer import WAITING, run_peer
-        from fedgossip.net.relays.routing import DIRECT
+        from fedgossip.net.relays.reachability import DIRECT
         from fedgossip.runs.peer_files import empty_folder
         from fedgossip.runs.run_directory import new_path
 
@@ -260,7 +260,7 @@ class Participant:
 
     def what_next(self, folder: Path) -> None:
         """Print the command that combines the run: the experiment with the overrides from here."""
-        from fedgossip.data.named_code import ALLOW
+        from fedgossip.data.custom import ALLOW
 
         words = ["fedgossip", "collect", str(self.experiment)]
         words += [ALLOW] if self.plan.experiment.reaches else []

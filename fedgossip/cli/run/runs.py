@@ -203,7 +203,7 @@ def collect(
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.run.run import exit_code, show
     from fedgossip.cli.text import print_json, talk_to_stderr
-    from fedgossip.data.named_code import REACHING, check_allowed
+    from fedgossip.data.custom import REACHING, check_allowed
     from fedgossip.drivers.loops.description import first_description
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose

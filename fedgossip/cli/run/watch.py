@@ -1,7 +1,11 @@
-"""`fedgossip watch`: follow a run on the terminal or as a page."""
+"""`fedgossip watch`: follow a run on the terminal or as a page.
+
+`fedgossip board`: all runs of a folder on one page.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -10,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.output import reader_left
-from fedgossip.cli.text import console, echo
+from fedgossip.cli.text import console, echo, reader_left
 
 if TYPE_CHECKING:
     from fedgossip.report.watch.follow import Follower
+
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 30.0
@@ -111,7 +115,7 @@ def _last_line(follower: Follower) -> str:
 def _lines(follower: Follower) -> None:
     """Print a line per round and per event until the run ends."""
     from fedgossip.cli.wording import words_for
-    from fedgossip.report.watch.lines import StatusLines
+    from fedgossip.report.watch.table import StatusLines
 
     lines = StatusLines(follower, words_for(follower.state.roles))
     follower.heard = lambda row: _print_line(lines.of(row))
@@ -140,7 +144,7 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
     """Serve the page until Ctrl-C, also after the run's end: it may still be open in a browser."""
     from fedgossip.cli.wording import words_for
     from fedgossip.report.watch import snapshot
-    from fedgossip.report.watch.serving import Site
+    from fedgossip.report.watch.local_server import Site
 
     lock = threading.Lock()
 
@@ -164,3 +168,33 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
                 told = True
                 echo(f"{_last_line(follower)}\nThe page stays until Ctrl-C.")
             time.sleep(0.01 if follower.behind else POLL_SECONDS)  # the page stays when the run has ended
+
+
+LOOK_SECONDS = 0.2
+"""Seconds between two pieces of reading."""
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Of the page; 0: a free one.")
+@click.option("--open/--no-open", "opened", default=False, show_default=True, help="Open the page in the browser.")
+def board(folder: Path, port: int, opened: bool) -> None:
+    """Serve a page on 127.0.0.1 with all runs in FOLDER: a table to sort and filter, their curves beside each other.
+
+    It moves with the runs that go on.  Only files are read: nothing is written, and no run can be disturbed.
+    """
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.cli.wording import words_for
+    from fedgossip.report.board.pages import served
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder", "Name the one that holds your runs: fedgossip board FOLDER")
+    server, catalogue = served(folder, words_for, port)
+    with server as site:
+        echo(f"{site.url}\nAll runs in {folder}. Ctrl-C ends the board; no run is touched.")
+        if opened:
+            click.launch(site.url)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                catalogue.look(LOOK_SECONDS)
+                time.sleep(0.02 if catalogue.unread else LOOK_SECONDS)

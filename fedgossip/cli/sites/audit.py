@@ -40,7 +40,7 @@ def audit() -> None:
 def show(log: Path, kind: str | None, last: int | None, as_json: bool) -> None:
     """Print a log as a table, or all logs below a folder.  Nothing is verified."""
     from fedgossip.audit.entries import LogEntry, entries
-    from fedgossip.audit.export import row
+    from fedgossip.audit.verify import row
 
     found = sorted(log.rglob(AUDIT_LOG)) if log.is_dir() else [log]
     if not found:
@@ -106,7 +106,7 @@ def export(log: Path, out: Path, as_table: bool | None, key: str | None) -> int:
     First its owner, run, first and last time, totals, and whether it is sound; then every entry.  Ends with code 1
     where the log is not sound.  Nothing secret is in it: entries hold names, numbers and hashes.
     """
-    from fedgossip.audit.export import as_csv, as_json, write
+    from fedgossip.audit.verify import as_csv, as_json, write
 
     verdict = _Judge(key, None, None, None, None).log(log)
     table = out.suffix != ".json" if as_table is None else as_table

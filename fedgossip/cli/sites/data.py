@@ -50,14 +50,15 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     """Show the contents of site K's table, and whether it fits the others' columns.  Nothing leaves this machine."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.agreed.statistics_task import StatisticsTask
-    from fedgossip.data.columns.suspicions import (
+    from fedgossip.data.columns.table_schema import (
+        BadCell,
+        SiteColumns,
         counted_as_rest,
         describe_bad,
         likely_codes,
         repeated_rows,
         units_unlike,
     )
-    from fedgossip.data.columns.table_schema import BadCell, SiteColumns
     from fedgossip.experiment import load_experiment
     from fedgossip.plans.tasks import site_file
     from fedgossip.sites.plans.statistics import statistics_plan
@@ -201,7 +202,7 @@ def _at_one_desk(
 def _write(
     plan: FederationPlan, task: StatisticsTask, schema: TableSchema, vector: Any, gate: Gate | None = None
 ) -> None:
-    from fedgossip.data.agreed.sum_files import encoded
+    from fedgossip.data.agreed.sums_task import encoded
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.plans.statistics import agreed_from
 

@@ -1,20 +1,30 @@
-"""`fedgossip fit`: a model of all sites' tables by secure sums; a generalised linear one as statisticians print it."""
+"""`fedgossip fit`: a model of all sites' tables by secure sums; a generalised linear one as statisticians print it.
+
+Results of fits as statisticians print them: of each kind its tables, and why one is not at its end.
+
+Estimates as statisticians print them: for the commands that fit.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedgossip.base.untrusted_text import quoted
-from fedgossip.cli.sites.fit_words import describe, why_not
 from fedgossip.cli.sites.sums import EXPERIMENT, SET, OtherMachines, Record, held_by, over_machines, summed
-from fedgossip.cli.text import echo
+from fedgossip.cli.text import columns, echo, short
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.drivers.participant import FolderCarrier
+    from fedgossip.sites.fits.cox.cox_result import CoxFit
+    from fedgossip.sites.fits.families.family import FamilyFit
+    from fedgossip.sites.fits.glm.glm_result import Coefficient, GlmFit
+    from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
+    from fedgossip.sites.fits.trees.tree_result import TreesFit
     from fedgossip.sites.plans.sums import PlannedFit
 
 
@@ -83,7 +93,7 @@ def fit(
 
 def _write(folder: Path, planned: PlannedFit, vector: Any, record: Record, *, as_json: bool) -> int:
     """Write and show the fit; return the exit code."""
-    from fedgossip.data.agreed.sum_files import encoded
+    from fedgossip.data.agreed.sums_task import encoded
     from fedgossip.learning.models.model_files import write_model
     from fedgossip.runs.run_directory import write_whole
 
@@ -104,3 +114,311 @@ def _write(folder: Path, planned: PlannedFit, vector: Any, record: Record, *, as
     if why:
         echo(why, err=True)
     return 9 if why else 0
+
+
+SHOWN = 15
+"""Columns of trees that are printed; all are in the file."""
+LOSSES = {"squares": "squared error, halved, in deviations of the label", "logistic": "log loss", "softmax": "log loss"}
+
+
+def describe(found: Any, sites: int) -> list[str]:
+    """Return a fit of any kind for a person; `sites` of the experiment."""
+    return WORDS[type(found).__name__][0](found, sites)
+
+
+def why_not(found: Any) -> str:
+    """Return why a fit is not at its end, with what to do; "" for one that is."""
+    return WORDS[type(found).__name__][1](found)
+
+
+def _after(steps: int) -> str:
+    return f"not at the end after {'one step' if steps == 1 else f'{steps} steps'}"
+
+
+# --- generalised linear models ----------------------------------------------------------------------------------------
+
+
+def _glm(found: GlmFit, sites: int) -> list[str]:
+    from fedgossip.sites.fits.glm.glm_result import RATIO
+
+    d = found.design
+    of = f"{d.outcome} = {d.of}" if d.of else d.outcome
+    steps = "one step" if found.steps == 1 else f"{found.steps} steps"
+    at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
+    lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
+    statistic = "t" if (d.of_family.disperses and d.errors != "robust") or d.errors == "quasi" else "z"
+    lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
+    lines += remarks(d.against, d.constant, found.silent)
+    lines += _glm_tests(found)
+    null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
+    if d.family == "linear":
+        share = None if not found.null_deviance else 1 - found.deviance / found.null_deviance
+        explained = "" if share is None else f", R² {share:.4f}"
+        squares = f"squares {found.deviance:.6g}{null}{explained}"
+        return [*lines, f"residual standard error {found.dispersion**0.5:.6g}, {squares}"]
+    aic = "" if found.aic is None else f", AIC {found.aic:.6g}"
+    return [*lines, f"deviance {found.deviance:.6g}{null}{aic}"]
+
+
+DISPERSED = 1.5
+"""X² / degrees of freedom of counts above which a line reports that a Poisson model's errors are too small."""
+
+
+def _glm_tests(found: GlmFit) -> list[str]:
+    """Return tests of terms, the dispersion of counts, and what errors are of."""
+    lines = []
+    for one in found.tests:
+        told = chi_squared(one.statistic, one.freedom, one.p)
+        if one.free is not None:
+            told = f"F {one.statistic:.4g} of {one.freedom} and {one.free} degrees of freedom, p {chance(one.p)}"
+        name = "all columns, likelihood ratio" if one.name == "likelihood ratio" else f"{one.name}, Wald"
+        lines.append(f"{name}: {told}")
+    if found.pearson is not None and found.free > 0:
+        ratio = found.pearson / found.free
+        lines.append(f"Pearson's X² {found.pearson:.6g} of {found.free} degrees of freedom: dispersion {ratio:.4g}")
+        if found.design.family == "poisson" and ratio > DISPERSED and not found.design.errors:
+            lines.append("counts vary more than a Poisson model has it, so these errors are too small: take")
+            lines.append(
+                'errors=quasi (model.source = "glm:poisson?errors=quasi"), errors=robust, or negative-binomial'
+            )
+    return [*lines, f"errors are {found.design.errors}"] if found.design.errors else lines
+
+
+def _glm_not(found: GlmFit) -> str:
+    if found.converged:
+        return ""
+    from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK
+
+    d = found.design
+    if d.family == "logistic" and found.null_deviance and found.deviance < 0.01 * found.null_deviance:
+        text = f"the columns separate nearly every {d.outcome} from the others, so the coefficients diverge"
+        advice = "Leave out the separating column (the largest estimates), or use softmax with weight_decay."
+        return f"error: {text}\n{advice}"
+    if found.steps < d.steps:
+        return f"error: {_after(found.steps)}: {CUT_SHORT}\n{LOOK}."
+    return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
+
+
+# --- proportional hazards ---------------------------------------------------------------------------------------------
+
+
+def _cox(found: CoxFit, sites: int) -> list[str]:
+    d = found.design
+    unit = f" [{d.unit}]" if d.unit else ""
+    steps = "one step" if found.steps == 1 else f"{found.steps} steps"
+    at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
+    records = f"{found.records} records of {found.sites} of {sites} sites"
+    times = len(found.strata[0].points)
+    told = f"{found.events} of {found.events + found.unused} events until {d.grid[-1]:g} at {times} told times"
+    lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {told}, {at}"]
+    lines += table_of(found.coefficients, "z", "hazard ratio")
+    lines += remarks(d.against, d.constant, found.silent)
+    if d.strata_column:
+        lines.append(f"each {d.strata_column} has a hazard of its own: {', '.join(d.strata)}")
+    if d.ties != "breslow":
+        lines.append("events at one told time are taken one after another: ties are Efron's")
+    if d.ridge:
+        lines.append(f"estimates and errors are those with a ridge of {d.ridge:g}, on columns of deviation 1")
+    if found.log_likelihood is not None:
+        null = "" if found.null_log_likelihood is None else f" ({found.null_log_likelihood:.6g} without any column)"
+        ratio = ""
+        if found.ratio is not None and found.p is not None:
+            ratio = f"; likelihood ratio {chi_squared(found.ratio, found.freedom, found.p)}"
+        lines.append(f"log likelihood {found.log_likelihood:.6g}{null}{ratio}")
+    if found.concordance is not None:
+        lines.append(f"concordance {found.concordance:.4f}, of {found.pairs:,} pairs of records of one site")
+    return [*lines, _seen(found)]
+
+
+def _seen(found: CoxFit) -> str:
+    """Print what the coordinator could see, which is more than the fit."""
+    from fedgossip.sites.fits.cox.cox_sums import EFRON
+
+    each = f"{len(found.coefficients) + 1} sums over those at risk"
+    each += " and as many over those with their event" if found.design.ties == EFRON else ""
+    each += f" at each told time, at {found.points} points"
+    return f"seen by the coordinator: {each}; no two of them differ by fewer than {found.smallest} records"
+
+
+def _cox_not(found: CoxFit) -> str:
+    """Report the diverging columns; where one predicts the order of events, no finite estimate is the best."""
+    if found.converged:
+        return ""
+    from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK
+
+    d = found.design
+    scaled = [abs(one.estimate) * by for one, by in zip(found.coefficients, d.deviation, strict=True)]
+    name = found.coefficients[max(range(len(scaled)), key=scaled.__getitem__)].name
+    text = f"the likelihood grows without end with the estimate of {name}: it orders the records by {d.event} = 1"
+    if max(scaled) < 5 and found.steps < d.steps:
+        small = 'or keep estimates small:  model.source = "cox?ridge=1"'
+        return f"error: {_after(found.steps)}: {CUT_SHORT}\n{LOOK}; {small}."
+    if max(scaled) < 5:
+        text = f"{_after(found.steps)}; the largest estimate is that of {name}"
+    return f'error: {text}\nLeave it out, drop=COLUMN; or keep estimates small:  model.source = "cox?ridge=1".'
+
+
+# --- survival ---------------------------------------------------------------------------------------------------------
+
+
+def _survival(found: CurveFit, sites: int) -> list[str]:
+    d, whole = found.design, found.everybody
+    unit = f" [{d.unit}]" if d.unit else ""
+    records = f"{whole.records} records of {found.sites} of {sites} sites, {whole.events} events"
+    lines = [f"Kaplan-Meier survival, {d.time}{unit} until {d.event} = 1: {records}"]
+    head = [d.time, "at risk", "events", "survival", "std. error", "95 % from", "to", "on the grid", "to"]
+    for one in (whole, *found.groups):
+        lines += [f"{d.group_column} = {one.name}"] if one.name else []
+        rows = [
+            [f"{point.time:g}", str(point.risk), str(point.events)]
+            + [short(value) for value in (point.survival, point.error, point.low, point.high)]
+            + [short(value) for value in (point.grid_low, point.grid_high)]
+            for point in one.points
+        ]
+        lines.append(columns([head, *rows]))
+    rows = [_median(one) for one in (whole, *found.groups)]
+    lines.append(
+        columns([["", "records", "events", "expected", "median", "95 % from", "to", "lies above", "at most"], *rows])
+    )
+    lines += _means(found)
+    if found.statistic is not None and found.p is not None:
+        lines.append(f"log-rank: {chi_squared(found.statistic, found.freedom or 0, found.p)}")
+    if found.hidden:
+        lines.append(f"withheld, as they are too small or at too few sites: {', '.join(found.hidden)}")
+    return lines
+
+
+def _means(found: CurveFit) -> list[str]:
+    """Return the mean times without the event until the last reported one, and the difference of two groups."""
+    from fedgossip.sites.fits.glm.glm_result import coefficient
+
+    every = [one for one in (found.everybody, *found.groups) if one.mean is not None and one.mean_error is not None]
+    if not every:
+        return []
+    head = ["", f"mean until {every[0].points[-1].time:g}", "std. error", "95 % from", "to", "at least", "at most"]
+    rows = []
+    for one in every:
+        told = coefficient("", one.mean or 0.0, one.mean_error or 0.0)
+        figures = one.mean, one.mean_error, told.low, told.high, one.mean_least, one.mean_most
+        rows.append([one.name or "all", *map(short, figures)])
+    lines = [columns([head, *rows])]
+    if len(found.groups) == 2:
+        one, other = found.groups
+        apart = (one.mean or 0.0) - (other.mean or 0.0)
+        told = coefficient("", apart, ((one.mean_error or 0.0) ** 2 + (other.mean_error or 0.0) ** 2) ** 0.5)
+        if told.p is not None:
+            between = f"95 % {short(told.low)} to {short(told.high)}, p {chance(told.p)}"
+            lines.append(f"mean of {one.name} less that of {other.name}: {short(apart)} ({between})")
+    return lines
+
+
+def _median(one: GroupCurve) -> list[str]:
+    figures = (one.expected, one.median, one.median_low, one.median_high, one.median_above, one.median_until)
+    return [one.name or "all", str(one.records), str(one.events), *map(short, figures)]
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def _trees(found: TreesFit, sites: int) -> list[str]:
+    d = found.design
+    of = f"{d.outcome} = {d.classes[1]}" if len(d.classes) == 2 else d.outcome
+    asked = f"of {d.trees} " if found.trees < d.trees else ""
+    each = f" for each of {d.outputs} classes" if d.outputs > 1 else ""
+    grown = f"{found.trees} {asked}trees{each}, {found.leaves} leaves"
+    lines = [f"boosted trees of {of}: {found.records} records of {found.sites} of {sites} sites, {grown}"]
+    if found.fewest < found.sites:
+        lines.append(f"some sums were over {found.fewest} sites alone")
+    if found.trees < d.trees and found.whole:
+        lines.append("ended before: no split gains anything any more")
+    first, last = found.losses[0], found.losses[-1]
+    lines.append(f"{LOSSES[d.loss]}: {first:.4g} before the first tree, {last:.4g} before the last")
+    rows = [[one.name, f"{one.gain:.4g}", f"{100 * one.share:.1f} %", str(one.splits)] for one in found.gains[:SHOWN]]
+    lines.append(columns([["column", "gain", "of all", "splits"], *rows]))
+    more = len(found.gains) - SHOWN
+    unused = len(d.columns) - len(found.gains)
+    lines += [f"and {more} columns more"] if more > 0 else []
+    lines += [f"in no split: {unused} columns"] if unused else []
+    if d.constant:
+        lines.append(f"left out, for they have one value at every site: {', '.join(d.constant)}")
+    share = 100 * found.small / max(1, found.opened)
+    lines.append(
+        f"opened: {found.opened:,} sums over a bin of a column in a node, {share:.0f} % of them over 1 to "
+        f"{d.suppress - 1} records; a leaf has at least {d.min_records}"
+    )
+    return lines
+
+
+def _trees_not(found: TreesFit) -> str:
+    if found.whole:
+        return ""
+    text = f"error: {found.trees} of {found.design.trees} trees; failed rounds have cost the rest"
+    return f"{text}\nThe model is of those that are there; fit again when all sites are."
+
+
+# --- families ---------------------------------------------------------------------------------------------------------
+
+
+def _tables(found: FamilyFit, sites: int) -> list[str]:
+    lines = [f"{found.title}: {found.records} records of {found.sites} of {sites} sites"]
+    for one in found.tables:
+        rows = [[_figure(*both) for both in zip(row, one.head, strict=True)] for row in one.rows]
+        lines += [one.name, columns([one.head, *rows])]
+    return [*lines, *found.remarks]
+
+
+def _figure(value: str | float | None, head: str) -> str:
+    if isinstance(value, str):
+        return value
+    return chance(value) if head == "p" else str(value) if isinstance(value, int) else short(value)
+
+
+def _tables_not(found: FamilyFit) -> str:
+    return f"error: {found.problem}" if found.problem else ""
+
+
+WORDS: Mapping[str, tuple[Callable[[Any, int], list[str]], Callable[[Any], str]]] = {
+    "GlmFit": (_glm, _glm_not),
+    "CoxFit": (_cox, _cox_not),
+    "CurveFit": (_survival, lambda _: ""),
+    "TreesFit": (_trees, _trees_not),
+    "FamilyFit": (_tables, _tables_not),
+}
+"""By the class of a result, which is not imported before there is one: its tables, and why it is not at its end."""
+
+
+def table_of(coefficients: Sequence[Coefficient], statistic: str, ratio: str | None) -> list[str]:
+    """Return a line for each; `statistic` is what estimate / error is called, `ratio` what exp(estimate) is."""
+    head = ["column", "estimate", "std. error", statistic, "p", "95 % from", "to"]
+    head += [ratio, "from", "to"] if ratio else []
+    return [columns([head, *(_line(one, ratio=bool(ratio)) for one in coefficients)])]
+
+
+def _line(one: Coefficient, *, ratio: bool) -> list[str]:
+    numbers = [one.estimate, one.error, one.statistic]
+    row = [one.name, *map(short, numbers), chance(one.p), short(one.low), short(one.high)]
+    if not ratio:
+        return row
+    return [*row, *(["", "", ""] if one.name.startswith("(") else map(short, one.ratio))]
+
+
+def remarks(against: Sequence[str], constant: Sequence[str], silent: Sequence[str]) -> list[str]:
+    """Return remarks on the columns."""
+    lines = []
+    if against:
+        lines.append(f"compared with: {', '.join(against)}")
+    if constant:
+        lines.append(f"left out, for they have one value at every site: {', '.join(constant)}")
+    if silent:
+        text = "depend on each other, so their errors are not known and their estimates are one choice of many"
+        lines.append(f"{text}: {', '.join(silent)}")
+    return lines
+
+
+def chi_squared(statistic: float, freedom: int, p: float) -> str:
+    degrees = "1 degree" if freedom == 1 else f"{freedom} degrees"
+    return f"chi squared {statistic:.4g} of {degrees} of freedom, p {chance(p)}"
+
+
+def chance(p: float | None) -> str:
+    return "-" if p is None else "<1e-16" if p < 1e-16 else f"{p:.2g}"

@@ -342,7 +342,7 @@ def stated(
     `model`: the folder of one that the sites are to judge; `run_code`: let code named in the file run, to which a
     reader of a plan has not agreed.  Raises ConfigError for other runs.
     """
-    from fedgossip.data.named_code import check_allowed
+    from fedgossip.data.custom import check_allowed
     from fedgossip.experiment import load_experiment
 
     whole = load_experiment(experiment, overrides, seed=seed)

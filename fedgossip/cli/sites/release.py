@@ -62,7 +62,7 @@ def make(run: Path, use: Path, logs: tuple[Path, ...], endpoints: Path | None, k
     from fedgossip.net.identity import Identity
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.releases.gathering import ReleaseSources, gathered
-    from fedgossip.sites.releases.signed_zip import write_signed
+    from fedgossip.sites.releases.released import write_signed
 
     identity = Identity.load(key)
     made, contents = gathered(ReleaseSources(run, use, logs, endpoints), identity.verify)
@@ -158,8 +158,7 @@ def withdraw(file: Path, site: int) -> int:
     Nothing is unlearned.
     """
     from fedgossip.sites.releases.checking import check, contains
-    from fedgossip.sites.releases.released import ranges
-    from fedgossip.sites.releases.signed_zip import ReleaseError
+    from fedgossip.sites.releases.released import ReleaseError, ranges
 
     found = check(file)
     if found.faults:

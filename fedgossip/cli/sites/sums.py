@@ -282,8 +282,8 @@ def print_dry_run(
 def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[str]:
     """Return the costs of the sums in privacy budget, at a site with its ledger's entries for the same records."""
     from fedgossip.base.errors import BudgetError
-    from fedgossip.data.per_peer import PLACE
-    from fedgossip.data.record_digests import source_digest
+    from fedgossip.data.partitions import PLACE
+    from fedgossip.data.record_groups import source_digest
     from fedgossip.plans.federated.ledger import data_of, spent_on
     from fedgossip.privacy.accounting import Mechanism, epsilon
 

@@ -12,8 +12,7 @@ import click
 from fedgossip.cli.text import columns, echo, print_json
 
 if TYPE_CHECKING:
-    from fedgossip.lab.advise.candidates import AdviceAsked, AdvisedWay
-    from fedgossip.lab.advise.verifying import VerifiedNumber
+    from fedgossip.lab.advise.candidates import AdviceAsked, AdvisedWay, VerifiedNumber
 
 BYTES = 4
 """Of a parameter."""
@@ -55,9 +54,8 @@ def advise(
     By the cost model of `fedgossip compare`, and the rate at which noisy quadratics shrink: an order of ways, and not
     the seconds of your training.
     """
-    from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, ways
+    from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, verified, ways
     from fedgossip.lab.advise.network import links_of, times_of
-    from fedgossip.lab.advise.verifying import verified
     from fedgossip.topology import resolve_schedule
 
     wanted = tuple(graphs.split()) or GRAPHS

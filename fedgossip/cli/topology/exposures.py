@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.topology.exposure.exposure import worst
-from fedgossip.topology.exposure.privacy import check_private
+from fedgossip.topology.exposure.exposure import check_private, worst
 
 if TYPE_CHECKING:
     from fedgossip.topology import Schedule

@@ -13,7 +13,7 @@ import click
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.text import console, echo, echo_json
-from fedgossip.cli.topology import labels, promises
+from fedgossip.cli.topology import drawing, promises
 from fedgossip.cli.topology.advise import advise
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
 from fedgossip.topology.weights.mixing import SIGNED
@@ -127,7 +127,7 @@ def show(
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
     promise = forecast_of(schedule, gamma)
     if picture:
-        labels.draw_modes(schedule, promises.title(schedule), experiment, picture)
+        drawing.draw_modes(schedule, promises.title(schedule), experiment, picture)
     if as_json:
         _print_json({"graph": graph, **({"seed": seed} if is_drawn(graph) else {}), **promise.to_dict()})
         return
@@ -238,8 +238,8 @@ def audit(
         out.print(line, highlight=False)
 
 
-topology.add_command(labels.heterogeneity)
-topology.add_command(labels.make)
+topology.add_command(drawing.heterogeneity)
+topology.add_command(drawing.make)
 
 
 # --- lines of output --------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 It is computed from the sums over all sites alone.  It contains no count below `suppress`, of empty cells neither, and
 none can be derived from it (`suppression`); means and deviations that would disclose one are those of the common test
 file.
+
+Examples of tables in the agreed form: columns by name, categories as features, one scale for all.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.base.cells import is_missing
+from fedgossip.base.errors import ConfigError
 from fedgossip.data.agreed.column_sums import (
     NOBODY,
     SITES,
@@ -27,12 +30,25 @@ from fedgossip.data.agreed.column_sums import (
     margins_of,
     moments_of,
 )
-from fedgossip.data.agreed.sum_files import encoded, read_sums_file
+from fedgossip.data.agreed.sums_task import encoded, read_sums_file
 from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, round_moments
-from fedgossip.data.columns.encoded_tables import found_columns, number_of
-from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
-from fedgossip.data.columns.table_schema import DROP, INDICATOR, LEVELS, MEAN, SchemaColumn, TableSchema, options_of
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
+from fedgossip.data.columns.encoded_tables import found_columns, number_of, read_features
+from fedgossip.data.columns.table_schema import (
+    DROP,
+    INDICATOR,
+    LEVELS,
+    MEAN,
+    SchemaColumn,
+    SiteColumns,
+    TableSchema,
+    options_of,
+)
 from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.data.data import standardised
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.data.table_files import TableFile
 
 FORMAT = 1
 COUNTS = (("missing",), ("bin",), ("of",))
@@ -348,3 +364,88 @@ def read(path: Path) -> AgreedTable:
     """Read the file.  Raises ConfigError where it is missing or invalid."""
     advice = "The sites make it together: fedgossip data agree EXPERIMENT."
     return read_sums_file(AgreedTable, path, FORMAT, "statistics agreed", advice)
+
+
+def read_examples(path: Path | TableFile, agreed: AgreedTable, kind: str) -> Dataset:
+    """Return the unscaled examples of a table, with their agreed scale; `kind` of the task.
+
+    Raises ConfigError for a table that does not fit the schema.
+    """
+    return _examples(SiteColumns(path, agreed.schema), agreed, kind)
+
+
+def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without: Sequence[str] = ()) -> Dataset:
+    """Return the examples of a site that takes part in exact sums over columns, `without` some.
+
+    Raises ConfigError as `read_examples`, for too few records, and for rare values that the sums would disclose.
+    """
+    site = SiteColumns(path, agreed.schema)
+    if site.records < agreed.suppress:
+        text = f"fewer than {agreed.suppress} records"
+        raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+    for one in agreed.columns:
+        if one.is_coded and one.name not in without:
+            _check_levels(site, one, agreed.suppress)
+    return _examples(site, agreed, kind)
+
+
+def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> None:
+    """Raise ConfigError where a value of a column with few values has few records, or is at this site alone.
+
+    The agreed histogram gives the records at all sites of a value alone in its bin; of other values a site has its own
+    count only.
+    """
+    values, own = np.unique(site.numbers(column.name), return_counts=True)
+    if len(values) < 2:
+        return
+    edges = np.array(column.edges or (np.inf,))
+    bins = np.where(values == edges[-1], len(edges) - 1, np.searchsorted(edges, values, side="right"))
+    for value, count, bin in zip(values.tolist(), own.tolist(), bins.tolist(), strict=True):
+        pooled = column.counts[bin] if column.edges and (bins == bin).sum() == 1 else None
+        if (pooled is None and count < suppress) or pooled == count:
+            few = f"under {suppress} records" if pooled is None else "records of no other site"
+            text = f"column {column.name!r}: {value:g} is of {few}, so it counts as a rare category"
+            raise ConfigError(text, f"Sums of it would tell of them: leave the column out, drop={column.name}.")
+
+
+def _examples(site: SiteColumns, agreed: AgreedTable, kind: str) -> Dataset:
+    schema, encoding, path = agreed.schema, agreed.encoding, site.table.path
+    x = read_features(site.table, encoding)
+    names = [one.name for one in schema.labels]
+    mean, deviation = agreed.scale
+    labels = agreed.label_scale if kind == REGRESSION else ((), ())
+    if kind == CLASSIFICATION:
+        classes = schema.labels[0].categories
+        y = np.array([classes.index(str(cell)) for cell in site.cells[names[0]]], np.int64)
+    else:
+        y = np.stack([site.numbers(name) for name in names], axis=1)
+        y = y if kind == REGRESSION else y.astype(np.float32)
+        classes = ()
+    return Dataset(
+        path.stem,
+        x,
+        y,
+        len(classes),
+        columns=encoding.features,
+        class_names=classes,
+        kind=kind,
+        label_names=tuple(names),
+        encoding=encoding,
+        mean=mean,
+        deviation=deviation,
+        label_mean=labels[0],
+        label_deviation=labels[1],
+        notes=site.table.notes,
+    )
+
+
+def scaled(examples: Dataset) -> Dataset:
+    """Return examples of `read_examples`, scaled."""
+    return standardised(examples, examples)
+
+
+def check_same(agreed: AgreedTable, schema: object, path: Path) -> None:
+    """Raise ConfigError where the statistics in the file at `path` have another schema."""
+    if agreed.schema != schema:
+        text = f"{path}: agreed on for other columns, categories or bounds than the experiment has now"
+        raise ConfigError(text, "Agree again: fedgossip data agree EXPERIMENT.")

@@ -15,8 +15,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.agreed.agreed_table import AgreedTable, Common
 from fedgossip.data.agreed.column_sums import Numbers, SumLayout, first_sums, second_sums
 from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, from_system, named_places
-from fedgossip.data.columns.suspicions import unlike
-from fedgossip.data.columns.table_schema import LEVELS, SiteColumns, TableSchema
+from fedgossip.data.columns.table_schema import LEVELS, SiteColumns, TableSchema, unlike
 
 ROUNDS = 2
 

@@ -5,6 +5,8 @@ from it.  No torch here.
 
 Before a site replies it checks the received vector (`check`): it must be the agreed start, the vector of the last
 request, or one that follows from that by the sums of one round, with a point at which enough of its records count.
+
+Files of results of sums over sites, the same bytes at all of them: JSON, of a format known to the release.
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import TrainingError
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import Vector, empty, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, Update
@@ -154,3 +161,29 @@ def named_places(
 ) -> npt.NDArray[np.bool_]:
     """Return which names satisfy a predicate, in the order of the vector."""
     return np.fromiter(map(is_one, names), bool, len(names))
+
+
+class ToldFile(Protocol):
+    @property
+    def format(self) -> int: ...
+
+
+Told = TypeVar("Told", bound=ToldFile)
+
+
+def encoded(told: ToldFile) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(told), indent=1)
+
+
+def read_sums_file(kind: type[Told], path: Path, known: int, what: str, advice: str) -> Told:
+    """Read a file of format `known`.  Raises ConfigError, with `advice`, where there is no such file of `what`."""
+    try:
+        found = from_json(msgspec.json.Decoder(kind), outside_files.read_bytes(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: no {what} ({error.strerror})", advice) from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", advice) from None
+    if found.format != known:
+        text = f"{path}: format {found.format}; this release knows {known}"
+        raise ConfigError(text, f"Use the release of fedgossip that wrote it, or: {advice}")
+    return found

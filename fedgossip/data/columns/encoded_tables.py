@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import is_missing, is_number, number_in, shown, with_point
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, parted
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, parted
 from fedgossip.data.csv_columns import CsvColumns
 
 

@@ -9,22 +9,26 @@
 
 Participants make their keys on their nodes, and keys stay there: the folder holds only data that are public to the
 run's owner.
+
+Whether a node sees the same folder, and not another of the same name: by a file made a moment ago.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.core.run_format import ENDPOINTS, JOB, STOP
 from fedgossip.runs.run_directory import write_whole
 
@@ -114,3 +118,27 @@ class JobLife:
 
     def _write(self, node: int, kind: str, content: bytes) -> None:
         write_whole(self._path(node, kind), content)
+
+
+SEEN_SECONDS = 30.0
+"""After which a file that another machine has written is seen: folders of NFS are looked at again so late."""
+
+
+def probe_in(folder: Path) -> str:
+    """Leave a probe in a folder, and return its name, for the nodes to look up.  Raises NotWrittenError."""
+    name = f".probe-{uuid4().hex}"
+    try:
+        owner_files.written(folder / name, b"")
+    except OSError as error:
+        raise NotWrittenError(folder / name, error) from None
+    return name
+
+
+def check_shared(folder: Path, name: str, seconds: float = SEEN_SECONDS) -> None:
+    """Wait until the probe is seen here, at most so long.  Raises ConfigError."""
+    until = time.monotonic() + seconds
+    while not (folder / name).exists():
+        if time.monotonic() > until:
+            text = f"{socket.gethostname()} does not see the folder {folder} that this was started in"
+            raise ConfigError(text, "Choose one on a disk that all nodes share, with --out.")
+        time.sleep(0.1)

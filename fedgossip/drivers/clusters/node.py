@@ -18,12 +18,10 @@ from pathlib import Path
 from types import FrameType
 
 from fedgossip.base import outside_files
-from fedgossip.base.errors import FedgossipError
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import FedgossipError, needed
 from fedgossip.core import run_format
-from fedgossip.drivers.clusters.meeting import JobLife, read_job
+from fedgossip.drivers.clusters.meeting import JobLife, check_shared, read_job
 from fedgossip.drivers.clusters.participant_process import own_host, start_participant
-from fedgossip.drivers.clusters.shared_folder import check_shared
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.peer_files import failed, try_to_report
 

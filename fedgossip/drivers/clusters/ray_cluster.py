@@ -1,16 +1,32 @@
-"""A connection to a Ray cluster, or to one of this machine alone that ends with it."""
+"""A connection to a Ray cluster, or to one of this machine alone that ends with it.
+
+The process on a node of a Ray cluster: an actor that starts one command and sends its files.
+
+Ray pickles a class of an installed package by its name, so nothing of ours travels but that name, arguments and the
+bytes of files: a node runs its own installed fedgossip.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import tempfile
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
-from fedgossip.base.errors import NetworkError
-from fedgossip.base.extras import needed
+from fedgossip.base import owner_files
+from fedgossip.base.errors import NetworkError, needed
+from fedgossip.base.imports import PYTHON
+from fedgossip.core import run_format
+from fedgossip.drivers.clusters.mirror import FolderNews, Piece, apply
+from fedgossip.drivers.clusters.participant_process import own_host, start_participant
 from fedgossip.drivers.clusters.resources import LOCAL
+from fedgossip.runs.run_directory import write_whole
 
 ANSWER_SECONDS = 15.0
 """How long a cluster may take to answer; Ray itself waits for minutes."""
@@ -72,3 +88,128 @@ def _check_answers(address: str) -> None:
         raise NetworkError(f"no Ray cluster at {address}: {told}", ADVICE) from None
     if len(head) < _HEAD or head[3] != _SETTINGS_TYPE:
         raise NetworkError(f"no Ray cluster at {address}: another server answers there", ADVICE)
+
+
+END_SECONDS = 20.0
+"""Seconds for a process to end on request before it is killed."""
+
+LOOK_SECONDS = 0.05
+"""Between two looks at the process and its folder."""
+
+News = tuple[list[Piece], int | None]
+"""The changes of the folder, and the exit code of an ended process once all of them are sent."""
+
+
+class _Ended:
+    """A process that is requested to end, and killed after a grace period."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._kill_at = 0.0
+
+    def ask(self) -> None:
+        if not self._kill_at and self._process.poll() is None:
+            self._process.terminate()
+            self._kill_at = time.monotonic() + END_SECONDS
+
+    @property
+    def code(self) -> int | None:
+        if self._kill_at and time.monotonic() > self._kill_at:
+            self._process.kill()
+        return self._process.poll()
+
+
+class RayParticipant:
+    """An actor: one participant in a folder of this node, which is 0700 and deleted in the end.
+
+    The process says goodbye when the actor exits: it polls its parent's id.
+    """
+
+    def host(self) -> str:
+        """The address of this node in its cluster."""
+        ray: Any = needed("ray", "cluster", "a Ray cluster")
+        return str(ray.util.get_node_ip_address())
+
+    def start(
+        self, spec: dict[str, Any], files: dict[str, bytes], content: list[Piece], hosts: list[str], how: dict[str, Any]
+    ) -> int:
+        """Start the participant of `spec`, and return its process.  `files`: beside its folder, whose content `content`
+        it resumes from; `hosts`: of all; `how`: here, path, cpus, portable, interface.  Raises ConfigError.
+        """
+        self._base = Path(tempfile.mkdtemp(prefix="fedgossip-"))
+        self._folder = self._base / run_format.PEERS / f"{spec['node']:02d}"
+        owner_files.made(self._folder)
+        for name, data in files.items():
+            owner_files.written(self._base / name, data)
+        apply(self._folder, content)
+        self._news = FolderNews(self._folder)
+        self._news.mark_sent()
+        places = {key: str(self._base / name) for key, name in how["places"].items()}
+        bind = f"tcp://{own_host(self.host(), hosts, how['interface'])}:*"
+        here = how["here"] if Path(how["here"]).is_dir() else str(self._base)
+        child = start_participant(
+            {**spec, **places, "folder": str(self._folder), "bind": bind},
+            here, how["path"], cpus=how["cpus"], portable=how["portable"],
+        )  # fmt: skip
+        self._child = _Ended(child)
+        return child.pid
+
+    def give(self, name: str, data: bytes) -> None:
+        """Write a file beside the folder of the participant, whole."""
+        write_whole(self._base / name, data)
+
+    def news(self, seconds: float) -> News:
+        """Return the changes, as soon as there are any, at the latest after so many seconds."""
+        until = time.monotonic() + seconds
+        while True:
+            code = self._child.code  # before the changes are read: an ended process has written all of its files
+            pieces = self._news.pieces()
+            if pieces or code is not None or time.monotonic() > until:
+                return pieces, None if pieces else code
+            time.sleep(LOOK_SECONDS)
+
+    def end(self) -> None:
+        """Request the participant to end; `news` reports its exit."""
+        self._child.ask()
+
+    def leave(self) -> None:
+        """Delete the folder; the process has ended."""
+        shutil.rmtree(self._base, ignore_errors=True)
+
+
+class RayCommand:
+    """An actor: one command on a node with a common disk; it ends with this process.
+
+    Its standard error is reported when it ends with another code than 0.
+    """
+
+    def start(self, words: list[str], here: str, path: list[str]) -> int:
+        """Start `python -m WORDS` in the folder `here`, on one thread, and return its process.  Its standard input
+        ends with this process."""
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
+        command = [*PYTHON, "-m", *words]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._said, cwd=here, env=environment)
+        self._process, self._child = process, _Ended(process)
+        return process.pid
+
+    def code(self) -> tuple[int | None, str]:
+        """The exit code, and the last line of output; None while it runs."""
+        code = self._child.code
+        if not code:
+            return code, ""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return code, lines[-1] if lines else ""
+
+    def wait(self, seconds: float) -> None:
+        """Return when the command has ended, or so much later."""
+        until = time.monotonic() + seconds
+        while self._child.code is None and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+
+    def end(self) -> None:
+        """End the command, and wait for it."""
+        self._child.ask()
+        while self._child.code is None:
+            time.sleep(LOOK_SECONDS)

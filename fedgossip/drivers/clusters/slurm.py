@@ -18,13 +18,11 @@ from types import TracebackType
 from typing import Any
 
 from fedgossip.base import outside_files, signals
-from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, needed
 from fedgossip.base.imports import PYTHON
 from fedgossip.core import run_format
-from fedgossip.drivers.clusters.meeting import JobLife, PlacedJob, write_job
+from fedgossip.drivers.clusters.meeting import SEEN_SECONDS, JobLife, PlacedJob, probe_in, write_job
 from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources
-from fedgossip.drivers.clusters.shared_folder import SEEN_SECONDS, probe_in
 from fedgossip.drivers.peer_processes import start_failure
 from fedgossip.runs.run_directory import write_whole
 

@@ -2,7 +2,7 @@
 
 It imports `drivers`, `learning.own_loop`, `plans` and `net`.  A loop is a task (`task`): `train(job)` is answered when
 the user's thread has called `step()` `local_steps` times.  The host runs in a thread beside it, and only the user's
-thread touches the model (`handoff`).
+thread touches the model (`task`).
 
 The loop hands in its model y; the update is y minus the vector that it began with, so the machine computes `expected`
 = v + update.  If its next vector is `expected`, nothing was mixed in, and the loop's bits stay.  Otherwise a loop that

@@ -24,8 +24,7 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.drivers.loops.description import Described
-from fedgossip.drivers.loops.handoff import Measure, Measured, Meeting
-from fedgossip.drivers.loops.task import DescribedTask
+from fedgossip.drivers.loops.task import DescribedTask, Measure, Measured, Meeting
 from fedgossip.runs.run_directory import write_whole
 
 ANSWER_SECONDS = 30.0

@@ -15,8 +15,7 @@ from fedgossip.drivers.peer import run_peer
 from fedgossip.experiment import load_experiment
 from fedgossip.net.faulty import Faults, RunClock
 from fedgossip.plans import compose
-from fedgossip.plans.compose import DataShares
-from fedgossip.plans.conditions import faults_of
+from fedgossip.plans.compose import DataShares, faults_of
 from fedgossip.runs.checkpoints import incarnation_of
 
 

@@ -16,8 +16,8 @@ from fedgossip.drivers.loops.seats import LoopSeating
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import load_endpoints
 from fedgossip.net.identity import Identity
+from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.relays.relay_client import RelayClient
-from fedgossip.net.relays.routing import DIRECT, Ways
 from fedgossip.plans import compose
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.peer_files import empty_folder

@@ -19,9 +19,8 @@ from fedgossip.base.imports import PYTHON
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT, LOG, OVER, PEERS, SEAT
-from fedgossip.data.named_code import check_allowed
+from fedgossip.data.custom import check_allowed
 from fedgossip.drivers import resume
-from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import CHECKPOINT_SECONDS
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AskingTask
@@ -29,9 +28,9 @@ from fedgossip.drivers.loops.joining import requests_in
 from fedgossip.drivers.loops.scripts import Command, Scripts, kept_command
 from fedgossip.drivers.loops.seats import SeatFile, await_free
 from fedgossip.drivers.participant import check_open_files
+from fedgossip.drivers.peer_processes import Striker
 from fedgossip.experiment import Experiment
-from fedgossip.plans.compose import DataShares, Plan
-from fedgossip.plans.conditions import faults_of
+from fedgossip.plans.compose import DataShares, Plan, faults_of
 from fedgossip.plans.plan import record_of
 from fedgossip.runs import incarnations
 from fedgossip.runs.checkpoints import incarnation_of

@@ -24,17 +24,7 @@ from typing import Any, ClassVar, Protocol
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.base.untrusted_text import line
 from fedgossip.base.vectors import Vector
-from fedgossip.drivers.loops.handoff import (
-    Learned,
-    Measure,
-    Measured,
-    Meeting,
-    Order,
-    Over,
-    Raised,
-    Released,
-    TrainFrom,
-)
+from fedgossip.drivers.loops.task import Learned, Measure, Measured, Meeting, Order, Over, Raised, Released, TrainFrom
 from fedgossip.learning.own_loop.global_state import kept_apart
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.learning.own_loop.terms import GradientTerms

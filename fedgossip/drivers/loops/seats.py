@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.base import file_locks, outside_files
+from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.core import run_format
@@ -78,7 +78,7 @@ def hold(folder: Path) -> None:
         file = os.open(folder / run_format.HELD, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise NotWrittenError(folder / run_format.HELD, error) from None
-    if not file_locks.taken(file):
+    if not owner_files.taken(file):
         os.close(file)
         raise ConfigError(f"{folder}: another process is this loop", "Wait until it has ended, or end it.")
     _held[folder] = file
@@ -108,5 +108,5 @@ def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:
 
 def _is_free(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError), (folder / run_format.HELD).open("rb") as file:
-        return file_locks.taken(file.fileno())
+        return owner_files.taken(file.fileno())
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import needed
 from fedgossip.drivers.loops.joining import join
 from fedgossip.drivers.loops.loop_handle import JoinedLoop
 

@@ -12,8 +12,7 @@ import numpy as np
 from fedgossip.base import outside_files, seeds
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.csv_columns import CsvColumns
-from fedgossip.lab.costs.base import EqualLinks
-from fedgossip.lab.costs.times import Times
+from fedgossip.lab.costs.base import EqualLinks, Times
 
 PRESETS: Mapping[str, EqualLinks] = {
     "cluster": EqualLinks(50e-6, 12.5e9, 12.5e9),

@@ -9,8 +9,7 @@ from dataclasses import replace
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.core.messages import TAIL
-from fedgossip.lab.compare.coded import coded_paradigm, dense_of
-from fedgossip.lab.compare.setting import Paradigm, Setting
+from fedgossip.lab.compare.setting import Paradigm, Setting, coded_paradigm, dense_of
 from fedgossip.lab.costs.base import Cost
 from fedgossip.lab.costs.formulas import (
     all_reduce_in_turn,

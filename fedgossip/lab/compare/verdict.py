@@ -1,19 +1,28 @@
-"""The table of a comparison, and the sentence on the winner under these links and the change that would replace it."""
+"""The table of a comparison, and the sentence on the winner under these links and the change that would replace it.
+
+The page of a comparison: its content, from the cells and their run directories.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedgossip.lab.compare.coded import codec_seconds, dense_of
+import msgspec
+
+from fedgossip.core import run_format
 from fedgossip.lab.compare.measured import MeasuredCell, Point
 from fedgossip.lab.compare.names import paradigm_of
-from fedgossip.lab.compare.setting import Setting
+from fedgossip.lab.compare.setting import Setting, codec_seconds, dense_of
 from fedgossip.lab.costs.base import EqualLinks
-from fedgossip.lab.costs.formulas import break_even
+from fedgossip.lab.costs.formulas import break_even, crossover
+from fedgossip.report.page.paradigms import CrossoverMap, ParadigmPage, written
+from fedgossip.report.page.reading import read_run
+from fedgossip.runs.run_directory import write_whole
 
 FASTEST, SLOWEST = 1e12, 1e2
 """Range of the search for another bandwidth, in bytes per second."""
@@ -405,3 +414,39 @@ def format_rate(rate: float) -> str:
 
 def _after(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.3g} s"
+
+
+def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path:
+    """Write comparison.html, and the results as compared.json, into the folder; return the path of the page."""
+    content = msgspec.json.format(msgspec.json.encode(told), indent=1)
+    write_whole(folder / run_format.COMPARED, content)
+    lines = found.of(found.workers[-1]) if found.workers else []
+    shown = [(line.name, Path(line.cells[0].path)) for line in lines]
+    page = ParadigmPage(
+        title="Ways to train in parallel",
+        lead=told["sentence"],
+        equal=found.equal,
+        target=found.target,
+        rows=told["table"],
+        runs=[(name, read_run(place), place / run_format.REPORT) for name, place in shown],
+        staleness={line.name: dict(line.cells[0].staleness) for line in lines if line.cells[0].staleness},
+        crossing=_crossing(lines),
+        simulated=found.driver == "sim",
+        tuned=found.tuned,
+    )
+    path = folder / run_format.COMPARISON
+    written(path, page)
+    return path
+
+
+def _crossing(lines: list[Line]) -> CrossoverMap | None:
+    """Return the map of latency and bandwidth, with this experiment's place in it; None for real processes."""
+    settings = [line.cells[0].setting for line in lines if line.cells[0].setting]
+    setting = max(settings, key=lambda one: one.workers, default=None)  # processes of one participant are no workers
+    if setting is None or setting.workers < 3:
+        return None
+    latencies = [10 ** (-5 + k / 20) for k in range(101)]
+    rates = [crossover(one, setting.workers, setting.size) for one in latencies]
+    here = setting.links.latency, setting.links.rate
+    at = here if here[0] > 0 and math.isfinite(here[1]) else None
+    return CrossoverMap(latencies, rates, at, setting.workers, setting.size)

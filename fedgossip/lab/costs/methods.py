@@ -19,10 +19,9 @@ import numpy as np
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.collectives.table import Way
-from fedgossip.lab.costs.base import Cost, EqualLinks
+from fedgossip.lab.costs.base import Cost, EqualLinks, Estimate, Times, TrainingTimes
 from fedgossip.lab.costs.formulas import through_servers_alone
 from fedgossip.lab.costs.timeline import TRAIN, Act, StepsOfRounds, TimedStep, seconds_of_rounds
-from fedgossip.lab.costs.times import Estimate, Times, TrainingTimes
 from fedgossip.protocols.gossip.pairing import SPREAD
 from fedgossip.simulation.lazy_training import share_until
 from fedgossip.topology.schedules.schedules import Schedule

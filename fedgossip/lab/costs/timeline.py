@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from fedgossip.lab.costs.base import EqualLinks
-from fedgossip.lab.costs.times import Times
+from fedgossip.lab.costs.base import EqualLinks, Times
 from fedgossip.protocols.allreduce.reduction import OPEN
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
 

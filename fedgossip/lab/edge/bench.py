@@ -14,9 +14,8 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.core import run_format
 from fedgossip.data.dataset import Dataset
-from fedgossip.lab.edge.answering import AnsweringModule
 from fedgossip.lab.edge.export import drawn
-from fedgossip.lab.edge.onnx_model import OnnxModel
+from fedgossip.lab.edge.onnx_model import AnsweringModule, OnnxModel
 from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import found
 

@@ -2,6 +2,8 @@
 
 Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, with
 the soft targets alone: true labels are not read, so that any examples of the kind are suitable.
+
+Ordinary training of a model without a run: one place, all examples, epoch after epoch.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import numpy as np
 from torch import nn
 
 from fedgossip.base.errors import ConfigError, NotWrittenError
-from fedgossip.core.whole_model import WholeModel
+from fedgossip.base.vectors import add
+from fedgossip.core.task import Job, WholeModel
 from fedgossip.data.dataset import Dataset
-from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, Objective
+from fedgossip.data.objectives import CLASSIFICATION, CODE, REGRESSION, Objective
 from fedgossip.lab.edge.onnx_model import exported_facts
-from fedgossip.lab.edge.retraining import train
 from fedgossip.learning.measuring import as_learned
 from fedgossip.learning.models import models
 from fedgossip.learning.models.architectures import architecture
@@ -28,7 +30,8 @@ from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import ModelFacts, write_model
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.losses import SOFT_TARGETS
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import MeshSettings, TrainSettings
+from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
 from fedgossip.runs.run_directory import write_whole
 
@@ -106,3 +109,50 @@ def _own_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) ->
         "modules": (),
         "document": "",
     }
+
+
+def retrained(model: LoadedModel, examples: Dataset, settings: TrainSettings, epochs: int) -> LoadedModel:
+    """Train a model further, in place, on unscaled examples, by its run's loss and settings; return it.
+
+    Raises ConfigError for a loss of the user's own, and for examples of another kind; TrainingError where it diverges.
+    """
+    facts = model.facts
+    if CODE.named_by(facts.loss):
+        text = f"{facts.source} was trained by {facts.loss}, a loss of your own"
+        raise ConfigError(text, "Leave --epochs out, and train the smaller model by an experiment.")
+    objective = Objective(facts.kind, facts.loss, ("loss",))
+    train(model.module, facts.source, as_learned(examples, facts), settings, objective, facts.seed, epochs)
+    return model
+
+
+def train(
+    module: nn.Module,
+    source: str,
+    scaled: Dataset,
+    settings: TrainSettings,
+    objective: Objective,
+    seed: int,
+    epochs: int,
+) -> None:
+    """Train the module that `source` names, in place: a function of its weights and of all arguments."""
+    alone = replace(
+        settings, local_steps=None, local_epochs=1, personal="", buffers="average", processes=1, parallel="ddp",
+        mesh=MeshSettings(), count_lost=False,
+    )  # fmt: skip
+    everything = np.arange(len(scaled))
+    task = TorchTask(
+        scaled,
+        scaled.subset(everything[:1]),
+        [everything],
+        source,
+        alone,
+        seed=seed,
+        rounds=epochs,
+        objective=objective,
+    )
+    vector = task.layout.read(module)
+    for epoch in range(epochs):
+        (update,) = task.train([Job(0, epoch, vector)])
+        assert update.difference is not None, "a task of torch gives differences"
+        vector = add(vector, update.difference)
+    task.layout.write(module, vector)

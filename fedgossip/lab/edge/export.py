@@ -16,12 +16,10 @@ import numpy.typing as npt
 import torch
 
 from fedgossip.base import owner_files
-from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import ConfigError, TrainingError, needed
 from fedgossip.base.seeds import stream
 from fedgossip.data.objectives import LANGUAGE, REGRESSION
-from fedgossip.lab.edge.answering import AnsweringModule
-from fedgossip.lab.edge.onnx_model import HOW, INPUT, METADATA, OnnxModel, exported_facts, open_onnx
+from fedgossip.lab.edge.onnx_model import HOW, INPUT, METADATA, AnsweringModule, OnnxModel, exported_facts, open_onnx
 from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import ModelFacts
 

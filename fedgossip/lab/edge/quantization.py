@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import needed
 from fedgossip.data.dataset import Dataset
 from fedgossip.lab.edge.export import say
 from fedgossip.lab.edge.onnx_model import HOW, INPUT

@@ -10,8 +10,8 @@ import numpy as np
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.run_format import EXPERIMENT, MODEL_FACTS
+from fedgossip.data.custom import check_allowed
 from fedgossip.data.dataset import Dataset
-from fedgossip.data.named_code import check_allowed
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.learning.measuring import DescribedModel, as_read
 from fedgossip.learning.models import scored_tables

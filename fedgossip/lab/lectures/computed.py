@@ -14,7 +14,7 @@ from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.base import seeds
 from fedgossip.base.vectors import frozen
 from fedgossip.core.timeline import Bar, Timeline
-from fedgossip.lab.lectures.measured import MeasuredLecture
+from fedgossip.lab.lectures.measures import MeasuredLecture
 from fedgossip.report.page.lectures import Plot, PlottedCurve, Stacks
 from fedgossip.report.page.timeline import NamedTimeline
 

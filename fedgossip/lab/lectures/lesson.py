@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedgossip.lab.lectures import computed, measures, trained
-from fedgossip.lab.lectures.measured import MeasuredLecture
+from fedgossip.lab.lectures.measures import MeasuredLecture
 from fedgossip.lab.lectures.topics import Topic, TopicNumber, topics, value_of
 from fedgossip.report.page.lectures import LecturePage, LectureRow, Picture
 

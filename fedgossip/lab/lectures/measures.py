@@ -1,8 +1,12 @@
-"""Measures of lectures that simulate whole runs: machines and messages in virtual time."""
+"""Measures of lectures that simulate whole runs: machines and messages in virtual time.
+
+What a measure returns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +19,8 @@ from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import load_experiment
 from fedgossip.lab.compare.measured import round_seconds
 from fedgossip.lab.compare.names import paradigm_of
-from fedgossip.lab.lectures.measured import MeasuredLecture
 from fedgossip.plans import compose
-from fedgossip.report.page.lectures import Circle, Circles
+from fedgossip.report.page.lectures import Circle, Circles, Picture
 from fedgossip.report.page.timeline import NamedTimeline
 from fedgossip.runs.run_directory import Run
 from fedgossip.runs.summary import busiest
@@ -106,3 +109,11 @@ def hashed(servers: int, many: int, points: int, length: int) -> MeasuredLecture
         "spread": float(shares.std()),
     }
     return MeasuredLecture(values, Circles(few))
+
+
+@dataclass(frozen=True)
+class MeasuredLecture:
+    """Numbers by the names that expressions use, and the picture."""
+
+    values: Mapping[str, float]
+    picture: Picture

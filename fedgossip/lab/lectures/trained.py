@@ -18,8 +18,7 @@ from fedgossip.core.task import Job, Update
 from fedgossip.drivers.simulate import simulate, simulate_plan
 from fedgossip.experiment.reading import load_experiment
 from fedgossip.lab.compare.measured import round_seconds
-from fedgossip.lab.lectures.measured import MeasuredLecture
-from fedgossip.lab.lectures.measures import simulated_once
+from fedgossip.lab.lectures.measures import MeasuredLecture, simulated_once
 from fedgossip.learning.linear.convex import ConvexTask
 from fedgossip.plans import compose
 from fedgossip.report.page.lectures import Plot, PlottedCurve

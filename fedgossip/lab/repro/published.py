@@ -27,28 +27,20 @@ import msgspec
 
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.lab.repro import (
-    attack_measures,
-    graph_measures,
-    hospital_measures,
-    learned_measures,
-    run_measures,
-    sweep_measures,
-    time_measures,
-)
+from fedgossip.lab.repro import graph_measures, hospital_measures, run_measures
 
 FOLDER = Path(__file__).parent / "results"
 
 MEASURES: Mapping[str, Callable[..., float]] = {
     name: function
     for module in (
-        attack_measures,
+        run_measures,
         graph_measures,
         hospital_measures,
-        learned_measures,
-        time_measures,
+        graph_measures,
         run_measures,
-        sweep_measures,
+        run_measures,
+        run_measures,
     )
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")

@@ -1,19 +1,42 @@
 """Numbers of whole runs on stacked arrays, with the same bits as the simulator and real peers: computations behind
 results/*.toml.
+
+Robustness of rules against attackers, in whole runs: computations behind results/*.toml.
+
+Differences between methods that a sweep file compares, with paired seeds: computations behind results/*.toml.
+
+The files lie in the folder `sweeps`, and are run by `fedgossip sweep FILE` as any other.
+
+Times and bytes of rounds, by the cost model: computations behind results/*.toml.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.table import Way
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import NetworkRow
 from fedgossip.drivers.simulate import simulate
-from fedgossip.lab.sweeps.paired import paired_difference
+from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.formulas import all_reduce, neighbours
+from fedgossip.lab.costs.methods import gossip_steps
+from fedgossip.lab.costs.timeline import seconds_of_rounds
+from fedgossip.lab.sweeps.sweep import sweep
+from fedgossip.lab.sweeps.table import SweepTable, paired_difference
 from fedgossip.runs.run_directory import Run
+from fedgossip.topology import Mixing, Topology, build, resolve_schedule
 
 Content = Mapping[str, Any]
 
@@ -154,3 +177,153 @@ def spread_of_order(graphs: Sequence[str], n: int, seeds: int = 3) -> float:
         for graph in graphs
     ]  # fmt: skip
     return float(all(a < b for a, b in itertools.pairwise(means)))
+
+
+GOOD = 5
+TRAINING: Mapping[str, Any] = {
+    "rounds": 300,
+    "data": {"partition": {"kind": "iid"}},
+    "model": {"source": "softmax"},
+    "train": {"lr": 0.01, "momentum": 0.9, "local_steps": 1, "batch_size": 32, "device": "cpu"},
+    "eval": {"every": 300},
+    "topology": {"graph": "ring", "n": 3 * GOOD},
+}
+"""Step, momentum and batch as published; the digits."""
+
+
+def score_on_malicious_ring(
+    attack: str, options: Mapping[str, Any], rule: str, rule_options: Mapping[str, Any], honest_majority: bool,
+    seeds: int = 3, which: str = "mean_peer",
+) -> float:  # fmt: skip
+    """Return the mean score of the honest, or another (`which`), of five in a ring, each with two malicious neighbours;
+    one has three without an honest majority.
+    """
+    mixing = _malicious_ring(honest_majority)
+    content = dict(TRAINING) | {
+        "algorithm": {"combine": rule, "combine_options": dict(rule_options)},
+        "adversary": {"peers": list(range(GOOD, mixing.n)), "attack": attack, "options": dict(options),
+                      "knowledge": "all"},
+        "topology": {"graph": "ring", "n": mixing.n},
+    }  # fmt: skip
+    scores = [simulate(content, engine="stacked", seed=seed, mixing=mixing).score for seed in range(1, seeds + 1)]
+    return float(np.mean([float(score[which]) for score in scores]))
+
+
+def _malicious_ring(honest_majority: bool) -> Mixing:
+    """Return the graph with Metropolis weights, moved towards the self-weight as in the published program."""
+    honest = range(GOOD)
+    edges = [edge for i in honest for edge in ((i, (i + 1) % GOOD), (i, i + GOOD), (i, i + 2 * GOOD))]
+    n = 3 * GOOD
+    if not honest_majority:
+        edges, n = [*edges, (0, n)], n + 1
+    W = build(Topology.from_edges(n, edges)).matrix()
+    more = 1.0 - float(np.diag(W)[:GOOD].min())
+    return Mixing.from_matrix((W + more * np.eye(n)) / (1.0 + more))
+
+
+FOLDER = Path(__file__).parent / "sweeps"
+
+
+def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", end: str = "low") -> float:
+    """Return an end of Student's 95 % interval of the score of one combination of a sweep less that of another.
+
+    `ours`, `theirs`: words that one combination alone has all of, as "algorithm.name=d2".  `end`: low, mean or high.
+    Raises ConfigError where cells of the sweep cannot be run, with the first one's error.
+    """
+    table = _table(file)
+    found = table.difference(_named(table, ours), _named(table, theirs), which)
+    if found is None or found.student is None:
+        wrong = next((row["error"] for row in table.rows if row["error"]), "fewer than two seeds")
+        raise ConfigError(f"the sweep {file} compares nothing: {wrong}", f"fedgossip sweep {FOLDER / file}.toml")
+    return {"low": found.student[0], "mean": found.mean, "high": found.student[1]}[end]
+
+
+def score_in_sweep(file: str, ours: str, which: str = "mean_peer") -> float:
+    """Return the mean score of a combination over the seeds; see `gain_in_sweep`.  Raises ConfigError as it."""
+    table = _table(file)
+    found = table.scores(_named(table, ours), which)
+    if not found:
+        wrong = next((row["error"] for row in table.rows if row["error"]), "it has no score")
+        raise ConfigError(f"the sweep {file}: {wrong}", f"fedgossip sweep {FOLDER / file}.toml")
+    return fmean(found.values())
+
+
+def _named(table: SweepTable, words: str) -> str:
+    (found,) = (name for name in table.combinations if set(words.split()) <= set(name.split()))
+    return found
+
+
+@cache
+def _table(file: str) -> SweepTable:
+    """Return the table of a sweep with all cells run, once per process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return sweep(FOLDER / f"{file}.toml", folder)
+
+
+def waiting_for_neighbours(graph: str, n: int, rounds: int = 600) -> float:
+    """Return the mean time of a round with computing times Exp(1) and each peer waiting for its neighbours alone."""
+    schedule = resolve_schedule(graph, n)
+    times = seeds.stream(0, "waiting", n).exponential(1.0, (rounds, n))
+    return seconds_of_rounds(gossip_steps(schedule, 0.0), n, EqualLinks(0.0), times)
+
+
+def harmonic(n: int) -> float:
+    """Return 1 + 1/2 + ... + 1/n, the expected maximum of n Exp(1) times."""
+    return math.fsum(1 / k for k in range(1, n + 1))
+
+
+DEVICES: dict[str, Any] = {
+    "data": {"source": "digits"},
+    "model": {"source": "softmax"},
+    "train": {"local_steps": 1, "device": "cpu"},
+    "coordinator": {"clients": 16, "secure": {"on": False}, "deadline": 1000.0},
+    "simulation": {
+        "training": 160.0,
+        "latency": 2.5,
+        "classes": [{"nodes": "6-10", "slower": 1.625}, {"nodes": "11-15", "slower": 2.875}],
+    },
+}
+"""Sixteen devices of 60 s of training and 100, 200 or 400 s of delay, 2.5 s from and to their coordinator."""
+
+
+def minutes_of_devices(rounds: int, buffered: int = 0) -> float:
+    """Return the virtual minutes of synchronous rounds of all devices; with `buffered`, of versions by FedBuff.
+
+    `buffered`: the number of updates of a version.
+    """
+    coordinator: dict[str, Any] = dict(DEVICES["coordinator"])
+    if buffered:
+        coordinator |= {"algorithm": "fedbuff", "goal": buffered, "at_once": 16, "most_stale": 1000}
+    content = {**DEVICES, "rounds": rounds, "eval": {"every": rounds}, "coordinator": coordinator}
+    seconds = simulate(content, seed=1).summary["seconds"]
+    return (seconds or math.nan) / 60
+
+
+def renewal_minutes(updates: int) -> float:
+    """Return the minutes after which those devices, each working without a pause, have sent so many updates."""
+    times = [165.0] * 6 + [265.0] * 5 + [465.0] * 5
+    ends = sorted(k * one for one in times for k in range(1, updates + 1))
+    return ends[updates - 1] / 60
+
+
+def bytes_of_busiest(name: str, workers: int) -> float:
+    """Return the vectors sent by the busiest worker of an all-reduce."""
+    length = 64 * workers
+    table = COLLECTIVES[name].table(workers)
+    sent = [
+        sum(part.stop - part.start for move, part in table.of(rank, length) if move.way is Way.SEND)
+        for rank in range(workers)
+    ]
+    return float(max(sent)) / length
+
+
+def all_reduce_seconds(name: str, workers: int, size: float, latency: float, rate: float) -> float:
+    """Return the seconds of an all-reduce by its closed form."""
+    return all_reduce(name, workers, size, EqualLinks(latency, rate, rate))
+
+
+def gossip_over_ring(workers: int, size: float, latency: float, rate: float, degree: float = 2) -> float:
+    """Return the time of a ring all-reduce relative to that of an exchange with neighbours."""
+    links = EqualLinks(latency, rate, rate)
+    ring: float = all_reduce("ring", workers, size, links)
+    return ring / neighbours(degree, size, links)

@@ -23,7 +23,7 @@ from fedgossip.base.version import __version__
 from fedgossip.core.records import Row
 from fedgossip.core.run_format import EXPERIMENT, FAILURE, INCOMPLETE, SUMMARY
 from fedgossip.core.run_summary import RunSummary
-from fedgossip.data.user_code import codes_of
+from fedgossip.data.custom import codes_of
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import Experiment, GossipExperiment, file_kept_in, load_experiment

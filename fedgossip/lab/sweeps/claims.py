@@ -7,6 +7,8 @@ is taken only where the last is stale, and a file is never removed, so earlier r
 A claim is stale after a release by its holder; on the holder's own machine, where no process has its lock (the system
 releases it when a process ends, however it ends); on another, where its heartbeat is older than STALE seconds by the
 file system's own clock.  A process that slept that long checks its claim before it writes on.
+
+Runs one cell in whichever of several processes claims it: shared by workers of a sweep and of a comparison.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import msgspec
 
-from fedgossip.base import file_locks, outside_files, owner_files
+from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.experiment import Experiment
+from fedgossip.lab.sweeps.cells import FAILED, INTERRUPTED, CellOutcome, run_cell, write_failure
 
 _DECODER = msgspec.json.Decoder(dict[str, str | int])
 BEAT, STALE = 5.0, 60.0
@@ -71,9 +76,9 @@ def claim(folder: Path, cell: str) -> Claim | None:
         return None
     path, following = folder / f"{cell}.{number + 1}", folder / f"{cell}.{number + 2}"
     part = folder / f".{uuid4().hex}"
-    lock = file_locks.opened(part)
+    lock = owner_files.opened_to_lock(part)
     try:
-        file_locks.taken_if_any(lock)
+        owner_files.taken_if_any(lock)
         os.write(lock, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid()}))
         os.link(part, path)
     except FileExistsError:
@@ -118,11 +123,11 @@ def _read_claim(path: Path) -> tuple[str, int] | None:
 def _unlocked(path: Path) -> bool | None:
     """Return whether the lock is free; None where this file system has no locks."""
     try:
-        lock = file_locks.opened(path)
+        lock = owner_files.opened_to_lock(path)
     except OSError:
         return None
     try:
-        return file_locks.taken_if_any(lock)
+        return owner_files.taken_if_any(lock)
     except OSError:
         return None
     finally:
@@ -137,3 +142,38 @@ def _now(folder: Path) -> float:
         return probe.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
+
+
+def run_claimed(
+    claims: Path,
+    name: str,
+    place: Path,
+    engine: str,
+    experiment: Callable[[], Experiment],
+    outcome: Callable[[], CellOutcome | None],
+    *,
+    report: bool = False,
+) -> CellOutcome | None:
+    """Run the cell `name` in the run directory `place`; return its outcome, None where another process has it.
+
+    `outcome`: returns an existing outcome.  Raises KeyboardInterrupt where it was stopped; it can be resumed.
+    """
+    held = claim(claims, name)
+    if held is None:
+        return None
+    try:
+        if (found := outcome()) is not None:  # another process finished it a moment ago
+            return found
+        try:
+            found = run_cell(experiment(), place, engine, report=report, watch=lambda _: held.check())
+        except ClaimLostError:
+            return None
+        except Exception as error:  # a fault of ours, or of a function of the user's, costs this cell alone
+            found = CellOutcome.of(FAILED, error)
+        if found.status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if found.summary is None:
+            write_failure(place, found)
+        return found
+    finally:
+        held.release()

@@ -7,23 +7,38 @@
 
 There is no list of finished cells, so none can be wrong: after any kind of end, every later process on any machine sees
 the same state.
+
+Chooses the values of the tuned keys of each combination: the best of trials on the validation set.
+
+Trials have seeds of their own, so that the choice depends on neither the test set nor the compared seeds.  Where the
+best value is at an end of the tried ones, the values continue beyond it, `widen` times at most: a method with a
+learning rate cut off by the grid would be reported worse than it is.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+import msgspec
 
 from fedgossip.base import outside_files, owner_files
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.limits import Within, limits_of
+from fedgossip.base.scores import HIGHER, LOWER
 from fedgossip.core.run_format import CELLS, FAILURE, SWEEP
 from fedgossip.data.idx import keep_files
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal, write_failure
-from fedgossip.lab.sweeps.claimed import run_claimed
+from fedgossip.lab.sweeps.claims import run_claimed
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, named, read_sweep
-from fedgossip.lab.sweeps.tuning import Tuning, TuningState, tuning_of
-from fedgossip.report.page.reading import read_run
+from fedgossip.report.page.learning_curves import measured_values
+from fedgossip.report.page.reading import RecordedRun, read_run
 from fedgossip.runs.run_directory import write_whole
 
 Ended = tuple[SweepCell, CellOutcome]
@@ -151,3 +166,183 @@ class SweepFolder:
     def give_up(self, cell: SweepCell, why: str) -> None:
         """Record that a cell failed because its worker died."""
         write_failure(self.place(cell), CellOutcome(FAILED, None, why, 1))
+
+
+TRIAL_SEEDS = 1_000_000
+"""Seeds of trials begin after this."""
+
+SCORES = ("mean_peer", "averaged", "worst_peer")
+SUMMED = {"loss": "test_loss", "consensus_distance": "consensus_distance", "bytes": "bytes_sent", "seconds": "seconds"}
+"""Other numbers of a summary, of all of which less is better, and their keys there."""
+
+OutcomeOf = Callable[[SweepCell], CellOutcome | None]
+RecordOf = Callable[[SweepCell], RecordedRun]
+
+
+class TunedKey(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
+    """Tried values of a key: from, from * factor, ... up to `to`."""
+
+    first: Annotated[float, Within(1e-12, 1e12)]
+    last: Annotated[float, Within(1e-12, 1e12)]
+    factor: Annotated[float, Within(1.01, 1e6)] = 2.0
+    widen: Annotated[int, Within(0, 20)] = 3
+    """Maximum number of extensions beyond an end with the best value."""
+
+    def value(self, place: int) -> float:
+        """Return the value at a place; 0 is `from`, and places continue beyond both ends."""
+        return float(f"{self.first * self.factor**place:.6g}")
+
+    @property
+    def places(self) -> range:
+        """Return the places from `from` to `to`."""
+        many = 1
+        while self.first * self.factor**many <= self.last * (1 + 1e-9):
+            many += 1
+        return range(many)
+
+
+class ListedKey(msgspec.Struct):
+    """Listed values of a key, without extension."""
+
+    values: list[Any]
+    widen = 0
+
+    def value(self, place: int) -> Any:
+        return self.values[place]
+
+    @property
+    def places(self) -> range:
+        return range(len(self.values))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """[tune] of a sweep: the keys, their criterion, and the number of seeds of each trial."""
+
+    keys: Mapping[str, TunedKey | ListedKey]
+    by: str = "mean_peer"
+    seeds: int = 1
+    better: str = ""
+    """Of a number that is neither of SCORES nor of SUMMED."""
+
+    def choose(self, values: Values, outcome_of: OutcomeOf, record_of: RecordOf) -> TuningState:
+        """Return the progress of the choice for a combination, by its finished trials.
+
+        Raises ConfigError for a number that a finished trial has not recorded.
+        """
+        if not self.keys:
+            return TuningState((), [])
+        ends = {key: [tuned.places.start, tuned.places.stop - 1] for key, tuned in self.keys.items()}
+        widened = dict.fromkeys(self.keys, 0)
+        while True:
+            ranges = [range(low, high + 1) for low, high in ends.values()]
+            trials = {places: self._trials(values, places) for places in itertools.product(*ranges)}
+            if [cell for cells in trials.values() for cell in cells if outcome_of(cell) is None]:
+                return TuningState(None, [cell for cells in trials.values() for cell in cells])
+            scores = {places: self._score(cells, outcome_of, record_of) for places, cells in trials.items()}
+            known = {places: score for places, score in scores.items() if score is not None}
+            every = [cell for cells in trials.values() for cell in cells]
+            if not known:
+                return TuningState(None, every, failed=next(o.error for c in every if (o := outcome_of(c))))
+            best = max(known, key=lambda places: known[places])
+            if not self._go_on(best, ends, widened):
+                return TuningState(trials[best][0].tuned, every)
+
+    def _go_on(self, best: Sequence[int], ends: dict[str, list[int]], widened: dict[str, int]) -> bool:
+        """Extend the ends with the best value, and return whether any was extended."""
+        moved = False
+        for (key, tuned), place in zip(self.keys.items(), best, strict=True):
+            low, high = ends[key]
+            if place in (low, high) and widened[key] < tuned.widen:
+                widened[key] += 1
+                ends[key] = [low - (place == low), high + (place == high)]
+                moved = True
+        return moved
+
+    def _trials(self, values: Values, places: Sequence[int]) -> list[SweepCell]:
+        tuned = tuple((key, one.value(place)) for (key, one), place in zip(self.keys.items(), places, strict=True))
+        return [SweepCell(values, tuned, TRIAL_SEEDS + number, trial=True) for number in range(self.seeds)]
+
+    def _score(self, cells: Sequence[SweepCell], outcome_of: OutcomeOf, record_of: RecordOf) -> float | None:
+        """Return the mean of the trials, larger is better; None where one of them has failed."""
+        found = []
+        for cell in cells:
+            outcome = outcome_of(cell)
+            if outcome is None or outcome.summary is None:
+                return None
+            summary: Mapping[str, Any] = outcome.summary
+            less = self.by in SUMMED or (self.better or summary["score"]["better"]) == LOWER
+            value = summary["score"][self.by] if self.by in SCORES else summary.get(SUMMED.get(self.by, ""))
+            if self.by not in (*SCORES, *SUMMED):
+                value = self._recorded(record_of(cell))
+            if value is None:
+                return None
+            found.append(-float(value) if less else float(value))
+        return fmean(found)
+
+    def _recorded(self, run: RecordedRun) -> float:
+        values = list(measured_values(run, self.by).values())
+        if not values:
+            known = [*SCORES, *SUMMED, *run.logged]
+            raise ConfigError(f"tune.by = {self.by!r}: no trial has recorded it", nearest(self.by, known))
+        return values[-1][1]
+
+
+@dataclass(frozen=True)
+class TuningState:
+    """The progress of a choice.  `chosen`: the values, or None; `trials`: all that are needed so far."""
+
+    chosen: Values | None
+    trials: Sequence[SweepCell]
+    failed: str = ""
+    """The reason for a final lack of a choice: no trial has a score."""
+
+
+def tuning_of(grid: SweepGrid) -> Tuning:
+    """Return [tune] of a sweep, checked.  Raises ConfigError."""
+    given = dict(grid.file.tune)
+    by, seeds, where = given.pop("by", "mean_peer"), given.pop("seeds", 1), f"{grid.where}: tune"
+    if not isinstance(by, str) or not by:
+        raise ConfigError(
+            f"{where}.by = {by!r} is no name", f"Known: {', '.join((*SCORES, *SUMMED))}, or a logged number."
+        )
+    by, better = _name_and_direction(by, where)
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= 1000:
+        raise ConfigError(f"{where}.seeds = {seeds!r}", "Give a number from 1 to 1000.")
+    keys = {key: _key(f"{where}.{key}", value) for key, value in given.items()}
+    if keys and not grid.content.get("data", {}).get("validation"):
+        advice = "Set data.validation = 0.1 in the base: trials are judged there, and never on the test set."
+        raise ConfigError(f"{grid.where}: [tune], and the base keeps nothing for validation", advice)
+    return Tuning(keys, by, seeds, better)
+
+
+def _name_and_direction(by: str, where: str) -> tuple[str, str]:
+    """Return the name of the number that is tuned by, and which is better; "" where the number decides."""
+    name, _, query = by.partition("?")
+    if name in (*SCORES, *SUMMED):
+        if query:
+            raise ConfigError(f"{where}.by = {by!r}", f"Write {name}.")
+        return name, ""
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if list(options) != ["better"] or options["better"] not in (HIGHER, LOWER):
+        advice = f"Of another number write {name}?better=lower, or higher.  {nearest(name, (*SCORES, *SUMMED))}"
+        advice += "  All are measured on the validation set; the test set is left for the end."
+        raise ConfigError(f"{where}.by = {by!r} is not known", advice)
+    return name, options["better"]
+
+
+def _key(where: str, value: object) -> TunedKey | ListedKey:
+    if isinstance(value, list) and value:
+        return ListedKey(value)
+    advice = "Write { from = 0.01, to = 1.0, factor = 2, widen = 3 }, or a list of values."
+    try:
+        found = msgspec.convert(value, TunedKey)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {str(error).replace('`', '')}", advice) from None
+    for name, limit in limits_of(TunedKey):
+        if not limit.allows(getattr(found, name)):
+            told = {"first": "from", "last": "to"}.get(name, name)
+            raise ConfigError(f"{where}.{told} = {getattr(found, name)!r} {limit.refusal}", advice)
+    if found.last < found.first:
+        raise ConfigError(f"{where}: to = {found.last:g} is below from = {found.first:g}", advice)
+    return found

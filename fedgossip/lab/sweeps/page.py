@@ -1,19 +1,41 @@
-"""A sweep's table as a page, and as the parts of a paper."""
+"""A sweep's table as a page, and as the parts of a paper.
+
+Runs as learning curves: which runs are one curve, which curves share a panel; and the rounds to a target.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+from fedgossip.base.decoding import UnreadableError, from_toml
+from fedgossip.base.errors import ConfigError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.core import run_format
-from fedgossip.lab.sweeps.curves import curves_of, rounds_to_target, runs_of_table
-from fedgossip.lab.sweeps.paired import rank_correlation
-from fedgossip.lab.sweeps.table import SweepTable
-from fedgossip.report.page.intervals import LEVEL, holm, student_interval
+from fedgossip.core.run_format import SWEEP
+from fedgossip.lab.sweeps.folder import SweepFolder
+from fedgossip.lab.sweeps.grid import shown
+from fedgossip.lab.sweeps.table import COSTS, SweepTable, rank_correlation, table_of
+from fedgossip.report.page.drawing import Drawing
+from fedgossip.report.page.learning_curves import (
+    CURVES_MOST,
+    LEVEL,
+    PANELS_MOST,
+    CurveRun,
+    holm,
+    known_axes,
+    known_measures,
+    learning_curves,
+    measured_values,
+    student_interval,
+)
+from fedgossip.report.page.reading import RecordedRun, read_run
 from fedgossip.report.page.sweep import paper, written
 from fedgossip.report.page.sweep_figures import (
     Order,
@@ -102,3 +124,149 @@ def _by_group(table: SweepTable, fact: str) -> tuple[dict[str, Points], dict[str
         groups.setdefault(group, []).append(point)
     found = {group: rank_correlation([one.x for one in of], [one.mean for one in of]) for group, of in groups.items()}
     return groups, {group: (one.rho, one.bootstrap) for group, one in found.items() if one}
+
+
+OF_MIXING = ("consensus_before", "update_spread")
+"""Measures that `fedgossip plot` draws, and no paper's folder needs."""
+TASK = ("data.", "model.", "task.", "model", "task")
+"""Keys with these beginnings make another task, which has a panel of its own."""
+TOGETHER = 8
+"""Number of curves in one panel from which a further key is divided into panels."""
+
+
+def runs_of_table(table: SweepTable) -> list[CurveRun]:
+    """Return the finished runs of a sweep as curves and panels."""
+    rows = [row for row in table.rows if row["cell"] and row["status"] not in ("open", "failed", "refused")]
+    values = [{key: str(row[key]) for key in table.keys} for row in rows]
+    runs = [read_run(table.folder / row["cell"]) for row in rows]
+    return _divided(values, [row["seed"] for row in rows], runs)
+
+
+def runs_of(folders: Sequence[Path]) -> list[CurveRun]:
+    """Return runs, and the cells of the sweeps among the folders.  Raises ConfigError for another folder.
+
+    Runs whose experiments differ in the seed alone are one curve; the others are named by the keys that differ.
+    """
+    sweeps = [folder for folder in folders if (folder / SWEEP).is_file()]
+    if len(folders) == 1 and sweeps:
+        return runs_of_table(table_of(SweepFolder.opened(folders[0])))
+    places = [place for folder in folders for place in (_cells(folder) if folder in sweeps else [folder])]
+    runs = [read_run(place) for place in places]
+    content = [dict(_flat(_content(run))) for run in runs]
+    keys = dict.fromkeys(key for one in content for key in one if key not in ("seed", "name"))
+    apart = [key for key in keys if len({str(one.get(key, "")) for one in content}) > 1]
+    values = [{key: str(one[key]) for key in apart if key in one} for one in content]
+    found = _divided(values, [run.summary.seed for run in runs], runs)
+    times = Counter((one.panel, one.label, one.seed) for one in found)
+    if max(times.values(), default=1) == 1:
+        return found
+    # two runs of one experiment and seed, perhaps by other drivers: each is a curve of its own
+    names = [f"{one.label} {os.path.relpath(place)}".strip() for one, place in zip(found, places, strict=True)]
+    return [CurveRun(one.panel, name, None, one.run) for one, name in zip(found, names, strict=True)]
+
+
+def _cells(folder: Path) -> list[Path]:
+    sweep = SweepFolder.opened(folder)
+    cells = [sweep.place(cell) for cell in sweep.compared() if (found := sweep.outcome(cell)) and found.summary]
+    return list(dict.fromkeys(cells))
+
+
+def _content(run: RecordedRun) -> Mapping[str, Any]:
+    try:
+        return from_toml(run.experiment or "")
+    except (UnreadableError, ValueError):
+        return {}
+
+
+def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield above + key, shown(value)
+
+
+def _divided(
+    values: Sequence[Mapping[str, str]], seeds: Sequence[int | None], runs: Sequence[RecordedRun]
+) -> list[CurveRun]:
+    """Return the runs with the keys of a task as panels and all others as curves; of too many curves, more panels."""
+    keys = list(dict.fromkeys(key for one in values for key in one))
+    panels = [key for key in keys if key.startswith(TASK)]
+    curves = [key for key in keys if key not in panels]
+    while len(curves) > 1 and len({_named(one, curves) for one in values}) > TOGETHER:
+        panels.append(curves.pop(0))
+    return [
+        CurveRun(_named(one, panels), _named(one, curves), seed, run)
+        for one, seed, run in zip(values, seeds, runs, strict=True)
+    ]
+
+
+def _named(values: Mapping[str, str], keys: Sequence[str]) -> str:
+    known = [(key, values[key]) for key in keys if key in values]
+    bare = len(keys) == 1 or not any(value[:1].isdigit() or value in ("true", "false") for _, value in known)
+    return ", ".join(value if bare else f"{key.rsplit('.', 1)[-1]} {value}" for key, value in known)
+
+
+def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
+    """Return every figure of the runs by name: each measure that they recorded, against each axis on which they move.
+
+    More panels, or more curves, than a figure holds are further figures with a number in their names.
+    """
+    found = {}
+    panels = list(dict.fromkeys(one.panel for one in runs))
+    labels = list(dict.fromkeys(one.label for one in runs))
+    parts = [
+        [
+            one
+            for one in runs
+            if one.panel in panels[at : at + PANELS_MOST] and one.label in labels[of : of + CURVES_MOST]
+        ]
+        for at in range(0, len(panels), PANELS_MOST)
+        for of in range(0, len(labels), CURVES_MOST)
+    ]
+    for number, part in enumerate(parts, start=1):
+        for measure in [one for one in known_measures(part) if one not in OF_MIXING]:
+            for axis in known_axes(part):
+                safe = "".join(c if c.isalnum() else "-" for c in measure).lower()
+                name = f"curve-{safe}-by-{axis}" + (f"-{number}" if len(parts) > 1 else "")
+                found[name] = learning_curves(part, axis, measure, width)
+    return found
+
+
+def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float | None) -> list[dict[str, Any]]:
+    """Return, for each combination, in how many of its seeds it reached the target, and after what on average.
+
+    `target`: in the unit of the score; without it the mean score of the reference at its end.  Nothing where the score
+    is what a run has cost.  Raises ConfigError for a target of that.
+    """
+    if table.compared in COSTS.values():
+        if target is not None:
+            raise ConfigError(f"a target of {table.score}", "A target is a value of a loss, a metric or a distance.")
+        return []
+    if target is None:
+        scores = table.scores(table.reference)
+        if not scores:
+            return []
+        target = fmean(scores.values())
+    done = iter(runs)
+    by_name: dict[str, list[RecordedRun]] = {}
+    for row in table.rows:
+        if row["cell"] and row["status"] not in ("open", "failed", "refused"):
+            by_name.setdefault(row["combination"], []).append(next(done).run)
+    rows = []
+    for name, of in by_name.items():
+        reached = [at for run in of if (at := _first(run, table.compared, target, table.better)) is not None]
+        means = {
+            key: fmean(float(getattr(row, column)) for row in reached) if reached else None
+            for key, column in (("rounds", "round"), ("bytes", "bytes_sent"), ("seconds", "seconds"))
+        }
+        rows.append({"combination": name, "target": target, "reached": len(reached), "seeds": len(of), **means})
+    return rows
+
+
+def _first(run: RecordedRun, measure: str, target: float, better: str) -> Any:
+    """Return the row of the first round whose value is as good as the target; None where none is."""
+    for at, value in measured_values(run, measure).values():
+        if value >= target if better == "higher" else value <= target:
+            return run.network[at]
+    return None

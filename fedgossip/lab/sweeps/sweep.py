@@ -2,22 +2,30 @@
 
 There is one kind of worker (`folder.SweepFolder.work`), and one agreement between workers, the claims in the folder; a
 backend only decides where they run.
+
+Workers of a sweep as processes of this machine.  Dead workers are replaced; two dead workers fail a cell.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import signal
+import socket
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.drivers.clusters.shared_folder import probe_in
+from fedgossip.base.imports import PYTHON
+from fedgossip.drivers.clusters.meeting import probe_in
 from fedgossip.lab.sweeps.cells import CellOutcome
+from fedgossip.lab.sweeps.claims import holder
 from fedgossip.lab.sweeps.folder import Ended, SweepFolder
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, read_sweep
-from fedgossip.lab.sweeps.local import LocalWorkers
 from fedgossip.lab.sweeps.table import SweepTable, table_of
 from fedgossip.lab.sweeps.worker import words_of
 
@@ -155,9 +163,65 @@ def on_cluster(
         raise ConfigError(f"backend {backend!r} is not known", nearest(backend, BACKENDS))
     words = words_of(module, folder, until=until, memory=memory, probe=probe_in(folder))
     if kind == "ray":
-        from fedgossip.lab.sweeps.ray import RayWorkers
+        from fedgossip.lab.sweeps.slurm import RayWorkers
 
         return RayWorkers(words, jobs, where)
     from fedgossip.lab.sweeps.slurm import SlurmWorkers
 
     return SlurmWorkers(words, folder / "slurm", jobs, until, where, memory)
+
+
+DEATHS = 2
+"""Number of worker deaths after which a cell counts as failed."""
+
+PATIENCE = 60.0
+"""Seconds between a request to stop and the kill of a worker."""
+
+
+class LocalWorkers:
+    """A number of worker processes."""
+
+    def __init__(self, folder: Path, jobs: int, until: float, memory: int | None) -> None:
+        self._folder = SweepFolder.opened(folder)
+        self._words = [*words_of("fedgossip.lab.sweeps.worker", folder, until=until, memory=memory), "--listen"]
+        self._workers = [self._start() for _ in range(jobs)]
+        self._deaths: Counter[str] = Counter()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [*PYTHON, "-m", *self._words]
+        # each trains on one thread: several that all use every core are slower than one after the other
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **threads})
+
+    def working(self) -> bool:
+        """Return whether some still work.  A worker ended by a signal with a cell is replaced."""
+        for place, worker in enumerate(self._workers):
+            code = worker.poll()
+            if code is not None and code < 0 and self._bury(worker.pid, -code):
+                self._workers[place] = self._start()
+        return any(worker.poll() is None for worker in self._workers)
+
+    def _bury(self, pid: int, number: int) -> bool:
+        """Count the death for the worker's cell, and return whether it had one; the second death fails the cell."""
+        folder = self._folder
+        host, name = socket.gethostname(), signal.Signals(number).name
+        for cell in folder.open_cells():
+            if holder(folder.claims, folder.grid.hash(cell)) == (host, pid):
+                self._deaths[folder.grid.hash(cell)] += 1
+                if self._deaths[folder.grid.hash(cell)] >= DEATHS:
+                    why = "out of memory, if nobody did it" if name == "SIGKILL" else "a fault below Python"
+                    folder.give_up(cell, f"its worker was ended by {name}, {DEATHS} times: {why}")
+                return True
+        return False
+
+    def stop(self) -> None:
+        """Request a stop, wait for the current cells to stop, and kill the remaining workers."""
+        for worker in self._workers:
+            if worker.stdin:
+                worker.stdin.close()
+        for worker in self._workers:
+            try:
+                worker.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()

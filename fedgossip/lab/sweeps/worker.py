@@ -21,7 +21,7 @@ from pathlib import Path
 from fedgossip.base import signals
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.drivers.clusters.shared_folder import check_shared
+from fedgossip.drivers.clusters.meeting import check_shared
 from fedgossip.lab.sweeps.folder import SweepFolder
 
 Stopped = Callable[[], bool]

@@ -10,11 +10,11 @@ updates; it costs nothing.  A batch may be empty: that step is noise.  The divis
 would disclose it.  Buffers (running statistics) stay unchanged: they would be released without noise.  The loss is not
 private and is not reported.
 
-Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result disclose
-nothing.  With known layers only (`layered`) sums are rounded, not gradients, and most layers store no gradient of an
-example: `cut` states the deduction from the clip.  Else each g_i is rounded towards zero and the sum is exact.
-Either way an example counts at most `clip`.  Floating point sums and noise have been broken by last bits: Mironov,
-CCS 2012; Casacuberta et al., CCS 2022.
+Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result
+disclose nothing.  With known layers only (`layer_gradients`) sums are rounded, not gradients, and most layers store no
+gradient of an example:  `cut` states the deduction from the clip.  Else each g_i is rounded towards zero and the sum
+is exact.  Either way an example counts at most `clip`.  Floating point sums and noise have been broken by last bits:
+Mironov, CCS 2012; Casacuberta et al., CCS 2022.
 
 The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It treats m,
 and its consequences, as public.  A repeated job, from a checkpoint for example, is another release.
@@ -34,11 +34,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from fedgossip.base.errors import ConfigError
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import ConfigError, needed
 from fedgossip.data.objectives import Objective
-from fedgossip.learning.dp_sgd.layer_gradients import LayerGradients, parts, squares
-from fedgossip.learning.dp_sgd.layered import Layered, known_layers
+from fedgossip.learning.dp_sgd.layer_gradients import Layered, LayerGradients, known_layers, parts, squares
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy, private_rate
 from fedgossip.learning.one_model.batches import Indices
 from fedgossip.learning.one_model.losses import Criterion
@@ -312,7 +310,7 @@ def lengths(apart: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 # The gradient of each example alone, for a whole batch at once: by formulas where they cover all layers
-# (`layered`), else by opacus's hooks on every layer, or one after another.
+# (`layer_gradients`), else by opacus's hooks on every layer, or one after another.
 #
 # An example's result must not depend on the others of its batch, or its gradient is not its own: BatchNorm is refused
 # by name, and any other mixing by comparing two examples together and alone.  The gradients themselves are checked

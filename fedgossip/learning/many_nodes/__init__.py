@@ -14,7 +14,7 @@ Training copies a block of nodes, lets the copy take the local steps and adds th
 of all nodes into a buffer, sums rows there (embedding_bag, which adds term after term) and writes them back, so that a
 row passes through memory once, however many neighbours receive it.
 
-On a GPU (`device_stack`, `device_mixing`) models stay on the device.  A training that runs out of memory begins again
+On a GPU (`device_stack`) models stay on the device.  A training that runs out of memory begins again
 with smaller blocks, since a round goes from `models` to `trained`.  From the second round on it is one CUDA graph for
 each mixing of a graph that repeats, 16 at most.  Indices of batches go there in one copy; losses return with the rows,
 the disagreement in watched rounds, models in evaluated ones; `Stack.settle` copies everything back before an image is

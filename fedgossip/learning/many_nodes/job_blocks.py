@@ -28,6 +28,7 @@ from fedgossip.data.dataset import Dataset, Indices
 from fedgossip.data.ragged import Ragged
 from fedgossip.learning.many_nodes.stacked_engine import Outcome
 from fedgossip.learning.one_model import optimizers, weights
+from fedgossip.learning.one_model.devices import autocast
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.loading import Padded, Resident, Streamed
 from fedgossip.learning.one_model.losses import Criterion
@@ -40,7 +41,6 @@ from fedgossip.learning.one_model.module_engine import (
     outcome,
     remembered,
 )
-from fedgossip.learning.one_model.precision import autocast
 from fedgossip.learning.one_model.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.settings import TrainSettings
 

@@ -20,13 +20,12 @@ from fedgossip.base import imports
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, one_scale_each
 from fedgossip.core.resident_models import Disagreement, disagreement
-from fedgossip.learning.many_nodes.device_mixing import Rows
-from fedgossip.learning.many_nodes.device_stack import MOST_GRAPHS, DeviceStack, StackEngine
+from fedgossip.learning.many_nodes.device_stack import MOST_GRAPHS, DeviceStack, Rows, StackEngine
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.many_nodes.stacked_steps import mean_losses
 from fedgossip.learning.many_nodes.workspace import Tensors, Workspace, numbers_of
 from fedgossip.learning.one_model.batches import Batches, Indices
-from fedgossip.learning.one_model.cuda_graphs import first_line
+from fedgossip.learning.one_model.captured_steps import first_line
 from fedgossip.learning.one_model.losses import not_finite
 from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.settings import TrainSettings

@@ -30,10 +30,8 @@ from fedgossip.base.vectors import Vector, empty, frozen
 from fedgossip.core.machine import Terms
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
-from fedgossip.learning.many_nodes.convolutions import pictures
-from fedgossip.learning.many_nodes.output_losses import top_of
-from fedgossip.learning.many_nodes.shapes import Shape
-from fedgossip.learning.many_nodes.stacked_steps import StepLayout, Steps, mean_losses, summed_losses, taken_in
+from fedgossip.learning.many_nodes.convolutions import Shape, pictures
+from fedgossip.learning.many_nodes.stacked_steps import StepLayout, Steps, mean_losses, summed_losses, taken_in, top_of
 from fedgossip.learning.many_nodes.workspace import Workspace, node_bytes, padded
 from fedgossip.learning.one_model import optimizers
 from fedgossip.learning.one_model.batches import BatchPlan, Indices

@@ -20,8 +20,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from fedgossip.learning.many_nodes.convolutions import Convolutions, signal_floats, weight_rows
-from fedgossip.learning.many_nodes.shapes import Shape
+from fedgossip.learning.many_nodes.convolutions import Convolutions, Shape, signal_floats, weight_rows
 
 Tensors = list[torch.Tensor]
 
@@ -32,7 +31,7 @@ def padded(inputs: int) -> int:
 
 
 def wide(outputs: int) -> int:
-    """Return the number of outputs of a workspace for a model's number; see `output_losses`."""
+    """Return the number of outputs of a workspace for a model's number; see `stacked_steps`."""
     return max(2, outputs)
 
 

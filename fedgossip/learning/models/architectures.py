@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.data.named_code import NamesCode
+from fedgossip.data.custom import NamesCode
 
 KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "resnet", "chars", "gpt")
 FITTED = ("glm", "trees", "kaplan-meier", "cox")

@@ -14,10 +14,10 @@ from torch import nn
 
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.core.whole_model import Tensors, WholeModel
+from fedgossip.core.task import Tensors, WholeModel
+from fedgossip.data.custom import code_of, modules_of
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
-from fedgossip.data.user_code import code_of, modules_of
 from fedgossip.learning.models import architectures
 from fedgossip.learning.models.model_files import ColumnScale
 from fedgossip.learning.one_model.flat import Layout

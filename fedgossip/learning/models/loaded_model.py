@@ -18,17 +18,15 @@ from torch import nn
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.core.run_format import MODEL_CODE, TREES
-from fedgossip.core.whole_model import Tensors
-from fedgossip.data.custom import importing_nothing
+from fedgossip.core.task import Tensors
+from fedgossip.data.custom import check_allowed, code_in, code_of, importing_nothing
 from fedgossip.data.dataset import OF_COLUMNS, Dataset
-from fedgossip.data.named_code import check_allowed, code_in
 from fedgossip.data.objectives import MULTI_LABEL, REGRESSION
-from fedgossip.data.user_code import code_of
 from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.models import models
 from fedgossip.learning.models.exporting import parts_of
 from fedgossip.learning.models.model_files import RATES, ModelFacts, content_of, facts_of, found, tensors_of
-from fedgossip.learning.models.tree_file import TreeMargins, decoded_trees
+from fedgossip.learning.models.trees import TreeMargins, decoded_trees
 from fedgossip.learning.one_model.losses import fitted
 
 

@@ -25,9 +25,9 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.owner_files import made
 from fedgossip.core.run_format import MODEL, MODEL_BEST, MODEL_CODE, MODEL_FACTS, MODEL_OWN, TREES, WEIGHTS
-from fedgossip.core.whole_model import Tensors, WholeModel, named
+from fedgossip.core.task import Tensors, WholeModel, named
 from fedgossip.data import objectives
-from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.learning.models import architectures
 
 KEPT = MODEL_BEST, MODEL

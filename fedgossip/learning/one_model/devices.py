@@ -1,17 +1,42 @@
-"""Training devices: a CUDA GPU, Apple's GPU, or the CPU; and their capabilities."""
+"""Training devices: a CUDA GPU, Apple's GPU, or the CPU; and their capabilities.
+
+Mixed precision: layers compute in 16 bits by the rules of torch's autocast; weights and steps stay float32.
+
+float16 has 5 bits of exponent: gradients below 6e-8 would be lost.  So the loss is scaled up before the backward pass
+and the gradient down again after it; where it overflowed the step is skipped and the scale halved, and after many good
+steps it is doubled (Micikevicius et al., Mixed precision training, ICLR 2018; the numbers are torch's GradScaler's).
+
+Runs with train.portable: the same bits on unlike x86-64 processors.
+
+All computation then uses the same code everywhere: ATen's kernels for AVX2, MKL's COMPATIBLE ones (`kernels`), and
+nothing of oneDNN, whose kernels follow the processor's instructions and caches: a convolution's sum has another order
+with AVX2 than with AVX-512.  Roots are `optimizers.square_root`.  Other sources of different bits are refused with the
+settings.
+
+Convolutions with the channels innermost: memory order [b, h, w, c], logical order [b, c, h, w].
+
+Only images change their memory order.  Weights keep theirs, for they are views of the exchanged vector; torch lays them
+out anew for each convolution, at a small cost beside the images.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 
+from fedgossip.base import kernels
 from fedgossip.base.errors import ConfigError
-from fedgossip.learning.models import channels
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -52,7 +77,7 @@ def describe(device: torch.device) -> str:
 def check(settings: TrainSettings, device: torch.device, module: nn.Module) -> None:
     """Raise ConfigError, with advice, for settings that this device, machine or model cannot serve."""
     if settings.channels_last:
-        channels.check(module)
+        check_channels(module)
     if settings.processes > 1:
         _check_processes(settings.processes, device)
     if settings.parallel == "fsdp":
@@ -123,3 +148,109 @@ def _compiler() -> str | None:
     named = os.environ.get("CXX")
     found = (shutil.which(name) for name in ((named,) if named else COMPILERS))
     return next((path for path in found if path), None)
+
+
+FIRST_SCALE = 2.0**16
+GROWTH_STEPS = 2000
+"""Good steps after which the scale is doubled."""
+
+LOSS_SCALE = "loss_scale"
+"""Under this name a node's state holds [scale, good steps since it changed], float64."""
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which a model computes with `precision`; nothing for float32."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype_of(precision))
+
+
+class LossScale:
+    """The scale of one node's loss; a power of two, so that dividing by it is exact."""
+
+    def __init__(self, kept: npt.NDArray[np.float64] | None = None) -> None:
+        self.value, self._good = (FIRST_SCALE, 0) if kept is None else (float(kept[0]), int(kept[1]))
+
+    def take(self, finite: bool) -> bool:
+        """Return whether to take a step with a `finite` gradient or not, and set the scale for the next one.
+
+        With a gradient that is not finite even without scaling the step is taken: training has diverged, and that must
+        be visible.
+        """
+        if not finite:
+            if self.value <= 1:
+                return True
+            self.value, self._good = self.value / 2, 0
+            return False
+        self._good += 1
+        if self._good == GROWTH_STEPS:
+            self.value, self._good = self.value * 2, 0
+        return True
+
+    def kept(self) -> npt.NDArray[np.float64]:
+        """Return the state for the node's next job."""
+        return np.array([self.value, self._good], np.float64)
+
+
+LATE = (
+    "Start Python with MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2 set, or import fedgossip first and begin with the "
+    "portable run; fedgossip run --portable does it by itself."
+)
+
+
+def capability() -> str:
+    """Return the instruction sets of the kernels that ATen has chosen."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def settle() -> None:
+    """Compute portably from now on, in all of this process.  Raises ConfigError, with advice, where that cannot be."""
+    if platform.machine() not in kernels.X86:
+        advice = "Leave portable out: the bits are this kind of machine's own then."
+        raise ConfigError(f"portable = true is for x86-64 processors; this is {platform.machine()}", advice)
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        raise ConfigError("portable = true, and this torch has no MKL", "Install torch from its own wheels.")
+    if kernels.mode() != "portable" or capability() != "AVX2" or kernels.mkl_mode() not in (None, kernels.COMPATIBLE):
+        if "avx2" not in _flags():
+            raise ConfigError("portable = true, and this processor has no AVX2", "Leave portable out.")
+        what = f"torch was loaded with other kernels ({kernels.mode()}, {capability()})"
+        raise ConfigError(f"portable = true, but {what}", LATE)
+    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+
+
+def _flags() -> set[str]:
+    """Return the processor's instruction sets; where the system does not report them, AVX2 is assumed."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {"avx2"}
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "flags : avx2")
+    return set(line.partition(":")[2].split())
+
+
+FLAT = (nn.Conv2d, nn.ConvTranspose2d)
+SOLID = (nn.Conv3d, nn.ConvTranspose3d)
+
+
+def check_channels(module: nn.Module) -> None:
+    """Raise ConfigError for a module without a suitable convolution."""
+    if not any(isinstance(part, (*FLAT, *SOLID)) for part in module.modules()):
+        advice = "It is for models with Conv2d or Conv3d; leave channels_last out."
+        raise ConfigError("channels_last = true, but the model has no convolution of images", advice)
+
+
+def innermost(module: nn.Module) -> None:
+    """Lay out the images of every convolution of the module with the channels innermost; the results follow."""
+    for part in module.modules():
+        if isinstance(part, FLAT):
+            part.register_forward_pre_hook(_flat)
+        elif isinstance(part, SOLID):
+            part.register_forward_pre_hook(_solid)
+
+
+def _flat(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:]
+
+
+def _solid(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return inputs[0].contiguous(memory_format=torch.channels_last_3d), *inputs[1:]

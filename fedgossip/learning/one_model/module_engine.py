@@ -24,19 +24,16 @@ from fedgossip.core.task import Segment
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning.dp_sgd.private import PrivateGradients
 from fedgossip.learning.many_nodes.stacked_engine import Outcome, State
-from fedgossip.learning.models import channels
-from fedgossip.learning.one_model import loading, optimizers, weights
+from fedgossip.learning.one_model import devices, loading, optimizers, weights
 from fedgossip.learning.one_model.batches import BatchPlan, Indices
 from fedgossip.learning.one_model.captured_steps import CapturedSteps, captured_steps
+from fedgossip.learning.one_model.devices import LOSS_SCALE, LossScale
 from fedgossip.learning.one_model.flat import Layout
-from fedgossip.learning.one_model.losses import Criterion, predicted
-from fedgossip.learning.one_model.passes import Passes, Watch, WholePasses
-from fedgossip.learning.one_model.precision import LOSS_SCALE, LossScale
+from fedgossip.learning.one_model.losses import Criterion, Passes, Watch, WholePasses, predicted
 from fedgossip.learning.one_model.scoring import Scoring, Tally
 from fedgossip.learning.one_model.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.one_model.stretches import GradientStretches, final_in_backward
-from fedgossip.learning.one_model.tensor_slices import Line
-from fedgossip.learning.one_model.weights import Held
+from fedgossip.learning.one_model.weights import Held, Line
 from fedgossip.learning.processes.group import Team, TeamNorm
 from fedgossip.learning.settings import TrainSettings
 
@@ -127,7 +124,7 @@ class ModuleLoop:
         self._passes = spread.passes or whole
         self._testers = spread.testers or spread.team
         if settings.channels_last:
-            channels.innermost(module)
+            devices.innermost(module)
         self._captured: CapturedSteps | None = None
         self._round = 0
         self._norms = [part for part in module.modules() if isinstance(part, TeamNorm)]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.base.signatures import CalledWith
+from fedgossip.base.limits import CalledWith
 from fedgossip.data import custom
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import MULTI_LABEL, REGRESSION, Objective, score_of

@@ -22,9 +22,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
-from fedgossip.base import file_locks
+from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, TrainingError
-from fedgossip.learning.one_model import devices, portable
+from fedgossip.learning.one_model import devices
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 Result = TypeVar("Result")
@@ -105,7 +105,7 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
     turns.  Raises ConfigError where device, machine or model cannot serve the settings.
     """
     if settings.portable:
-        portable.settle()
+        devices.settle()
     device = devices.device_for("cpu" if settings.portable or settings.parallel == HOGWILD else settings.device)
     devices.check(settings, device, module)
     if device.type != "cuda":
@@ -271,7 +271,7 @@ def locked(path: Path, until: float) -> Iterator[None]:
     """Hold the lock of a file.  Raises TrainingError where it cannot be had by then."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        while not file_locks.taken(file):
+        while not owner_files.taken(file):
             _wait(path.parent, until)
         yield
     finally:
@@ -282,7 +282,7 @@ def _opened(path: Path, content: str) -> int:
     """Return a descriptor that holds the lock of a file with this content, uncontended at this moment."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     os.write(file, content.encode())
-    if not file_locks.taken(file):
+    if not owner_files.taken(file):
         raise AssertionError(f"{path}: somebody holds what nobody else may want")
     return file
 
@@ -301,7 +301,7 @@ def _held(folder: Path, kind: str) -> list[Path]:
 def _is_held(path: Path) -> bool:
     file = os.open(path, os.O_RDONLY)
     try:
-        return not file_locks.taken(file)
+        return not owner_files.taken(file)
     finally:
         os.close(file)
 

@@ -24,12 +24,12 @@ from fedgossip.core.task import (
     Segment,
     Update,
     UsableTask,
+    WholeModel,
     give_memory,
     memory_of,
     model_likeness,
     segments_of,
 )
-from fedgossip.core.whole_model import WholeModel
 from fedgossip.learning.personal.base import OWN, MemoryExchange, OwnModels, PersonalMethod
 from fedgossip.learning.settings import TrainSettings
 

@@ -25,7 +25,7 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.learning.models.gpt import Transformer, turned
+from fedgossip.learning.models.models import Transformer, turned
 from fedgossip.learning.settings import RING, MeshSettings
 
 

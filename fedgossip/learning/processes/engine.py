@@ -36,9 +36,17 @@ from fedgossip.learning.one_model.module_engine import Assignment, Done, Sums
 from fedgossip.learning.one_model.scoring import Scoring, Tally
 from fedgossip.learning.one_model.sharing import GpuSharing
 from fedgossip.learning.processes import processes
-from fedgossip.learning.processes.ipc import STATE, Evaluated, EvaluateOrder, Setup, TrainOrder, TrainReply
+from fedgossip.learning.processes.ipc import (
+    STATE,
+    ArrayPlace,
+    Evaluated,
+    EvaluateOrder,
+    Setup,
+    Shapes,
+    TrainOrder,
+    TrainReply,
+)
 from fedgossip.learning.processes.processes import Group, StandingGroup
-from fedgossip.learning.processes.shared_memory import ArrayPlace, Shapes
 from fedgossip.learning.settings import BF16, TrainSettings
 
 if TYPE_CHECKING:
@@ -76,9 +84,11 @@ class ProcessesLoop(ABC):
             text = f'compression = "{BF16}" on {device.type}: torch adds 16 bits up over NCCL alone, of CUDA GPUs'
             raise ConfigError(text, 'Use "powersgd:2", or leave it out.')
         if settings.in_parts:
-            from fedgossip.learning.processes.plans import plan_of  # here alone: they load much of torch
+            from fedgossip.learning.processes.plans import (
+                plan_of,  # here alone: they load much of torch
+                stages_of,
+            )
             from fedgossip.learning.processes.process_memory import memory_of
-            from fedgossip.learning.processes.stages import stages_of
 
             number = settings.mesh.pipeline
             stages = [module] if number == 1 else stages_of(module, source.name, source.base, number)

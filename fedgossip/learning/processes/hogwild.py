@@ -30,8 +30,7 @@ from fedgossip.learning.one_model import module_engine
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.module_engine import PERSONAL, Assignment, Done
 from fedgossip.learning.processes.engine import ProcessesLoop
-from fedgossip.learning.processes.ipc import COUNTER, LINE, TrainReply
-from fedgossip.learning.processes.lost_updates import race_of
+from fedgossip.learning.processes.ipc import COUNTER, LINE, TrainReply, race_of
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 

@@ -22,16 +22,15 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from fedgossip.base.vectors import Vector
-from fedgossip.learning.models.gpt import Transformer
+from fedgossip.learning.models.models import Transformer
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.one_model.module_engine import Spread
-from fedgossip.learning.one_model.tensor_slices import Line, Place
+from fedgossip.learning.one_model.weights import Line, Place
 from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR, ProcessGrid
 from fedgossip.learning.processes.ipc import Setup
-from fedgossip.learning.processes.plans import PackedColwise, Plan, plan_of
+from fedgossip.learning.processes.plans import PackedColwise, Plan, leave_others, plan_of, stages_of
 from fedgossip.learning.processes.process_memory import part_of
-from fedgossip.learning.processes.stages import leave_others, stages_of
 from fedgossip.learning.settings import LET_GO
 
 # A worker's part of a module that is divided: by stages, by layers, by rows with FSDP.

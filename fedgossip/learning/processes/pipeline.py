@@ -18,8 +18,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from fedgossip.learning.one_model.losses import Criterion
-from fedgossip.learning.one_model.passes import Watch
+from fedgossip.learning.one_model.losses import Criterion, Watch
 from fedgossip.learning.processes.grid import PIPELINE, ProcessGrid
 from fedgossip.learning.settings import TrainSettings
 

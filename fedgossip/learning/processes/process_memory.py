@@ -33,8 +33,8 @@ from itertools import product
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from fedgossip.learning.models.gpt import Transformer, TransformerStage
-from fedgossip.learning.one_model.tensor_slices import Place, chunk
+from fedgossip.learning.models.models import Transformer, TransformerStage
+from fedgossip.learning.one_model.weights import Place, chunk
 from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR
 from fedgossip.learning.processes.plans import PackedColwise, Plan
 from fedgossip.learning.settings import LET_GO, ULYSSES, TrainSettings

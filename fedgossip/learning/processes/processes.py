@@ -1,6 +1,6 @@
 """The processes of a client and their shared data: started, given orders, and ended together.  No torch here.
 
-Processes are new, not forked.  They map the same examples and vectors (`shared_memory`), so nothing is copied to them.
+Processes are new, not forked.  They map the same examples and vectors (`ipc`), so nothing is copied to them.
 When one of them ends, fails, or is silent for too long, all are discarded; when the process that started them ends,
 however it does, they end.
 """
@@ -26,8 +26,7 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.imports import PYTHON
-from fedgossip.learning.processes.ipc import Alive, Channel, Failed, Message, Setup
-from fedgossip.learning.processes.shared_memory import ArrayPlace, SharedArrays
+from fedgossip.learning.processes.ipc import Alive, ArrayPlace, Channel, Failed, Message, Setup, SharedArrays
 
 START_SECONDS = 300.0
 """Deadline in seconds for all processes to import, connect and build the model."""

@@ -2,7 +2,7 @@
 
     python -m MODULE SOCKET EXAMPLES GIVEN FOUND
 
-The numbers are descriptors: of a socket pair (`ipc`), and of three boards (`shared_memory`): the examples, a job's
+The numbers are descriptors: of a socket pair and of three boards (`ipc`): the examples, a job's
 inputs, its results.  A thread reads the socket and ends the process at once when the task's process is gone, also in
 the midst of a sum over all processes; so an interrupted run leaves none behind.
 """
@@ -23,8 +23,7 @@ from typing import Protocol
 from fedgossip.base import signals
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.learning.processes.ipc import Alive, Channel, Failed, Message, Ready, Setup
-from fedgossip.learning.processes.shared_memory import SharedArrays
+from fedgossip.learning.processes.ipc import Alive, Channel, Failed, Message, Ready, Setup, SharedArrays
 
 ALIVE_SECONDS = 1.0
 """Between two signs of life."""

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedgossip.learning.linear.sparse_steps import SparseBatches, problem_of, step_on
-from fedgossip.learning.processes.ipc import COUNTER, LINE, Channel, Message, Setup, TrainOrder, TrainReply
+from fedgossip.learning.processes.ipc import (
+    COUNTER,
+    LINE,
+    Channel,
+    Message,
+    Setup,
+    SharedArrays,
+    TrainOrder,
+    TrainReply,
+)
 from fedgossip.learning.processes.serving import LifeSigns, OrderTaker, serve
-from fedgossip.learning.processes.shared_memory import SharedArrays
 
 
 class SparseWorker:

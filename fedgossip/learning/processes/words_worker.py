@@ -8,9 +8,17 @@ import torch
 
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.linear.words import step_on
-from fedgossip.learning.processes.ipc import COUNTER, LINE, Channel, Message, Setup, TrainOrder, TrainReply
+from fedgossip.learning.processes.ipc import (
+    COUNTER,
+    LINE,
+    Channel,
+    Message,
+    Setup,
+    SharedArrays,
+    TrainOrder,
+    TrainReply,
+)
 from fedgossip.learning.processes.serving import LifeSigns, OrderTaker, serve
-from fedgossip.learning.processes.shared_memory import SharedArrays
 
 
 class WordsWorker:

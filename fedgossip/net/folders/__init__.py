@@ -1,6 +1,6 @@
 """Links through a folder: messages are files, sealed between keys, that any file system or synchroniser carries.
 
-It imports `net`, and of its folders `measuring`.  `sealed_files` seals one message, `pair_folder` holds what waits on
+It imports `net`, and of its folders `measuring`.  `pair_folder` seals one message and holds what waits on
 the way from one participant to another, and `folder_links` is the Transport of a participant.
 
     DIR/fedgossip-1a2b3c4d5e6f7a8b/        one run: its experiment and the keys of all

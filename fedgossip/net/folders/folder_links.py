@@ -29,16 +29,22 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, Expected, Hello
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, packed
 from fedgossip.net.endpoints import Endpoint, Endpoints
-from fedgossip.net.folders.contents import content_of, message_in
-from fedgossip.net.folders.pair_folder import FILES, LISTED, PairReader, PairWriter, folder_of, names_in
-from fedgossip.net.folders.sealed_files import (
+from fedgossip.net.folders.pair_folder import (
+    FILES,
     GREETING,
+    LISTED,
     MESSAGE,
     OVERHEAD,
     RECEIPT,
     Direction,
+    PairReader,
     PairSecrets,
+    PairWriter,
     agreed,
+    content_of,
+    folder_of,
+    message_in,
+    names_in,
     public_of,
 )
 from fedgossip.net.identity import Identity, check_public, raw

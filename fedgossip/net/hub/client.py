@@ -20,11 +20,10 @@ from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.hub import control_frames
 from fedgossip.net.identity import Identity, check_public
-from fedgossip.net.links import calling
-from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
-from fedgossip.net.links.outbox import Cuts, Outbox, Pair, zmq_body
+from fedgossip.net.links import partner_link
+from fedgossip.net.links.outbox import Cuts, Outbox, Pair, check_last, frame_error, read, read_sealed, skip, zmq_body
 from fedgossip.net.measuring.traffic import Traffic
-from fedgossip.net.relays.routing import Routing
+from fedgossip.net.relays.reachability import Routing
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
 from fedgossip.net.streams.sealed_way import SEAL, StreamCall
 from fedgossip.net.streams.sealing import SealBrokenError, WornOutError, suites_wanted
@@ -49,7 +48,7 @@ class ClientLinks(Wakeable):
         self._outbox = Outbox(self._cuts)
         self._asked = self._turn = -1  # transfers
         self._connected = self._up = False
-        self._greeting = calling.Greeting()
+        self._greeting = partner_link.Greeting()
         self._late: list[LinkEvent] = []
         self.bytes_sent = self.dropped = 0
         sockets.keep_message_memory()
@@ -101,7 +100,7 @@ class ClientLinks(Wakeable):
     def _meet_at(self, node: NodeId, endpoint: Endpoint) -> None:
         """Call the coordinator at one address."""
         where, key = endpoint.address, endpoint.key
-        dealer = calling.call(self.context, self.connections, self.node, self.identity, node, where, key)
+        dealer = partner_link.call(self.context, self.connections, self.node, self.identity, node, where, key)
         self._hang_up()
         if self._up:
             self._broke(self._late)
@@ -118,7 +117,7 @@ class ClientLinks(Wakeable):
     def _hang_up(self) -> None:
         self.streams.drop(self._call)
         if self._dealer:
-            calling.hang_up(self.poller, self.connections, self._dealer)
+            partner_link.hang_up(self.poller, self.connections, self._dealer)
 
     # --- speaking -------------------------------------------------------------------------------------------------
 

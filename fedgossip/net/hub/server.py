@@ -8,13 +8,15 @@ messages on that connection.  The sender of a message is the client that the all
     another process with the key of a present client              waits until that one is gone
 
 `send` never blocks; see `router_sender`.  Large messages arrive by turns; see `upload_slots`.
+
+One client in its coordinator's links: the connection that it has greeted on, and one that waits.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import zmq
 
@@ -23,18 +25,16 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, Expected, Hello
 from fedgossip.core.wire import Assembler, FrameError
 from fedgossip.net import sockets
-from fedgossip.net.auth import AllowList
-from fedgossip.net.callers import Callers, check_clients
-from fedgossip.net.connections import Connections, flooded
+from fedgossip.net.connections import Callers, Connections, check_clients, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.hub import control_frames, upload_slots
+from fedgossip.net.hub.control_frames import CHUNK
 from fedgossip.net.hub.router_sender import ClientLine, FairSender
-from fedgossip.net.hub_client import ClientConnection, ConnectedClient
+from fedgossip.net.hub.upload_slots import Turns
 from fedgossip.net.identity import Identity, check_public
-from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
-from fedgossip.net.links.outbox import Cuts, Outbox
+from fedgossip.net.links.outbox import Cuts, Outbox, check_last, frame_error, read, read_sealed, skip
 from fedgossip.net.measuring.traffic import Traffic
-from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, AllowList, Wakeable, Waker, ZmqSocket
 from fedgossip.net.streams.sealed_way import SEAL, CalledStream
 from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.streams.streams import Streams, refusal
@@ -425,3 +425,48 @@ class CoordinatorLinks(Wakeable):
         self.allow.socket.close(0)
         self._waker.close()
         self.context.term()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConnection:
+    """The connection of a client: the ROUTER's name of it, its descriptor, and its Hello."""
+
+    name: bytes
+    descriptor: int
+    hello: Hello
+
+    def is_followed_by(self, hello: Hello) -> bool:
+        """Return whether this Hello is from the same process, or from a later life that replaces it."""
+        return hello.process == self.hello.process or hello.incarnation > self.hello.incarnation
+
+
+@dataclass(slots=True)
+class ConnectedClient:
+    """`line`: its outgoing messages; `assembler`: its incoming ones; `up`: whether messages are sent to it."""
+
+    node: NodeId
+    line: ClientLine
+    assembler: Assembler
+    here: ClientConnection | None = None
+    next: ClientConnection | None = None
+    """The connection of another process with the same key, which waits."""
+    up: bool = False
+    key: str = ""
+
+    def is_on(self, name: bytes) -> bool:
+        """Return whether the client has greeted on the connection of this name."""
+        return self.here is not None and name == self.here.name
+
+    def is_here(self, descriptor: int) -> bool:
+        """Return whether this is the client's own connection, not another with the same name."""
+        return self.up and self.here is not None and descriptor == self.here.descriptor
+
+    def account(self, turns: Turns, kind: bytes, transfer: int, message: AnyMessage | None, now: float) -> None:
+        """Count turns.  Raises FrameError for a vector out of turn, before memory is allocated for it."""
+        if message is not None:
+            turns.forget(self.node)
+        elif kind == CHUNK:
+            turns.moved(self.node, now)
+        elif self.assembler.missing_chunks > 1 and not turns.has(self.node, transfer):
+            self.assembler.give_up()
+            raise FrameError("unasked", "a large message whose turn it is not")

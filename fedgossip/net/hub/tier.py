@@ -16,7 +16,7 @@ from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.measuring.traffic import Traffic
-from fedgossip.net.relays.routing import Ways
+from fedgossip.net.relays.reachability import Ways
 from fedgossip.net.transport import LinkEvent
 
 SLICE_MS = 10

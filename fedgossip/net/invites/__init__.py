@@ -1,6 +1,6 @@
 """Invites: the line of text, discovery in a local network, and the admission of new members.
 
-It imports `net`, `net.links`, `net.folders` and `protocols.members`; `drivers.invite_hosting` and
+It imports `net`, `net.links`, `net.folders` and `protocols.members`; `drivers.invite_joining` and
 `drivers.invite_joining` use it.
 An invite has the organiser's addresses and key, and a secret of 128 bits (`invitation`).  A joiner: InviteProof (a
 proof of the secret, bound to the keys of both) -> Proposal (the experiment, shown to a person) -> FileQuery, FilePart

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmq.utils import z85
 
-from fedgossip.base.errors import ConfigError, NetworkError
-from fedgossip.base.extras import needed
+from fedgossip.base.errors import ConfigError, NetworkError, needed
 from fedgossip.base.untrusted_text import line
 from fedgossip.net.endpoints import TCP
 from fedgossip.net.identity import check_public

@@ -21,8 +21,8 @@ from fedgossip.net.connections import Connections
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation
 from fedgossip.net.invites.invite_admission import ENDED, EXPIRED, PLACE, UNKNOWN, USED
-from fedgossip.net.links.calling import call, hang_up
-from fedgossip.net.links.frame_reader import check_last, frame_error, skip
+from fedgossip.net.links.outbox import check_last, frame_error, skip
+from fedgossip.net.links.partner_link import call, hang_up
 from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
 
 AGAIN_SECONDS = 2.0

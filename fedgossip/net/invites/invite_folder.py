@@ -29,9 +29,19 @@ from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, Not
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.core.messages import FILE_PART, AnyMessage, Enrol, Gathering, Invitations, Invited, TurnedAway
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError
-from fedgossip.net.folders.contents import content_of, message_in
-from fedgossip.net.folders.pair_folder import LISTED, PairReader, PairWriter, names_in
-from fedgossip.net.folders.sealed_files import MESSAGE, Direction, PairSecrets, agreed, parsed
+from fedgossip.net.folders.pair_folder import (
+    LISTED,
+    MESSAGE,
+    Direction,
+    PairReader,
+    PairSecrets,
+    PairWriter,
+    agreed,
+    content_of,
+    message_in,
+    names_in,
+    parsed,
+)
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.invites.invitation import ASK_ANEW, Invitation
 from fedgossip.net.invites.invite_admission import InviteAdmission

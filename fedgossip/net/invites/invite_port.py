@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from fedgossip.base.errors import NetworkError
-from fedgossip.net.relays.loop_thread import LoopThread
-from fedgossip.net.relays.splice import Rate, hang_up, spliced
+from fedgossip.net.relays.splice import LoopThread, Rate, hang_up, spliced
 
 CALLS_MAX = 128
 """Maximum number of calls at the same time."""

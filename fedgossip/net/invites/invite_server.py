@@ -19,12 +19,11 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, TurnedAway
 from fedgossip.core.wire import Assembler, FrameError, frames
 from fedgossip.net import sockets
-from fedgossip.net.auth import GUEST, AllowList
 from fedgossip.net.connections import Connections
 from fedgossip.net.identity import raw
 from fedgossip.net.invites.invite_admission import InviteAdmission
-from fedgossip.net.links.frame_reader import check_last, skip
-from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket, make
+from fedgossip.net.links.outbox import check_last, skip
+from fedgossip.net.sockets import DRAIN_FRAMES, GUEST, MORE_NOW, NOW, AllowList, Waker, ZmqSocket, make
 
 QUESTION_BYTES = 2048
 """Maximum size of a question."""

@@ -20,18 +20,27 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Account, AnyMessage, Expected, Hello, Join
 from fedgossip.core.wire import Assembler, FrameError
 from fedgossip.net import sockets
-from fedgossip.net.auth import GUEST, GUESTS, AllowList
 from fedgossip.net.connections import FLOOD, Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.hub.control_frames import parse
 from fedgossip.net.identity import Identity, check_public
-from fedgossip.net.links.calling import call, hang_up
-from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
-from fedgossip.net.links.outbox import Cuts, Outbox, Pair, zmq_body
-from fedgossip.net.links.partner_link import PartnerLink
+from fedgossip.net.links.outbox import Cuts, Outbox, Pair, check_last, frame_error, read, read_sealed, skip, zmq_body
+from fedgossip.net.links.partner_link import PartnerLink, call, hang_up
 from fedgossip.net.measuring.traffic import Traffic
-from fedgossip.net.relays.routing import Routing
-from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket, keep_message_memory, make
+from fedgossip.net.relays.reachability import Routing
+from fedgossip.net.sockets import (
+    DRAIN_FRAMES,
+    GUEST,
+    GUESTS,
+    LINGER_MS,
+    NOW,
+    AllowList,
+    Wakeable,
+    Waker,
+    ZmqSocket,
+    keep_message_memory,
+    make,
+)
 from fedgossip.net.streams.sealed_way import SEAL, CalledStream
 from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.streams.streams import Streams, hang_up_beside, read_answer, refusal

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 
-from fedgossip.base.intervals import Span
 from fedgossip.core.machine import NodeId
+from fedgossip.core.meter import Span
 
 SPANS_MAX = 4096
 """Maximum number of stretches between two rows; beyond, the last two count as one, with their gap."""

@@ -2,7 +2,7 @@
 
 It imports `net`, `net.streams`, and websockets.  An entry's address is a row of addresses, relays last.  With one
 nothing happens here. With several the first is dialled at once, and a thread tries all by handshakes with the peer's
-key; the links move to the one that answers (`routing`, `reachability`).  A relay is dialled after a second without an
+key; the links move to the one that answers (`reachability`).  A relay is dialled after a second without an
 answer, those by TCP first.
 
 ZeroMQ is not aware of a relay (`relay`, `relay_client`): the caller connects to a port of its own machine, the called

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgossip.base.errors import ConfigError, NetworkError, PeerError
 from fedgossip.net.endpoints import RELAY
-from fedgossip.net.relays.loop_thread import LoopThread
 from fedgossip.net.relays.relay_protocol import (
     ALIVE,
     CALL,
@@ -38,7 +37,17 @@ from fedgossip.net.relays.relay_protocol import (
     verified_request,
 )
 from fedgossip.net.relays.roster_file import Allowed
-from fedgossip.net.relays.splice import PIECE_BYTES, Rate, Stream, StreamSink, hang_up, patient, settled, spliced
+from fedgossip.net.relays.splice import (
+    PIECE_BYTES,
+    LoopThread,
+    Rate,
+    Stream,
+    StreamSink,
+    hang_up,
+    patient,
+    settled,
+    spliced,
+)
 from fedgossip.net.relays.web_stream import TcpStream, accept_web, to_tls
 
 REQUEST_SECONDS = 5.0

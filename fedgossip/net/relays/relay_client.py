@@ -17,7 +17,6 @@ from zmq.utils import z85
 from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
 from fedgossip.net.endpoints import RELAY, TCP, is_web
 from fedgossip.net.identity import Identity
-from fedgossip.net.relays.loop_thread import LoopThread
 from fedgossip.net.relays.relay_protocol import (
     ALIVE,
     ANSWER,
@@ -30,7 +29,7 @@ from fedgossip.net.relays.relay_protocol import (
     YES,
     request,
 )
-from fedgossip.net.relays.splice import Stream, hang_up, patient, spliced
+from fedgossip.net.relays.splice import LoopThread, Stream, hang_up, patient, spliced
 from fedgossip.net.relays.web_way import Said, open_web, silent
 from fedgossip.net.streams.stream_port import HAIL, PORT_ABOVE
 

@@ -23,8 +23,7 @@ from fedgossip.core.wire import FrameError
 from fedgossip.net.descriptors import shut_down
 from fedgossip.net.hub.control_frames import parse
 from fedgossip.net.identity import Identity
-from fedgossip.net.links.frame_reader import skip
-from fedgossip.net.links.outbox import Pair
+from fedgossip.net.links.outbox import Pair, skip
 from fedgossip.net.sockets import NOW, Waker, ZmqSocket
 from fedgossip.net.streams import sealed_stream
 from fedgossip.net.streams.sealed_stream import Buffers, SealedStream

@@ -24,8 +24,8 @@ from fedgossip.base.version import __version__
 from fedgossip.core.run_format import AGREED, APPROVAL, PLAN
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import SUMS
-from fedgossip.data.per_peer import PLACE
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.partitions import PLACE
+from fedgossip.data.record_groups import source_digest
 from fedgossip.experiment import Experiment
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement

@@ -28,10 +28,10 @@ from fedgossip.core.task import LocalTask
 from fedgossip.data.agreed import agreed_table
 from fedgossip.data.columns.declarations import OWN
 from fedgossip.data.columns.table_schema import FEDERATED, SchemaColumn, TableSchema
+from fedgossip.data.custom import modules_of
 from fedgossip.data.objectives import STATISTICS, SUMS
-from fedgossip.data.per_peer import PLACE
+from fedgossip.data.partitions import PLACE
 from fedgossip.data.table_files import SQL, table_file
-from fedgossip.data.user_code import modules_of
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.plans.federated.privacy_budget import statistics_cost

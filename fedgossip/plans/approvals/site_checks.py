@@ -18,8 +18,8 @@ from fedgossip.base.untrusted_text import quoted
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
-from fedgossip.data.per_peer import PLACE
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.partitions import PLACE
+from fedgossip.data.record_groups import source_digest
 from fedgossip.net.endpoints import Endpoint, load_endpoints, roster_of
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
@@ -30,7 +30,7 @@ from fedgossip.plans.compose import DataShares
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.ledger import data_of, spent_on, standing
 from fedgossip.plans.federated.policy import demands, how_long
-from fedgossip.plans.federated.privacy_outlook import outlook
+from fedgossip.plans.federated.privacy_budget import outlook
 
 NOT_LOOKED_AT = "whether the coordinator answers, who else is there, and what the others' files hold"
 LATER = "not looked at before what stands above is right"

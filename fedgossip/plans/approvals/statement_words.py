@@ -15,7 +15,7 @@ from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN
 from fedgossip.data.objectives import EVALUATION, STATISTICS, SUMS
 from fedgossip.experiment.meanings import keys
 from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement, differences, spoken
-from fedgossip.privacy.guarantee import meaning
+from fedgossip.privacy.accounting import meaning
 
 STUDY_SHOWN = 10_000
 """Maximum letters of a text of [study]; names of all sites are one text."""

@@ -12,16 +12,16 @@ from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.cocoa import DualAscent
 from fedgossip.algorithms.federated.feddyn import Dynamic
 from fedgossip.algorithms.federated.fednova import Normalised
-from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.robust import ByRule
 from fedgossip.algorithms.federated.scaffold import Controlled
+from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.experiment.coordinator_sections import BY_LOSSES
-from fedgossip.learning.linear.dual_losses import LASSO
+from fedgossip.learning.linear.convex import LASSO
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM

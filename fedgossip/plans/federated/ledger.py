@@ -3,7 +3,7 @@
     peer.key.spent          a line per release: its data, a digest of its records, the log of its run, and the spend
 
 The budget belongs to the records, not to a folder: a run into another `--out` goes on with the account of earlier runs.
-Records are known again by the path of their file or by their digest (`data.record_digests`), and what was linked once
+Records are known again by the path of their file or by their digest (`data.record_groups`), and what was linked once
 by either stays one data set.  Releases without noise have a line too, outside any epsilon; and so have the clients of
 exact sums, because sums of the same numbers must have the same clients in all runs.  A site may limit what all runs
 together spend of each data set; the last such line counts.  A line is on disk before its release, and before the same
@@ -21,11 +21,11 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip.base import file_locks, outside_files
+from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import BudgetError, ConfigError, NotWrittenError
 from fedgossip.core.machine import NodeId
-from fedgossip.data.per_peer import PLACE
+from fedgossip.data.partitions import PLACE
 from fedgossip.data.table_files import OF_TABLES
 from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of
@@ -84,7 +84,7 @@ def data_of(source: str, node: NodeId) -> str:
 class SpentLedger:
     """The ledger of one key, for the data and unit of one run; one process holds it at a time.
 
-    `data`, `records`: as `data_of` and `record_digests` name them. Raises ConfigError where another process holds
+    `data`, `records`: as `data_of` and `record_groups` name them. Raises ConfigError where another process holds
     it or a line cannot be read, and NotWrittenError.
     """
 
@@ -314,8 +314,8 @@ def data_sets(path: Path, delta: float) -> tuple[list[RecordsSpent], TotalLimit 
 
 def _locked(path: Path) -> int:
     try:
-        file = file_locks.opened(path)
-        if file_locks.taken(file):
+        file = owner_files.opened_to_lock(path)
+        if owner_files.taken(file):
             return file
         os.close(file)
     except OSError as error:

@@ -13,10 +13,9 @@ from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
 from fedgossip.protocols.federated.client_metrics import Telling
-from fedgossip.secure.encoding import RingEncoding
+from fedgossip.secure.encoding import NoiseRule, RingEncoding, client_sigma, rounded_norm
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
-from fedgossip.secure.noise_rule import NoiseRule, client_sigma, rounded_norm
 from fedgossip.secure.ring import RING_BITS
 
 NOISY_MOST = 8.0

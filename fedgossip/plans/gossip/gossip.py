@@ -1,4 +1,7 @@
-"""The plan of a gossip run: the graph, its weights and forecast, and the machines of its peers."""
+"""The plan of a gossip run: the graph, its weights and forecast, and the machines of its peers.
+
+Creation of a peer's machine for drivers; a restarted peer without a checkpoint fetches a neighbour's model.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,11 @@ from fedgossip.plans.gossip.gossip_words import (
 from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.own_parts import codec_named
 from fedgossip.plans.personal import check_personal_peers
-from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
+from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Plan, PlanDefaults, Results, RunOutlook, Seat
 from fedgossip.plans.statistics_checks import check_gossip_statistics
 from fedgossip.plans.tasks import example_counts
 from fedgossip.protocols.gossip.attacker import Attacker
+from fedgossip.protocols.transfer.state_transfer import Recovering
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.simulation.resident_rounds import run_arrays
 from fedgossip.simulation.stacked import first_stack
@@ -410,3 +414,32 @@ def options_of(experiment: GossipExperiment) -> dict[str, Any]:
     if experiment.algorithm.name in METHODS and CODEC_CODE.named_by(options.get("codec", "")):
         options["codec"] = codec_named(options["codec"], "algorithm.options.codec")
     return options
+
+
+def recovers(plan: Plan) -> bool:
+    """Return whether peers of this plan can go on with a neighbour's model.
+
+    Clients and coordinators cannot.  Private peers do not reveal their model, and the rounds of window doubling start
+    together: these restart with their initial model.
+    """
+    return isinstance(plan, GossipPlan) and not plan.masks and not plan.algorithm.needs.constant_members
+
+
+def peer_of(
+    plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None, *, incarnation: int = 0
+) -> Machine:
+    """Make the machine of one peer, in its life `incarnation`, from the records of the previous one."""
+    gossip = plan.machine(node, initial, schema, resumed, incarnation=incarnation)
+    if not recovers(plan):
+        return gossip
+    assert isinstance(plan, GossipPlan)
+    soon = plan.for_restart()
+
+    def make(checkpoint: Checkpoint) -> Machine:
+        return soon.machine(node, initial, schema, checkpoint, incarnation=max(1, incarnation))
+
+    e = plan.experiment
+    patience_ns = int(soon.experiment.algorithm.start_timeout * 1e9)
+    lost = incarnation > 0 and resumed is None
+    neighbours = plan.partners(node)
+    return Recovering(gossip, make, plan.resume_point, initial, schema, e.rounds, neighbours, patience_ns, lost=lost)

@@ -15,7 +15,7 @@ from fedgossip.experiment import GossipExperiment
 from fedgossip.faults.words import Crash, Drop, Flap, Partition, Sleep
 from fedgossip.plans.own_parts import combination_named
 from fedgossip.topology import Cycle, Mixing, Schedule, Spectrum, Topology
-from fedgossip.topology.exposure.privacy import check_private
+from fedgossip.topology.exposure.exposure import check_private
 
 LOOKED_AT = 4
 """Rounds of a schedule that never repeats."""

@@ -29,27 +29,25 @@ from fedgossip.plans.plan import Seat, nanoseconds
 from fedgossip.protocols.gossip import async_gossip, sync_gossip
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
-from fedgossip.protocols.gossip.fragment_gossip import FragmentGossip
 from fedgossip.protocols.gossip.lifecycle import AGAIN_NS, AGAIN_TIMES
-from fedgossip.protocols.gossip.peer_sampling import rule_of
+from fedgossip.protocols.gossip.pairing import rule_of
 from fedgossip.protocols.gossip.relay_gossip import RelayGossip
 from fedgossip.protocols.gossip.replicas import ReplicaGossip
-from fedgossip.protocols.gossip.sync_gossip import SyncGossip
+from fedgossip.protocols.gossip.sync_gossip import FragmentGossip, SyncGossip
 from fedgossip.protocols.private.private_gossip import PrivateGossip
 from fedgossip.protocols.push_sum import push_peer
-from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
 from fedgossip.protocols.push_sum.push_peer import PushSettings
-from fedgossip.protocols.push_sum.push_sum import SyncPushSum
-from fedgossip.secure.neighbourhood import Grid
-from fedgossip.simulation.attackers import StackedAttackers
-from fedgossip.simulation.relayed import RelayExchange
+from fedgossip.protocols.push_sum.push_sum import AsyncPushSum, SyncPushSum
+from fedgossip.secure.pairs import Grid
 from fedgossip.simulation.stacked import (
     PLAIN,
     SHARES,
     ChangeExchange,
     FragmentExchange,
     Private,
+    RelayExchange,
     RuledExchange,
+    StackedAttackers,
     StackedExchange,
 )
 from fedgossip.topology import Schedule, Topology

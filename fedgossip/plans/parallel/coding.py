@@ -18,9 +18,14 @@ from fedgossip.core.messages import TAIL
 from fedgossip.core.task import Segment
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.plans.own_parts import codec_named
-from fedgossip.protocols.allreduce.coded_fragments import CodedFragments, FragmentSums, RoundCoding
-from fedgossip.protocols.allreduce.coded_gradients import CodedGradients
-from fedgossip.protocols.allreduce.low_rank_sums import LowRankGradients, LowRankSums
+from fedgossip.protocols.allreduce.coded_fragments import (
+    CodedFragments,
+    CodedGradients,
+    FragmentSums,
+    LowRankGradients,
+    LowRankSums,
+    RoundCoding,
+)
 from fedgossip.protocols.allreduce.round_sums import CodedSums, DenseSums, RoundSums, sums_of
 
 

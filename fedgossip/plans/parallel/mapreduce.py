@@ -23,10 +23,9 @@ import numpy as np
 from fedgossip.algorithms.codecs.base import VectorLayout
 from fedgossip.algorithms.federated.base import ClientRule, Federated
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
-from fedgossip.algorithms.federated.descending import DescentServer
 from fedgossip.algorithms.federated.fedsgd import Gradient
-from fedgossip.algorithms.federated.lbfgs import LBFGS
-from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.lbfgs import LBFGS, DescentServer
+from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Machine, NodeId

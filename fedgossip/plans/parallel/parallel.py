@@ -27,7 +27,7 @@ from fedgossip.plans.parallel.shared_steps import SharedSteps
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.allreduce.allreduce import AllReduce, AllReduceSettings
 from fedgossip.protocols.allreduce.round_sums import RoundSums
-from fedgossip.protocols.allreduce.unsent_updates import UnsentUpdates
+from fedgossip.protocols.allreduce.worker_state import UnsentUpdates
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
 
 ADAPTED = 1 << 20

@@ -14,7 +14,7 @@ none twice.  An acknowledgement is 55 to 67 bytes: 9 of the frame's mark, 17 of 
 which every header has, so that an unknown one is refused.  A worker can be one round ahead, so there is room for two
 (`chunk_exchange`).
 
-A missing worker (`regroup`, `worker_group`).  Where a worker is gone, or a round is not done in time, the workers
+A missing worker (`worker_group`).  Where a worker is gone, or a round is not done in time, the workers
 report to all how far they are, and the lowest proposes a view: which workers go on.  A view needs more than half of
 the last view, and of the last one in which a round was done.  In one view a round has one result.  A worker that is
 behind requests the state from a donor in pieces (`transfer.state_fetch`); otherwise the round is done again.  Too few
@@ -24,19 +24,19 @@ lowest stops after its round, and the view grows.
 
 Local training in place of gradients: with `parallel.outer` the Train is local training, its update takes the
 gradient's place, and the descent is the outer step (DiLoCo); codecs, views, fetched states and goodbyes are the same.
-A worker trains from the model plus what it has not sent (`unsent_updates`: with `fragments` everything but this
+A worker trains from the model plus what it has not sent (`worker_state`: with `fragments` everything but this
 round's fragment, otherwise nothing).  With `delay` it also adds what it has sent whose mean is under way, and moves
 the model as the momentum alone would (`descent.base.stepped_by_momentum`).  A fragment's sums, step and codec are
 those of a vector of its own (`coded_fragments`).  A ring costs each worker 2 (m - 1)/m d and has one model for all; a
 round of the complete graph costs (m - 1) d, and its peers drift: so this is no gossip.
 
-Codecs (`round_sums`, `coded_gradients`).  What a codec left out is the memory of the sender and takes its next value
+Codecs (`round_sums`, `coded_fragments`).  What a codec left out is the memory of the sender and takes its next value
 when the round is behind the worker: a round that is done again has the same payload.  A linear codec makes a
 `reduction` of fewer elements.  Other payloads are gathered (`PayloadGather`), by tables of moves that only send and
 replace, and all workers decode them in the order of ranks.  A worker decodes a payload before it passes it on, so that
 an invalid one stops at the first honest worker.
 
-PowerSGD (`low_rank_reduction`) is no codec of one vector: a round is two reductions by the same table, whose chunks
+PowerSGD (`reduction`) is no codec of one vector: a round is two reductions by the same table, whose chunks
 are numbered through, so that the machine sees one.  What was left out follows from the result of the round, which the
 machine hands over (`came`); the order of every sum that all must make alike is fixed.
 """

@@ -85,11 +85,9 @@ from fedgossip.core.messages import (
 )
 from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange, UnsummableError, contribution_of
 from fedgossip.protocols.allreduce.coded_fragments import RoundCoding
-from fedgossip.protocols.allreduce.regroup import enough
 from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSums
-from fedgossip.protocols.allreduce.unsent_updates import UnsentUpdates
-from fedgossip.protocols.allreduce.worker_group import GroupWaits, WorkerGroup
-from fedgossip.protocols.allreduce.worker_state import WorkerState
+from fedgossip.protocols.allreduce.worker_group import GroupWaits, WorkerGroup, enough
+from fedgossip.protocols.allreduce.worker_state import UnsentUpdates, WorkerState
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.transfer.state_fetch import StateFetch
 

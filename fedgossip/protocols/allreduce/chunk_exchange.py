@@ -16,9 +16,8 @@ from fedgossip.core.machine import Effect, NodeId, Send
 from fedgossip.core.messages import ChunkTaken, CodedChunk, ReduceChunk
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink
 from fedgossip.protocols.allreduce.reduction import Chunk
-from fedgossip.protocols.allreduce.regroup import generation
 from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSum, RoundSums, weight_of, with_tail
-from fedgossip.protocols.allreduce.worker_group import WorkerGroup
+from fedgossip.protocols.allreduce.worker_group import WorkerGroup, generation
 
 
 class UnsummableError(ProtocolError):

@@ -21,8 +21,7 @@ from fedgossip.algorithms.collectives.table import Move, Table, Way
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.messages import TAIL
-from fedgossip.protocols.allreduce.low_rank_reduction import LowRankReduction
-from fedgossip.protocols.allreduce.reduction import Chunk, Reduction, steps_of
+from fedgossip.protocols.allreduce.reduction import Chunk, LowRankReduction, Reduction, steps_of
 
 # One all-gather at one rank: every payload is sent to all, which decode and add them in the order of ranks.
 #

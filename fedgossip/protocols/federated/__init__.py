@@ -35,7 +35,7 @@ bounds cannot make is refused after unmasking (`BOUND`).  Clients receive the ha
 the next invitation.
 Losses and `local_test` scores are elements of the sum too, except where a budget hides records or clients.
 
-A budget (`spending`).  A spend is a line of the participant's log before its release is sent.  Records are each
+A budget (`gathering`).  A spend is a line of the participant's log before its release is sent.  Records are each
 client's own: it refuses (BUDGET) and stays out.  Clients are the coordinator's: it opens no round that would cross the
 limit.  When too few are left the run ends "exhausted".
 """

@@ -25,9 +25,8 @@ from fedgossip.core.machine import Effect, NodeId, Report, Send
 from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured, Subtotal
 from fedgossip.protocols.federated.client_round import Chances
 from fedgossip.protocols.federated.gathering import Gathered
-from fedgossip.secure.encoding import RingEncoding
+from fedgossip.secure.encoding import Noise, RingEncoding
 from fedgossip.secure.fixed_point import Quantised
-from fedgossip.secure.noise_rule import Noise
 from fedgossip.secure.ring import Words
 
 NOT_FINITE = "NOT_FINITE"

@@ -3,7 +3,7 @@
     gathering --enough clients--> going: an answer is added, another client invited; after `goal` answers a server step
                                   after the last step --> leaving --all have the model--> finished
 
-Nguyen et al. 2022, algorithm 1; see algorithms/federated/fedbuff.  A round is a server step.  Differences: a client
+Nguyen et al. 2022, algorithm 1; see algorithms/federated/fedavg.  A round is a server step.  Differences: a client
 trains at most once from each model, so that a repeated invitation has no effect; a client that misses its deadline is
 given up, and another invited in its place; an answer that is more than `most_stale` steps old is dropped.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from fedgossip.algorithms.federated.base import Federated, State, restored, saved
-from fedgossip.algorithms.federated.fedbuff import staleness_weight
+from fedgossip.algorithms.federated.fedavg import staleness_weight
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.limits import MOST
 from fedgossip.base.scores import ACCURACY, Score

@@ -27,8 +27,7 @@ from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, L
 from fedgossip.protocols.federated.client_round import Chances, ClientPart, Summand
 from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.encoding import RingEncoding
-from fedgossip.secure.noise_rule import NO_NOISE, Noise
+from fedgossip.secure.encoding import NO_NOISE, Noise, RingEncoding
 from fedgossip.secure.ring import Words, add
 
 

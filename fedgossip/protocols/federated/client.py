@@ -9,6 +9,8 @@ the coordinator was restarted and draws the same cohort) is answered with it, no
 
 A client's memory from round to round (SCAFFOLD's c_i) changes only when the next invitation states that the
 contribution was counted: both ends then have the same, despite lost links.
+
+A client that declines every invitation with a reason.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from fedgossip.core.machine import (
     Finish,
     Fired,
     LocalWork,
+    Log,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -41,12 +44,11 @@ from fedgossip.core.machine import (
     Train,
     Trained,
 )
-from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
+from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Message, Refusal, Secured
 from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
-from fedgossip.protocols.federated.client_round import Chances, ClientPart, PlainPart, SecurePart
-from fedgossip.protocols.federated.gathering import check_layout
-from fedgossip.protocols.federated.spending import EXHAUSTED, RoundBudget, budget_reached, spent
+from fedgossip.protocols.federated.client_round import Chances, ClientPart, PlainPart, PreparedContribution, SecurePart
+from fedgossip.protocols.federated.gathering import EXHAUSTED, RoundBudget, budget_reached, check_layout, spent
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator, used_up
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.secrets import Ahead
@@ -378,3 +380,43 @@ def _number(checkpoint: Checkpoint | None, name: str) -> int:
     number = checkpoint.facts.get(name, -1) if checkpoint else -1
     assert isinstance(number, int)
     return number
+
+
+@dataclass(frozen=True)
+class Abstaining:
+    """Declines every invitation."""
+
+    reason: str
+    """One of `core.messages.federated.REFUSALS`."""
+
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:  # noqa: ARG002
+        return RefusedPart(coordinator, invite, self.reason)
+
+
+class RefusedPart:
+    """Sends a refusal with its reason, and nothing else."""
+
+    over = True
+
+    def __init__(self, coordinator: NodeId, invite: Invite, reason: str) -> None:
+        self.coordinator, self.invite, self.reason = coordinator, invite, reason
+
+    def begin(self) -> list[Effect]:
+        invite = self.invite
+        log = Log("refused", {"session": invite.session, "round": invite.round, "reason": self.reason})
+        return [log, *self.again()]
+
+    def trained(self, work: PreparedContribution) -> list[Effect]:  # noqa: ARG002
+        return []
+
+    def handle(self, message: Message) -> list[Effect]:  # noqa: ARG002
+        return []
+
+    def again(self) -> list[Effect]:
+        return [Send(self.coordinator, Refusal(self.invite.round, self.invite.session, self.reason))]
+
+    def give_up(self) -> list[Effect]:
+        return []
+
+    def coordinator_restarted(self) -> list[Effect]:
+        return []

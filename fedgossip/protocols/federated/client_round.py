@@ -29,10 +29,9 @@ from fedgossip.protocols.gossip.refusals import refused_by
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
-from fedgossip.secure.encoding import RingEncoding
+from fedgossip.secure.encoding import Noise, RingEncoding
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.noise import discrete_gaussian
-from fedgossip.secure.noise_rule import Noise
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import words
 from fedgossip.secure.secrets import Ahead

@@ -78,8 +78,7 @@ from fedgossip.protocols.federated.aggregation_round import (
     Summation,
     stepped,
 )
-from fedgossip.protocols.federated.gathering import Gathered
-from fedgossip.protocols.federated.spending import EXHAUSTED, RoundBudget, budget_reached, spent
+from fedgossip.protocols.federated.gathering import EXHAUSTED, Gathered, RoundBudget, budget_reached, spent
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.failures import too_few, used_up
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet

@@ -1,14 +1,23 @@
-"""Contributions in the clear, added on arrival: of one round, or of one step of a buffered server."""
+"""Contributions in the clear, added on arrival: of one round, or of one step of a buffered server.
+
+The spending of a privacy budget by a machine: a line in its log first, then the release that it pays for.
+
+In this order a crash can only count a release that was never made.  An exhausted budget ends the machine's part:
+nothing unpaid is released.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from fedgossip.algorithms.federated.adapter_distance import AdapterDistance
 from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, Vectors, effective_steps
 from fedgossip.algorithms.federated.sums import NotSummableError, mean_of
-from fedgossip.base.errors import ProtocolError
+from fedgossip.base.errors import BudgetError, ProtocolError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.core.adapter_names import ADAPTER_DISTANCE
-from fedgossip.core.machine import NodeId
+from fedgossip.core.machine import Log, NodeId, Report
 from fedgossip.core.messages import Contribution, Invite
 
 LOSS_MOST = 1e30
@@ -85,3 +94,29 @@ def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like
     if schema != like.schema or shapes != [(v.dtype, v.shape) for v in like.vectors]:
         text = f"{where} is of another layout (schema {schema:.16}, ours {like.schema}; {len(vectors)} vectors)"
         raise ProtocolError(text, "Give every client the same [model] section and algorithm.", peer=sender)
+
+
+EXHAUSTED = "BUDGET"
+"""The reason of a refusal."""
+
+
+class RoundBudget(Protocol):
+    """The budget of one participant, less the spending of earlier lives."""
+
+    @property
+    def epsilon(self) -> float:
+        """The spent epsilon."""
+        ...
+
+    def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
+        """Spend the cost of one round, and return its lines of the log.  Raises BudgetError; nothing is spent then."""
+        ...
+
+
+def spent(facts: Mapping[str, int | float | str]) -> Log:
+    return Log("spent", facts)
+
+
+def budget_reached(error: BudgetError, round: int) -> Report:
+    """Return the report of a budget that does not allow the next round."""
+    return Report("budget", {"text": str(error), "advice": error.advice}, round)

@@ -46,8 +46,7 @@ from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, E
 from fedgossip.protocols.federated.client import same_invitation
 from fedgossip.protocols.federated.client_round import ClientPart, Summand
 from fedgossip.protocols.federated.coordinator import CoordinatorSettings, counted_in
-from fedgossip.protocols.federated.gathering import check_layout
-from fedgossip.protocols.federated.spending import EXHAUSTED
+from fedgossip.protocols.federated.gathering import EXHAUSTED, check_layout
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator
 from fedgossip.protocols.gossip.partner_set import PartnerSet
 from fedgossip.secure.session import round_of

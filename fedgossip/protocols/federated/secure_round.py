@@ -35,8 +35,7 @@ from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, L
 from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, Reason, RoundAbandoned, Stage
-from fedgossip.secure.encoding import RingEncoding
-from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
+from fedgossip.secure.encoding import NO_NOISE, NoiseRule, RingEncoding
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, ParticipantRoster, proposal, ranges, session_of
 

@@ -21,9 +21,8 @@ from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import NodeId
 from fedgossip.protocols.federated.aggregation_round import LeafSum
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.encoding import RingEncoding
+from fedgossip.secure.encoding import NO_NOISE, NoiseRule, RingEncoding
 from fedgossip.secure.fixed_point import CLIPPED, DecodedSum
-from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.ring import Words
 
 

@@ -42,8 +42,8 @@ busy and declines, computes h = (x_i - x_j) / 2, adds h to x_j and answers h; i 
 added and subtracted, so the sum is kept to rounding, without locks, without bipartite graphs, for any n.  j stores its
 answer until i has it: a repeated offer gets the same answer and changes nothing.
 
-Partners without exchange (`never_exchanged`).  A machine stores the partners whose models it should have mixed and
-never did, in its checkpoints while there are some, and reports them at its end: `never_exchanged`, `learned_alone`.
+Partners without exchange (`lifecycle`).  A machine stores the partners whose models it should have mixed and
+never did, in its checkpoints while there are some, and reports them at its end: `lifecycle`, `learned_alone`.
 Where every round has a graph of its own, or a partner is drawn, only partners that never sent anything count.
 `plans.completeness` makes the status of the run of it.
 

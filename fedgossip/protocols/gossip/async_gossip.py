@@ -59,12 +59,9 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone, Send, SetTimer, Trained
 from fedgossip.core.messages import Ack, Answer, Decline, Leaving, Message, Offer, Query
 from fedgossip.protocols.gossip.deadlines import Deadline
-from fedgossip.protocols.gossip.learner import Learner
-from fedgossip.protocols.gossip.lifecycle import Lifecycle, RunLimits
-from fedgossip.protocols.gossip.never_exchanged import FRESH
-from fedgossip.protocols.gossip.pairing import Flight, Pairing
-from fedgossip.protocols.gossip.peer_sampling import Rule
-from fedgossip.protocols.gossip.vector_check import VectorCheck
+from fedgossip.protocols.gossip.learner import Learner, VectorCheck
+from fedgossip.protocols.gossip.lifecycle import FRESH, Lifecycle, RunLimits
+from fedgossip.protocols.gossip.pairing import Flight, Pairing, Rule
 
 
 @dataclass(frozen=True, slots=True)

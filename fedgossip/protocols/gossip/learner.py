@@ -5,17 +5,23 @@
                       corrected: at once when closed, after the mixing when open
 
 Between training and mixing the state is still that of the last round: a peer that ends then ends with it.
+
+Checks of vectors from others, before they are mixed with ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
+import numpy as np
+
 from fedgossip.algorithms.gossip.base import GossipAlgorithm, State, Step, Vectors, restored, saved
-from fedgossip.base.vectors import Vector, frozen
-from fedgossip.core.machine import Checkpoint
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen, summable
+from fedgossip.core.machine import Checkpoint, NodeId
+from fedgossip.core.messages import ModelCarrier
 
 PREFIX = "state/"
 """Prefix of the state's entries in a checkpoint: its arrays, and its numbers among the facts."""
@@ -114,3 +120,41 @@ def _named(held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_the_state(held: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(PREFIX): one for name, one in held.items() if name.startswith(PREFIX)}
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCheck:
+    """`count` vectors [length] of type `kind`, as `node` sends them; `schema` is the hash of a vector's layout."""
+
+    node: NodeId
+    schema: str
+    kind: np.dtype[Any]
+    length: int
+    count: int = 1
+
+    def check(self, sender: NodeId, message: ModelCarrier) -> None:
+        """Raise ProtocolError where the message's vectors have another layout."""
+        vectors, shape = message.vectors, (self.length,)
+        ours = message.schema == self.schema and len(vectors) == self.count
+        for vector in vectors:
+            if vector.shape != shape or vector.dtype != self.kind:
+                ours = False
+        if not ours:
+            raise ProtocolError(
+                f"node {self.node}: a model of another layout from node {sender}, round {message.round}"
+                f" (schema {message.schema}, ours {self.schema})",
+                "Give every peer the same [model] section.",
+                peer=sender,
+            )
+
+    def check_values(self, sender: NodeId, message: ModelCarrier) -> None:
+        """Raise ProtocolError for values that would destroy our model."""
+        for vector in message.vectors:
+            if summable(vector):
+                continue
+            what = "with values that are not finite, or too large to be mixed"
+            raise ProtocolError(
+                f"node {self.node}: a model from node {sender} {what}",
+                "Its training has diverged: lower train.lr.",
+                peer=sender,
+            )

@@ -9,7 +9,7 @@ another `view` of the round: its edges do not count until it has the change.
 
 Failures (`membership`, `failure_detector`).  A member pings one other per second, asks helpers about
 a silent one, suspects it, and gives a verdict after 4 s (times log10 n) without a message of the suspect itself.  The
-digest of the roster in every ping finds updates that were lost (`dissemination`).
+digest of the roster in every ping finds updates that were lost (`failure_detector`).
 
 A joiner.  Join, the only message that a guest may send -> Compare and MembershipUpdate -> ModelQuery, ModelInfo,
 ChunkRequest, ModelChunk (`transfer.state_transfer`) -> its first round is announced -> gossip.  The gossip machine

@@ -6,18 +6,28 @@
 A member without a link is pinged through helpers at once.
 
 Sources: as `membership`.
+
+Dissemination of membership updates: pushed to a few at once, and found by digests where they were lost.
+
+The author of an update sends it to every linked member; a first receiver forwards it to a few.  Every ping carries a
+digest of the roster: where two differ the peers compare their rosters, and each sends the entries that the other
+lacks.
+
+Detection of partitions: members that are lost within a window, and return together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from fedgossip.core.machine import Effect, NodeId, Send, SetTimer
-from fedgossip.core.messages import IndirectAck, Ping, PingReq
+from fedgossip.core.machine import Effect, NodeId, Refused, Send, SetTimer
+from fedgossip.core.messages import NEWS_MAX, Compare, IndirectAck, MembershipUpdate, News, Ping, PingReq
+from fedgossip.protocols.members.membership_updates import NewsRefusal
+from fedgossip.protocols.members.roster import Roster
 
 ASKED_MAX = 256
 """Maximum number of open pings on behalf of others."""
@@ -175,3 +185,104 @@ class Blames:
 def some(rng: np.random.Generator, nodes: Sequence[NodeId], count: int) -> list[NodeId]:
     """Return `count` of `nodes`, drawn, or all where they are fewer; `nodes` ascend."""
     return rng.permutation(nodes).tolist()[:count] if nodes else []
+
+
+PAGES = 4
+"""Maximum number of pages of updates in reply to one comparison; the rest follows with the next."""
+
+REFUSALS_TOLD = 100
+"""Maximum number of kinds of refused updates that are reported; more are only dropped."""
+
+
+class Dissemination:
+    """Compares with each member at most once per period, and reports each kind of refused update once.
+
+    `refusals`: number of refused updates per kind.
+    """
+
+    def __init__(self, node: NodeId, settings: MemberSettings, rng: np.random.Generator) -> None:
+        self._node, self._settings, self._rng = node, settings, rng
+        self.refusals: dict[str, int] = {}
+        self._compared: dict[NodeId, int] = {}
+
+    def send(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Effect]:
+        """Send updates, in pages that fit into a message, to all of these."""
+        pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]
+        return [Send(node, MembershipUpdate(page)) for page in pages for node in sorted(whom)]
+
+    def pass_on(self, linked: set[NodeId], sender: NodeId, news: Sequence[News]) -> list[Effect]:
+        """Send new updates: our own to all linked members, others to a few, without the sender."""
+        if sender == self._node:
+            return self.send(linked, news)
+        return self.send(some(self._rng, sorted(linked - {sender}), self._settings.relays), news)
+
+    def compare(self, node: NodeId, roster: Roster, now_ns: int) -> Send:
+        """Send our roster's numbers to `node`, so that it sends the entries that we lack."""
+        self._compared[node] = now_ns
+        return Send(node, Compare(roster.known()))
+
+    def differs(self, node: NodeId, roster: Roster, now_ns: int) -> list[Effect]:
+        """Compare with a member with another digest, unless that was done within a period."""
+        recently = now_ns - self._compared.get(node, -self._settings.period_ns) < self._settings.period_ns
+        return [] if recently else [self.compare(node, roster, now_ns)]
+
+    def answer(
+        self, sender: NodeId, roster: Roster, known: Sequence[tuple[NodeId, int, int]], now_ns: int
+    ) -> list[Effect]:
+        """Send what `sender` lacks by its own numbers; request what we lack."""
+        effects = self.send([sender], roster.newer_than(known)[: PAGES * NEWS_MAX])
+        if roster.lacks(known) and now_ns - self._compared.get(sender, -1) > self._settings.answer_ns:
+            effects.append(self.compare(sender, roster, now_ns))
+        return effects
+
+    def refuse(self, refusal: NewsRefusal, sender: NodeId, round: int) -> list[Effect]:
+        """Count a refused update, and report it once per kind and member: updates are forwarded, and so repeat."""
+        life = getattr(refusal.news, "incarnation", "")
+        key = f"{refusal.reason} {refusal.news.node} {life}"
+        first = key not in self.refusals and len(self.refusals) < REFUSALS_TOLD
+        if first or key in self.refusals:
+            self.refusals[key] = self.refusals.get(key, 0) + 1
+        kind, about = type(refusal.news).__name__.lower(), refusal.news.node
+        text = f"node {self._node}: {kind} about node {about} from node {sender}: {refusal.reason}"
+        return [Refused(sender, refusal.reason, text, round)] if first else []
+
+
+class PartitionWatch:
+    """The lost members and times, and those reported as on the other side.
+
+    Several must be lost within a window, as one may have crashed.  Reports follow two periods after the last loss, so
+    that one partition is one event.
+    """
+
+    def __init__(self, period_ns: int) -> None:
+        self._period_ns = period_ns
+        self._lost: dict[NodeId, int] = {}
+        self._apart: set[NodeId] = set()
+        self._back: set[NodeId] = set()
+
+    def lost(self, node: NodeId, now_ns: int) -> Effect:
+        self._lost[node] = now_ns
+        return SetTimer(("member", "partition"), 2 * self._period_ns)
+
+    def found(self, node: NodeId) -> list[Effect]:
+        """Record a returned member; if it was reported, set a timer for all that return with it."""
+        self._lost.pop(node, None)
+        if node not in self._apart:
+            return []
+        self._back.add(node)
+        return [SetTimer(("member", "merged"), 2 * self._period_ns)]
+
+    def parted(self, now_ns: int, window_ns: int) -> list[NodeId]:
+        """Return the members on the other side, ascending; empty unless there are new ones."""
+        within_ns = window_ns + 3 * self._period_ns
+        recent = {node for node, at in self._lost.items() if now_ns - at <= within_ns}
+        if len(recent) < 2 or recent <= self._apart:
+            return []
+        self._apart |= recent
+        return sorted(recent)
+
+    def merged(self) -> list[NodeId]:
+        """Return the members that returned since the last call, ascending."""
+        back, self._back = sorted(self._back), set()
+        self._apart -= set(back)
+        return back

@@ -74,10 +74,14 @@ from fedgossip.core.messages import (
 )
 from fedgossip.protocols.gossip.failures import sent_away, superseded
 from fedgossip.protocols.gossip.refusals import far_ahead
-from fedgossip.protocols.members.dissemination import Dissemination
-from fedgossip.protocols.members.failure_detector import Blames, FailureDetector, MemberSettings
+from fedgossip.protocols.members.failure_detector import (
+    Blames,
+    Dissemination,
+    FailureDetector,
+    MemberSettings,
+    PartitionWatch,
+)
 from fedgossip.protocols.members.membership_updates import NewsRefusal, Sign, Trust, check_suspicion, merge, signed
-from fedgossip.protocols.members.partition_watch import PartitionWatch
 from fedgossip.protocols.members.roster import LAST_ROUND, NOBODY, Roster, boundary_after
 from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSchedule, contacts_of
 

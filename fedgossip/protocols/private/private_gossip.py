@@ -48,12 +48,11 @@ from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report,
 from fedgossip.core.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, Message, RunKey, RunKeys
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.mailbox import Sources
 from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, RoundWeights, given_up, leads_of
-from fedgossip.protocols.gossip.open_round import Sources
-from fedgossip.secure.neighbourhood import Grid, masked, opened, words_of
-from fedgossip.secure.pairs import Pairs
+from fedgossip.secure.pairs import Grid, Pairs, masked, opened, words_of
 from fedgossip.secure.ring import Words
-from fedgossip.topology.exposure.privacy import NEIGHBOURS_MIN
+from fedgossip.topology.exposure.exposure import NEIGHBOURS_MIN
 
 # The public keys of a private run at one peer: masks need those of all senders to its receivers.
 

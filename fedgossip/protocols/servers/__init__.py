@@ -16,7 +16,7 @@ The manager (`server_manager`) announces by numbered tenures which servers are t
 another tenure are dropped, so an owner that is cut off answers nothing.  The next owner has everything that was
 answered, and workers push to it again what was not: every push counts once.
 
-Rows of a table (`row_parts`, `key_lists`).  A model of millions of rows is at its servers alone, and they store the
+Rows of a table (`row_parts`).  A model of millions of rows is at its servers alone, and they store the
 rows that were touched.  `ChooseRows` -> `RowsChosen` by the task, a function of (seed, node, round) -> RowPull of
 those rows -> `Train` at them -> RowPush of their gradient; the clocks are the same.  A list of keys is sent once and
 then named by its digest.  The run is measured by the task's *watched* rows: to all drivers the model is their vector.
@@ -24,6 +24,6 @@ A step makes another table that shares all untouched rows with the old one (`alg
 and readers keep theirs without a copy.  A row that was never touched is a function of (seed, row, column), made where
 it is read.
 
-Codecs (`shard_coding`, `coded_parts`).  A shard is coded by itself, by one value at both ends.  A gradient is coded
+Codecs (`shard_coding`, `model_parts`).  A shard is coded by itself, by one value at both ends.  A gradient is coded
 when it is divided, so a repeated push is the same at whichever server; what was left out moves on with the clock.
 """

@@ -1,21 +1,45 @@
-"""Received pushes at a server: checked, assembled from their pieces, and counted by the age of their model."""
+"""Received pushes at a server: checked, assembled from their pieces, and counted by the age of their model.
+
+Pulls that a server has taken and not answered yet, and the replies.
+
+bound   one pull of each worker and shard
+
+The workers that a server waits for: present ones, except those that are silent while others wait.
+
+A worker is silent when it has made no progress, a push begun or a reply taken, for the longest deadline; without a
+link, for its own deadline, which follows the time of its gradients: one that is ten times slower is waited for ten
+times longer.  The others then go on without it, and it takes part again when it pushes or pulls.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedgossip.algorithms.codecs.base import Payload
 from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.keyed_rows import Keys, Rows, no_rows
 from fedgossip.base.vectors import Vector
-from fedgossip.core.machine import NodeId
-from fedgossip.core.messages import CodedPush, NoRows, RowPush, ShardPush
-from fedgossip.protocols.allreduce.chunk_links import PushChunk
-from fedgossip.protocols.servers.key_lists import KeyLists
-from fedgossip.protocols.servers.pieces import Assembly
+from fedgossip.core.machine import Effect, NodeId
+from fedgossip.core.messages import (
+    CodedPulled,
+    CodedPush,
+    NoRows,
+    Pulled,
+    RowPull,
+    RowPush,
+    RowsPulled,
+    ShardPull,
+    ShardPush,
+)
+from fedgossip.protocols.allreduce.chunk_links import ChunkLink, PushChunk
+from fedgossip.protocols.gossip.deadlines import Deadline
+from fedgossip.protocols.servers.model_parts import Assembly, pieces
+from fedgossip.protocols.servers.row_parts import KeyLists
 from fedgossip.protocols.servers.shard_clocks import Gradient, ShardClocks
 from fedgossip.protocols.servers.shard_coding import ShardCoding, check_coded
 
@@ -136,3 +160,130 @@ class PushIntake:
             raise ProtocolError(f"{what} of another layout ({push.schema}, ours {self.schema})", advice, peer=sender)
         if not isinstance(push, CodedPush) and not clocks.fits(push.weight, push.vectors[0]):
             raise ProtocolError(f"{what} with numbers that cannot be added up", peer=sender)
+
+
+Place = tuple[int, NodeId]
+"""(shard, worker)"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldPull:
+    """A worker's pull of a shard for its clock, or of these rows of a table."""
+
+    pull: ShardPull | RowPull
+    keys: Keys | None
+
+    @property
+    def anew(self) -> bool:
+        """Whether the worker has nothing to push before."""
+        return self.pull.first == self.pull.clock
+
+
+class WaitingPulls:
+    """`late`: (shard, worker) of workers that the others went on without; a reply may be for a later clock."""
+
+    def __init__(self, schema: str, coding: ShardCoding | None = None) -> None:
+        self.schema, self.coding = schema, coding
+        self._said: dict[int, tuple[Vector, Payload]] = {}  # by shard: the last encoded elements and their payload
+        self.held: dict[Place, HeldPull] = {}
+        self.late: set[Place] = set()
+        self._answered: dict[Place, int] = {}  # the clock of the last reply
+
+    def forget(self, worker: NodeId | None = None) -> None:
+        """Drop a worker's pulls; without one all pulls and replies, for another tenure."""
+        if worker is None:
+            self.held, self._answered = {}, {}
+        else:
+            self.held = {place: one for place, one in self.held.items() if place[1] != worker}
+
+    @property
+    def waiting(self) -> set[NodeId]:
+        """The workers with an unanswered pull."""
+        return {worker for _, worker in self.held}
+
+    def given(self, places: Collection[Place]) -> int:
+        """Return the clock for which all of these have been answered."""
+        return min((self._answered.get(place, 0) for place in places), default=0)
+
+    def answer(
+        self, place: Place, clocks: ShardClocks, present: Collection[NodeId], epoch: int, link: ChunkLink, now_ns: int
+    ) -> list[Effect]:
+        """Answer a pull, if its worker may read now."""
+        asked, (number, worker) = self.held[place], place
+        reading = clocks.reading(worker, asked.pull.clock, present, anew=asked.anew, late=place in self.late)
+        if reading is None:
+            return []
+        del self.held[place]
+        self.late.discard(place)
+        self._answered[place] = reading.clock
+        facts = epoch, number, reading.clock, reading.version, clocks.steps, clocks.missed[worker]
+        effects: list[Effect] = []
+        given, coded = reading.vector_of(asked.keys), self.coding is not None and self.coding.codes_pull(reading.clock)
+        for start, part in pieces(self._payload(number, given) if coded else given):
+            where = start, part.size, self.schema, (part,)
+            if isinstance(asked.pull, RowPull):
+                effects += link.send(RowsPulled(*facts, asked.pull.digest, *where), now_ns)
+            else:
+                effects += link.send((CodedPulled if coded else Pulled)(*facts, *where), now_ns)
+        return effects
+
+    def _payload(self, number: int, given: Vector) -> Payload:
+        """Return the encoded shard; encoded once for all that receive the same elements."""
+        assert self.coding
+        before = self._said.get(number)
+        if before is None or before[0] is not given:
+            before = self._said[number] = given, self.coding.encode_pull(given, number)
+        return before[1]
+
+
+class Attendance:
+    """Invariant: `absent` and `left` are disjoint, and none of them is waited for.  Times in nanoseconds."""
+
+    def __init__(self, workers: Sequence[NodeId], longest_ns: int, least_ns: int, start_ns: int) -> None:
+        self.workers, self.start_ns, self.longest_ns = tuple(workers), start_ns, longest_ns
+        self.linked: set[NodeId] = set()
+        self.left: set[NodeId] = set()
+        self.absent: set[NodeId] = set()
+        self._heard_ns: dict[NodeId, int] = {}
+        self._paces = {worker: Deadline(longest_ns, min(least_ns, longest_ns)) for worker in workers}
+
+    @property
+    def present(self) -> list[NodeId]:
+        """The workers that are waited for, ascending."""
+        return [worker for worker in self.workers if worker not in self.absent and worker not in self.left]
+
+    @property
+    def over(self) -> bool:
+        """Whether no worker needs the server any more: a silent linked one does until another has left."""
+        lost = self.absent if self.left else self.absent - self.linked
+        return all(worker in self.left or worker in lost for worker in self.workers)
+
+    def note_progress(self, worker: NodeId, now_ns: int) -> bool:
+        """Record progress of a worker; return whether the others had gone on without it."""
+        self._heard_ns[worker] = now_ns
+        back = worker in self.absent
+        self.absent.discard(worker)
+        return back
+
+    def pushed(self, worker: NodeId, now_ns: int) -> None:
+        """Record the first piece of a gradient: it took the time since the worker's last message."""
+        if worker in self._heard_ns:
+            self._paces[worker].record(now_ns - self._heard_ns[worker])
+
+    def leave(self, worker: NodeId) -> None:
+        """Record a worker's goodbye."""
+        self.absent.discard(worker)
+        self.left.add(worker)
+
+    def due_ns(self, worker: NodeId) -> int:
+        """Return the time at which a worker without a message counts as silent."""
+        if worker not in self._heard_ns:
+            return self.start_ns
+        patience = self.longest_ns if worker in self.linked else self._paces[worker].now_ns()
+        return self._heard_ns[worker] + patience
+
+    def lose_silent(self, of: Collection[NodeId], now_ns: int) -> list[NodeId]:
+        """Mark the silent ones of these workers as absent; return them."""
+        silent = [worker for worker in self.present if worker in of and self.due_ns(worker) <= now_ns]
+        self.absent.update(silent)
+        return silent

@@ -20,7 +20,7 @@ are ignored, so an owner that is cut off can answer nothing more: its copies hav
 shard without a copy of it reports the shard as lost.
 
 Of a table workers push and pull rows: RowPush, NoRows and RowPull take the place of the other messages, by lists of
-keys that the workers have sent (`key_lists`).
+keys that the workers have sent (`row_parts`).
 """
 
 from __future__ import annotations
@@ -79,14 +79,11 @@ from fedgossip.core.messages import (
     TenureTaken,
 )
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink, PushChunk
-from fedgossip.protocols.servers.attendance import Attendance
-from fedgossip.protocols.servers.key_lists import KeyLists
-from fedgossip.protocols.servers.push_intake import PushIntake
-from fedgossip.protocols.servers.shard_clocks import ShardChange, ShardClocks
+from fedgossip.protocols.servers.push_intake import Attendance, HeldPull, PushIntake, WaitingPulls
+from fedgossip.protocols.servers.row_parts import KeyLists
+from fedgossip.protocols.servers.shard_clocks import ShardChange, ShardClocks, saved_shards
 from fedgossip.protocols.servers.shard_coding import ShardCoding
-from fedgossip.protocols.servers.shard_records import saved_shards
 from fedgossip.protocols.servers.tenure_shards import MakeShard, TenureShards
-from fedgossip.protocols.servers.waiting_pulls import HeldPull, WaitingPulls
 
 OfRows = RowKeys | SomeKeys | RowPull | RowPush | NoRows
 """Messages of workers about a table."""

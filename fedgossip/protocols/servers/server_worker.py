@@ -68,8 +68,7 @@ from fedgossip.core.messages import (
 )
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink
 from fedgossip.protocols.allreduce.round_sums import weight_of
-from fedgossip.protocols.servers.model_parts import ModelParts
-from fedgossip.protocols.servers.pieces import Assembly
+from fedgossip.protocols.servers.model_parts import Assembly, ModelParts
 from fedgossip.protocols.servers.shard_coding import ShardCoding, check_coded
 
 BYES_MAX = 5

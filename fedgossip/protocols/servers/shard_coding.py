@@ -23,7 +23,7 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Segment
-from fedgossip.protocols.allreduce.coded_gradients import CodecMemory
+from fedgossip.protocols.allreduce.coded_fragments import CodecMemory
 from fedgossip.protocols.allreduce.round_sums import Contribution, weight_of
 
 

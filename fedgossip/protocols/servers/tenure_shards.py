@@ -34,9 +34,8 @@ from fedgossip.core.messages import (
     Tenure,
 )
 from fedgossip.protocols.allreduce.chunk_links import WINDOW, ChunkLink
-from fedgossip.protocols.servers.pieces import Assembly, RowAssembly, keyed_pieces, pieces
-from fedgossip.protocols.servers.shard_clocks import ShardChange, ShardClocks
-from fedgossip.protocols.servers.shard_records import restore
+from fedgossip.protocols.servers.model_parts import Assembly, RowAssembly, keyed_pieces, pieces
+from fedgossip.protocols.servers.shard_clocks import ShardChange, ShardClocks, restore
 
 MakeShard = Callable[[Shard, Vector], ShardClocks]
 """(shard, initial model) -> the shard before the first push."""

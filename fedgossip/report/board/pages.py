@@ -32,12 +32,10 @@ from fedgossip.core.roles import Roles
 from fedgossip.report.board.heads import LETTERS_MAX, OF_ALL, Head, Marks, counted, is_run, marks_of, read_head
 from fedgossip.report.page.markup import REPORT_SCRIPTS
 from fedgossip.report.watch import snapshot
-from fedgossip.report.watch.curves import Curve
-from fedgossip.report.watch.follow import Follower
-from fedgossip.report.watch.local_server import OF_DATA, HttpAnswer, LocalServer, Query, page_of
+from fedgossip.report.watch.federation import Curve
+from fedgossip.report.watch.follow import Follower, Tail
+from fedgossip.report.watch.local_server import OF_DATA, HttpAnswer, LocalServer, Query, WatchPage, json_answer, page_of
 from fedgossip.report.watch.places import DEEP, RunPlace, find
-from fedgossip.report.watch.serving import WatchPage, json_answer
-from fedgossip.report.watch.tail import Tail
 
 PAGE = "fedgossip.report.board:board.html"
 SCRIPTS = ("fedgossip.report.page:figure.js", "fedgossip.report.board:chart.js", "fedgossip.report.board:board.js")

@@ -13,11 +13,11 @@ from fedgossip.base.scores import Score
 from fedgossip.base.untrusted_text import line
 from fedgossip.report.page import drawing, figures, graphs
 from fedgossip.report.page.drawing import draw, series_style
-from fedgossip.report.page.endings import incomplete, notice
 from fedgossip.report.page.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.page.numbers import byte_unit, count, data_size, duration, number, percent, plural
+from fedgossip.report.page.participation import ReportedRound
 from fedgossip.report.page.reading import RecordedRun
-from fedgossip.report.page.rows import ReportedRound
+from fedgossip.report.page.reasons import incomplete, notice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

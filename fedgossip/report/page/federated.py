@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgossip.privacy.guarantee import guarantee, meaning
-from fedgossip.report.page import bars, drawing, figures, sections
-from fedgossip.report.page.bars import stack
+from fedgossip.privacy.accounting import guarantee, meaning
+from fedgossip.report.page import drawing, figures, sections
 from fedgossip.report.page.drawing import (
     AMBER,
     BLUE,
@@ -25,16 +24,16 @@ from fedgossip.report.page.drawing import (
     draw,
     legend_above,
     rectangles,
+    stack,
     zoomable,
 )
 from fedgossip.report.page.figures import Line
 from fedgossip.report.page.gains import who_gains
 from fedgossip.report.page.markup import Markup, cards, facts_table, figure, folded, grid, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, plural, shown_round
-from fedgossip.report.page.participation import Participation, Took
+from fedgossip.report.page.participation import Participation, ReportedEvent, Took
 from fedgossip.report.page.reading import PrivacySpent, RecordedRun
 from fedgossip.report.page.reasons import given_up, gravest_first, reason
-from fedgossip.report.page.rows import ReportedEvent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -248,13 +247,13 @@ def clients(run: RecordedRun, took: Participation) -> Markup | None:
         grid(
             figure(
                 "data",
-                bars.data_shares(run, "data"),
+                drawing.data_shares(run, "data"),
                 f"Data of each {one}",
                 sections.describe_examples(data, one),
             ),
             figure(
                 "time",
-                bars.time_spent(run, "time"),
+                drawing.time_spent(run, "time"),
                 "Where the time went",
                 f"How long each {one} trained, and communicated (models arrived or left), over all rounds; "
                 "the rest it waited, or took its part in the sum.",
@@ -271,10 +270,10 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
     learned = any(client.loss is not None for client in run.learners)
     scored = [run.summary.score.metric.heading] if tested else []
     heads = [run.roles.one.capitalize(), "Rounds", *scored, *(["Loss"] if learned else [])]
-    heads += ["Sent", "Received", *(name.capitalize() for name, _ in bars.CLIENT_ACTIVITIES)]
+    heads += ["Sent", "Received", *(name.capitalize() for name, _ in drawing.CLIENT_ACTIVITIES)]
     rows = []
     for node, client in enumerate(run.learners):
-        seconds = bars.time_of(run, client, led=True)
+        seconds = drawing.time_of(run, client, led=True)
         rows.append(
             [
                 str(node),
@@ -283,7 +282,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
                 *([number(client.loss)] if learned else []),
                 data_size(client.bytes_sent),
                 data_size(client.bytes_received),
-                *(duration(seconds[activity]) for activity, _ in bars.CLIENT_ACTIVITIES),
+                *(duration(seconds[activity]) for activity, _ in drawing.CLIENT_ACTIVITIES),
             ]
         )
     listed = table(heads, rows, numbers=len(heads) - 1)

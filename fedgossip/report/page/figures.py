@@ -14,8 +14,8 @@ from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above, zoomable
 from fedgossip.report.page.forecast import ROUNDING, Band
 from fedgossip.report.page.numbers import byte_unit, second_unit
+from fedgossip.report.page.participation import ReportedRound
 from fedgossip.report.page.reading import RecordedRun
-from fedgossip.report.page.rows import ReportedRound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,6 +3,8 @@
 Runs that differ in their seed alone are one curve: the mean over the seeds that all curves of a panel have, and
 Student's interval as a band.  `fedgossip plot` and `fedgossip report --paper` draw by this module alone; what is drawn
 is read off the `numbers` of the drawing, so that a file of them has every number of the figure.
+
+Intervals of a mean over seeds: Student's, of a level that every table and figure shares.
 """
 
 from __future__ import annotations
@@ -12,18 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedgossip.base.decoding import UnreadableError, from_toml
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.scores import Score
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import Drawing
-from fedgossip.report.page.intervals import LEVEL, student_interval
 from fedgossip.report.page.numbers import byte_unit, second_unit
 from fedgossip.report.page.reading import RecordedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 AXES = ("round", "epoch", "bytes", "seconds")
 MEASURES = {
@@ -278,3 +282,45 @@ def _measure_label(y: str, score: Score, rows: Sequence[Mapping[str, Any]]) -> s
     seeds = {row["seeds"] for row in rows}
     word = f"{score.word}, {SCORES[y]}" if y in SCORES else MEASURES.get(y, y)
     return word if seeds == {1} else f"{word}\n(mean, {LEVEL:.0%} interval)"
+
+
+LEVEL = 0.95
+
+Interval = tuple[float, float]
+
+
+def student_interval(values: Sequence[float]) -> Interval | None:
+    """Return Student's interval of the mean of values [k], mean ± t s / sqrt(k); None for fewer than two."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
+
+    sample = np.asarray(values, np.float64)
+    half = float(stdtrit(len(values) - 1, 0.5 + LEVEL / 2)) * float(sample.std(ddof=1)) / math.sqrt(len(values))
+    mean = float(sample.mean())
+    return mean - half, mean + half
+
+
+def student_p(differences: Sequence[float]) -> float | None:
+    """Return the two-sided p of the paired t test that differences [k] have mean 0; None for fewer than two."""
+    if len(differences) < 2:
+        return None
+    from scipy.special import stdtr
+
+    sample = np.asarray(differences, np.float64)
+    error = float(sample.std(ddof=1)) / math.sqrt(len(differences))
+    if error == 0.0:
+        return 1.0 if sample.mean() == 0 else 0.0
+    return 2.0 * float(stdtr(len(differences) - 1, -abs(float(sample.mean())) / error))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p values as adjusted by Holm for so many tests, in the given order.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6 (1979).
+    """
+    found, least = [0.0] * len(values), 0.0
+    for rank, at in enumerate(sorted(range(len(values)), key=lambda at: values[at])):
+        least = max(least, min(1.0, (len(values) - rank) * values[at]))
+        found[at] = least
+    return found

@@ -27,8 +27,7 @@ from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMM
 from fedgossip.core.timeline import Timeline, read_timeline
 from fedgossip.data.objectives import read_score
 from fedgossip.report.page.numbers import number, percent
-from fedgossip.report.page.participation import Participation
-from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound, ReportedRound
+from fedgossip.report.page.participation import Participation, ReportedEvent, ReportedPeerRound, ReportedRound
 
 EVENTS_KEPT = 200
 PARTICIPANTS_MAX = 1_000_001  # a million clients, and their coordinator

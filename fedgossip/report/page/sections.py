@@ -14,8 +14,7 @@ from typing import Any
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.event_kinds import event_kinds
-from fedgossip.report.page import bars, figures, graphs, timeline
-from fedgossip.report.page.endings import incomplete, notice
+from fedgossip.report.page import drawing, figures, graphs, timeline
 from fedgossip.report.page.forecast import Band, sentence
 from fedgossip.report.page.markup import (
     Markup,
@@ -31,9 +30,9 @@ from fedgossip.report.page.markup import (
     text,
 )
 from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, near_one, number, plural
+from fedgossip.report.page.participation import ReportedEvent
 from fedgossip.report.page.reading import DataSpread, Graph, RecordedRun
-from fedgossip.report.page.reasons import gravest_first
-from fedgossip.report.page.rows import ReportedEvent
+from fedgossip.report.page.reasons import gravest_first, incomplete, notice
 
 MOST_PEERS_LISTED = 64
 MOST_LANES = 32
@@ -310,7 +309,7 @@ def _edges(run: RecordedRun, drawn: Graph) -> int:
 def describe_examples(data: DataSpread | None, one: str) -> str:
     """Return the caption under the figure of all examples: their source, and their use."""
     source = f" ({data.source})" if data is not None and data.source else ""
-    unlike = data is not None and bars.by_class(data)
+    unlike = data is not None and drawing.by_class(data)
     colours = f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if unlike else "."
     notes = "".join(f"  {note}." for note in (data.notes if data is not None else ()))
     return f"How many examples each {one} holds{source}{colours}{notes}"
@@ -325,13 +324,13 @@ def peers(run: RecordedRun) -> Markup | None:
         grid(
             figure(
                 "data",
-                bars.data_shares(run, "data"),
+                drawing.data_shares(run, "data"),
                 f"Data of each {one}",
                 describe_examples(data, one),
             ),
             figure(
                 "time",
-                bars.time_spent(run, "time"),
+                drawing.time_spent(run, "time"),
                 "Where the time went",
                 f"How long each {one} trained, communicated (models arrived or left), waited for others and mixed, "
                 "over all rounds.",
@@ -360,14 +359,14 @@ def _peer_table(run: RecordedRun) -> Markup | None:
         return None
     learned = any(peer.score is not None or peer.loss is not None for peer in run.peers)
     scored = [run.summary.score.metric.heading, "Loss"] if learned else []
-    heads = [_head(run), *scored, "Sent", "Received", *(name.capitalize() for name, _ in bars.ACTIVITIES)]
+    heads = [_head(run), *scored, "Sent", "Received", *(name.capitalize() for name, _ in drawing.ACTIVITIES)]
     rows = [
         [
             _label(run, node),
             *([run.summary.score.shown(peer.score), number(peer.loss)] if learned else []),
             data_size(peer.bytes_sent),
             data_size(peer.bytes_received),
-            *(duration(peer.seconds[activity]) for activity, _ in bars.ACTIVITIES),
+            *(duration(peer.seconds[activity]) for activity, _ in drawing.ACTIVITIES),
         ]
         for node, peer in enumerate(run.peers)
     ]

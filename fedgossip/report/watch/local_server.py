@@ -4,6 +4,8 @@ It listens on 127.0.0.1, which no other machine can reach, and answers its own u
 machine may not read its files.  Linux has a table with the owner of each connection; elsewhere all users are answered.
 A page of another origin in the browser cannot read it: a name that was pointed at 127.0.0.1 is not among the accepted
 hosts, and no answer allows other origins.
+
+The page of a followed run, and the data that it requests; served on this machine alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import hashlib
 import io
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -25,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs
+
+import msgspec
 
 from fedgossip.base.errors import NetworkError
 from fedgossip.base.guarded_threads import guarded_thread
@@ -235,3 +240,38 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             """Do nothing: all requests are alike."""
 
     return Handler
+
+
+PAGE = "fedgossip.report.watch:watch.html"
+SCRIPTS = ("fedgossip.report.page:figure.js", "fedgossip.report.watch:watch.js", "fedgossip.report.watch:federated.js")
+STYLES = ("fedgossip.report.page:style.css", "fedgossip.report.watch:watch.css")
+
+
+class WatchPage:
+    """The page, and `graph()` and `moment()` as its data."""
+
+    def __init__(self, graph: Callable[[], Any], moment: Callable[[], Any]) -> None:
+        page, token = page_of(PAGE, SCRIPTS, STYLES), secrets.token_hex(8)  # lets a page detect another watcher
+        self._answers = {
+            "": lambda: page,
+            "graph.json": lambda: json_answer({"watch": token, **graph()}),
+            "state.json": lambda: json_answer({"watch": token, **moment()}),
+        }
+
+    def answer(self, name: str) -> HttpAnswer | None:
+        """Return the answer for this name: the page itself for ""."""
+        answer = self._answers.get(name)
+        return answer() if answer else None
+
+
+class Site(LocalServer):
+    """Serves one followed run; as LocalServer."""
+
+    def __init__(self, graph: Callable[[], Any], moment: Callable[[], Any], port: int = 0) -> None:
+        page = WatchPage(graph, moment)
+        super().__init__(lambda path, _: page.answer(path.removeprefix("/")), port)
+
+
+def json_answer(content: Any) -> HttpAnswer:
+    """Return plain data as an answer."""
+    return HttpAnswer("application/json", msgspec.json.encode(content))

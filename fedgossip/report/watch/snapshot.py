@@ -16,9 +16,8 @@ from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import PEERS, Roles
 from fedgossip.report.page.numbers import shown_round
-from fedgossip.report.watch.federation import Led
+from fedgossip.report.watch.federation import Led, Peer
 from fedgossip.report.watch.follow import DRIVERS, Follower
-from fedgossip.report.watch.peers import Peer
 from fedgossip.report.watch.state import ENDED, FALLEN, State
 from fedgossip.topology import Topology
 

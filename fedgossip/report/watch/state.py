@@ -18,9 +18,7 @@ from fedgossip.core.event_kinds import event_kinds, kind_of
 from fedgossip.core.forecasts import NarrowedForecast, RunForecast
 from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import PEERS, Roles
-from fedgossip.report.watch.curves import Curve
-from fedgossip.report.watch.federation import Federation, Led
-from fedgossip.report.watch.peers import Mark, Peer
+from fedgossip.report.watch.federation import Curve, Federation, Led, Mark, Peer
 from fedgossip.report.watch.places import MOST_EDGES
 from fedgossip.topology import Topology
 

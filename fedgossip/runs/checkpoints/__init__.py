@@ -10,10 +10,21 @@ synced, and renamed: a reader sees a whole file or none.  Random streams need no
 of the seed and of the round.
 """
 
-from fedgossip.runs.checkpoints.keeper import SECONDS, Checkpoints
-from fedgossip.runs.checkpoints.lives import begin_life, incarnation_of
-from fedgossip.runs.checkpoints.sameness import MAY_DIFFER, About, check_same, differences
-from fedgossip.runs.checkpoints.stored import Stored, drop, load, read, write
+from fedgossip.runs.checkpoints.keeper import (
+    MAY_DIFFER,
+    SECONDS,
+    About,
+    Checkpoints,
+    Stored,
+    begin_life,
+    check_same,
+    differences,
+    drop,
+    incarnation_of,
+    load,
+    read,
+    write,
+)
 from fedgossip.runs.checkpoints.tensor_file import DTYPES, RefusedError, take, write_tensors
 
 __all__ = [

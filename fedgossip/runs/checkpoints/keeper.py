@@ -1,17 +1,33 @@
-"""Keeping checkpoints while a peer runs: the newest always at hand, written now and then by a thread of its own."""
+"""Keeping checkpoints while a peer runs: the newest always at hand, written now and then by a thread of its own.
+
+One peer's checkpoints in its folder: written one beside the other, taken whole or refused with a reason.
+
+The origin of a checkpoint, and whether a run may resume from it: keys that may differ between experiments.
+
+The incarnation number of a peer: a file in its folder, on disk before its first Hello.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import NotWrittenError, ResumeError
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.core.machine import Checkpoint
-from fedgossip.runs.checkpoints.sameness import About
-from fedgossip.runs.checkpoints.stored import Stored, write
-from fedgossip.runs.checkpoints.tensor_file import Array
+from fedgossip.base.vectors import frozen
+from fedgossip.core import run_format
+from fedgossip.core.machine import Checkpoint, NodeId
+from fedgossip.core.model_fingerprint import Likeness
+from fedgossip.learning.settings import OF_THE_MACHINE
+from fedgossip.runs.checkpoints.tensor_file import Array, RefusedError, take, write_synced, write_tensors
 
 SECONDS = 10.0
 """Seconds between two checkpoints: the maximum loss in a crash."""
@@ -128,3 +144,182 @@ class Checkpoints:
         else:
             self._written = stored
             self._after()
+
+
+MAY_DIFFER = ("name", "track", "algorithm.start_timeout", *(f"train.{key}" for key in OF_THE_MACHINE))
+"""Keys that a resume may change; and `rounds` may grow."""
+
+OF_SIMULATIONS = ("simulation", "faults")
+"""Sections that real runs ignore."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The origin of a checkpoint.  `experiment` is the resolved one, so that a resume can name differing keys."""
+
+    node: NodeId
+    schema: str
+    version: str
+    experiment: Mapping[str, Any]
+    data: str = ""
+    """DataShares.digest: the hash of the examples."""
+    incarnation: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""
+    """Likeness.code: the user's own functions that the experiment names, each with a hash of its source."""
+
+
+def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulated: bool = False) -> list[str]:
+    """Return the keys of two resolved experiments that keep one from going on as the other, in words.
+
+    "train.lr: was 0.1, is 0.05".  Paths of files may differ; their contents are compared by hash, elsewhere.
+    """
+    free = MAY_DIFFER if simulated else MAY_DIFFER + OF_SIMULATIONS
+    was, now = (dict(_flat(json.loads(json.dumps(one)))) for one in (stored, given))  # tuples are lists in JSON
+    found = []
+    for key in sorted(was.keys() | now.keys()):
+        before, after = _tail(key, was.get(key)), _tail(key, now.get(key))
+        if key not in was and not after:  # an option of a later release, off
+            continue
+        if before == after or any(key == one or key.startswith(f"{one}.") for one in free):
+            continue
+        if key == "rounds" and isinstance(before, int) and isinstance(after, int) and after > before:
+            schedule = str(now.get("train.schedule", "constant"))
+            if schedule.endswith("cosine"):
+                found.append(f"rounds: was {before}, is {after}, and train.schedule = {schedule} follows them")
+            continue
+        found.append(f"{key}: was {_format(before)}, is {_format(after)}")
+    return found
+
+
+def check_same(stored: About, given: About, where: Path | str, *, simulated: bool = False) -> None:
+    """Raise ResumeError, with the differing keys, unless `stored` can resume as `given`."""
+    found = differences(stored.experiment, given.experiment, simulated=simulated)
+    if stored.data != given.data:
+        found.append("the data files: other examples")
+    if stored.code != given.code:
+        names = " and ".join(Likeness(stored.code).changed(Likeness(given.code))) or "your own functions"
+        found.append(f"{names}: another source")
+    if found:
+        may = ", ".join(MAY_DIFFER)
+        advice = f"Give the experiment that it had, or start a new run.  These may differ: {may}; rounds may grow."
+        raise ResumeError(f"{where}: a checkpoint of another experiment: {'; '.join(found)}", advice)
+
+
+def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _tail(key: str, value: Any) -> Any:
+    """Return the last part of a path: where a file lies differs between machines, and between then and now."""
+    if key in ("data.source", "data.test", "topology.graph") and isinstance(value, str) and "/" in value:
+        kind, colon, _ = value.partition(":")
+        return f"{kind}{colon}{value.rsplit('/', 1)[1]}" if colon else value.rsplit("/", 1)[1]
+    return value
+
+
+def _format(value: Any) -> str:
+    return "not there" if value is None else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A checkpoint with its context; `task` is the task's state after the same round."""
+
+    about: About
+    machine: Checkpoint
+    task: Mapping[str, Array]
+
+
+def write(folder: Path, stored: Stored) -> None:
+    """Put `stored` into `folder`, keeping the one before.  Raises OSError (a full disk, say); nothing is lost then."""
+    machine = {f"vector/{name}": vector for name, vector in stored.machine.vectors.items()}
+    about = {name: getattr(stored.about, name) for name in About.__slots__}
+    write_tensors(
+        folder,
+        {**about, "round": stored.machine.round, "facts": stored.machine.facts},
+        {**machine, **{f"task/{name}": array for name, array in stored.task.items()}},
+    )
+
+
+def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]:
+    """Return the newest checkpoint of `folder` that can be taken, and why newer ones were refused.
+
+    None, and nothing refused: this peer had written none.  Raises ResumeError for one of another experiment, and where
+    there are some and all are refused.
+    """
+    refused: list[RefusedError] = []
+    for path in (folder / run_format.CHECKPOINT, folder / run_format.CHECKPOINT_BEFORE):
+        if not path.exists():
+            continue
+        try:
+            return _checked(read(path), about, path), refused
+        except RefusedError as error:
+            refused.append(error)
+    if refused:
+        advice = f"Put a good copy there, or start this peer in a new folder; --resume does not change {folder}."
+        raise ResumeError("; ".join(map(str, refused)), advice)
+    return None, []
+
+
+def drop(refused: Iterable[RefusedError]) -> None:
+    """Delete files that were refused where another was taken: the next one written must not push them onto that."""
+    for error in refused:
+        error.path.unlink(missing_ok=True)
+
+
+def _checked(stored: Stored, about: About, path: Path) -> Stored:
+    theirs = stored.about
+    if theirs.node != about.node:
+        raise RefusedError(path, "peer", f"a checkpoint of peer {theirs.node}, this is peer {about.node}")
+    if theirs.version != about.version:
+        raise RefusedError(path, "version", f"written by fedgossip {theirs.version}, this is {about.version}")
+    check_same(theirs, about, path)
+    if theirs.schema != about.schema:
+        raise RefusedError(path, "model", "of a model of another layout")
+    return stored
+
+
+def read(path: Path) -> Stored:
+    """Return a peer's checkpoint.  Raises RefusedError for one that is cut short, changed or of another format."""
+    about, arrays = take(path)
+    try:
+        return _stored(about, arrays)
+    except Exception as error:  # whatever a file of somebody else's makes of it; nothing is changed by reading
+        raise RefusedError(path, "corrupt", f"not a peer's checkpoint ({type(error).__name__})") from None
+
+
+def _stored(about: dict[str, Any], arrays: dict[str, Array]) -> Stored:
+    vectors = {n.removeprefix("vector/"): frozen(a) for n, a in arrays.items() if n.startswith("vector/")}
+    task = {n.removeprefix("task/"): a for n, a in arrays.items() if n.startswith("task/")}
+    about = {"code": "", **about}  # of a run that wrote none
+    whose = msgspec.convert({name: about[name] for name in About.__slots__}, About)
+    round = msgspec.convert(about["round"], Annotated[int, msgspec.Meta(ge=0)])
+    return Stored(whose, Checkpoint(round, vectors, msgspec.convert(about["facts"], dict[str, Any])), task)
+
+
+def incarnation_of(folder: Path) -> int:
+    """Return the last incarnation started in `folder`; -1 without any.  Raises ResumeError."""
+    path = folder / run_format.INCARNATION
+    try:
+        return int(outside_files.read_text(path))
+    except FileNotFoundError:
+        return -1
+    except (OSError, ValueError):
+        advice = "Write a number into it that is higher than that of any life of this peer before."
+        raise ResumeError(f"{path}: not a number", advice) from None
+
+
+def begin_life(folder: Path, incarnation: int) -> None:
+    """Record the start of `incarnation`; on disk when this returns.  Raises NotWrittenError."""
+    part = folder / f"{run_format.INCARNATION}.part"
+    try:
+        write_synced(part, [f"{incarnation}\n".encode()])
+        part.replace(folder / run_format.INCARNATION)
+        owner_files.sync_folder(folder)
+    except OSError as error:
+        raise NotWrittenError(folder / run_format.INCARNATION, error) from None

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.base import file_locks
+from fedgossip.base import owner_files
 from fedgossip.base.decoding import from_msgpack
 from fedgossip.base.errors import NotWrittenError, ResumeError
 from fedgossip.base.version import __version__
@@ -90,9 +90,9 @@ class Journal:
         self.logged, self.company = -1, ""
         self._seed, self._drawn = b"", 0
         new = not path.exists()
-        self._file = file_locks.opened(path)
+        self._file = owner_files.opened_to_lock(path)
         try:
-            if not file_locks.taken(self._file):
+            if not owner_files.taken(self._file):
                 raise ResumeError(f"{path}: another process goes on with this run", "Wait until it has ended.")
             self._end = os.fstat(self._file).st_size
             if new or self._end == 0:

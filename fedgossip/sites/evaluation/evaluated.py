@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.base.seeds import stream
-from fedgossip.data.agreed.sum_files import read_sums_file
+from fedgossip.data.agreed.sums_task import read_sums_file
 from fedgossip.data.agreed.suppression import (
     hidden_confusion,
     hidden_places,

@@ -9,6 +9,10 @@ Under a budget there is one round alone, of numbers with noise (`noisy_evaluatio
 
 A number x counts as the whole number nearest to x 2^104, so figures of the sums equal those of all records in one
 place, to 1e-12 and better.  An AUROC follows from histograms, to the width of their bins.
+
+How well a model answers for each record: its loss there, and whether it is right.  No torch here.
+
+A LocalTask with vectors of the sums by which sites judge a model: two rounds, or one with noise.
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, from_system, named_places
 from fedgossip.data.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
-from fedgossip.learning.one_model.record_losses import losses_of, right_of
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation import noisy_evaluation
 from fedgossip.sites.evaluation.noisy_evaluation import (
@@ -272,3 +278,84 @@ def score_of(layout: EvaluationLayout, numbers: Numbers, where: Name) -> float |
             return None
         explained.append(1 - (numbers[*where, "squared", label] * records << SHIFT) / spread)
     return sum(explained) / len(explained)
+
+
+TINY = 1e-300
+"""A probability counts as no smaller: its loss is at most 691."""
+
+Answers = npt.NDArray[np.float64]
+
+
+def losses_of(kind: str, answers: Answers, y: npt.NDArray[np.generic]) -> Answers:
+    """Return the loss of each record, float64 [m], of answers [m, k] as `LoadedModel` gives them.
+
+    Of classes minus the logarithm of the probability of the true one; of several labels the sum of those; of numbers
+    the mean squared error, in the labels' units.  Raises ConfigError for text, which has no records.
+    """
+    if kind == CLASSIFICATION:
+        return -np.log(np.maximum(answers[np.arange(len(y)), y.astype(np.int64)], TINY))
+    truth = y.astype(np.float64).reshape(answers.shape) if kind in (MULTI_LABEL, REGRESSION) else None
+    if truth is None:
+        raise ConfigError(f"a model of {kind}: its examples are no records", "Name a model of tables or pictures.")
+    if kind == REGRESSION:
+        return np.asarray(((answers - truth) ** 2).mean(axis=1))
+    of_truth = np.where(truth == 1, answers, 1 - answers)
+    return np.asarray(-np.log(np.maximum(of_truth, TINY)).sum(axis=1))
+
+
+def right_of(kind: str, answers: Answers, y: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_] | None:
+    """Return whether each answer is right, bool [m]: of several labels all of them; None where answers are numbers."""
+    if kind == CLASSIFICATION:
+        return np.asarray(answers.argmax(axis=1) == y)
+    if kind == MULTI_LABEL:
+        return np.asarray(((answers > 0.5) == (y == 1)).all(axis=1))
+    return None
+
+
+ROUNDS = 2
+
+
+class EvaluationTask(PooledSumsTask):
+    """Answers of the model at the local sites, by their ids; other sites run elsewhere."""
+
+    again = "Evaluate"
+
+    def __init__(
+        self,
+        layout: EvaluationLayout,
+        sites: Mapping[NodeId, SiteAnswers],
+        least: int,
+        draw: Draw = from_system,
+    ) -> None:
+        super().__init__(layout.exact, layout.digest)
+        self.layout, self._sites, self._least, self._draw = layout, sites, least, draw
+        self._said: dict[NodeId, Vector] = {}
+        """Noisy sums are drawn once per site; a repeated request returns the same numbers."""
+
+    def sums(self, job: Job) -> Vector:
+        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
+        if self.layout.noise:
+            return self._hidden(job.node)
+        site = self._sites[job.node]
+        if job.round == 0:
+            return self.layout.vector(presence(self.layout, site))
+        pooled = self.layout.numbers(job.vector)
+        if not pooled["sites",]:
+            raise self.nothing_there(job.node)
+        return self.layout.vector(judged_sums(self.layout, site, pooled, job.node, self._least))
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        noisy = self.layout.noise > 0
+        return named_places(self.layout.bounds, lambda name: noisy or (name[0] in ("sites", "at")) == (round == 0))
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        signed = {"sum", "score"}
+        return named_places(self.layout.bounds, lambda name: not self.layout.noise and not signed & {*name})
+
+    def _hidden(self, node: NodeId) -> Vector:
+        """Return a site's noisy sums of the only round under a budget."""
+        if node not in self._said:
+            site, noisy = self._sites[node], self.layout.noisy
+            numbers = noisy.hidden(noisy.of_records(site.answers, site.y, site.groups), self._draw(node, 0))
+            self._said[node] = self.layout.vector({("sites",): 1} | dict(numbers))
+        return self._said[node]

@@ -1,8 +1,8 @@
 """The numbers by which sites judge a model under a budget of records: each site adds noise to its own.
 
-The noise hides every record from everybody, the coordinator included, as in statistics (`noisy_sums`): a site's part is
-one release of a Gaussian mechanism.  The numbers are few, without those that follow from others, for each costs noise
-on all.
+The noise hides every record from everybody, the coordinator included, as in statistics (`column_sums`): a site's part
+is one release of a Gaussian mechanism.  The numbers are few, without those that follow from others, for each costs
+noise on all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.data.agreed.noisy_sums import GRAIN, MOST, divided, grains_of, hidden
+from fedgossip.data.agreed.column_sums import GRAIN, MOST, divided, grains_of, hidden
 from fedgossip.secure.primitives import Entropy
 
 BINS = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES, MODEL, TABLES
-from fedgossip.data.agreed.sum_files import read_sums_file
+from fedgossip.data.agreed.sums_task import read_sums_file
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families import family
 from fedgossip.sites.fits.families.family import FamilyFit

@@ -11,16 +11,14 @@ import numpy as np
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.run_format import FIT
-from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.federated_tables import read_for_fit
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_for_fit
 from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.objectives import COX, REGRESSION
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
-from fedgossip.sites.fits.cox.cox_steps import CoxServer, rounds_of
+from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
-from fedgossip.sites.fits.cox.cox_task import CoxTask
 from fedgossip.sites.fits.design_columns import bounds_of, design_columns
 from fedgossip.sites.fits.survival.survival_times import grid_of, places_of
 from fedgossip.sites.plans.sums import SumsRun

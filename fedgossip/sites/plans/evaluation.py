@@ -15,18 +15,23 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.data.agreed.sums_task import Draw, from_system
 from fedgossip.data.objectives import EVALUATION
-from fedgossip.data.per_peer import PLACE
+from fedgossip.data.partitions import PLACE
 from fedgossip.data.record_groups import file_of, group_rows, groups_of
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.experiment.data_section import NAMED, RANK
-from fedgossip.learning.one_model.record_losses import losses_of, right_of
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import SharedExamples, examples_of
 from fedgossip.privacy.membership import LEAST, MembershipTest, membership_test
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of, noisy_evaluation_of
-from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers
-from fedgossip.sites.evaluation.evaluation_task import ROUNDS, EvaluationTask
+from fedgossip.sites.evaluation.evaluation_sums import (
+    ROUNDS,
+    EvaluationLayout,
+    EvaluationTask,
+    SiteAnswers,
+    losses_of,
+    right_of,
+)
 from fedgossip.sites.plans.sums import asking, check_exact, check_secure, noise_of, plan_of_sums, sites_that_fit
 
 if TYPE_CHECKING:

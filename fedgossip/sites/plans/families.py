@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
-from fedgossip.core.whole_model import WholeModel
+from fedgossip.core.task import WholeModel
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import TABLES
 from fedgossip.data.table_files import TableFile

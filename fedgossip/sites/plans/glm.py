@@ -11,17 +11,15 @@ import numpy as np
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector
 from fedgossip.core.run_format import FIT
-from fedgossip.core.whole_model import WholeModel
-from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.federated_tables import read_for_fit
+from fedgossip.core.task import WholeModel
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_for_fit
 from fedgossip.data.objectives import CLASSIFICATION, GLM, REGRESSION
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
 from fedgossip.sites.fits.design_columns import bounds_of, check_counted, design_columns
 from fedgossip.sites.fits.glm.glm import FAMILIES, scaled
 from fedgossip.sites.fits.glm.glm_result import SOURCE_OF, GlmFit, fit_of, layer_of
-from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, SiteRecords, known_outcomes
-from fedgossip.sites.fits.glm.glm_task import GlmTask
+from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, GlmTask, SiteRecords, known_outcomes
 from fedgossip.sites.plans.sums import SumsRun, layer_model
 
 KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}

@@ -9,8 +9,7 @@ from fedgossip.base.errors import ConfigError, TooFewPeersError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.data.agreed.agreed_table import AgreedTable, agreed_of, common_moments
-from fedgossip.data.agreed.column_sums import SumLayout
-from fedgossip.data.agreed.noisy_sums import check_bounded
+from fedgossip.data.agreed.column_sums import SumLayout, check_bounded
 from fedgossip.data.agreed.statistics_task import ROUNDS, StatisticsTask
 from fedgossip.data.agreed.sums_task import Draw, from_system
 from fedgossip.data.columns.table_schema import DROP, FEDERATED, INDICATOR, SiteColumns, TableSchema

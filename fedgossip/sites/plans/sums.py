@@ -18,19 +18,18 @@ from fedgossip.base.errors import BudgetError, ConfigError, TooFewPeersError
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.core.whole_model import WholeModel
-from fedgossip.data.agreed.agreed_table import AgreedTable, read
+from fedgossip.core.task import WholeModel
+from fedgossip.data.agreed.agreed_table import AgreedTable, check_same, read
 from fedgossip.data.agreed.column_sums import SITES
-from fedgossip.data.agreed.federated_tables import check_same
 from fedgossip.data.agreed.sums_task import Draw, SumsTask
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
-from fedgossip.data.per_peer import PLACE
-from fedgossip.data.record_digests import source_digest
+from fedgossip.data.partitions import PLACE
+from fedgossip.data.record_groups import source_digest
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
+from fedgossip.experiment.data_section import TaskSection
 from fedgossip.experiment.sections import EvalSection, StopSection, TrackSection
-from fedgossip.experiment.task_section import TaskSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan

@@ -11,16 +11,14 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector
 from fedgossip.core.run_format import CURVES
-from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.federated_tables import read_for_fit
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_for_fit
 from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.columns.table_schema import SchemaColumn
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import REGRESSION, SURVIVAL
 from fedgossip.data.table_files import TableFile
 from fedgossip.sites.fits.survival.survival_result import CurveFit, fit_of
-from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes
-from fedgossip.sites.fits.survival.survival_task import ROUNDS, SurvivalTask
+from fedgossip.sites.fits.survival.survival_sums import ALL, ROUNDS, CurveDesign, CurveLayout, SiteTimes, SurvivalTask
 from fedgossip.sites.fits.survival.survival_times import checked_times, grid_of, places_of
 from fedgossip.sites.plans.sums import SumsRun
 

@@ -12,20 +12,16 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
 from fedgossip.core.run_format import FIT_OF_TREES
-from fedgossip.core.whole_model import WholeModel
-from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, spread_bins
-from fedgossip.data.agreed.federated_tables import read_for_fit, scaled
+from fedgossip.core.task import WholeModel
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, read_for_fit, scaled, spread_bins
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, TREES
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import FederatedExperiment
-from fedgossip.learning.models.tree_file import encoded_trees
-from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign
+from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign, encoded_trees
 from fedgossip.plans import compose
 from fedgossip.sites.fits.design_columns import check_counted
-from fedgossip.sites.fits.trees.tree_options import TreeOptions, tree_options
-from fedgossip.sites.fits.trees.tree_result import TreesFit, trees_fit
+from fedgossip.sites.fits.trees.tree_result import TreeOptions, TreesFit, TreesTask, tree_options, trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer, trees_file
-from fedgossip.sites.fits.trees.tree_task import TreesTask
 from fedgossip.sites.plans.sums import SumsRun
 
 NUMBERS = 1 << 22

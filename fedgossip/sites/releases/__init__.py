@@ -2,7 +2,7 @@
 
 It imports `plans`, `report` and `audit`, and is made of files alone (`gathering`): run directory, evaluation, plan,
 approvals, logs. The archive's comment, the end of the file, is key and signature of all bytes before it
-(`signed_zip`), so that no byte is outside of the signature and any zip program reads it.  Checking (`checking`)
+(`released`), so that no byte is outside of the signature and any zip program reads it.  Checking (`checking`)
 imports neither torch nor matplotlib.  Lines that others have signed are verified again, by `audit` and
 `plans.approvals.approvals`, since the maker of a release may sign anything.
 

@@ -40,8 +40,7 @@ from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import JOINING, read_signed, site_of
 from fedgossip.plans.approvals.statement_words import study_of
 from fedgossip.secure.session import ParticipantRoster
-from fedgossip.sites.releases.released import FORMAT, Release, ReleasedLog
-from fedgossip.sites.releases.signed_zip import ASK, ReleaseError, SignedZip, open_signed
+from fedgossip.sites.releases.released import ASK, FORMAT, Release, ReleasedLog, ReleaseError, SignedZip, open_signed
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Gathers the contents of a release from the files of a run, an evaluation and the sites."""
+"""Gathers the contents of a release from the files of a run, an evaluation and the sites.
+
+The privacy statement of a release: protected data, adversaries, strength, and limits.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,20 @@ from fedgossip.core.run_format import (
     USE,
 )
 from fedgossip.data.agreed import agreed_table
-from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.data.agreed.statistics_task import ROUNDS
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.objectives import REGRESSION
+from fedgossip.experiment import PrivacySection, file_kept_in, load_experiment
 from fedgossip.learning.models import model_files
 from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import Approval, read_signed, site_of
 from fedgossip.plans.approvals.statement_words import study_of
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.privacy.accounting import Mechanism, epsilon, meaning
+from fedgossip.privacy.forecast import PrivacyPlan
+from fedgossip.privacy.wording import adversary, hidden, not_hidden
 from fedgossip.report.page.participation import Took
 from fedgossip.report.page.reading import read_run
 from fedgossip.sites.evaluation import evaluated
@@ -49,13 +58,14 @@ from fedgossip.sites.fits.survival.survival_result import CurveFit
 from fedgossip.sites.releases import model_card, released
 from fedgossip.sites.releases.checking import logs_of
 from fedgossip.sites.releases.fitted import numbers_of
-from fedgossip.sites.releases.privacy_words import privacy_of
 from fedgossip.sites.releases.released import Release, ReleasedApproval, ReleasedModel, ReleasedPrivacy
 
 if TYPE_CHECKING:
     from fedgossip.data.agreed.agreed_table import AgreedTable
     from fedgossip.plans.approvals.plan_statement import PlanStatement
+    from fedgossip.report.page.reading import Summary
     from fedgossip.sites.evaluation.evaluated import Evaluation
+
 
 USE_LETTERS = 20_000
 """Maximum length of the text about the use."""
@@ -282,3 +292,107 @@ def _logs(sources: ReleaseSources) -> Contents:
         mine = [path for path in rounds if path.parent.parent == owner]
         found |= {f"{LOGS}/{number:03d}/{path.parent.name}/{path.name}": path for path in mine}
     return found
+
+
+NOBODY = "Nobody promises anything of single records: the model, and the sums of all rounds, may tell of them."
+
+
+def privacy_of(
+    run: Path,
+    summary: Summary,
+    stated: PlanStatement,
+    statistics: AgreedTable | None,
+    evaluation: Evaluation | None,
+) -> ReleasedPrivacy:
+    """Return the promises of a run, with its sites' disclosures before and after it: the one source of these numbers.
+
+    Raises ConfigError for a run directory that names no federated run.
+    """
+    plan = compose.plan(load_experiment(file_kept_in(run)))
+    if not isinstance(plan, FederationPlan):
+        raise ConfigError(f"{run}: no federated run", "A release is of a run with a [coordinator].")
+    seen = _seen(plan)
+    budget, spent = plan.experiment.budget, summary.privacy
+    if budget is None or spent is None:
+        none = (
+            ("promise", f"None by a budget.  {NOBODY}"),
+            ("the coordinator", seen),
+            ("not hidden", _of_all(plan)),
+        )
+        return ReleasedPrivacy(unit="none", words=none)
+    about = PrivacyPlan(
+        unit=budget.unit,
+        clients=plan.learners,
+        rounds=plan.experiment.rounds,
+        noise=budget.noise,
+        clip=budget.clip,
+        delta=budget.delta,
+        parameters=1,
+        cohort=plan.cohort,
+        max_epsilon=budget.max_epsilon,
+        honest=plan.least if budget.unit == "client" else None,
+        batch_size=plan.experiment.train.batch_size,
+        examples=(plan.experiment.train.batch_size,) * plan.learners,
+        telling=plan.telling,
+        secure=plan.secure,
+        tested=plan.experiment.data.local_test > 0,
+    )
+    worth = budget.max_epsilon if spent.epsilon is None else spent.epsilon
+    bound = "at most" if spent.epsilon is None else "spent, by the site that has spent most:"
+    words = (
+        ("unit", hidden(about)),
+        ("from", adversary(about)),
+        ("epsilon", f"{bound} {worth:.4g} at delta {budget.delta:g}"),
+        ("verdict", meaning(worth, budget.unit)),
+        *of_statistics(statistics, budget, counted=bool(stated.terms.before) or spent.epsilon is None),
+        *of_figures(evaluation, budget, worth),
+        ("the coordinator", seen),
+        ("not hidden", f"{not_hidden(about)}  {_of_all(plan)}"),
+    )
+    return ReleasedPrivacy(unit=budget.unit, epsilon=worth, delta=budget.delta, words=words)
+
+
+def of_statistics(statistics: AgreedTable | None, budget: PrivacySection, *, counted: bool) -> list[tuple[str, str]]:
+    """Return (what, words) of the statistics that the sites agreed on; `counted`: in the epsilon of the run."""
+    if statistics is None:
+        return []
+    told = "What the sites have agreed on before the training"
+    if not statistics.noise:
+        return [("statistics", f"{told} {EXACT}")]
+    cost = _alone(statistics.noise, ROUNDS, budget)
+    by = "counts" if counted else "counts where the ledger of a site's key held them"
+    return [("statistics", f"{told} {cost}, which the epsilon above {by}.")]
+
+
+def of_figures(evaluation: Evaluation | None, budget: PrivacySection, worth: float) -> list[tuple[str, str]]:
+    """Return (what, words) of the figures by which the sites judged a model whose run is worth this epsilon."""
+    if evaluation is None:
+        return []
+    told = "What the sites have told to judge the model"
+    if not evaluation.layout.noise:
+        return [("figures", f"{told} {EXACT}")]
+    both = worth + epsilon([Mechanism(evaluation.layout.noise, 1.0, 1)], budget.delta)  # the simple sum of two promises
+    cost = _alone(evaluation.layout.noise, 1, budget)
+    total = f"with it that is at most {both:.4g} at delta {2 * budget.delta:g}"
+    return [("figures", f"{told} {cost}, which came after the epsilon above; {total}.")]
+
+
+EXACT = "is exact, and outside of the budget."
+
+
+def _alone(noise: float, releases: int, budget: PrivacySection) -> str:
+    alone = epsilon([Mechanism(noise, 1.0, releases)], budget.delta)
+    said = "one release" if releases == 1 else f"{releases} releases"
+    return f"has noise of {noise:g} times what one record can add: {said}, epsilon {alone:.3g} alone"
+
+
+def _seen(plan: FederationPlan) -> str:
+    if not plan.secure:
+        return "It saw the update of every single site: there was no secure sum."
+    return f"It saw sums alone, each over at least {plan.least} of {plan.invited} sites."
+
+
+def _of_all(plan: FederationPlan) -> str:
+    """Return the disclosures that no budget and no sum hides."""
+    agreed = "  Statistics that the sites have agreed on." if plan.experiment.data.scale == "federated" else ""
+    return f"What is true of all records together, which is what was learned; which sites took part.{agreed}"

@@ -17,7 +17,7 @@ import numpy as np
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import IntArray, Topology
-from fedgossip.topology.spectra import laplacians
+from fedgossip.topology.spectra import eigen
 
 MAX_NODES = 20_000_000
 MAX_EDGES = 50_000_000  # 800 MB of edges; a graph beyond this is a mistake in the file, seldom a wish
@@ -44,7 +44,7 @@ def path(n: int) -> Topology:
     _require("path", n, lambda size: size >= 2)
     ids = np.arange(n, dtype=np.int64)
     found = Topology.from_edges(n, np.stack([ids[:-1], ids[1:]], axis=1), "path")
-    return replace(found, laplacian=partial(laplacians.path, n))
+    return replace(found, laplacian=partial(eigen.path, n))
 
 
 def star(n: int) -> Topology:
@@ -52,7 +52,7 @@ def star(n: int) -> Topology:
     _require("star", n, lambda size: size >= 2)
     leaves = np.arange(1, n, dtype=np.int64)
     found = Topology.from_edges(n, np.stack([np.zeros_like(leaves), leaves], axis=1), "star")
-    return replace(found, laplacian=partial(laplacians.star, n))
+    return replace(found, laplacian=partial(eigen.star, n))
 
 
 def complete(n: int) -> Topology:
@@ -74,7 +74,7 @@ def hypercube(n: int) -> Topology:
     ids = np.arange(n, dtype=np.int64)
     flips = [np.stack([ids, ids ^ (1 << bit)], axis=1) for bit in range(n.bit_length() - 1)]
     found = Topology.from_edges(n, np.concatenate(flips), "hypercube")
-    return replace(found, laplacian=partial(laplacians.hypercube, len(flips)))
+    return replace(found, laplacian=partial(eigen.hypercube, len(flips)))
 
 
 def exponential(n: int) -> Topology:
@@ -324,7 +324,7 @@ def _lattice(name: str, rows: int, columns: int, wrapped: bool) -> Topology:
     edges = np.concatenate([right, down])
     # a torus folds over itself when drawn on its grid, so only the open grid brings its places along
     found = Topology.from_edges(rows * columns, edges, name, positions=None if wrapped else places)
-    return replace(found, laplacian=partial(laplacians.torus if wrapped else laplacians.grid, rows, columns))
+    return replace(found, laplacian=partial(eigen.torus if wrapped else eigen.grid, rows, columns))
 
 
 def _pairs(left: IntArray, right: IntArray) -> IntArray:

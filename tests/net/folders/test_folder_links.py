@@ -17,8 +17,7 @@ from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Expected, Hello, Leaving, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.folders.folder_links import FolderLinks
-from fedgossip.net.folders.pair_folder import FILES, LISTED
-from fedgossip.net.folders.sealed_files import VERSION
+from fedgossip.net.folders.pair_folder import FILES, LISTED, VERSION
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected
 

@@ -27,7 +27,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.parallel import coding
 from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange
-from fedgossip.protocols.allreduce.coded_gradients import LEFT_OUT
+from fedgossip.protocols.allreduce.coded_fragments import LEFT_OUT
 from fedgossip.protocols.allreduce.reduction import Chunk
 
 SHARES = {"int8": ":16", "top-k": ":0.1", "random-k": ":0.25", "dgc": ":0.1:2", "qsgd": ":7"}

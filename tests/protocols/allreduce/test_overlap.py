@@ -21,9 +21,8 @@ from fedgossip.data.partitions import partition
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.experiment import load_experiment
-from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.base import EqualLinks, TrainingTimes
 from fedgossip.lab.costs.methods import Buckets, collective
-from fedgossip.lab.costs.times import TrainingTimes
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.plans import compose
 from fedgossip.protocols.allreduce.reduction import Reduction

@@ -46,8 +46,7 @@ from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.client import Client, ClientSettings
 from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
-from fedgossip.protocols.federated.gathering import Gathered
-from fedgossip.protocols.federated.spending import EXHAUSTED
+from fedgossip.protocols.federated.gathering import EXHAUSTED, Gathered
 from fedgossip.simulation.network import NetworkSettings
 
 SCHEMA, COORDINATOR = "s", 9

@@ -24,12 +24,12 @@ from fedgossip.core.records import EventRow, Row
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Averaging
 from fedgossip.plans import compose
-from fedgossip.plans.conditions import faults_of, network_settings
+from fedgossip.plans.compose import faults_of, network_settings
 from fedgossip.plans.plan import record_of
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.gathering import LOSS_MOST
 from fedgossip.secure.aborts import Stage
-from fedgossip.secure.neighbourhood import LIMIT, Grid
+from fedgossip.secure.pairs import LIMIT, Grid
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

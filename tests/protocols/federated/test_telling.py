@@ -25,7 +25,7 @@ from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.federated.privacy_outlook import outlook
+from fedgossip.plans.federated.privacy_budget import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.privacy.forecast import PrivacyPlan, forecast
 from fedgossip.privacy.wording import lines
@@ -33,7 +33,7 @@ from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.client import Client
 from fedgossip.protocols.federated.client_metrics import FACTS
 from fedgossip.protocols.federated.client_round import PlainPart, SecurePart, integers
-from fedgossip.secure.noise_rule import NO_NOISE
+from fedgossip.secure.encoding import NO_NOISE
 
 KEPT = [0.0, 0.25]
 RUNS = [

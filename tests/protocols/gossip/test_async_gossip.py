@@ -37,15 +37,7 @@ from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.learning.analytic import Averaging
 from fedgossip.protocols.gossip.async_gossip import LIFE, AsyncGossip, AsyncSettings
-from fedgossip.protocols.gossip.peer_sampling import (
-    FLOOR,
-    RULES,
-    Matching,
-    Speed,
-    UniformPartner,
-    edge_colours,
-    rule_of,
-)
+from fedgossip.protocols.gossip.pairing import FLOOR, RULES, Matching, Speed, UniformPartner, edge_colours, rule_of
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Topology, build, resolve

@@ -17,11 +17,9 @@ from fedgossip.core.messages import Model, RunKey, RunKeys
 from fedgossip.protocols.gossip.awaited_round import RoundClock
 from fedgossip.protocols.gossip.edge_ledger import KEPT_ROUNDS, EdgeLedger
 from fedgossip.protocols.gossip.learner import Learner
-from fedgossip.protocols.gossip.mailbox import Mailbox
-from fedgossip.protocols.gossip.open_round import ExchangedRound, OwnWeights
-from fedgossip.protocols.gossip.pairing import ATTEMPTS, DOUBLINGS, LEAST_SPREAD_NS, Pairing
+from fedgossip.protocols.gossip.mailbox import ExchangedRound, Mailbox, OwnWeights
+from fedgossip.protocols.gossip.pairing import ATTEMPTS, DOUBLINGS, LEAST_SPREAD_NS, Pairing, UniformPartner
 from fedgossip.protocols.gossip.partner_set import PartnerSet
-from fedgossip.protocols.gossip.peer_sampling import UniformPartner
 from fedgossip.protocols.private.private_gossip import KeyBook, MaskedSums
 from fedgossip.protocols.push_sum.push_sum import ParcelMail
 from fedgossip.secure.pairs import SeededPairs

@@ -26,7 +26,7 @@ from fedgossip.core.messages import Accepted, Account, Ack, Leaving, Model, Offe
 from fedgossip.protocols.gossip import async_gossip, lifecycle, sync_gossip
 from fedgossip.protocols.gossip.lifecycle import Lifecycle
 from fedgossip.protocols.private import private_gossip
-from fedgossip.protocols.push_sum import async_push_sum, push_sum
+from fedgossip.protocols.push_sum import push_sum
 from fedgossip.topology import build, resolve
 
 Step = tuple[str, str, str]
@@ -37,7 +37,7 @@ MODULES = {
     "private": private_gossip,
     "async": async_gossip,
     "push-sum": push_sum,
-    "async push-sum": async_push_sum,
+    "async push-sum": push_sum,
 }
 END = {"closing", "leaving", "finished"}
 SEEDS = 40

@@ -23,9 +23,8 @@ from fedgossip.base import seeds
 from fedgossip.base.vectors import frozen
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
-from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
 from fedgossip.protocols.push_sum.push_peer import PushSettings
-from fedgossip.protocols.push_sum.push_sum import SyncPushSum
+from fedgossip.protocols.push_sum.push_sum import AsyncPushSum, SyncPushSum
 from fedgossip.topology import Topology, build, resolve
 
 PAIRS = [

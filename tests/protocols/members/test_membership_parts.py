@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from fedgossip.base import seeds
 from fedgossip.core.machine import NodeId, Send, SetTimer
 from fedgossip.core.messages import Entry, MembershipUpdate, Suspicion
-from fedgossip.protocols.members.dissemination import REFUSALS_TOLD, Dissemination
-from fedgossip.protocols.members.failure_detector import BLAMES_KEPT, Blames, FailureDetector, MemberSettings
+from fedgossip.protocols.members.failure_detector import (
+    BLAMES_KEPT,
+    REFUSALS_TOLD,
+    Blames,
+    Dissemination,
+    FailureDetector,
+    MemberSettings,
+    PartitionWatch,
+)
 from fedgossip.protocols.members.membership_updates import NewsRefusal
-from fedgossip.protocols.members.partition_watch import PartitionWatch
 
 SETTINGS = MemberSettings()
 

@@ -49,12 +49,11 @@ from fedgossip.plans import compose
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.private import private_gossip
 from fedgossip.protocols.private.private_gossip import MODEL, PrivateGossip
-from fedgossip.secure.neighbourhood import LIMIT, Grid, masked, opened
-from fedgossip.secure.pairs import AgreedPairs, Other, Own, Pairs, SeededPairs, run_of
+from fedgossip.secure.pairs import LIMIT, AgreedPairs, Grid, Other, Own, Pairs, SeededPairs, masked, opened, run_of
 from fedgossip.secure.primitives import public_of
 from fedgossip.secure.ring import Words
 from fedgossip.topology import Mixing, build, resolve
-from fedgossip.topology.exposure.privacy import check_private
+from fedgossip.topology.exposure.exposure import check_private
 
 SCHEMA = "s"
 GRID = Grid(8.0)

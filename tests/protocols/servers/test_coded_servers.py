@@ -24,7 +24,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.parallel import coding
-from fedgossip.protocols.allreduce.coded_gradients import LEFT_OUT
+from fedgossip.protocols.allreduce.coded_fragments import LEFT_OUT
 
 NAMES = ["bf16", "int8:16", "top-k:0.1", "random-k:0.25", "dgc:0.1:2", "qsgd:7", "terngrad", "sign"]
 FLOAT = np.dtype(np.float32)

@@ -42,8 +42,8 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.plans import compose
 from fedgossip.plans.parallel.parameter_server import ServerPlan
-from fedgossip.protocols.servers.pieces import PIECE_BYTES
-from fedgossip.protocols.servers.shard_records import saved_shards
+from fedgossip.protocols.servers.model_parts import PIECE_BYTES
+from fedgossip.protocols.servers.shard_clocks import saved_shards
 
 
 def quadratic(workers: int = 4, servers: int = 2, rounds: int = 8, **more: Any) -> dict[str, Any]:

@@ -32,11 +32,10 @@ from fedgossip.core.task import Job, LocalTask, Update
 from fedgossip.experiment import checked
 from fedgossip.faults import FaultScript
 from fedgossip.plans import compose
-from fedgossip.plans.compose import Plan
-from fedgossip.plans.conditions import network_settings
-from fedgossip.plans.gossip.recovering import peer_of, recovers
+from fedgossip.plans.compose import Plan, network_settings
+from fedgossip.plans.gossip.gossip import peer_of, recovers
 from fedgossip.plans.plan import record_of
-from fedgossip.protocols.transfer.recovery import Recovering
+from fedgossip.protocols.transfer.state_transfer import Recovering
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

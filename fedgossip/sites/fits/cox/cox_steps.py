@@ -7,6 +7,8 @@
 The sites receive the state: it contains the point and the hazards, and no S1.  An incomplete round changes nothing and
 is requested again.  Where the sites of a round differ from those of the round before, the fit continues with the
 present ones.
+
+A LocalTask of sites that fit proportional hazards: sites receive the state and return the sums that it requests.
 """
 
 from __future__ import annotations
@@ -23,8 +25,13 @@ from fedgossip.algorithms.federated.base import Aggregate, Vectors
 from fedgossip.algorithms.federated.fedavg import ServerModel
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, frozen
-from fedgossip.sites.fits.cox.cox import RiskSums, Whole
-from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxLayout, Numbers, SiteHazards
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.sums_task import SumsTask
+from fedgossip.secure.session_history import AskedBefore
+from fedgossip.sites.fits.cox.cox import RiskSums, Whole, linear_predictor
+from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxLayout, Numbers, SiteHazards, TimedRecords
+from fedgossip.sites.fits.design_columns import too_few
 from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, halved, is_worse, moved
 from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets
 
@@ -349,3 +356,44 @@ def fitted_alone(layout: CoxLayout, site: SiteHazards) -> Vector:
     for _ in range(rounds_of(layout)):
         x = stepped(layout, x, requested_sums(site, x), 1)
     return x
+
+
+class CoxTask(SumsTask):
+    """The records of the local sites, by their ids; other sites run elsewhere."""
+
+    again = "Fit"
+
+    def __init__(self, layout: CoxLayout, sites: Mapping[NodeId, TimedRecords], suppress: int = 0) -> None:
+        super().__init__(layout.exact, layout.design.digest)
+        self.layout, self.length, self._suppress = layout, length_of(layout), suppress
+        self._last: tuple[Vector, FittedHazards] | None = None
+        self._sites = {node: SiteHazards(layout, one) for node, one in sites.items()}
+
+    def _state(self, x: Vector) -> FittedHazards:
+        """Return the state in a vector, one shared read-only object for all local sites."""
+        if self._last is None or self._last[0] is not x:
+            self._last = x, FittedHazards(self.layout, x)
+        return self._last[1]
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        return initial(self.layout)
+
+    def sums(self, job: Job) -> Vector:
+        return requested_sums(self._sites[job.node], job.vector)
+
+    def broken(self, model: Vector, before: AskedBefore) -> str:
+        return FittedHazards(self.layout, before.model).broken(self._state(model), before.clients)
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
+        after = self._state(model)
+        if after.stage == MOMENTS and after.number("asked_records") < len(self._sites[node].records.times):
+            return "there are fewer records at all sites than at this one"
+        return ""
+
+    def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
+        state, records = self._state(model), self._sites[node].records
+        if state.stage not in (RISK, LAST):  # the moments are at the point of the risk before them
+            return ""
+        weights = np.exp(linear_predictor(records.columns, np.array(state["point"])))
+        named = list(zip(self.layout.design.columns, records.columns, strict=True))
+        return too_few(weights, 1.0, named, self._suppress)

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.data.columns.declarations import EncodedColumn
 from fedgossip.data.columns.encoded_tables import categories_in, found_columns, number_of, read_features, refused
-from fedgossip.data.columns.encodings import EncodedColumn
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import with_columns
 from fedgossip.sites.fits.cox.cox import Whole, concordance
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.fitted_tables import BETWEEN, cells_of, marks_of, unknown_of
 from fedgossip.sites.fits.glm.glm import Values
-from fedgossip.sites.fits.glm.glm_predictions import reach_of, variance_of
+from fedgossip.sites.fits.glm.glm_result import reach_of, variance_of
 
 RELATIVE = "relative hazard"
 

@@ -28,7 +28,7 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.effective_records import CUT_SHORT, LOOK, too_few
+from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, too_few
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,

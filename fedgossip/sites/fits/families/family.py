@@ -22,10 +22,9 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
-from fedgossip.data.agreed.agreed_table import AgreedTable
-from fedgossip.data.agreed.federated_tables import read_for_fit
+from fedgossip.data.agreed.agreed_table import AgreedTable, read_for_fit
 from fedgossip.data.agreed.sums_task import PooledSumsTask
-from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.data.table_files import TableFile
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.design_columns import check_counted, design_columns

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import RECORDS_EACH
-from fedgossip.sites.fits.effective_records import CUT_SHORT, LOOK, too_few
+from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, too_few
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,

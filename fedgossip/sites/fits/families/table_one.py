@@ -26,7 +26,7 @@ from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
 from fedgossip.data.agreed.column_sums import SITES
 from fedgossip.data.agreed.suppression import hidden_rows
-from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import SiteColumns
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import TrainingError
-from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.data.columns.declarations import TableEncoding
 
 Values = npt.NDArray[np.float64]
 

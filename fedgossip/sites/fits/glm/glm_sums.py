@@ -7,12 +7,15 @@
 
 A vector has a place for every round, so each receiver computes the point of the next; an incomplete round leaves
 zeros, and its point is requested again.  A number x counts as the whole number nearest to x 2^104.
+
+A LocalTask with vectors of the sums by which sites fit a generalised linear model: one Newton step per round.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,16 +23,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.sums_task import PooledSumsTask
+from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.sites.fits.design_columns import too_few
 from fedgossip.sites.fits.glm.glm import (
     FAMILIES,
     ExponentialFamily,
     Newton,
     PointSums,
     Values,
+    influences,
     moved,
     residuals,
     site_sums,
@@ -258,3 +266,54 @@ def known_outcomes(design: GlmDesign, y: Values) -> Values:
         text = f"column {design.outcome!r} holds {wrong} numbers that are not {family.of}"
         raise ConfigError(text, f"A {family.name} model is of {family.of}; glm:linear is of any.")
     return y
+
+
+class GlmTask(PooledSumsTask):
+    """The records of the local sites, by their ids; other sites run elsewhere."""
+
+    again = "Fit"
+
+    def __init__(self, layout: GlmLayout, sites: Mapping[NodeId, SiteRecords], suppress: int = 0) -> None:
+        super().__init__(layout.exact, layout.design.digest)
+        self.layout, self._sites, self._suppress = layout, sites, suppress
+        self._steps: tuple[Vector, int, Newton | None] | None = None
+        """The last sums and their state: all local sites get the same sums."""
+
+    def sums(self, job: Job) -> Vector:
+        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
+        state = self._reached(job.vector, job.round) if job.round else None
+        if job.round and state is None:
+            raise self.nothing_there(job.node)
+        return self.layout.site(self._sites[job.node], job.round, state)
+
+    def _reached(self, pooled: Vector, round: int) -> Newton | None:
+        if self._steps is None or self._steps[0] is not pooled or self._steps[1] != round:
+            self._steps = pooled, round, self.layout.reached(pooled, round)
+        return self._steps[2]
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(self.exact.bounds), bool)
+        found[self.layout.of_round(round)] = True
+        return found
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        return self.layout.counts
+
+    def uneven(self, node: NodeId, round: int, model: Vector) -> str:
+        try:
+            with np.errstate(all="ignore"):
+                state = self._reached(model, round) if round else None
+        except TrainingError:  # all outcomes are equal: reported when sums are requested
+            return ""
+        except np.linalg.LinAlgError:
+            return "its sums lead to no point"
+        if state is None:
+            return ""
+        if not np.isfinite(state.point).all():
+            return "its sums lead to no point"
+        site, design = self._sites[node], self.layout.design
+        point = state.last if round > design.steps else state.point
+        weights = influences(design.of_family, site.x, point)
+        unit = float(design.of_family.influence(np.array([self.layout.first_point(model)]))[0])
+        named = zip(("(intercept)", *design.columns), site.x.T, strict=True)
+        return too_few(weights, unit, list(named), self._suppress)

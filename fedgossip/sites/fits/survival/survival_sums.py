@@ -2,6 +2,8 @@
 
 first round     number of sites and of records; number of sites of each group
 second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
+
+A LocalTask with vectors of the counts by which sites estimate survival: two rounds of sums.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
 from fedgossip.data.agreed.column_sums import RECORDS, SITES
+from fedgossip.data.agreed.sums_task import PooledSumsTask, named_places
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
@@ -132,3 +137,32 @@ class CurveLayout:
             for what in ("events", "censored")
         )
         return TimeCounts(numbers["of", group], *both)
+
+
+ROUNDS = 2
+
+
+class SurvivalTask(PooledSumsTask):
+    """The records of the local sites, by their ids; other sites run elsewhere."""
+
+    again = "Fit"
+
+    def __init__(self, layout: CurveLayout, sites: Mapping[NodeId, SiteTimes]) -> None:
+        super().__init__(layout.exact, layout.design.digest)
+        self.layout, self._sites = layout, sites
+
+    def sums(self, job: Job) -> Vector:
+        """Return a site's numbers of a round.  Raises as `SumsTask` after an incomplete first round."""
+        site = self._sites[job.node]
+        if job.round == 0:
+            return self.layout.first(site)
+        pooled = self.layout.numbers(job.vector)
+        if not pooled["sites",]:
+            raise self.nothing_there(job.node)
+        return self.layout.second(site, pooled)
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        return named_places(self.layout.bounds, lambda name: (name[0] in ("sites", "at")) == (round == 0))
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        return np.ones(len(self.layout.bounds), bool)
