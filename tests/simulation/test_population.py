@@ -91,6 +91,8 @@ def test_cohorts_by_losses_need_losses_and_times(sampling: str) -> None:
         ({"secure": {"on": True}}, "secure sum hides"),
         ({"candidates": 3}, "candidates"),
         ({"algorithm": "fedbuff"}, "fedbuff"),
+        ({"algorithm": "fedbuff", "sampling": "poisson"}, "fedbuff, which invites every client"),
+        ({"algorithm": "fedbuff", "sampling": "uniform", "over_selection": 1.5}, "over_selection with fedbuff"),
     ):
         with pytest.raises(ConfigError, match=text):
             simulate({**plain, "coordinator": {**plain["coordinator"], **section}})

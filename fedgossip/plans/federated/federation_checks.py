@@ -84,9 +84,13 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
 def _check_sampling(plan: FederationPlan) -> None:
     """Raise ConfigError for cohorts by reported losses that cannot be drawn."""
     s, by_choice = plan.section, plan.section.sampling == "power-of-choice"
-    if plan.buffered and s.sampling in BY_LOSSES:
-        text = f"coordinator.sampling = {s.sampling!r} with fedbuff, which invites whoever is free"
+    if plan.buffered and s.sampling != "uniform":
+        text = f"coordinator.sampling = {s.sampling!r} with fedbuff, which invites every client that is free"
         raise ConfigError(text, "Leave one of them out.")
+    of_cohorts = s.cohort not in (None, s.clients) or s.participation < 1 or s.over_selection > 1
+    if plan.buffered and of_cohorts:
+        text = "coordinator.cohort, participation or over_selection with fedbuff, whose rounds have no cohort"
+        raise ConfigError(text, "Leave it out; coordinator.at_once is the number that train at the same time.")
     if s.candidates is not None and not by_choice:
         text = f"coordinator.candidates = {s.candidates} with coordinator.sampling = {s.sampling!r}"
         raise ConfigError(text, 'It belongs to sampling = "power-of-choice": set that, or leave it out.')
