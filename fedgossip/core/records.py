@@ -253,7 +253,8 @@ def renamed(record: Any) -> Any:
 
 def row_of(decoder: msgspec.json.Decoder[Row], line: bytes) -> Row:
     """Decode the row of a line.  Raises UnreadableError."""
-    return from_json(decoder, line.replace(b'"accuracy', b'"score'))
+    written_before = b'"metrics"' not in line  # which may hold a number of this name
+    return from_json(decoder, line.replace(b'"accuracy', b'"score') if written_before else line)
 
 
 def read_rows(path: Path) -> list[Row]:

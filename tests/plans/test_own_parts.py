@@ -187,13 +187,13 @@ def test_an_optimizer_of_ones_own_with_the_formula_of_sgd_has_the_bits_of_sgd(
 ) -> None:
     source = "def plain(weights, gradient, first, second, rate): weights.sub_(gradient.mul_(rate))\n"
     shape = "import numpy as np\ndef data(): return np.random.default_rng(0).random((40, 1, 4, 4)), np.arange(40) % 3\n"
-    (tmp_path / "by_hand.py").write_text(source + shape)
+    (tmp_path / "own_sgd.py").write_text(source + shape)
     monkeypatch.chdir(tmp_path)
     digests = []
-    for optimizer in ("sgd", "by_hand:plain"):
+    for optimizer in ("sgd", "own_sgd:plain"):
         train = {"optimizer": optimizer, "weight_decay": 0.01, "local_steps": 2, "device": "cpu"}
         content = {"rounds": 2, "model": {"source": model}, "train": train, "topology": {"graph": "ring", "n": 3}}
-        content["data"] = {"source": "by_hand:data"}
+        content["data"] = {"source": "own_sgd:data"}
         digests.append(simulate(content, engine="stacked").digest)
     assert digests[0] == digests[1] is not None
 

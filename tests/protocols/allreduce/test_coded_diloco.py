@@ -108,7 +108,7 @@ def test_two_thousand_seeds(block: int) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"codec": "qsgd:7"}, "diloco: qsgd:7 is no codec for it"),
+        ({"codec": "terngrad"}, "diloco: terngrad is no codec for it"),
         ({"gamma": 0.5}, "gamma is 0.5 without a codec"),
         ({"codec": "int8", "gamma": 0}, "gamma is 0"),
         ({"codec": "int8", "gamma": "practise"}, "diloco: there is no rule 'practise'"),

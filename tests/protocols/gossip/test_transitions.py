@@ -43,10 +43,11 @@ END = {"closing", "leaving", "finished"}
 SEEDS = 40
 
 
-def rows(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each row of the table of a docstring: phase, events, next phases."""
-    (table,) = re.findall(r"    phase +event +next phase\n((?:    \w.*\n)+)", text)
-    for line in table.splitlines():
+def rows(text: str, at: int = 0, of: int = 1) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Each row of table `at` of a docstring, which has `of` of them: phase, events, next phases."""
+    tables = re.findall(r"    phase +event +next phase\n((?:    \w.*\n)+)", text)
+    assert len(tables) == of
+    for line in tables[at].splitlines():
         phase, events, following = re.split(r" {2,}", line.strip())
         yield phase, events.split(), following.split()
 
@@ -54,7 +55,8 @@ def rows(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
 def table_of(kind: str) -> list[tuple[str, list[str], list[str]]]:
     common, own = lifecycle.__doc__, MODULES[kind].__doc__
     assert common and own
-    return [*rows(common), *rows(own)]
+    place = (int(kind.startswith("async")), 2) if MODULES[kind] is push_sum else (0, 1)
+    return [*rows(common), *rows(own, *place)]
 
 
 def name_of(event: Event) -> str:
@@ -70,6 +72,8 @@ def name_of(event: Event) -> str:
 
 
 def kind_of(machine: Lifecycle[Any]) -> str:
+    if isinstance(machine, push_sum.AsyncPushSum):
+        return "async push-sum"
     return next(kind for kind, module in MODULES.items() if type(machine).__module__ == module.__name__)
 
 
