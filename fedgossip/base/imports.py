@@ -38,15 +38,15 @@ def uncollected() -> Iterator[None]:
     """Import, or make a population, with the garbage collector off: nothing of it is garbage.
 
     Its scans of imported objects take a tenth of torch's import time, and those of a million seats half of the set-up.
-    What was made is of the oldest generation then: the next collections do not scan it.
+    What was imported is of the oldest generation then: the next collections do not scan it.
     """
-    before = gc.isenabled()
+    before, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
         if before:
-            if not gc.get_freeze_count():
+            if len(sys.modules) > modules and not gc.get_freeze_count():  # which counts what is frozen, one by one
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation, without a scan
             gc.enable()

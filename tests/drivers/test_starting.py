@@ -155,6 +155,7 @@ SCANNED = """
 import gc
 from fedgossip.base.imports import uncollected
 with uncollected():
+    import fedgossip.core.task
     imported = [[] for _ in range(1000)]
 young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
 print(len(young & set(map(id, imported))), gc.get_freeze_count(), gc.isenabled())
