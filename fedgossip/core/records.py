@@ -253,8 +253,13 @@ def renamed(record: Any) -> Any:
 
 def row_of(decoder: msgspec.json.Decoder[Row], line: bytes) -> Row:
     """Decode the row of a line.  Raises UnreadableError."""
-    written_before = b'"metrics"' not in line  # which may hold a number of this name
-    return from_json(decoder, line.replace(b'"accuracy', b'"score') if written_before else line)
+    if b'"accuracy' not in line:
+        return from_json(decoder, line)
+    named = renamed(from_json(_ANY, line))  # the row's own keys alone: a logged number may have this name
+    return from_json(decoder, msgspec.json.encode(named))
+
+
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def read_rows(path: Path) -> list[Row]:
