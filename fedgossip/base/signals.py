@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -22,6 +24,62 @@ def to_group(leader: int, number: int) -> None:
         send(leader, number)
     else:
         os.kill(leader, number)  # Windows has no groups, and nearly every number ends the process
+
+
+_WATCH = """
+import os, signal, sys, time
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+leaders = set()
+for line in sys.stdin: (leaders.add if line[0] == "+" else leaders.discard)(int(line[1:]))
+def send(number):
+    for leader in list(leaders):
+        try: os.killpg(leader, number)
+        except OSError: leaders.discard(leader)
+send(signal.SIGINT)
+send(signal.SIGCONT)
+until = time.monotonic() + float(sys.argv[1])
+while leaders and time.monotonic() < until:
+    time.sleep(0.1)
+    send(0)
+send(signal.SIGKILL)
+"""
+
+
+class GroupWatch:
+    """Ends groups of processes when this process has ended without ending them, by SIGKILL for example.
+
+    A process of its own reads a pipe from this one.  When the pipe closes, it sends SIGINT to the groups that still
+    run, and SIGKILL `grace` seconds later: a program that has not joined its run yet cannot watch its launcher, and the
+    signal of Linux for a parent's death reaches neither a group nor another system.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._words = [sys.executable, "-I", "-S", "-c", _WATCH, str(grace)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def add(self, leader: int) -> None:
+        """Watch the group of a process that leads one."""
+        if self._process is None and hasattr(os, "killpg"):
+            nowhere = subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                self._words, bufsize=0, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", process_group=0
+            )
+        self._write(f"+{leader}\n")
+
+    def drop(self, leader: int) -> None:
+        """Watch a group no longer: its leader has ended, and its number may soon be another's."""
+        self._write(f"-{leader}\n")
+
+    def close(self) -> None:
+        """End the groups that are still watched, and the watch."""
+        if self._process and self._process.stdin:
+            self._process.stdin.close()
+            self._process.wait()
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # somebody has killed the watch
+            if self._process and self._process.stdin:
+                self._process.stdin.write(line.encode())
 
 
 def ignore_terminals() -> None:

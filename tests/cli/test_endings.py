@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -134,6 +135,7 @@ def children(pid: int) -> list[int]:
 long = pytest.mark.long
 LOCAL, SIMULATED, STACKED = ["run", "--on", "local"], ["run"], ["run", "--on", "stacked"]
 PLACED = ["launch", "experiment.toml"]
+SHARED = ["run", "--set", "train.processes=2"]
 LOOPS, GUIDED = ["launch", "-n", "2"], ["launch", "-n", "3", "--coordinator", "--rounds", "500"]  # a secure sum: of 3
 
 
@@ -173,6 +175,61 @@ def test_a_signal_keeps_what_was_learned_says_how_to_go_on_and_leaves_no_process
     goes_on = "give the command again" if "--simulate" in words else f"To go on: fedgossip {resume} --resume out"
     assert goes_on in said.err and "Traceback" not in said.err, said.err
     assert not [pid for pid in started if alive(pid)]
+
+
+LAUNCHER = """
+import subprocess, sys, time
+from fedgossip.base.signals import GroupWatch
+watch = GroupWatch(0.2)
+deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+kept, dropped = (
+    subprocess.Popen([sys.executable, "-S", "-c", deaf], process_group=0, stdout=subprocess.PIPE) for _ in range(2)
+)
+for one in (kept, dropped):
+    one.stdout.readline()
+    watch.add(one.pid)
+watch.drop(dropped.pid)
+print(kept.pid, dropped.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.sockets
+def test_a_launcher_that_is_killed_leaves_no_process_though_it_ignores_its_interrupt() -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE)
+    assert launcher.stdout
+    kept, dropped = map(int, launcher.stdout.readline().split())
+    (watch,) = {*children(launcher.pid)} - {kept, dropped}
+    launcher.kill()
+    launcher.communicate()
+    try:
+        wait_until(lambda: not alive(kept) and not alive(watch), 20, "the group is ended")
+        assert alive(dropped)
+    finally:
+        os.kill(dropped, signal.SIGKILL)
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are counted in /proc")
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "loading"])
+@pytest.mark.parametrize(
+    "words", [LOCAL, SIMULATED, STACKED, PLACED, LOOPS, GUIDED, [*LOOPS, "--ranks", "2"], SHARED], ids="-".join
+)
+def test_a_killed_command_leaves_no_process(words: list[str], joined: bool, tmp_path: Path) -> None:
+    experiment(tmp_path, n=3, rounds=20_000)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    what = ["train.py"] if words[0] == "launch" and words is not PLACED else ["experiment.toml"]
+    what = [] if words is PLACED else what
+    options = ["--local-steps", "1", "--show", "none"] if what == ["train.py"] else []
+    command = start([*words, *options, "--no-report", "--out", "out", *what], tmp_path)
+    least = {LOCAL[-1]: 4}.get(words[-1], 3 if words[0] == "launch" else 0)
+    there = (lambda: reached(tmp_path / "out", 3)) if joined else (lambda: len(children(command.pid)) >= least)
+    wait_until(lambda: command.poll() is not None or there(), 120, "it learns")
+    started = children(command.pid)
+    command.kill()
+    finish(command)
+    wait_until(lambda: not [pid for pid in started if alive(pid)], 30, "no process is left")
 
 
 INTERRUPTED = """

@@ -115,7 +115,31 @@ def test_a_resumed_launch_shows_nothing_that_an_earlier_life_printed(
         scripts.start({"node": 0, "folder": str(tmp_path), "words": [sys.executable, "-S", "-c", "print('again')"]})
         scripts.wait()
         scripts.show_traceback(0)
-        assert (capsys.readouterr().out, scripts.last_line(0)) == ("again\n", "again")
+        assert (capsys.readouterr().out, scripts.last_words(0)) == ("again\n", "again")
+
+
+@pytest.mark.parametrize(
+    ("printed", "last"),
+    [
+        ("epoch 1\nTraceback (most recent call last):\n  File 'a.py'\nKeyError: 3\n\n", "KeyError: 3"),
+        (
+            "Traceback (most recent call last):\n  File 'a.py'\nKeyError: 3\n\nDuring handling of the above ...:\n"
+            "Traceback (most recent call last):\n  join({})\nfedgossip.base.errors.ConfigError: join: a dict\nAdvice.",
+            "ConfigError: join: a dict",
+        ),
+        ("  File 'a.py', line 1\n    x = = 1\nSyntaxError: invalid syntax\n", "SyntaxError: invalid syntax"),
+        ("loss 0.1\nlast line\n", "last line"),
+        ("", ""),
+    ],
+)
+@pytest.mark.sockets
+def test_a_script_that_failed_is_reported_by_its_exception_not_by_the_advice_below_it(
+    printed: str, last: str, tmp_path: Path
+) -> None:
+    with Scripts(Command(tmp_path / "train.py"), 1) as scripts:
+        scripts.start({"node": 0, "folder": str(tmp_path), "words": ["printf", "%s", printed]})
+        scripts.wait()
+        assert scripts.last_words(0) == last
 
 
 @pytest.mark.parametrize(("until", "told"), [(24, True), (104, False)])

@@ -85,6 +85,26 @@ def test_the_exit_of_a_main_that_returned_nothing_wrong_is_no_failure() -> None:
     assert run.summary["status"] == "finished"
 
 
+@pytest.mark.parametrize("of_torch", [True, False], ids=["weights", "batches"])
+def test_simulated_loops_without_a_seed_draw_unlike_numbers_as_processes_do(of_torch: bool) -> None:
+    drawn: list[float] = []
+
+    def run() -> None:
+        drawn.append(float(torch.rand(1)))
+        if not of_torch:
+            torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        fedgossip.join(model, torch.optim.SGD(model.parameters(), lr=0.01)).step()
+
+    how = ["rounds=1", "train.local_steps=1"]
+    if of_torch:
+        with pytest.raises(ConfigError, match="loops 0 and 1 begin with different first weights"):
+            fedgossip.simulate_loop(run, 3, overrides=how)
+    else:
+        fedgossip.simulate_loop(run, 3, overrides=how)
+        assert len({*drawn}) == 3
+
+
 @pytest.mark.parametrize("name", ["dsgd", "push-sum"])
 def test_an_asynchronous_loop_holds_the_model_that_its_peer_ends_with(name: str) -> None:
     """Its neighbours go on when it has closed: what they still give is in its model, as it is in its peer's."""

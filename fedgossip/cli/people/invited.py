@@ -227,6 +227,8 @@ def ended_script(
     not ended STOP_SECONDS later, or at a second Ctrl-C, is killed.
     """
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+    watch = signals.GroupWatch(STOP_SECONDS)
+    watch.add(process.pid)
     try:
         while process.poll() is None:
             beside()
@@ -243,6 +245,8 @@ def ended_script(
         if process.poll() is None:
             signals.to_group(process.pid, signals.KILL)
             process.wait()
+        watch.drop(process.pid)
+        watch.close()
 
 
 def keep_experiment(plan: Plan, folder: Path) -> Path:

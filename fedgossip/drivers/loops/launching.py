@@ -219,7 +219,7 @@ class _Launch:
         if failure := first_failure([last_word(self.folders[node])]):
             return failure
         code, log = self.scripts.exited[node], self.folders[node] / LOG
-        said = self.scripts.last_line(node)
+        said = self.scripts.last_words(node)
         text = f"the script of loop {node} ended with code {code} before it joined" + (f": {said}" if said else "")
         advice = f"All that it printed is in {log}." if said else "Does it call fedgossip.join?"
         return TrainingError(text, advice) if code else ConfigError(text, "Does it call fedgossip.join?  " + advice)
@@ -309,7 +309,7 @@ class _Launch:
         codes = self.scripts.wait()
         wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
         for node, code in wrong.items():
-            said = self.scripts.last_line(node)
+            said = self.scripts.last_words(node)
             raise TrainingError(
                 f"the script of loop {node} ended with code {code} after its run" + (f": {said}" if said else ""),
                 f"The run itself is whole, in {self.out}; all that it printed is in {self.folders[node] / LOG}.",

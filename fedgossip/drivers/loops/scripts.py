@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,10 @@ STOP_SECONDS = 10.0
 
 TRACEBACK_BYTES = 1 << 15
 """How much of the end of a script's output is looked through for a traceback."""
+
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt|Warning))(?=$|: )")
+"""The beginning of the line that names an exception, with its module: `fedgossip.base.errors.ConfigError: ...`."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Scripts:
         self.exited: dict[NodeId, int] = {}
         """Exit codes of ended processes, and of those that have left the run and go on alone."""
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self._watch = signals.GroupWatch(STOP_SECONDS)
         self._folders: dict[NodeId, Path] = {}
         self._read: dict[NodeId, int] = {}
         self._began: dict[NodeId, int] = {}
@@ -124,6 +130,7 @@ class Scripts:
                 process_group=0,
                 cwd=self.command.folder,
             )
+        self._watch.add(self._processes[node].pid)
         self._folders[node] = folder
         self.exited.pop(node, None)
 
@@ -140,6 +147,7 @@ class Scripts:
             self._show(node)
             code = process.poll()
             if code is not None:
+                self._watch.drop(process.pid)
                 self.exited[node] = code
             elif (self._folders[node] / ENDED).exists():
                 self.exited[node] = 0
@@ -169,23 +177,27 @@ class Scripts:
             self.signal(node, signals.KILL)
         for process in self._processes.values():
             process.wait()
+            self._watch.drop(process.pid)
+        self._watch.close()
 
     def show_traceback(self, node: NodeId) -> None:
         """Show the last traceback that a script printed, where its output is not shown anyhow."""
         with contextlib.suppress(OSError):
             text = self._printed(node).decode(errors="replace")
-            _, head, rest = text.rpartition("Traceback (most recent call last):")
+            _, head, rest = text.rpartition(_TRACEBACK)
             if head and node not in self.shown:
                 sys.stdout.write(printable(f"{LOG} of loop {node}:\n{head}{rest}", keep="\n\t"))
                 sys.stdout.flush()
 
-    def last_line(self, node: NodeId) -> str:
-        """Return the last line that a script printed, "" for none."""
+    def last_words(self, node: NodeId) -> str:
+        """Return the exception of a script's last traceback, or without one its last line; "" for no output."""
         try:
-            lines = self._printed(node).decode(errors="replace").split("\n")
+            lines = self._printed(node).decode(errors="replace").rpartition(_TRACEBACK)[2].split("\n")
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        raised = next((line for line in lines if _RAISED.match(line)), "")
+        printed = next((line for line in reversed(lines) if line.strip()), "")
+        return _RAISED.sub(r"\1", raised) or printed.strip()
 
     def _printed(self, node: NodeId) -> bytes:
         """Return the last lines that a script has printed since this launch began.  Raises OSError."""

@@ -36,14 +36,16 @@ class GlobalState:
 
     @classmethod
     def of_a_start(cls, seed: int, node: int) -> GlobalState:
-        """Return the initial state of a new process, with one thread; Python's and numpy's by the seed.
+        """Return the initial state of a new process, with one thread; random states are by the seed and the node.
 
-        torch begins with the same state in every process.
+        torch's too: it seeds itself unlike in every process.
         """
         python = random.Random(seeds.integer(seed, "python", node)).getstate()
         numpy = np.random.RandomState(seeds.integer(seed, "numpy", node) % 2**32).get_state()
-        cuda = tuple(torch.Generator("cuda").get_state() for _ in range(_gpus()))
-        return cls(python, numpy, torch.Generator().get_state(), cuda, 1, torch.float32)
+        own = seeds.integer(seed, "torch", node)
+        cpu = torch.Generator().manual_seed(own).get_state()
+        cuda = tuple(torch.Generator("cuda").manual_seed(own).get_state() for _ in range(_gpus()))
+        return cls(python, numpy, cpu, cuda, 1, torch.float32)
 
     def put(self) -> None:
         """Let it hold."""
