@@ -93,13 +93,27 @@ def forecast_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped:
     """
     if stopped is not None:
         return _with_realised(Foretold.left_in(stopped), plan, task)
+    level = _level_of(plan, task, level)
+    if level is None:
+        return None
+    (found,) = forecasts_of([gossiping(plan)], task, level)
+    return _with_realised(Foretold.of(found), plan, task)
+
+
+def check_forecast(plan: compose.Plan, task: LocalTask) -> None:
+    """Raise ConfigError for a forecast, named in [forecast], that the run would be refused for."""
+    if level := _level_of(plan, task, None):
+        _check_courses([gossiping(plan)], task, level, None)
+
+
+def _level_of(plan: compose.Plan, task: LocalTask, level: str | None) -> str | None:
+    """Return the level of a run's forecast; None without one."""
     named = plan.experiment.forecast.level if isinstance(plan, GossipPlan) else FORECAST_AUTO
     if level in (None, FORECAST_AUTO):
         level = named if named != FORECAST_AUTO else level
     if level in (None, FORECAST_NONE) or (level == FORECAST_AUTO and not _has_an_answer(plan, task)):
         return None
-    (found,) = forecasts_of([gossiping(plan)], task, "probe" if level == FORECAST_AUTO else level)
-    return _with_realised(Foretold.of(found), plan, task)
+    return "probe" if level == FORECAST_AUTO else level
 
 
 def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTask) -> Foretold | None:
@@ -187,6 +201,16 @@ def forecasts_of(
 
     Raises ConfigError as `forecast_run`, TrainingError where training diverges.
     """
+    courses = _check_courses(plans, task, level, memory_gb)
+    if level == "probe":
+        return _probed(plans, courses, task)
+    return _shadowed(plans, courses, task, level, watch)
+
+
+def _check_courses(
+    plans: Sequence[GossipPlan], task: LocalTask, level: str, memory_gb: float | None
+) -> list[GossipCourse]:
+    """Return the course of each plan.  Raises ConfigError for one that this level cannot forecast."""
     courses = [_course(plan) for plan in plans]
     for course in courses:
         if not is_linear(course):
@@ -198,9 +222,9 @@ def forecasts_of(
             name = plans[0].experiment.algorithm.name
             text = f"the mean of {name} goes a way of its own, for models come late: a probe does not follow it"
             raise ConfigError(text, "Take --level shadow.")
-        return _probed(plans, courses, task)
-    _check_memory(plans, task, memory_gb or plans[0].experiment.forecast.memory, level)
-    return _shadowed(plans, courses, task, level, watch)
+    else:
+        _check_memory(plans, task, memory_gb or plans[0].experiment.forecast.memory, level)
+    return courses
 
 
 def _course(plan: GossipPlan) -> GossipCourse:

@@ -217,6 +217,11 @@ _SEE = "See GossipAlgorithm in fedgossip/algorithms/gossip/base.py."
 MEMBERS = ("start", "trained", "mixed", "model", "seen", "corrected", "rejoined")
 
 
+def _alike(vector: Vector) -> tuple[object, ...]:
+    """Return the common part of vectors [d] or [rows, d] of one algorithm: forecasts ask it of one row and of all."""
+    return vector.dtype, vector.ndim, vector.shape[-1:]
+
+
 class Checked:
     """Stands round an algorithm.  Raises ConfigError where it lacks a method, TrainingError for what it returns."""
 
@@ -262,9 +267,11 @@ class Checked:
         return after
 
     def model(self, state: Any) -> Vector:
-        """See `GossipAlgorithm.model`.  Raises TrainingError for another shape or type than the first vector's."""
-        model = self._asked("model", self.algorithm.model, state)
-        return model if self.first is None else self._like("model", model, self.first)
+        """See `GossipAlgorithm.model`.  Raises TrainingError for another length or type than the first vector's."""
+        model, first = self._asked("model", self.algorithm.model, state), self.first
+        if first is None or (isinstance(model, np.ndarray) and _alike(model) == _alike(first)):
+            return model
+        return self._like("model", model, first)
 
     def seen(self, state: Any, outgoing: Vectors) -> Vector:
         """See `GossipAlgorithm.seen`.  Raises TrainingError as `model` does."""

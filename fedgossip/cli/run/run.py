@@ -435,12 +435,14 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     """Check everything, and print the facts before a run: the experiment with all defaults, sizes, the forecast."""
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.core.task import segments_of
+    from fedgossip.drivers.forecasting import check_forecast
     from fedgossip.plans import compose
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         task, shares = compose.task_of_dry_run(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)
         compose.check_task(plan, task)
+        check_forecast(plan, task)
         plan = plan.with_segments(segments_of(task))
         last = plan.n - 1
         plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))

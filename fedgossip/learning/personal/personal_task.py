@@ -23,12 +23,12 @@ from fedgossip.core.task import (
     ReportingTask,
     Segment,
     Update,
-    UsableTask,
     WholeModel,
     give_memory,
     memory_of,
     model_likeness,
     segments_of,
+    whole_model_of,
 )
 from fedgossip.learning.personal.base import OWN, MemoryExchange, OwnModels, PersonalMethod
 from fedgossip.learning.settings import TrainSettings
@@ -194,9 +194,8 @@ class PersonalTask:
 
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
         """Return the model with which `node` answers; without a node the shared one, of several clusters the first."""
-        assert isinstance(self._task, UsableTask), "only learned models are exported"
         shared = self._method.shared(self._models, vector)[0]
-        return self._task.whole_model(shared if node is None else self.personal_model(node, vector), node)
+        return whole_model_of(self._task, shared if node is None else self.personal_model(node, vector), node)
 
     def report_to(self, write: Callable[[Report], None]) -> None:
         """See `ReportingTask`."""

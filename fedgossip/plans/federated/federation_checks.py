@@ -10,6 +10,7 @@ from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.cocoa import DualAscent
+from fedgossip.algorithms.federated.fedavg import Training
 from fedgossip.algorithms.federated.feddyn import Dynamic
 from fedgossip.algorithms.federated.fednova import Normalised
 from fedgossip.algorithms.federated.robust import ByRule
@@ -18,7 +19,7 @@ from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.custom import is_function
-from fedgossip.data.objectives import CONVEX, SUMS
+from fedgossip.data.objectives import CONVEX, SPARSE, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.experiment.coordinator_sections import BY_LOSSES
 from fedgossip.learning.linear.convex import LASSO
@@ -159,6 +160,11 @@ def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> 
             text = "feddyn corrects each step of the built-in training, and a loop of your own takes its own steps"
             raise ConfigError(text, "Take fedprox, or scaffold with plain SGD.")
         return
+    pulls = isinstance(rule, Controlled | Dynamic) or (isinstance(rule, Training) and rule.mu > 0)
+    if pulls and experiment.task.kind == SPARSE:
+        name = experiment.coordinator.algorithm
+        text = f"{name} changes every element at each step, and a step of {SPARSE} changes a few rows"
+        raise ConfigError(text, "Take fedavg, or a server such as fedadam.")
     if isinstance(rule, Controlled) and (t.optimizer != "sgd" or t.momentum):
         key, value = ("optimizer", repr(t.optimizer)) if t.optimizer != "sgd" else ("momentum", f"{t.momentum:g}")
         text = f"scaffold reads gradients off the steps of plain SGD, and train.{key} = {value}"
