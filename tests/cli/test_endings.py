@@ -90,6 +90,8 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         with signals.as_interrupt():
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(0.01)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 

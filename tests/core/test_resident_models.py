@@ -149,9 +149,12 @@ def test_an_algorithm_that_mixes_otherwise_comes_back(staying: Callable[[], int]
 class OneDevice(TorchDispatchMode):
     """Refuses an operation that takes tensors of another device: a copy in the middle of a round, which waits."""
 
+    operations = 0
+
     def __torch_dispatch__(self, called: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         devices = {one.device for one in tree_leaves((args, kwargs or {})) if isinstance(one, torch.Tensor)}
         assert devices <= {META}, f"{called} takes tensors of {devices}"
+        self.operations += 1
         return called(*args, **(kwargs or {}))
 
 
@@ -177,9 +180,10 @@ def test_a_round_reads_nothing_back_and_copies_nothing_in_its_middle(graph: str,
     stack = without_numbers
     mixing = DeviceMixing(build(resolve(graph, 8, seed=0), "metropolis").rows_by_degree(), 8, META)
     stack.advance(np.zeros((2, 8, 5), np.int64), 0.1, mixing, None)  # the first makes labels and buffers
-    with torch.no_grad(), OneDevice():
+    with torch.no_grad(), OneDevice() as device:
         stack._train()
         stack._before_mixing()
         for part in stack._mixed_by(mixing):
             part()
         stack._keep()
+    assert device.operations

@@ -15,10 +15,20 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.lab.lectures import lesson as lesson_module
 from fedgossip.lab.lectures import topics as topics_module
 from fedgossip.lab.lectures.lesson import give
-from fedgossip.lab.lectures.topics import TopicNumber, name_of, topics, value_of
+from fedgossip.lab.lectures.topics import Topic, TopicNumber, name_of, topics, value_of
 
 QUICK = {"ring", "consistent-hashing"}
 LONG = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in topics()]
+
+
+HASHING = topics()["consistent-hashing"]
+FEW = msgspec.structs.replace(HASHING, given={**HASHING.given, "many": 16, "points": 256, "length": 20_000})
+"""A lecture that is computed in a hundredth of the time."""
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, **lectures: Topic) -> None:
+    for module in (lesson_module, topics_module):
+        monkeypatch.setattr(module, "topics", lambda: lectures)
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -27,8 +37,9 @@ def test_the_numbers_of_a_lecture_agree_with_its_formulas(name: str) -> None:
     assert [(one.number.what, one.measured, one.expected) for one in lesson.numbers if not one.holds] == []
 
 
-def test_a_number_beside_its_formula_by_more_than_the_tolerance_is_off() -> None:
-    (number, *_) = give("consistent-hashing").numbers
+def test_a_number_beside_its_formula_by_more_than_the_tolerance_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, few=FEW)
+    (number, *_) = give("few").numbers
     most = number.number.within * number.expected
     for away, holds in ((0.99, True), (1.01, False), (math.nan, False), (math.inf, False)):
         assert replace(number, measured=number.expected + away * most).holds is holds
@@ -51,11 +62,14 @@ def test_a_lecture_by_another_word_and_a_wrong_one() -> None:
     assert refused.value.advice == "Did you mean 'ring'?"
 
 
-def test_the_command_prints_the_lecture_hides_answers_and_writes_the_page(tmp_path: Path) -> None:
+def test_the_command_prints_the_lecture_hides_answers_and_writes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(monkeypatch, **{**topics(), "consistent-hashing": FEW})
     said = typed(["lecture"], tmp_path)
     assert said.code == 0 and [line.split()[0] for line in said.out.splitlines()] == list(topics())
     said = typed(["lecture", "hashing", "--html", "hash.html"], tmp_path)
-    topic, flat = topics()["consistent-hashing"], " ".join(said.out.split())
+    topic, flat = FEW, " ".join(said.out.split())
     assert said.code == 0 and all(words in flat for words in topic.says)
     assert all(asked in flat and answer not in flat for asked, answer in topic.questions)
     text = (tmp_path / "hash.html").read_text()
@@ -67,19 +81,17 @@ def test_the_command_prints_the_lecture_hides_answers_and_writes_the_page(tmp_pa
 
 
 def test_a_wrong_number_ends_the_course_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = topics()["consistent-hashing"]
-    (number, *_) = topic.numbers
-    wrong = msgspec.structs.replace(topic, numbers=[msgspec.structs.replace(number, formula="1/servers")])
-    monkeypatch.setattr(lesson_module, "topics", lambda: {"right": topic, "wrong": wrong})
-    monkeypatch.setattr(topics_module, "topics", lambda: {"right": topic, "wrong": wrong})
+    (number, *_) = FEW.numbers
+    wrong = msgspec.structs.replace(FEW, numbers=[msgspec.structs.replace(number, formula="1/servers")])
+    offer(monkeypatch, right=FEW, wrong=wrong)
     said = typed(["lecture", "--all", "--out", "course"], tmp_path)
     assert said.code == 1 and "wrong: 0 of 1 numbers agree" in said.out and "right: 4 of 4" in said.out
     assert "Out of tolerance" in (tmp_path / "course" / "wrong.html").read_text()
     assert {path.name for path in (tmp_path / "course").iterdir()} == {"index.html", "right.html", "wrong.html"}
     told = json.loads(typed(["lecture", "wrong", "--json"], tmp_path).out)
-    assert told["agrees"] is False and told["numbers"][0]["expected"] == 1 / topic.given["servers"]
+    assert told["agrees"] is False and told["numbers"][0]["expected"] == 1 / FEW.given["servers"]
     answers = " ".join(typed(["lecture", "right", "--answers"], tmp_path).out.split())
-    assert all(answer in answers for _, answer in topic.questions)
+    assert all(answer in answers for _, answer in FEW.questions)
 
 
 @pytest.mark.parametrize("words", [["--all", "ring"], ["--html", "x.html"], ["--answers"]])

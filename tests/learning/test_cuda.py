@@ -254,7 +254,8 @@ def test_a_gpu_is_waited_for_as_often_whatever_the_steps(nodes):
 @pytest.mark.gpu
 def test_recurrent_weights_on_a_gpu_lie_as_cudnn_wants_them():
     """Else torch warns of weights that are no single piece of memory; every warning is an error here."""
-    trained("chars:12", "cuda", momentum=0.9)
+    updates, _ = trained("chars:12", "cuda", momentum=0.9)
+    assert all(one.any() for one in updates)
 
 
 @pytest.mark.gpu
@@ -338,7 +339,8 @@ def test_the_check_of_mixing_holds_on_the_cpu():
 
 @pytest.mark.parametrize(("model", "how"), REPLAYED)
 def test_models_that_are_replayed_train_on_the_cpu(model, how):
-    trained_alone(model, "cpu", **how)
+    updates, _ = trained_alone(model, "cpu", **how)
+    assert all(np.isfinite(one).all() and one.any() for one in updates)
 
 
 @pytest.mark.parametrize("model", DATA)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from commands import finish, free_ports, start, wait_until
@@ -184,11 +185,41 @@ def test_without_an_address_the_machines_own_is_signed_or_none(
     assert "--address" in refused.value.advice and not Path("other.key").exists()
 
 
-@pytest.mark.sockets
-def test_the_own_address_is_one_of_this_machine_or_none() -> None:
-    found = endpoints.own_address(5700)
-    if found is not None:
-        endpoints.check_reachable(found, "here")
+class Routes:
+    """A datagram socket of a machine whose routes to the outside are `of`: the own host of each family."""
+
+    of: ClassVar[dict[int, str]] = {}
+
+    def __init__(self, family: int, _: int) -> None:
+        self.family = family
+
+    def __enter__(self) -> Routes:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def connect(self, _: tuple[str, int]) -> None:
+        if self.family not in self.of:
+            raise OSError
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.of[self.family], 40000
+
+
+@pytest.mark.parametrize(
+    ("routes", "address"),
+    [
+        ({socket.AF_INET: "10.1.2.3", socket.AF_INET6: "fd00::3"}, "tcp://10.1.2.3:5700"),
+        ({socket.AF_INET6: "fd00::3"}, "tcp://[fd00::3]:5700"),
+        ({}, None),
+    ],
+)
+def test_the_own_address_is_that_of_the_route_to_the_outside(
+    routes: dict[int, str], address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Routes, "of", routes)
+    monkeypatch.setattr(socket, "socket", Routes)
+    assert endpoints.own_address(5700) == address
 
 
 def test_a_lost_block_is_printed_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
