@@ -35,25 +35,26 @@ def send(number):
     for leader in list(leaders):
         try: os.killpg(leader, number)
         except OSError: leaders.discard(leader)
-send(signal.SIGINT)
 send(signal.SIGCONT)
-until = time.monotonic() + float(sys.argv[1])
-while leaders and time.monotonic() < until:
-    time.sleep(0.1)
-    send(0)
-send(signal.SIGKILL)
+for number in (0, signal.SIGINT, signal.SIGKILL):
+    send(number)
+    until = time.monotonic() + float(sys.argv[1])
+    while leaders and number != signal.SIGKILL and time.monotonic() < until:
+        time.sleep(0.1)
+        send(0)
 """
 
 
 class GroupWatch:
     """Ends groups of processes when this process has ended without ending them, by SIGKILL for example.
 
-    A process of its own reads a pipe from this one.  When the pipe closes, it sends SIGINT to the groups that still
-    run, and SIGKILL `grace` seconds later: a program that has not joined its run yet cannot watch its launcher, and the
-    signal of Linux for a parent's death reaches neither a group nor another system.
+    A process of its own reads a pipe from this one.  When the pipe closes, it waits `grace` seconds for the groups to
+    end by themselves, sends SIGINT to those that still run, and SIGKILL after as long again: a program that has not
+    joined its run yet cannot watch its launcher, and the signal of Linux for a parent's death reaches neither a group
+    nor another system.
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float = 5.0) -> None:
         self._words = [sys.executable, "-I", "-S", "-c", _WATCH, str(grace)]
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -22,7 +22,7 @@ from torch import nn
 
 import fedgossip
 from fedgossip.base import owner_files
-from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.errors import ConfigError, NetworkError, TrainingError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import PeerRow
@@ -30,7 +30,7 @@ from fedgossip.core.run_format import OVER
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.joining import HostThread
-from fedgossip.drivers.loops.seats import hold, is_there
+from fedgossip.drivers.loops.seats import check_launched, hold, is_there
 from fedgossip.drivers.loops.task import Meeting
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.own_loop.parameters import Exchanged
@@ -105,6 +105,45 @@ def test_simulated_loops_without_a_seed_draw_unlike_numbers_as_processes_do(of_t
         assert len({*drawn}) == 3
 
 
+def test_a_loop_that_never_calls_step_is_told_that_nothing_of_it_was_exchanged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run() -> None:
+        model = net()
+        peer = fedgossip.join(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        if peer.node:
+            next(model.parameters()).data += 1
+        peer.close()
+
+    fedgossip.simulate_loop(run, 2)
+    assert capsys.readouterr().err == (
+        "fedgossip: node 1: nothing was exchanged: step() was never called. Call it after each optimizer.step()\n"
+    )
+
+
+def test_a_simulated_script_that_raises_shows_its_traceback_as_a_launched_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(SAVING)
+    words = [
+        "launch",
+        "--simulate",
+        "-n",
+        "2",
+        "--local-steps",
+        "2",
+        "--no-report",
+        "--out",
+        "out",
+        "train.py",
+        "raises",
+    ]
+    said = in_process(words, tmp_path, monkeypatch, capsys)
+    assert said.errors == ["error: node 1, round 6: the loop raised RuntimeError: out of memory, say"]
+    shown = said.out.splitlines()
+    assert shown[0].startswith("Traceback") and "train.py" in shown[1] and "fedgossip/" not in said.out
+
+
 @pytest.mark.parametrize("name", ["dsgd", "push-sum"])
 def test_an_asynchronous_loop_holds_the_model_that_its_peer_ends_with(name: str) -> None:
     """Its neighbours go on when it has closed: what they still give is in its model, as it is in its peer's."""
@@ -147,6 +186,8 @@ def test_a_loop_whose_launcher_is_gone_waits_for_no_question() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert is_there(os.getpid()) and is_there(0)
+    with pytest.raises(NetworkError, match="its launcher is gone"):
+        check_launched(SimpleNamespace(launcher=process.pid))  # type: ignore[arg-type]
     asking = SimpleNamespace(_stop=threading.Event(), ended=None, _launcher=process.pid)
     assert not HostThread._launched(asking)  # type: ignore[arg-type]
     assert HostThread._launched(SimpleNamespace(**{**vars(asking), "_launcher": os.getpid()}))  # type: ignore[arg-type]

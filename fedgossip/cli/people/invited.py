@@ -227,7 +227,7 @@ def ended_script(
     not ended STOP_SECONDS later, or at a second Ctrl-C, is killed.
     """
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    watch = signals.GroupWatch(STOP_SECONDS)
+    watch = signals.GroupWatch()
     watch.add(process.pid)
     try:
         while process.poll() is None:

@@ -10,7 +10,7 @@ from fedgossip.base.errors import FedgossipError
 from fedgossip.drivers.kept_keys import kept_identity
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AskingTask
-from fedgossip.drivers.loops.seats import SeatFile, hold, read_seat
+from fedgossip.drivers.loops.seats import SeatFile, check_launched, hold, read_seat
 from fedgossip.drivers.peer import run_peer
 from fedgossip.experiment import load_experiment
 from fedgossip.net.faulty import Faults, RunClock
@@ -26,6 +26,7 @@ def coordinate(seat: SeatFile) -> int:
     loops = list(range(plan.learners))
     task = AskingTask(description.described(folder.parent / "00"), Path(seat.asked), lambda: loops, "c")
     try:
+        check_launched(seat)
         hold(folder)
         ended = run_peer(
             plan,

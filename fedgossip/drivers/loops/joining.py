@@ -41,7 +41,15 @@ from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.description import Described, Wished, experiment_of
 from fedgossip.drivers.loops.invited import InvitedFile, invited, seating_of
 from fedgossip.drivers.loops.loop_handle import LEAVE_SECONDS, JoinedLoop, LoopSeat
-from fedgossip.drivers.loops.seats import LoopSeating, SeatFile, hold, is_there, read_seat
+from fedgossip.drivers.loops.seats import (
+    LoopSeating,
+    SeatFile,
+    check_launched,
+    hold,
+    is_there,
+    read_seat,
+    stopped_by_launcher,
+)
 from fedgossip.drivers.loops.task import LoopTask, Meeting, Released, without_first
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.experiment.sections import GossipExperiment
@@ -252,6 +260,7 @@ class _Launched:
         from fedgossip.runs.checkpoints import incarnation_of
 
         told, folder = self.told, Path(self.told.folder)
+        check_launched(told)
         hold(folder)
         last = incarnation_of(folder)
         overrides = told.restart_overrides if last > told.before else ()
@@ -431,7 +440,7 @@ class HostThread:
         """Return the error of a loop whose run was stopped from outside."""
         if ended.status != "interrupted" or asked:
             return None
-        return NetworkError("the run was stopped: its launcher is gone", "Start it again; it goes on where it was.")
+        return stopped_by_launcher()
 
 
 _MEASURED = (0, 7, 9)

@@ -193,6 +193,8 @@ class JoinedLoop:
         try:
             if not self.done and self._order is None:
                 self._take(self._seat.settle_seconds)
+            if self._order is not None and not self._steps and not self._exchanges:
+                self._report_idle()
             if self._order is not None and self._steps:
                 self._hand_in()
                 self._take(None if self._seat.blocks else self._seat.settle_seconds)
@@ -209,6 +211,12 @@ class JoinedLoop:
         finally:
             self._closed = True
             self._terms.remove()
+
+    def _report_idle(self) -> None:
+        """Print a line where the model was trained and step() was never called: the run has nothing of it."""
+        assert self._began is not None
+        if self._exchanged.read().tobytes() != self._began.tobytes():
+            self._print("nothing was exchanged: step() was never called.  Call it after each optimizer.step()")
 
     def close_quietly(self) -> None:
         """`close`, for a script that has ended: an error is printed as a line, without a traceback.

@@ -102,7 +102,7 @@ class Scripts:
         self.exited: dict[NodeId, int] = {}
         """Exit codes of ended processes, and of those that have left the run and go on alone."""
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
-        self._watch = signals.GroupWatch(STOP_SECONDS)
+        self._watch = signals.GroupWatch()
         self._folders: dict[NodeId, Path] = {}
         self._read: dict[NodeId, int] = {}
         self._began: dict[NodeId, int] = {}

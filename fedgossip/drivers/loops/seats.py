@@ -14,7 +14,7 @@ import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
+from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, ResumeError
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.plans.compose import Plan
@@ -64,6 +64,17 @@ def read_seat(path: Path) -> SeatFile:
     except (OSError, UnreadableError) as error:
         advice = "Start the script with: fedgossip launch -n 4 --graph ring train.py"
         raise ConfigError(f"{path}: not what fedgossip launch wrote: {error}", advice) from None
+
+
+def stopped_by_launcher() -> NetworkError:
+    """Return the error of a participant whose launcher has ended without it."""
+    return NetworkError("the run was stopped: its launcher is gone", "Start it again; it goes on where it was.")
+
+
+def check_launched(seat: SeatFile) -> None:
+    """Raise NetworkError where the launcher ended while this process loaded: nobody would end it any more."""
+    if not is_there(seat.launcher):
+        raise stopped_by_launcher()
 
 
 def hold(folder: Path) -> None:

@@ -13,6 +13,7 @@ import os
 import queue
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.untrusted_text import printable
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.model_fingerprint import Likeness
@@ -94,12 +96,29 @@ def simulate_script(
         output = None if node in shown else io.StringIO()
         things = ScriptBelongings(plan.learners, node, plan.experiment.seed, main=main, words=words, output=output)
         loops.append(_Loop(node, partial(_execute, command.script, things), things))
-    run = _simulated(plan, loops, out, report=False, watch=watch)
+    try:
+        run = _simulated(plan, loops, out, report=False, watch=watch)
+    except FedgossipError as failure:
+        _show_traceback(failure, command.script)
+        raise
     if out:
         command.keep(out)
         if report:
             write_report(out)
     return run
+
+
+def _show_traceback(failure: FedgossipError, script: Path) -> None:
+    """Show the traceback of what a script raised, from the script's own line on, as a launch shows it."""
+    raised = failure.__cause__
+    if raised is None or isinstance(raised, FedgossipError | SystemExit):
+        return
+    found = traceback.TracebackException.from_exception(raised)
+    named = [frame.filename for frame in found.stack]
+    if str(script) in named:
+        found.stack = traceback.StackSummary.from_list(found.stack[named.index(str(script)) :])
+    sys.stdout.write(printable("".join(found.format(chain=False)), keep="\n\t"))
+    sys.stdout.flush()
 
 
 def _nodes(plan: Plan) -> range:
