@@ -83,6 +83,7 @@ COMMANDS = {
         "Draw who computes, sends, receives and waits in the first rounds of a run.",
     ),
     "lecture": ("fedgossip.cli.lab.lecture", "A course on distributed training: formulas beside runs, topic by topic."),
+    "advise": ("fedgossip.cli.lab.advise", "Advice before a run: the mesh of a participant's processes."),
     "compare": ("fedgossip.cli.lab.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": (
         "fedgossip.cli.lab.sweep",

@@ -51,9 +51,11 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "PreparedContribution": frozenset({"counts"}),
     "Pairing": frozenset({"declines"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
+    "PushPullWorker": frozenset({"accrued", "rate", "taken"}),
     "Replicated": frozenset({"coded"}),
     "ServerManager": frozenset({"whole"}),
     "Simulator": frozenset({"seat", "timeline"}),
+    "WorkerSettings": frozenset({"fetch", "push"}),
     "Network": frozenset(
         {"_aside", "_kept", "_scored", "_several", "_untold", "at_clients", "best", "best_model", "ended_with"},
     ),

@@ -222,10 +222,32 @@ def _check_server(e: ParallelExperiment, where: str) -> None:
     if s.damp and s.staleness == 0:
         advice = f'Set parallel.server.staleness = "{ASYNC}" or a number above 0, or leave damp out.'
         raise ConfigError(f"{where}: parallel.server.damp, and no push is late at staleness 0", advice)
+    _check_downpour(e, where)
     step = e.parallel.descent or e.train.optimizer
     if method == SERVED and step in ("lars", "lamb") and s.placement != "tensors":
         advice = 'Set parallel.server.placement = "tensors".'
         raise ConfigError(f"{where}: {step} goes by whole tensors, and servers have ranges of elements", advice)
+
+
+def _check_downpour(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for workers that cannot step between two pulls."""
+    s = e.parallel.server
+    if s.n_fetch == s.n_push == 1 or min(s.n_fetch, s.n_push) < 1:  # limits are checked later
+        return
+    key = "n_push" if s.n_push > 1 else "n_fetch"
+    beside = f"{where}: parallel.server.{key} = {getattr(s, key)}"
+    if s.staleness != ASYNC:
+        text = f"{beside} at staleness {s.staleness}, whose clocks count every gradient"
+        raise ConfigError(text, f'Set parallel.server.staleness = "{ASYNC}", or leave it out.')
+    if s.n_push % s.n_fetch:
+        text = f"{where}: n_push = {s.n_push} is no multiple of n_fetch = {s.n_fetch}: a push is answered by a model"
+        raise ConfigError(text, f"Set n_push to {-(-s.n_push // s.n_fetch) * s.n_fetch}, or n_fetch lower.")
+    if e.rounds % s.n_push:
+        text = f"{beside} for {e.rounds} rounds: the last gradients would reach no server"
+        raise ConfigError(text, f"Set rounds to {-(-e.rounds // s.n_push) * s.n_push}.")
+    if e.parallel.codec or s.pull_codec or e.task.kind == SPARSE or e.model.source.startswith("words"):
+        what = "a codec" if e.parallel.codec or s.pull_codec else "a table, of which a worker has rows of one batch"
+        raise ConfigError(f"{beside} beside {what}", "Leave one of the two out.")
 
 
 def _check_mapreduce(e: ParallelExperiment, where: str) -> None:

@@ -39,6 +39,11 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     """Smallest unit of the partition between servers: single elements, or whole tensors, as lars and lamb require."""
     damp: bool = False
     """The rate of a push is divided by 1 + the steps since the model of its gradient; not with staleness 0."""
+    n_fetch: Annotated[int, Within(1, MOST)] = 1
+    """staleness "async": a worker takes so many steps on its own copy before it pulls the model (Downpour SGD)."""
+    n_push: Annotated[int, Within(1, MOST)] = 1
+    """staleness "async": a worker pushes the sum of so many gradients, a multiple of n_fetch; a round is one
+    gradient, and rounds are a multiple of it."""
     filters: Annotated[list[str], NamesCode(FILTERS.__contains__)] = msgspec.field(default_factory=list)
     """Filters for a table's pushed rows, in sequence: `key-cache`, `threshold:T`, `random-skip:P`, `kkt`, `kkt:T`,
     `module:function` (docs/together/parallel.md)."""

@@ -306,8 +306,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         study = {key: one for key, one in content.pop("study").items() if one}
         content |= {"study": study} if study else {}
         if server := content.get("parallel", {}).get("server"):
-            for key in ("filters", "pull_codec"):
-                server.pop(key) if not server[key] else None
+            for key, usual in (("filters", []), ("pull_codec", ""), ("n_fetch", 1), ("n_push", 1)):
+                server.pop(key) if server[key] == usual else None
             if content["parallel"]["outer"] == msgspec.to_builtins(OuterSection()):
                 del content["parallel"]["outer"]
             for key in ("l1", "codec"):

@@ -158,6 +158,11 @@ class TorchTask:
         """Return the memory of each process, in order of the ranks, for processes with parts of the model; else ()."""
         return self._engine.memory if isinstance(self._engine, ProcessesLoop) else ()
 
+    def end_processes(self) -> None:
+        """End the processes that train, if any run; the next job starts others."""
+        if isinstance(self._engine, ProcessesLoop):
+            self._engine.standing.end()
+
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return self._initial
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,3 +244,97 @@ def test_a_file_of_links_is_read_line_by_line(
     (tmp_path / "links.csv").write_text(content)
     said = advised(tmp_path, monkeypatch, capsys, "--links", "links.csv")
     assert said.code == 2 and told in said.err and len(said.errors) == 1
+
+
+def experiment_of_a_mesh(folder: Path, model: str = "mlp:64-128-64-10", data: str = "digits", batch: int = 32) -> Path:
+    path = folder / "mesh.toml"
+    path.write_text(
+        f'data = {{ source = "{data}" }}\nmodel = {{ source = "{model}" }}\ntrain = {{ batch_size = {batch} }}\n'
+        '[topology]\ngraph = "ring"\nn = 2\n'
+    )
+    return path
+
+
+@pytest.fixture
+def advise_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Said]:
+    def typed(*words: str) -> Said:
+        given = ["advise", "mesh", "mesh.toml", "--processes", "4", *words]
+        return in_process(given, tmp_path, monkeypatch, capsys)
+
+    return typed
+
+
+def meshes_of(said: Said) -> dict[tuple[str, str], dict[str, Any]]:
+    assert said.code == 0, said.err
+    return {(one["name"], one["how"]): one for one in json.loads(said.out)["meshes"]}
+
+
+def test_the_steps_of_meshes_are_those_of_the_formulas_and_what_does_not_fit_is_refused(
+    tmp_path: Path, advise_mesh: Callable[..., Said]
+) -> None:
+    """mlp:64-128-64-10, 32 rows, 2 pieces; b = 1 MB/s, a = 1 ms, 1 ms a row: each term by hand."""
+    experiment_of_a_mesh(tmp_path)
+    words = ["--links", "0.001,1e6", "--compute", "0.032"]
+    words += ["--set", "train.microbatches=2", "--json"]
+    found = meshes_of(advise_mesh(*words, "--cores", "4", "--memory", "150kB"))
+    parameters = 4 * (65 * 128 + 129 * 64 + 65 * 10)
+
+    def ring(n: int, size: float) -> float:
+        return 2 * (n - 1) * (0.001 + size / n / 1e6)
+
+    whole = found["4 x 1 x 1 x 1", "ddp"]
+    assert whole["work"] == pytest.approx(0.008) and whole["messages"] == pytest.approx(ring(4, parameters))
+    assert whole["memory"] == 2 * parameters
+    rows = found["4 x 1 x 1 x 1", "fsdp, zero 3"]  # four layers in the list, and the rest
+    assert rows["messages"] == pytest.approx(3 * 3 * (4 * 0.001 + parameters / 4 / 1e6))
+    staged = found["2 x 1 x 2 x 1", "ddp"]  # stages of two layers and one: 64 numbers of 8 rows between them
+    assert staged["work"] == pytest.approx(0.008) and staged["idle"] == pytest.approx(0.004)
+    first = 4 * (65 * 128 + 129 * 64)
+    assert staged["messages"] == pytest.approx(4 * (0.001 + 8 * 4 * 64 / 1e6) + ring(2, first))
+    both = found["2 x 2 x 1 x 1", "ddp"]  # forward a sum of 64 numbers a row, back none at the first layer, 10 gathered
+    held = 4 * (65 * 128 // 2 + 128 * 64 // 2 + 64 + 650 // 2)
+    forward, back, gathered = ring(2, 16 * 4 * 64), ring(2, 16 * 4 * 64), 0.001 + 16 * 4 * 10 / 2 / 1e6
+    assert both["messages"] == pytest.approx(forward + back + gathered + ring(2, held))
+    refused = {one["name"]: one["refused"] for one in found.values() if one["refused"]}
+    assert (
+        "no attention over places" in refused["2 x 1 x 1 x 2"] and "3 layers with weights" in refused["1 x 1 x 4 x 1"]
+    )
+    crowded = meshes_of(advise_mesh(*words, "--cores", "2", "--memory", "135kB"))
+    assert crowded["2 x 1 x 2 x 1", "ddp"]["work"] == pytest.approx(0.016), "four processes on two processors"
+    assert crowded["4 x 1 x 1 x 1", "ddp"]["refused"] == "a process holds 138\u202fkB, and may hold 135\u202fkB"
+
+
+def test_context_and_text_have_their_messages_and_the_table_names_the_soonest(
+    tmp_path: Path, advise_mesh: Callable[..., Said]
+) -> None:
+    text = tmp_path / "play.txt"
+    text.write_text("".join(f"A{k}:\n{'to be or not to be, ' * 20}\n\n" for k in range(4)))
+    experiment_of_a_mesh(tmp_path, "gpt:2-16-4", f"text:{text}?context=16&min_chars=40", 8)
+    words = ["--links", "0.001,1e6", "--compute", "0.5", "--cores", "4"]
+    found = meshes_of(advise_mesh(*words, "--json"))
+    around, across = found["2 x 1 x 1 x 2", "ddp, ring"], found["2 x 1 x 1 x 2", "ddp, ulysses"]
+    part = 4 * (8 / 2) * 8 * 16  # bytes of queries of a process: 4 texts, 8 places, 16 wide
+    ring, exchanged = 0.001 + 2 * part / 1e6 + 2 * (0.001 + 4 * part / 1e6), 8 * (0.001 + part / 2 / 1e6)
+    assert around["messages"] - across["messages"] == pytest.approx(2 * (ring - exchanged))
+    shown = advise_mesh(*words)
+    first = min((one for one in found.values() if not one["refused"]), key=lambda one: one["seconds"])
+    assert shown.out.startswith(f"{first['name']} (data x tensor x pipeline x context), {first['how']}, is first")
+    assert "mesh.context with mesh.pipeline" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--memory", "16 apples"], "'16 apples' is no size. Write 16GB"),
+        (["--set", "task.kind=quadratic"], "torch trains no model by it"),
+        (["--processes", "1"], "1 is not in the range 2<=x<=64"),
+    ],
+)
+def test_bad_words_of_a_mesh_are_refused_in_one_line(
+    tmp_path: Path, advise_mesh: Callable[..., Said], words: list[str], told: str
+) -> None:
+    experiment_of_a_mesh(tmp_path)
+    said = advise_mesh(*words)
+    assert said.code == 2 and told in said.err, said.err

@@ -62,9 +62,14 @@ class StandingGroup:
         try:
             yield group
         except BaseException:
-            self.group = None
-            group.close()
+            self.end()
             raise
+
+    def end(self) -> None:
+        """End the group; the next order starts another."""
+        group, self.group = self.group, None
+        if group:
+            group.close()
 
 
 class Group:

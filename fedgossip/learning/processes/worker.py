@@ -131,7 +131,7 @@ class CollectiveWorker(ModuleMember):
         super().__init__(boards)
         settings = setup.train
         torch.set_num_threads(settings.threads)
-        device = _meet(setup)
+        device = meet(setup)
         grid = ProcessGrid.of(settings, device, setup.rank, LifeSigns(channel).progressed)
         train, test = examples_of(setup, boards["examples"])
         module = joined(module_of(setup, train), grid.team)
@@ -155,7 +155,7 @@ class CollectiveWorker(ModuleMember):
         return TrainReply(done.loss, done.skipped)
 
 
-def _meet(setup: Setup) -> torch.device:
+def meet(setup: Setup) -> torch.device:
     """Make torch's process group with the others; return the device of this process."""
     device = torch.device("cuda", setup.rank) if setup.device == "cuda" else torch.device(setup.device)
     if device.type == "cuda":

@@ -91,7 +91,16 @@ class ServerPlan(SharedSteps):
 
     @property
     def externals(self) -> Mapping[str, object]:
-        return {"rate": self.rate, "shard": self.shard}
+        return {"rate": self.push_rate, "shard": self.shard}
+
+    @property
+    def clocks(self) -> int:
+        """The pushes of a worker."""
+        return self.experiment.rounds // self.experiment.parallel.server.n_push
+
+    def push_rate(self, clock: int) -> float:
+        """The step size of a push."""
+        return self.rate(clock * self.experiment.parallel.server.n_push)
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         if self.manager is None:
@@ -112,21 +121,20 @@ class ServerPlan(SharedSteps):
         return placed(length, self.servers, s.virtual_nodes, s.replication, whole)
 
     def seated(self, seat: Seat) -> Machine:
-        e, p, placement = self.experiment, self.experiment.parallel, self.placement_of(seat.initial.size)
+        p, placement = self.experiment.parallel, self.placement_of(seat.initial.size)
         deadline, start = nanoseconds(p.deadline), nanoseconds(p.start_timeout)
         begun, coding = (seat.initial, seat.schema), self.coding(placement, seat.initial.dtype)
         if seat.node < self.learners:
-            worker = WorkerSettings(e.rounds, p.accumulate, deadline, start)
-            parts = self._parts(seat, placement, coding)
-            return PushPullWorker(
-                seat.node, self.servers, self.manager, placement, parts, seat.schema, worker, seat.resumed, coding
-            )
+            between = p.server.n_fetch, p.server.n_push
+            worker = WorkerSettings(self.clocks, p.accumulate, *between, deadline, start)
+            about = self._parts(seat, placement, coding), seat.schema, worker, seat.resumed, coding, self.push_rate
+            return PushPullWorker(seat.node, self.servers, self.manager, placement, *about)
         least = min(deadline, nanoseconds(p.least_deadline))
         everybody, life = (range(self.learners), self.servers), (seat.resumed, seat.incarnation)
         if seat.node == self.manager:
-            manager = ManagerSettings(e.rounds, least, deadline, start)
+            manager = ManagerSettings(self.clocks, least, deadline, start)
             return ServerManager(seat.node, *everybody, placement, seat.initial, manager, *life)
-        limits = ServerSettings(e.rounds, self.staleness, deadline, least, start), self.rate
+        limits = ServerSettings(self.clocks, self.staleness, deadline, least, start), self.push_rate
         width = self.table.width if self.table else None
         return ParameterServer(
             seat.node, *everybody, self.manager, placement, self.shard, *begun, *limits, *life, width, coding
@@ -171,8 +179,8 @@ class ServerPlan(SharedSteps):
         else:
             descent, x = RowDescent(self.descent_of(()), self.table), None
         if bound == 0:
-            return StepPerClock(descent, x, workers, self.experiment.rounds)
-        return StepPerPush(descent, x, workers, self.experiment.rounds, bound, self.experiment.parallel.server.damp)
+            return StepPerClock(descent, x, workers, self.clocks)
+        return StepPerPush(descent, x, workers, self.clocks, bound, self.experiment.parallel.server.damp)
 
     def touched_rows(self, kept: Mapping[NodeId, Checkpoint]) -> tuple[KeyedTable, Rows] | None:
         if self.table is None:

@@ -17,12 +17,16 @@ clock c + 1.  Unanswered pulls and pushes are repeated; servers take each once. 
 where the others went on without this worker: then it continues from there with all shards.
 A server that holds a pull for longer than an honest one can counts as gone.
 
+With `push` = n a clock has n gradients, and their sum is pushed (Downpour SGD: Dean, Corrado, Monga and others, Large
+scale distributed deep networks, NIPS 2012, algorithm 1.1): after each, the worker takes a step on its own copy, or,
+after every `fetch`-th, pulls the model of the open clock in its place.  A round of its record is a gradient.
+
 Its copy of the model is its `ModelParts`: of a table it first requests the choice of the rows that a clock needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +34,7 @@ import numpy as np
 
 from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import ProtocolError, TrainingError
-from fedgossip.base.vectors import Vector, all_finite
+from fedgossip.base.vectors import Vector, add, all_finite, frozen, linear
 from fedgossip.core.machine import (
     Checkpoint,
     Effect,
@@ -68,7 +72,7 @@ from fedgossip.core.messages import (
 )
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink
 from fedgossip.protocols.allreduce.round_sums import weight_of
-from fedgossip.protocols.servers.model_parts import Assembly, ModelParts
+from fedgossip.protocols.servers.model_parts import Assembly, ModelParts, WholeParts
 from fedgossip.protocols.servers.shard_coding import ShardCoding, check_coded
 
 BYES_MAX = 5
@@ -77,11 +81,14 @@ BYES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Limits of a run.  Times in nanoseconds."""
+    """Limits of a run.  Times in nanoseconds.  `rounds`: clocks, each with a push."""
 
     rounds: int
     accumulate: int | None = 1
     """Number of batches of a gradient."""
+    fetch: int = 1
+    push: int = 1
+    """Number of gradients between two pulls, and in a push: a multiple of `fetch`."""
     deadline_ns: int = 30_000_000_000
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
@@ -102,13 +109,18 @@ class PushPullWorker:
         settings: WorkerSettings,
         resumed: Checkpoint | None = None,
         coding: ShardCoding | None = None,
+        rate: Callable[[int], float] | None = None,
     ) -> None:
-        """`parts` begins with the model of `resumed`, if given; `coding`: the codec of pulled shards, if any."""
+        """`parts` begins with the model of `resumed`, if given; `coding`: the codec of pulled shards, if any; `rate`:
+        of a step on the own copy in a clock, between pulls."""
+        self.rate = rate
+        self.taken = 0  # gradients of this clock that are not pushed yet
+        self.accrued: Vector | None = None  # their sum
         self.node, self.manager, self.placement = node, manager, placement
         self.parts, self.settings = parts, settings
         self.phase, self.epoch = "new", 0
         self.alive: tuple[NodeId, ...] = tuple(servers)
-        self.clock = resumed.round if resumed else 0
+        self.clock = resumed.round // settings.push if resumed else 0
         self._fresh = resumed is None
         self.weight: float | None = None  # of this clock's gradient, while it is pushed
         self.given: dict[int, PulledShard] = {}  # at this clock: the model that the gradient is computed from
@@ -135,7 +147,7 @@ class PushPullWorker:
             case Received(sender, message):
                 return self._received(sender, message, now_ns)
             case Trained(job):
-                return self._trained(event, now_ns) if self.phase == "training" and job == self.clock else []
+                return self._trained(event, now_ns) if self.phase == "training" and job == self._step else []
             case RowsChosen():
                 self.parts.chosen(event)
                 return list(self._pulls())
@@ -284,24 +296,44 @@ class PushPullWorker:
             return self._go_on()
         return self._pull(self.clock, self.clock, now_ns)
 
+    @property
+    def _step(self) -> int:
+        """The number of gradients behind this worker: with push = 1 its clock."""
+        return self.clock * self.settings.push + self.taken
+
     def _go_on(self) -> list[Effect]:
         """Request the gradient of this clock, or end."""
         if self.clock >= self.settings.rounds:
             self.phase = "leaving"
             return self._bye()
         self.phase = "training"
-        return [self.parts.training(self.clock, self.settings.accumulate)]
+        return [self.parts.training(self._step, self.settings.accumulate)]
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
         if event.update is not None and not all_finite(event.update):
-            text = f"worker {self.node}, round {self.clock}: its gradient is not finite"
+            text = f"worker {self.node}, round {self._step}: its gradient is not finite"
             raise TrainingError(text, "Lower train.lr, or look at the data of this worker.")
-        self.parts.divide(event.update, self.clock)
+        gradient = event.update
+        if self.settings.push > 1:
+            assert event.update is not None, "of a vector"
+            gradient = event.update if self.accrued is None else frozen(add(self.accrued, event.update))
+            if self.taken + 1 < self.settings.push:
+                return self._step_alone(event.update, gradient, now_ns)
+        self.parts.divide(gradient, self.clock)
         self.weight = weight_of(event.examples, event.metrics)
-        began: list[Effect] = [Outgoing(self.clock + 1, self.parts.model)] if self.parts.always_whole else []
+        began: list[Effect] = [Outgoing(self._step + 1, self.parts.model)] if self.parts.always_whole else []
         self.pulled.clear()
         pushed = self._push(now_ns, self.alive)
         return [*began, *pushed, *self._pull(self.clock + 1, self.clock, now_ns)]
+
+    def _step_alone(self, gradient: Vector, accrued: Vector, now_ns: int) -> list[Effect]:
+        """Go on in the same clock: with the model as it is now, or with the own copy after a step."""
+        self.taken, self.accrued = self.taken + 1, accrued
+        if self.taken % self.settings.fetch == 0:
+            return self._pull(self.clock, self.clock, now_ns)
+        assert isinstance(self.parts, WholeParts) and self.rate is not None, "the experiment is checked"
+        self.parts.model = frozen(linear((1.0, self.parts.model), (-self.rate(self.clock), gradient)))
+        return [RoundDone(self._step, self.parts.model), *self._go_on()]
 
     def _push(self, now_ns: int, servers: Sequence[NodeId]) -> list[Effect]:
         """Push the gradient of this clock to the unanswered shards of these servers."""
@@ -419,10 +451,13 @@ class PushPullWorker:
         self.pulled.clear()
         self.parts.take({number: one.vector for number, one in self.given.items()}, clock)
         moved, self.clock = clock > self.clock, clock
-        done: list[Effect] = []
+        model, done = self.parts.model, list[Effect]()
         if moved:
-            model = self.parts.model
-            done = [RoundDone(clock, model, self._staleness), Checkpoint(clock, {"x": model, **self.parts.saved})]
+            self.taken, self.accrued = 0, None
+            kept = Checkpoint(self._step, {"x": model, **self.parts.saved})
+            done = [RoundDone(self._step, model, self._staleness), kept]
+        elif self.taken:
+            done = [RoundDone(self._step, model)]
         return [*done, *self._go_on()]
 
     @property

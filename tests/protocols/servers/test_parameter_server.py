@@ -307,6 +307,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"staleness": "asink"}, "asink"),
     ({"placement": "rows"}, "rows"),
     ({"damp": True}, "damp"),
+    ({"n_push": 0, "staleness": "async"}, "n_push"),
+    ({"n_push": 2}, "n_push = 2 at staleness 0, whose clocks count every gradient"),
+    ({"n_fetch": 4, "n_push": 2, "staleness": "async"}, "n_push = 2 is no multiple of n_fetch = 4"),
+    ({"n_push": 3, "staleness": "async"}, "n_push = 3 for 8 rounds: the last gradients would reach no server"),
+    ({"n_push": 2, "staleness": "async", "pull_codec": "bf16"}, "n_push = 2 beside a codec"),
 ]
 
 
@@ -325,6 +330,41 @@ def test_what_does_not_fit_together_is_refused_with_advice() -> None:
         simulate(quadratic(servers=5, task={"dim": 3}))
     with pytest.raises(ConfigError, match="stacked arrays have none"):
         simulate(quadratic(server={"staleness": "async"}), engine="stacked")
+
+
+@pytest.mark.parametrize(("fetch", "push"), [(1, 1), (1, 4), (2, 4), (4, 4)])
+def test_downpour_is_algorithm_1_of_distbelief(fetch: int, push: int) -> None:
+    """Dean et al. 2012, algorithm 1.1, in a plain loop: one worker, Adagrad at the servers, to the bit."""
+    every = {"staleness": "async", "n_fetch": fetch, "n_push": push}
+    run = quadratic(1, rounds=12, server=every, parallel={"descent": "adagrad"})
+    plan = compose.plan(load_experiment(run))
+    assert isinstance(plan, ServerPlan)
+    task, _ = compose.task_of(plan.experiment, 1)
+    descent = plan.descent_of(())
+    served = descent.start(task.initial(0))
+    parameters, accrued, losses = task.initial(0), np.zeros(40, np.float32), []
+    for step in range(12):
+        (update,) = task.gradients([Job(0, step, parameters, gradient=True)])  # type: ignore[attr-defined]
+        accrued, parameters = accrued + update.difference, parameters - np.float32(0.1) * update.difference
+        losses.append(update.metrics["loss"])
+        if step % push == push - 1:
+            served, accrued = descent.step(served, frozen(accrued), 0.1), np.zeros(40, np.float32)
+        if step % fetch == fetch - 1:
+            parameters = served.x
+    found = simulate(run)
+    assert found.digest == digest([served.x])
+    rows = [row for row in found.rows if isinstance(row, PeerRow) and row.round and row.peer == 0]
+    assert [(row.round, row.loss) for row in rows] == list(enumerate(losses, 1))
+
+
+def test_of_downpour_workers_every_gradient_counts_once() -> None:
+    """Gradients of -64^worker at a rate of 1, 12 of each of four workers that pull twice within a push."""
+    server = {"staleness": "async", "n_fetch": 2, "n_push": 4, "replication": 2}
+    run = quadratic(4, 2, rounds=12, server=server, task={"dim": 8, "dtype": "float64"}, train={"lr": 1.0})
+    found = simulate(run, task=Counters(8))
+    assert found.digest == digest([np.full(8, 12.0 * sum(BASE**worker for worker in range(4)))] * 4)
+    rows = [row for row in found.rows if isinstance(row, PeerRow) and row.peer == 0]
+    assert [row.round for row in rows] == list(range(1, 13))
 
 
 KINDS: dict[str, dict[str, Any]] = {

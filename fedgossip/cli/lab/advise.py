@@ -1,0 +1,141 @@
+"""`fedgossip advise mesh`: by which mesh a participant's processes take a step soonest, and which ones do not fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+
+if TYPE_CHECKING:
+    from fedgossip.lab.advise.mesh import AdvisedMesh, MeshAsked, StepCosts
+
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+REASON_MOST = 96
+"""Maximum number of characters of a reason in the table; --json has all."""
+
+
+def bytes_of(_context: click.Context, _param: click.Parameter, value: str) -> float:
+    """Return the bytes of 16GB, say.  Raises BadParameter."""
+    unit = next((unit for unit in UNITS if value.lower().endswith(unit.lower())), "")
+    try:
+        size = float(value.removesuffix(value[-len(unit) :] if unit else "")) * UNITS.get(unit, 1.0)
+    except ValueError:
+        size = 0.0
+    if not 1 <= size < 1e18:
+        raise click.BadParameter(f"{value!r} is no size.  Write 16GB, 500MB, or a number of bytes.")
+    return size
+
+
+@click.group()
+def advise() -> None:
+    """Advice before a run: which mesh of processes.  (Gossip, all-reduce or a server: `fedgossip topology advise`.)"""
+
+
+@advise.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option("--processes", type=click.IntRange(2, 64), required=True, help="Processes of one participant.")
+@click.option("--memory", default="16GB", show_default=True, metavar="SIZE", callback=bytes_of, help="Of a process.")
+@click.option(
+    "--links",
+    default="",
+    help="Between processes: cluster, lan, wan; SECONDS,BYTES_PER_SECOND.  [default: measured here, over gloo]",
+)
+@click.option(
+    "--compute",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds of a step of one process with all of the batch.  [default: measured here]",
+)
+@click.option("--cores", type=click.IntRange(1), help="Processors that the processes share.  [default: this machine's]")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@click.option("--verify", is_flag=True, help="Measure the steps of all meshes that fit, in real processes here.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def mesh(
+    experiment: Path, processes: int, memory: float, links: str, compute: float | None, cores: int | None,
+    overrides: Sequence[str], verify: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Rank the meshes of a participant's processes for the model of EXPERIMENT, by the seconds of a step.
+
+    Every mesh of data x tensor x pipeline x context is tried, with whole models and rows of them (ZeRO): what does not
+    fit the layers, the settings or the memory is refused with its reason.
+    """
+    from fedgossip.lab.advise.mesh import MeshAsked, advised
+
+    with talk_to_stderr():
+        asked = MeshAsked.of(experiment, overrides, processes, memory)
+        costs = _costs(asked, links, compute, cores)
+        found = advised(asked, costs)
+        if verify:
+            found = [_measured(asked, one) for one in found]
+    fits = [one for one in found if not one.refused]
+    if as_json:
+        plain = [{**asdict(one), "name": one.name, "seconds": None if one.refused else one.seconds} for one in found]
+        print_json({"costs": asdict(costs), "meshes": plain})
+        return
+    echo(_sentence(fits, processes, len(found)))
+    echo()
+    echo(columns([_heads(verify), *(_row(one, verify=verify) for one in fits)]))
+    if not all(one.counted for one in fits):
+        echo("memory: without activations, which are counted of gpt alone")
+    if len(fits) < len(found):
+        echo()
+        refused = [[one.name, one.how, _short(one.refused)] for one in found if one.refused]
+        echo(columns([["refused", "", "because"], *refused]))
+    if fits:
+        echo(f"\nTake it by  {' '.join(f'--set {key!r}' for key in fits[0].keys)}")
+
+
+def _measured(asked: MeshAsked, one: AdvisedMesh) -> AdvisedMesh:
+    from fedgossip.lab.advise.mesh import with_measured
+
+    if one.refused:
+        return one
+    found = with_measured(asked, one)
+    echo(f"{one.name}, {one.how}: {_seconds(found.measured or 0.0)} a step", err=True)
+    return found
+
+
+def _costs(asked: MeshAsked, links: str, compute: float | None, cores: int | None) -> StepCosts:
+    from fedgossip.lab.advise.mesh import StepCosts, measured_compute, measured_links
+    from fedgossip.lab.advise.network import links_of
+    from fedgossip.lab.costs.base import FittedLink
+
+    rows = asked.experiment.train.batch_size
+    each = measured_compute(asked) if compute is None else FittedLink(0.0, rows / compute, 0.0)
+    between = links_of(links, asked.processes).usual if links else measured_links(asked)
+    return StepCosts(each, between, cores or len(os.sched_getaffinity(0)))
+
+
+def _sentence(fits: Sequence[AdvisedMesh], processes: int, tried: int) -> str:
+    if not fits:
+        return f"None of {tried} meshes of {processes} processes is possible."
+    best = fits[0]
+    words = f"{best.name} (data x tensor x pipeline x context), {best.how}, is first of {len(fits)} that fit"
+    parts = {"computing": best.work, "idle stages": best.idle, "messages": best.messages}
+    told = ", ".join(f"{_seconds(value)} {name}" for name, value in parts.items() if value)
+    return f"{words}: {_seconds(best.seconds)} a step; {told}."
+
+
+def _heads(verify: bool) -> list[str]:
+    return ["mesh", "", "a step", "computing", "idle", "messages", "a process holds", *(["measured"] if verify else [])]
+
+
+def _row(one: AdvisedMesh, *, verify: bool) -> list[str]:
+    from fedgossip.report.page.numbers import data_size
+
+    times = [_seconds(value) for value in (one.seconds, one.work, one.idle, one.messages)]
+    held = data_size(one.memory) + ("" if one.counted else " +")
+    return [one.name, one.how, *times, held, *([_seconds(one.measured or 0.0)] if verify else [])]
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= REASON_MOST else f"{text[: REASON_MOST - 3]}..."
