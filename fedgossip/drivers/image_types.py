@@ -41,6 +41,7 @@ RENAMED: Mapping[str, str] = {
 
 
 ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
+    "AllReduce": frozenset({"repeats", "stuck_ns"}),
     "Buffered": frozenset({"uninformed"}),
     "Coordinator": frozenset({"invited", "seen", "uninformed"}),
     "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
@@ -54,6 +55,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "PushPullWorker": frozenset({"accrued", "rate", "taken"}),
     "Replicated": frozenset({"coded"}),
     "ServerManager": frozenset({"whole"}),
+    "StatisticsByMedian": frozenset({"middle"}),
     "Simulator": frozenset({"seat", "timeline"}),
     "WorkerSettings": frozenset({"fetch", "push"}),
     "Network": frozenset(

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.federated.base import Accumulator
 from fedgossip.algorithms.federated.robust import Kept
+from fedgossip.algorithms.federated.running_statistics import KeptApart
 from fedgossip.algorithms.federated.sums import MeanOf
 from fedgossip.base.errors import ResumeError
 from fedgossip.drivers.image_types import (
@@ -216,7 +217,7 @@ Follows = Callable[[object], str | None]
 _BEGUN: Mapping[Hint, tuple[type, ...]] = {
     ClientPart: (PlainPart,),
     Exchange: (PlainRound,),
-    Accumulator: (MeanOf, Kept),
+    Accumulator: (MeanOf, Kept, KeptApart),
 }
 """Implementations of a protocol for objects created during a run: a new simulation has none to compare with."""
 
@@ -363,7 +364,7 @@ class Reader:
         """
         same = {type(fresh)} if is_ours(type(fresh)) else set()
         for one in map(origin_of, alternatives(hint)):
-            if one is UNDECLARED:
+            if one is UNDECLARED or one is abc.Callable:  # an object that is called, as the new simulation has it
                 yield from same
             elif _is_protocol(one):
                 self._stands_for[one] = same | self._stands_for.get(one, set())

@@ -66,6 +66,13 @@ def run_local(
     return run_local_plan(compose.plan(experiment), Path(out), report=report, watch=watch, forecast=forecast)
 
 
+def check_local(plan: Plan, trace_bytes: int = 0) -> None:
+    """Raise ConfigError for a run that processes of one machine cannot make, or cannot trace."""
+    check_recordable(plan, trace_bytes)
+    check_selection(plan, whole=True)
+    check_real(plan.experiment)
+
+
 def run_local_plan(
     plan: Plan,
     out: Path,
@@ -90,9 +97,7 @@ def run_local_plan(
     directory exists, before a process starts.
     """
     began = time.monotonic()
-    check_recordable(plan, trace_bytes)
-    check_selection(plan, whole=True)
-    check_real(plan.experiment)
+    check_local(plan, trace_bytes)
     if family is None or isinstance(family, PeerProcesses):  # they have the limits of this process
         check_open_files(plan, range(plan.n))
     running = family or processes_for(plan.experiment)

@@ -31,6 +31,7 @@ from fedgossip.experiment import BEST, GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan, faults_of, network_settings
+from fedgossip.plans.gossip.adversary import check_real
 from fedgossip.plans.gossip.gossip import peer_of, recovers
 from fedgossip.plans.gossip.own_graphs import given_schedule
 from fedgossip.plans.own_parts import measured_by
@@ -100,7 +101,7 @@ def simulate(
     return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch, forecast=forecast)
 
 
-def simulate_plan(  # noqa: PLR0915 - one run from its beginning to its end
+def simulate_plan(
     plan: Plan,
     *,
     engine: str = "sim",
@@ -119,8 +120,6 @@ def simulate_plan(  # noqa: PLR0915 - one run from its beginning to its end
 
     `resume`: go on with the run stopped in `out`, bit for bit.  Raises ResumeError for a run of another experiment.
     """
-    if engine not in ("sim", "stacked"):
-        raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
     began = time.monotonic()
     shares = DataShares("given")
     if task is None:
@@ -128,9 +127,8 @@ def simulate_plan(  # noqa: PLR0915 - one run from its beginning to its end
         plan = plan.with_shares(shares)
     compose.check_task(plan, task)
     plan = plan.with_segments(segments_of(task)).with_table(table_of(task)).with_engine(engine)
+    check_engine(plan, engine, task)
     initial, script = [task.initial(node) for node in range(plan.n)], faults_of(plan)
-    if engine == "stacked" and script:
-        raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
     folder = Path(out) if out is not None else None
     about = incarnations.about_of(plan, -1, task.schema, shares.digest)
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
@@ -172,6 +170,18 @@ def simulate_plan(  # noqa: PLR0915 - one run from its beginning to its end
         if status == "failed":
             raise _failure(plan, results)
         return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None, table)
+
+
+def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
+    """Raise ConfigError for a run that an engine cannot make, and for an engine that is not known."""
+    if engine not in ("sim", "stacked"):
+        raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
+    if engine == "sim":
+        check_real(plan.experiment)
+        return
+    if plan.experiment.faults:
+        raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
+    plan.check_arrays(task)
 
 
 def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:

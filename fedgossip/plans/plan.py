@@ -290,7 +290,11 @@ class Plan(Protocol):
         ...
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        """Return the run on stacked arrays, without machines.  Raises ConfigError where there is none."""
+        """Return the run on stacked arrays, without machines; one that `check_arrays` admits."""
+        ...
+
+    def check_arrays(self, task: LocalTask) -> None:
+        """Raise ConfigError for a run that stacked arrays cannot make."""
         ...
 
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
@@ -327,6 +331,9 @@ class PlanDefaults:
 
     Each kind of run overrides its own; see `Plan` for the meanings.
     """
+
+    def check_arrays(self, task: LocalTask) -> None:
+        """Nothing to refuse."""
 
     @property
     def roles(self) -> Roles:

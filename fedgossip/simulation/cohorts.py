@@ -41,6 +41,18 @@ from fedgossip.secure.encoding import NO_NOISE, RingEncoding
 from fedgossip.secure.ring import RING_BITS, add
 
 
+def check_cohorts(sampling: Sampling, clients: int) -> None:
+    """Raise ConfigError where rounds end with the first answers: which those are is a matter of time; and for cohorts
+    by reported losses, for the same reason.
+    """
+    if isinstance(sampling, SamplingByLosses):
+        raise ConfigError("the stacked engine draws no cohorts by reported losses", "Run it with --on sim.")
+    draw = sampling.draw(0, range(clients))
+    if draw.wanted < len(draw.invited):
+        first = f"the first {draw.wanted} of {len(draw.invited)} answers"
+        raise ConfigError(f"the stacked engine has no time: it cannot count {first}", "Run it with --on sim.")
+
+
 @dataclass(frozen=True)
 class Rounds:
     """The settings of a run's rounds.  `fixed`: rounding for the secure sum, with the chances of each client."""
@@ -60,17 +72,7 @@ class Rounds:
     """How updates go up, where that is not as they are."""
 
     def start(self, task: LocalTask) -> Standing:
-        """Return the state with which a run begins.
-
-        Raises ConfigError where rounds end with the first answers: which those are is a matter of time; and for
-        cohorts by reported losses, for the same reason.
-        """
-        if isinstance(self.sampling, SamplingByLosses):
-            raise ConfigError("the stacked engine draws no cohorts by reported losses", "Run it with --on sim.")
-        draw = self.sampling.draw(0, range(self.clients))
-        if draw.wanted < len(draw.invited):
-            first = f"the first {draw.wanted} of {len(draw.invited)} answers"
-            raise ConfigError(f"the stacked engine has no time: it cannot count {first}", "Run it with --on sim.")
+        """Return the state with which a run begins, of cohorts that `check_cohorts` admits."""
         meters = [Meter(node) for node in range(self.clients + 1)]
         return Standing(0, self.federated.server.start(task.initial(self.clients)), {}, {}, meters)
 

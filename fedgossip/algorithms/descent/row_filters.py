@@ -42,7 +42,8 @@ class Pushing:
     seed: int
 
 
-Memory = object
+Memory = Rows | object
+"""Rows that wait, of a built-in filter; of the user's own: whatever it returns."""
 RowFilter = Callable[[Pushing, Memory], tuple[Rows, Memory]]
 """(pushed gradient, memory of the last call; None at first) -> (remaining gradient, memory).
 

@@ -10,7 +10,8 @@ The algorithm's own vectors (terms, controls, momentum, moments) cover the param
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,8 @@ class StatisticsByMedian:
 
     rule: Aggregation
     parameters: int
+    middle: Aggregation = field(default_factory=partial(ByRule, median))
+    """The rule of statistics."""
 
     @property
     def least(self) -> int:
@@ -95,7 +98,7 @@ class StatisticsByMedian:
 
     def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> KeptApart:
         first = self.rule.accumulator(vectors, self.parameters, kind)
-        return KeptApart(self.parameters, first, ByRule(median).accumulator(vectors, length - self.parameters, kind))
+        return KeptApart(self.parameters, first, self.middle.accumulator(vectors, length - self.parameters, kind))
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def run(
     if dry_run:
         from fedgossip.plans import compose
 
-        show_plan(compose.plan(wanted), as_json=as_json)
+        show_plan(compose.plan(wanted), on=on, trace_bytes=int(trace_limit * 1e9) if trace else 0, as_json=as_json)
         return 0
     with _processes(wanted, on) as family:
         from fedgossip.plans import compose
@@ -431,19 +431,22 @@ def _forecast(summary: RunSummary) -> list[tuple[str, str]]:
     return [("forecast", f"{said}; {told['level']} before the run, {exact}{wide}")]
 
 
-def show_plan(plan: Plan, *, as_json: bool) -> None:
+def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> None:
     """Check everything, and print the facts before a run: the experiment with all defaults, sizes, the forecast."""
     from fedgossip.cli.text import print_json, talk_to_stderr
-    from fedgossip.core.task import segments_of
+    from fedgossip.core.task import segments_of, table_of
     from fedgossip.drivers.forecasting import check_forecast
+    from fedgossip.drivers.local import check_local
+    from fedgossip.drivers.simulate import check_engine
     from fedgossip.plans import compose
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         task, shares = compose.task_of_dry_run(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)
         compose.check_task(plan, task)
+        plan = plan.with_segments(segments_of(task)).with_table(table_of(task))
+        check_local(plan, trace_bytes) if on == "local" else check_engine(plan, on, task)
         check_forecast(plan, task)
-        plan = plan.with_segments(segments_of(task))
         last = plan.n - 1
         plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))
     outlook = plan.outlook(task)

@@ -73,7 +73,7 @@ from fedgossip.secure.encoding import NO_NOISE
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.session import ParticipantRoster, Policy
 from fedgossip.secure.session_history import AskedBefore, Questions
-from fedgossip.simulation.cohorts import Rounds, run_rounds
+from fedgossip.simulation.cohorts import Rounds, check_cohorts, run_rounds
 
 FEDBUFF = "fedbuff"
 SEATED_MOST = 1_000
@@ -580,7 +580,7 @@ class FederationPlan(PlanDefaults):
     def is_over(self, node: NodeId, model: Vector) -> bool:
         return node == self.coordinator and is_over(self.federated.server, model)
 
-    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+    def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
         if self.buffered:
             raise ConfigError("the stacked engine goes by rounds: no fedbuff", "Run it with --on sim.")
         if self.unit != "none":
@@ -588,6 +588,9 @@ class FederationPlan(PlanDefaults):
         if not self.tree.flat:
             advice = "Run it with --on sim; or leave coordinator.tiers out, for the same model."
             raise ConfigError("the stacked engine has one coordinator, and no coordinator.tiers", advice)
+        check_cohorts(self.sampling, self.learners)
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         fixed = self.numbers.fixed_point(task.length, task.schema) if self.secure else None
         chances = [self._chances(node) for node in range(self.learners)]
         e, coding = self.experiment, self.coding(task.length, task.dtype)

@@ -224,12 +224,15 @@ class GossipPlan(PlanDefaults):
         alone = self.experiment.loops or not self.how.in_step
         return rounds == self.experiment.rounds or (alone and not stopped)
 
-    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        e, length = self.experiment, task.length
+    def check_arrays(self, task: LocalTask) -> None:
         if self.how.stacked is None:
             raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
         if isinstance(self.algorithm, FragmentedDiLoCo):
-            self.algorithm.fragments(length)  # refuses a model with too few rows
+            self.algorithm.fragments(task.length)  # refuses a model with too few rows
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        e, length = self.experiment, task.length
+        assert self.how.stacked is not None
         # where nothing is late, plain gossip of whole models averages statistics as they are
         algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._of(length)
         about = self._parameters(length), length

@@ -40,7 +40,7 @@ from fedgossip.plans.parallel.shared_steps import SharedSteps
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.federated.client import Client, ClientSettings
 from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
-from fedgossip.simulation.cohorts import Rounds, run_rounds
+from fedgossip.simulation.cohorts import Rounds, check_cohorts, run_rounds
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,9 @@ class MapReducePlan(SharedSteps):
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         """Whether the server has released the worker."""
         return rounds == self.experiment.rounds if node == self.server else not stopped
+
+    def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
+        check_cohorts(self.sampling, self.learners)
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         e = self.experiment

@@ -193,13 +193,15 @@ class ServerPlan(SharedSteps):
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         return rounds == self.experiment.rounds if node < self.learners else not stopped
 
-    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+    def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
         if self.staleness != 0:
             text = "pushes that are applied as they come follow time, and stacked arrays have none"
             raise ConfigError(text, "Run it with --on sim, or set parallel.server.staleness = 0.")
         if self.table is not None:
             text = "a table's rows go by what batches need, and stacked arrays hold whole models"
             raise ConfigError(text, "Run it with --on sim.")
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         descent, p = self.descent_of(self.segments), self.experiment.parallel
         stack = first_collective(task, self.learners, descent, self.n - self.learners)
         placement = self.placement_of(task.length)

@@ -93,6 +93,9 @@ from fedgossip.protocols.transfer.state_fetch import StateFetch
 
 AT_WORK = ("training", "reducing", "catching")
 
+REPEATS_MAX = 20
+"""Maximum number of views with the same members and without a new round; a run without an end would follow."""
+
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSettings:
@@ -161,6 +164,8 @@ class AllReduce:
         self.early: Trained | None = None  # with `delay`: the result for the next round
         self.deadline = Deadline(settings.deadline_ns, least_ns)
         self.began_ns = 0
+        self.repeats, self.stuck_ns = 0, 0
+        """Number of views without a new round or another member, and the time of the first of them."""
 
     @property
     def round(self) -> int:
@@ -350,6 +355,7 @@ class AllReduce:
         if self.phase != "reducing" or not self.exchange.now.done:
             return []
         self.deadline.record(now_ns - self.began_ns)
+        self.repeats = 0
         found = self.exchange.now.mean
         mean = self.exchange.sums.gradient(found, self.round)
         if self.at.coded:
@@ -470,6 +476,8 @@ class AllReduce:
         """Begin a view; it binds a next life, so it is on disk before any message of it is sent."""
         came = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
+        if stuck := self._stuck(came or gone, now_ns):
+            return [*self._goodbye(), *self._finish(stuck)]
         self.exchange.renew(view.rounds)
         effects: list[Effect] = [self.at.checkpoint(self.group.saved(), durable=True)]
         effects.append(Report("regrouped", {"workers": list(view.members), "without": gone}, self.round))
@@ -480,6 +488,19 @@ class AllReduce:
         if self.round < view.rounds:  # rounds of a life without a checkpoint of them: the next view counts without them
             return effects + self._stop_round(now_ns)
         return effects + self._again(now_ns)
+
+    def _stuck(self, changed: Sequence[NodeId], now_ns: int) -> Failure | None:
+        """Count a view; return the failure of a run whose rounds all take longer than their deadline."""
+        self.repeats = 0 if changed else self.repeats + 1
+        if self.repeats <= 1:
+            self.stuck_ns = now_ns
+        if self.repeats <= REPEATS_MAX or now_ns - self.stuck_ns < self.settings.start_ns:
+            return None
+        seconds = self.settings.deadline_ns / 1e9
+        again = f"begun {self.repeats} times with the same workers, and never done"
+        text = f"worker {self.node}, round {self.round}: {again}"
+        advice = f"Raise parallel.deadline, {seconds:g} seconds, above the time of a round; or see to the links."
+        return Failure("network", text, advice)
 
     # --- a member that is behind --------------------------------------------------------------------------------------
 
