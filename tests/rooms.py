@@ -16,6 +16,7 @@ from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import networkx as nx
 
@@ -67,6 +68,25 @@ def arrows() -> list[tuple[str, str]]:
     graph.remove_nodes_from({room(path) for path in FILES} & LAZY)
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return sorted(nx.transitive_reduction(graph).edges)
+
+
+class Docstring(NamedTuple):
+    text: str
+    source: str
+    """The text as the file has it, with its quotes."""
+
+
+@cache
+def docstrings(path: Path) -> list[Docstring]:
+    """Return the texts that are statements of their own: docstrings, and those below a name or a field."""
+    source, found = path.read_text(), list[Docstring]()
+    lines, todo = source.split("\n"), list[ast.AST]([ast.parse(source)])
+    for node in todo:  # of statements alone: expressions are most of a tree
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found.append(Docstring(node.value.value, "\n".join(lines[node.lineno - 1 : node.end_lineno])))
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo += part if isinstance(part := getattr(node, name, None), list) else []
+    return found
 
 
 def said(path: Path) -> str:

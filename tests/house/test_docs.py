@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from rooms import FILES, PACKAGE, packages
+from rooms import FILES, PACKAGE, docstrings, packages
 
 from fedgossip.algorithms.federated.names import ALGORITHMS
 
@@ -22,6 +22,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
 OF_THE_HOUSE = re.compile(rf"(?:fedgossip/)?({'|'.join(sorted(packages()))})/([a-z_0-9/]*)(?:\.([A-Za-z_]\w*))?")
+COMMENT = re.compile(r"(?<!\S)# .*")
 OF_THE_FOLDERS = re.compile(r"(?:docs|tests|examples|benchmarks|topologies)/[\w./*-]+")
 
 
@@ -80,15 +81,11 @@ def test_every_name_between_backticks_in_a_docstring_is_one_of_the_code() -> Non
     quoted: list[tuple[str, str]] = []
     for path in FILES:
         known |= set(_module(path).split("."))
-        tree = ast.parse(path.read_text())
-        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Constant):
-                known |= {found for _, value in ast.iter_fields(node) if isinstance(value, str) for found in [value]}
-            elif isinstance(node.value, str) and node in texts:
-                quoted += [(_module(path), words) for words in QUOTED.findall(node.value)]
-            else:
-                known |= set(re.findall(r"\w+", str(node.value)))
+        text = path.read_text()
+        for docstring in docstrings(path):
+            quoted += [(_module(path), words) for words in QUOTED.findall(docstring.text)]
+            text = text.replace(docstring.source, "")
+        known |= set(re.findall(r"\w+", COMMENT.sub("", text)))
     known |= {name for path in TESTS for name in (path.stem, path.parent.name, "tests", "py")}
     known |= set(keyword.kwlist)
     known |= {part for name in ALGORITHMS for part in name.split("-")}  # names made of functions' names
@@ -118,8 +115,7 @@ def leads_from(folder: Path, parts: list[str]) -> bool:
 
 def dead_paths(path: Path, settings: str) -> Iterator[str]:
     """Yield the paths in docstrings of a module that lead nowhere: dotted ones of modules, and those with slashes."""
-    texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr))
-    for text in (str(node.value) for node in texts if isinstance(node, ast.Constant)):
+    for text in (docstring.text for docstring in docstrings(path)):
         yield from (found for words in QUOTED.findall(text) if "/" in words for found in lacking(words))
         for quoted, seen, whole in DOTTED.findall(text):
             words = quoted or seen or whole
