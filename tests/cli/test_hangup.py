@@ -60,7 +60,7 @@ def rounds_in(path: Path) -> int:
     return max((row["round"] for row in rows if row["kind"] in ("network", "peer")), default=0)
 
 
-@pytest.mark.parametrize("driver", ["sim", "local"])
+@pytest.mark.parametrize("driver", ["sim", pytest.param("local", marks=pytest.mark.long)])  # short: test_endings.py
 def test_a_run_whose_terminal_is_closed_is_kept_and_goes_on(tmp_path: Path, driver: str) -> None:
     experiment(tmp_path, n=3, rounds=3000 if driver == "local" else 20_000)
     with terminal("run", "experiment.toml", "--on", driver, "--out", "run", cwd=tmp_path) as shown:

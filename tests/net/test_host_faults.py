@@ -198,7 +198,7 @@ def test_ctrl_c_while_the_peers_start_leaves_no_process(tmp_path: Path) -> None:
     ("there", "number"),
     [
         ("experiment.toml", signal.SIGINT),
-        ("peers/00/log.txt", signal.SIGINT),
+        pytest.param("peers/00/log.txt", signal.SIGINT, marks=pytest.mark.long),
         ("peers/03/endpoint.toml", signal.SIGTERM),
     ],
 )
