@@ -62,9 +62,9 @@ class TrafficRecord:
     def take(self, place: int, entry: LogEntry) -> None:
         """Add the message recorded in an entry of a log, if any."""
         facts = entry.facts
-        told, session = facts.get("sum_sha256"), facts.get("session")
-        if isinstance(told, str) and isinstance(session, int):
-            self.sums.setdefault(session, (told, place))
+        sum_hash, session = facts.get("sum_sha256"), facts.get("session")
+        if isinstance(sum_hash, str) and isinstance(session, int):
+            self.sums.setdefault(session, (sum_hash, place))
         if found := crossing(entry):
             (self.sent if "to" in facts else self.received).setdefault(found, place)
             self.receives = self.receives or ("to" not in facts and entry.kind != REFUSED)
@@ -117,11 +117,11 @@ def unheard(one: TrafficRecord, transcripts: Iterable[TrafficRecord]) -> list[st
 
 
 def _results(one: TrafficRecord, other: TrafficRecord) -> Iterator[str]:
-    for session, (told, place) in one.sums.items():
-        if session in other.sums and other.sums[session][0] != told:
+    for session, (sum_hash, place) in one.sums.items():
+        if session in other.sums and other.sums[session][0] != sum_hash:
             there, at = other.sums[session]
-            says = f"{one}, {one.place} {place}, was told the sum {told[:12]} of session {session}"
-            yield f"{says}; {other}, {other.place} {at}, says {there[:12]}"
+            text = f"{one}, {one.place} {place}, was told the sum {sum_hash[:12]} of session {session}"
+            yield f"{text}; {other}, {other.place} {at}, says {there[:12]}"
 
 
 def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
@@ -143,23 +143,23 @@ def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
     if receiver.owner and not receiver.receives and sender.sent:
         yield f"{receiver} says of nothing that it came: compare with the transcripts"
         return
-    left, came = _between(sender.sent, sender, receiver), _between(receiver.received, receiver, sender)
+    left, arrived = _between(sender.sent, sender, receiver), _between(receiver.received, receiver, sender)
     named = set()
     for content, (sent, place) in left.items():
-        says = f"{sender}, {sender.place} {place}, sent {sent}"
-        if content in came:
-            got, there = came[content]
+        text = f"{sender}, {sender.place} {place}, sent {sent}"
+        if content in arrived:
+            got, there = arrived[content]
             if sent.fates and got.fates and sent.fates != got.fates:
-                yield f"{says}, of shares {sent.fates}; {receiver}, {receiver.place} {there}, says of {got.fates}"
+                yield f"{text}, of shares {sent.fates}; {receiver}, {receiver.place} {there}, says of {got.fates}"
             continue
-        others = [one for one in came if one[:2] == content[:2] and one not in left and one not in named]
+        others = [one for one in arrived if one[:2] == content[:2] and one not in left and one not in named]
         if others:
             named.add(others[0])
-            got, there = came[others[0]]
-            yield f"{says}; what came to {receiver}, {receiver.place} {there}, was {got}"
+            got, there = arrived[others[0]]
+            yield f"{text}; what came to {receiver}, {receiver.place} {there}, was {got}"
         else:
-            yield f"{says}; {receiver} does not say that it came: lost on its way, or left out"
-    for content, (got, there) in came.items():
+            yield f"{text}; {receiver} does not say that it came: lost on its way, or left out"
+    for content, (got, there) in arrived.items():
         if content not in left and content not in named:
             yield f"to {receiver}, {receiver.place} {there}, came {got}; {sender} does not say that it sent that"
 

@@ -235,25 +235,27 @@ class Round:
 
     def whole(self, kind: type[Kind], among: Set[int], who: str) -> Iterator[tuple[int, Said, Kind]]:
         """Yield the messages of a kind by client, ascending.  Raises WrongError for a client not `among` those."""
-        for client, said in self.outlines(kind, among, who):
-            assert isinstance(said.message, kind)
-            yield client, said, said.message
+        for client, statement in self.outlines(kind, among, who):
+            assert isinstance(statement.message, kind)
+            yield client, statement, statement.message
 
     def outlines(self, kind: type[frames.Frame], among: Set[int], who: str) -> Iterator[tuple[int, Said]]:
         """Yield the same of frames without their body."""
-        clients = [(client, said) for (name, client), said in self.said.items() if name == frames.name_of(kind)]
-        for client, said in sorted(clients, key=lambda found: found[1].client or 0):
+        clients = [
+            (client, statement) for (name, client), statement in self.said.items() if name == frames.name_of(kind)
+        ]
+        for client, statement in sorted(clients, key=lambda found: found[1].client or 0):
             if client is None or client not in among:
-                wrong(said.place, f"a {frames.name_of(kind)} of client {client}, who {who}")
-            yield client, said
+                wrong(statement.place, f"a {frames.name_of(kind)} of client {client}, who {who}")
+            yield client, statement
 
     def only(self, kind: type[Kind]) -> tuple[int, Kind] | None:
         """Return the record and the message that is the same for all, or None where there is none."""
-        said = self.said.get((frames.name_of(kind), None))
-        if said is None:
+        statement = self.said.get((frames.name_of(kind), None))
+        if statement is None:
             return None
-        assert isinstance(said.message, kind)
-        return said.place, said.message
+        assert isinstance(statement.message, kind)
+        return statement.place, statement.message
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -285,7 +287,7 @@ class Round:
             if self.announced.setdefault(record.keys.client, (place, record.keys))[1] != record.keys:
                 wrong(place, f"other keys of client {record.keys.client} than before")
         else:
-            self._hear(
+            self._add(
                 self._of_whole(place, record) if isinstance(record, WholeFrame) else self._of_outline(place, record)
             )
 
@@ -296,13 +298,16 @@ class Round:
         if begun.roster != self.roster.hash:
             wrong(1, "a transcript with another roster")
 
-    def _hear(self, said: Said) -> None:
-        self.every.append(said)
-        first = self.said.setdefault(said.key, said)
-        if first is said and said.message is None and said.name in _WHOLE:
-            wrong(said.place, f"of a {said.name} only the outline is here")
-        if first.digest != said.digest:
-            wrong(said.place, f"a second, different {said.name} of {said.speaker}; the first is record {first.place}")
+    def _add(self, statement: Said) -> None:
+        self.every.append(statement)
+        first = self.said.setdefault(statement.key, statement)
+        if first is statement and statement.message is None and statement.name in _WHOLE:
+            wrong(statement.place, f"of a {statement.name} only the outline is here")
+        if first.digest != statement.digest:
+            wrong(
+                statement.place,
+                f"a second, different {statement.name} of {statement.speaker}; the first is record {first.place}",
+            )
 
     def _of_whole(self, place: int, record: WholeFrame) -> Said:
         sender, identity = self._sender(place, record)
@@ -321,17 +326,17 @@ class Round:
 
     def _of_outline(self, place: int, record: Outline) -> Said:
         sender, identity = self._sender(place, record)
-        said = Said(
+        statement = Said(
             place, record.sent, record.client, record.message, record.digest, record.size, None,
             record.ids, record.alive,
         )  # fmt: skip
         if not verify(identity, record.signature, frames.signed_content(sender, record.digest)):
-            wrong(place, f"a {said.name} that {said.speaker} did not sign")
-        if said.name not in STAGES or said.sent != (said.name in DOWN):
-            wrong(place, f"a {said.name!r} of {said.speaker} is no message")
-        if said.client is None and said.name not in TO_ALL:
-            wrong(place, f"a {said.name} to all, which is for one")
-        return said
+            wrong(place, f"a {statement.name} that {statement.speaker} did not sign")
+        if statement.name not in STAGES or statement.sent != (statement.name in DOWN):
+            wrong(place, f"a {statement.name!r} of {statement.speaker} is no message")
+        if statement.client is None and statement.name not in TO_ALL:
+            wrong(place, f"a {statement.name} to all, which is for one")
+        return statement
 
     def _sender(self, place: int, record: WholeFrame | Outline) -> tuple[int, bytes]:
         if record.client is not None and record.client >= len(self.roster.members):

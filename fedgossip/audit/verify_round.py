@@ -143,11 +143,11 @@ class Course:
         """S0: the clients that have keys, each signed for this round."""
         cohort = frozenset(d.cohort)
         found: dict[int, tuple[int, frames.Keys]] = {}
-        for client, said, message in self.round.whole(frames.Advertise, cohort, "was not invited"):
-            self._same(said, message.sid, self.sid0)
+        for client, statement, message in self.round.whole(frames.Advertise, cohort, "was not invited"):
+            self._same(statement, message.sid, self.sid0)
             if (message.keys.client, message.keys.origin) != (client, self.sid0):
-                wrong(said.place, f"keys of another client or session, from client {client}")
-            found[client] = said.place, message.keys
+                wrong(statement.place, f"keys of another client or session, from client {client}")
+            found[client] = statement.place, message.keys
         for client, (place, keys) in self.round.announced.items():
             if client in found:
                 self._agree(place, keys, found[client][1])
@@ -164,47 +164,52 @@ class Course:
         self.keys = {client: found[client][1] for client in sorted(found)}
 
     @staticmethod
-    def _agree(place: int, shown: frames.Keys, said: frames.Keys) -> None:
-        if shown != said:
-            wrong(place, f"keys of client {said.client} that are not those it sent")
+    def _agree(place: int, shown: frames.Keys, statement: frames.Keys) -> None:
+        if shown != statement:
+            wrong(place, f"keys of client {statement.client} that are not those it sent")
 
     def _introduced(self) -> None:
         """S1: everybody was shown the keys of its neighbours, and the hash of all."""
         h1 = frames.hash_of_keys(self.keys)
         self.sid = digest("sid", self.sid0, h1)
-        for client, said in self.round.outlines(frames.Neighbourhood, self.keys.keys(), "has no keys"):
+        for client, statement in self.round.outlines(frames.Neighbourhood, self.keys.keys(), "has no keys"):
             keys = tuple(self.keys[v] for v in sorted(self._group(client) & self.keys.keys()))
-            self._exactly(said, frames.Neighbourhood(self.sid0, client, h1, keys), "the keys of its neighbours")
+            self._exactly(statement, frames.Neighbourhood(self.sid0, client, h1, keys), "the keys of its neighbours")
             self.introduced.add(client)
 
     def _shared(self) -> None:
         """S1, S2: the clients that sealed shares, the receivers, and the forwarded shares."""
-        for client, said in self.round.outlines(frames.Shares, self.introduced, "was shown no keys"):
+        for client, statement in self.round.outlines(frames.Shares, self.introduced, "was shown no keys"):
             due = tuple(sorted((self._group(client) & self.keys.keys()) - {client}))
-            if set(said.ids) != set(due):
-                wrong(said.place, f"client {client} sealed shares for {_listed(said.ids)}, not {_listed(due)}")
-            self._as_long(said, frames.Shares(self.sid, tuple((v, SEALED) for v in said.ids)))
+            if set(statement.ids) != set(due):
+                wrong(
+                    statement.place, f"client {client} sealed shares for {_listed(statement.ids)}, not {_listed(due)}"
+                )
+            self._as_long(statement, frames.Shares(self.sid, tuple((v, SEALED) for v in statement.ids)))
             self.shared.add(client)
-        for client, said in self.round.outlines(frames.Delivery, self.shared, "has not shared"):
+        for client, statement in self.round.outlines(frames.Delivery, self.shared, "has not shared"):
             senders = tuple(v for v in self._neighbours[client] if v in self.shared)
-            if said.ids != senders:
-                wrong(said.place, f"client {client} got seals of {_listed(said.ids)}; there were {_listed(senders)}")
-            self._as_long(said, frames.Delivery(self.sid, client, tuple((v, SEALED) for v in said.ids)))
+            if statement.ids != senders:
+                wrong(
+                    statement.place,
+                    f"client {client} got seals of {_listed(statement.ids)}; there were {_listed(senders)}",
+                )
+            self._as_long(statement, frames.Delivery(self.sid, client, tuple((v, SEALED) for v in statement.ids)))
             self.delivered.add(client)
 
     def _masked(self, d: Descriptor) -> None:
         """S2: the masked vectors have one length, and each the hash that its client signed."""
-        for client, said, head in self.round.whole(frames.MaskedHeader, self.delivered, "was sent no shares"):
-            self._same(said, head.sid, self.sid)
+        for client, statement, head in self.round.whole(frames.MaskedHeader, self.delivered, "was sent no shares"):
+            self._same(statement, head.sid, self.sid)
             self.words = self.words or head.length
             if head.length != self.words:
-                wrong(said.place, f"client {client} masked {head.length} words, others {self.words}")
+                wrong(statement.place, f"client {client} masked {head.length} words, others {self.words}")
             ahead = head.ahead
             if ahead and not (
                 (ahead.client, ahead.origin) == (client, self.sid)
                 and keys_are_signed(ahead, d, d.round + 1, self.round.roster)
             ):
-                wrong(said.place, f"keys for the next round that client {client} did not sign")
+                wrong(statement.place, f"keys for the next round that client {client} did not sign")
             self.masked.add(client)
 
     def _survived(self, d: Descriptor) -> None:
@@ -226,32 +231,34 @@ class Course:
     def _consented(self, d: Descriptor) -> None:
         """S3, S4: the list has signatures, and everybody was shown enough of them."""
         content = frames.consent_content(self.sid, frames.hash_of_ids(self.survivors))
-        for client, said, message in self.round.whole(frames.Consent, frozenset(self.survivors), "is no survivor"):
-            self._same(said, message.sid, self.sid)
+        for client, statement, message in self.round.whole(frames.Consent, frozenset(self.survivors), "is no survivor"):
+            self._same(statement, message.sid, self.sid)
             if not verify(self.round.roster.identity(client), message.signature, content):
-                wrong(said.place, f"client {client} consents to another list of survivors")
+                wrong(statement.place, f"client {client} consents to another list of survivors")
             self.consents[client] = message.signature
-        for client, said in self.round.outlines(frames.Consents, self.consents.keys(), "has not consented"):
-            others = set(said.ids) & self._group(client) & self.consents.keys() - {client}
-            if len(others) < len(said.ids) or len(others) + 1 < d.t:
-                what = f"client {client} was shown consents of {_listed(said.ids)}; {d.t - 1} others of its group"
-                wrong(said.place, f"{what} that have signed this list are needed")
-            shown = tuple((v, self.consents[v]) for v in said.ids)
-            self._exactly(said, frames.Consents(self.sid, client, shown), "these consents")
+        for client, statement in self.round.outlines(frames.Consents, self.consents.keys(), "has not consented"):
+            others = set(statement.ids) & self._group(client) & self.consents.keys() - {client}
+            if len(others) < len(statement.ids) or len(others) + 1 < d.t:
+                what = f"client {client} was shown consents of {_listed(statement.ids)}; {d.t - 1} others of its group"
+                wrong(statement.place, f"{what} that have signed this list are needed")
+            shown = tuple((v, self.consents[v]) for v in statement.ids)
+            self._exactly(statement, frames.Consents(self.sid, client, shown), "these consents")
             self.asked.add(client)
 
     def _revealed(self) -> None:
         """S4: each member of a share group gave one kind of share of each client, once."""
-        for client, said in self.round.outlines(frames.Reveal, self.asked, "was shown no consents"):
-            if len(set(said.ids)) < len(said.ids):
-                twice = next(v for v in said.ids if said.ids.count(v) > 1)
-                wrong(said.place, f"client {client} gave two shares of client {twice}")
+        for client, statement in self.round.outlines(frames.Reveal, self.asked, "was shown no consents"):
+            if len(set(statement.ids)) < len(statement.ids):
+                twice = next(v for v in statement.ids if statement.ids.count(v) > 1)
+                wrong(statement.place, f"client {client} gave two shares of client {twice}")
             due = [(v, v in self.survivors) for v in sorted(self._group(client) & self.shared)]
-            if list(zip(said.ids, said.alive, strict=False)) != due or len(said.alive) != len(said.ids):
-                what = f"client {client} gave shares of {_fates(said)}"
-                wrong(said.place, f"{what}; by this list of survivors due were {_pairs(due)}")
+            if list(zip(statement.ids, statement.alive, strict=False)) != due or len(statement.alive) != len(
+                statement.ids
+            ):
+                what = f"client {client} gave shares of {_fates(statement)}"
+                wrong(statement.place, f"{what}; by this list of survivors due were {_pairs(due)}")
             shares = tuple((v, alive, SHARE) for v, alive in due)
-            self._as_long(said, frames.Reveal(self.sid, shares))
+            self._as_long(statement, frames.Reveal(self.sid, shares))
             self.revealed.add(client)
 
     def _summed(self, d: Descriptor) -> None:
@@ -272,19 +279,19 @@ class Course:
 
     # --- one frame ----------------------------------------------------------------------------------------------------
 
-    def _same(self, said: Said, session: bytes, due: bytes) -> None:
+    def _same(self, statement: Said, session: bytes, due: bytes) -> None:
         if session != due:
-            wrong(said.place, f"a {said.name} of {said.speaker} of another session")
+            wrong(statement.place, f"a {statement.name} of {statement.speaker} of another session")
 
-    def _exactly(self, said: Said, due: frames.Frame, what: str) -> None:
+    def _exactly(self, statement: Said, due: frames.Frame, what: str) -> None:
         """Check that an outline is of this very message, which is put together again."""
-        if said.digest != hashlib.sha256(msgspec.msgpack.encode(due)).digest():
-            wrong(said.place, f"what client {said.client} was shown is not {what}, in this session")
+        if statement.digest != hashlib.sha256(msgspec.msgpack.encode(due)).digest():
+            wrong(statement.place, f"what client {statement.client} was shown is not {what}, in this session")
 
-    def _as_long(self, said: Said, due: frames.Frame) -> None:
+    def _as_long(self, statement: Said, due: frames.Frame) -> None:
         """Check that an outline is of a message as long as this."""
-        if said.size != len(msgspec.msgpack.encode(due)):
-            wrong(said.place, f"a {said.name} of {said.size} bytes, which its outline is not of")
+        if statement.size != len(msgspec.msgpack.encode(due)):
+            wrong(statement.place, f"a {statement.name} of {statement.size} bytes, which its outline is not of")
 
     # --- results for people, and for other files -------------------------------------------------------------------
 
@@ -317,11 +324,13 @@ class Course:
         session = self.round.begun.session if self.round.begun else -1
         members = {client: member.identity for client, member in enumerate(self.round.roster.members)}
         account = TrafficRecord(None, members, {session}, receives=True)
-        for said in self.round.every:
-            fates = _fates(said) if said.name == "Reveal" else ""
-            size, stage = frames.SIGNATURE + said.size, STAGES[said.name].name
-            found = Crossing(said.client, session, stage, size, said.digest.hex(), said.name.lower(), fates)
-            (account.sent if said.sent else account.received).setdefault(found, said.place)
+        for statement in self.round.every:
+            fates = _fates(statement) if statement.name == "Reveal" else ""
+            size, stage = frames.SIGNATURE + statement.size, STAGES[statement.name].name
+            found = Crossing(
+                statement.client, session, stage, size, statement.digest.hex(), statement.name.lower(), fates
+            )
+            (account.sent if statement.sent else account.received).setdefault(found, statement.place)
         if result := self.round.only(frames.Result):
             account.sums[session] = result[1].digest.hex(), result[0]
         return account
@@ -331,8 +340,8 @@ def _listed(ids: Set[int] | Sequence[int]) -> str:
     return ", ".join(map(str, sorted(ids))) or "nobody"
 
 
-def _fates(said: Said) -> str:
-    return _pairs(list(zip(said.ids, said.alive, strict=False)))
+def _fates(statement: Said) -> str:
+    return _pairs(list(zip(statement.ids, statement.alive, strict=False)))
 
 
 def _pairs(fates: Sequence[tuple[int, bool]]) -> str:

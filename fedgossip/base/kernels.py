@@ -108,8 +108,8 @@ def remarks() -> list[str]:
     """Return warnings about the kernels to show before a run begins; [] without any."""
     if not late():
         return []
-    told = "torch had computed before fedgossip was imported, so its kernels are as they come"
-    return [f"{told}: an update may depend on what shares its call.  Import fedgossip first."]
+    text = "torch had computed before fedgossip was imported, so its kernels are as they come"
+    return [f"{text}: an update may depend on what shares its call.  Import fedgossip first."]
 
 
 def built_for_cpu() -> bool:

@@ -195,8 +195,8 @@ def check_call(name: str, function: Callable[..., Any], call: CalledWith, values
         signature.bind(*call.arguments)
     except TypeError as error:
         takes = str(signature.replace(return_annotation=inspect.Signature.empty))[:SHOWN]
-        told = [f" = {value!r}"[:SHOWN] for value in values] or [""] * len(call.arguments)
-        given = ", ".join(word + value for word, value in zip(call.arguments, told, strict=True))
+        shown = [f" = {value!r}"[:SHOWN] for value in values] or [""] * len(call.arguments)
+        given = ", ".join(word + value for word, value in zip(call.arguments, shown, strict=True))
         text = f"{name} is called with ({given}) and takes {takes}: {error}"
         raise ConfigError(text, call.advice) from error
 

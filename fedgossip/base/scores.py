@@ -50,8 +50,8 @@ class Score:
     @property
     def note(self) -> str:
         """Return the unit and the better direction in brackets; empty where the name implies both."""
-        told = ", ".join(part for part in (self.unit, f"{self.better} is better") if part)
-        return "" if self.percent else f" ({told})"
+        notes = ", ".join(part for part in (self.unit, f"{self.better} is better") if part)
+        return "" if self.percent else f" ({notes})"
 
 
 ACCURACY = Score("accuracy", unit="share that is right", share=True, percent=True)

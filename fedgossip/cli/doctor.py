@@ -189,11 +189,11 @@ def _kernels() -> tuple[bool, str]:
         from fedgossip.learning.one_model.devices import capability
 
         asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(kernels.mkl_mode() or 0, "not known")
-        said = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"
+        text = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"
     else:
         wanted = [f"{name}={os.environ[name]}" for name in kernels.PORTABLE if name in os.environ]
-        said = f"kernels {kernels.mode()}: {', '.join(wanted)}"
-    return not kernels.late(), "; ".join([said, *kernels.remarks()])
+        text = f"kernels {kernels.mode()}: {', '.join(wanted)}"
+    return not kernels.late(), "; ".join([text, *kernels.remarks()])
 
 
 def _encryption() -> tuple[bool, str]:

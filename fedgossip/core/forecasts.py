@@ -166,16 +166,16 @@ def scores_kept(forecast: RunForecast, rows: Sequence[NetworkRow], *, share: boo
     """
     if forecast.scores is None:
         return {}
-    at, told = {row.round: row for row in rows}, forecast.scores
+    at, forecast_scores = {row.round: row for row in rows}, forecast.scores
     columns = {
-        "averaged": [(value, value) for value in told.averaged],
-        "mean_peer": told.mean_peer,
-        "worst_peer": told.worst_peer,
+        "averaged": [(value, value) for value in forecast_scores.averaged],
+        "mean_peer": forecast_scores.mean_peer,
+        "worst_peer": forecast_scores.worst_peer,
     }
     found = {}
     for name, intervals in columns.items():
         held = []
-        for round, (low, high) in zip(told.rounds, intervals, strict=True):
+        for round, (low, high) in zip(forecast_scores.rounds, intervals, strict=True):
             value = getattr(at.get(round), f"score_{name}", None)
             if value is not None:
                 slack = SCORE_SLACK if share else SLACK * abs(value)

@@ -214,8 +214,8 @@ class Network:
         self._open.pop(round, None)
         self._closed = self._newest = round
         self.reached = [round] * self.n
-        told = self.n <= PEERS_IN_EVERY_ROUND or self.evaluated(round)
-        rows = of_peers() if told else ()
+        in_full = self.n <= PEERS_IN_EVERY_ROUND or self.evaluated(round)
+        rows = of_peers() if in_full else ()
         total = self._total(round, len(self.counted), sent, [losses[peer] for peer in self.counted])
         counted = list(self.counted)
         if self.evaluated(round):
@@ -359,8 +359,8 @@ class Network:
                     return
 
     def _report_events(self) -> list[EventRow]:
-        told, self._untold = self._untold, []
-        return told
+        events, self._untold = self._untold, []
+        return events
 
     def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return the metrics of the mean of all and of the `unknown` vectors; equal vectors are evaluated once."""

@@ -180,7 +180,7 @@ class RowWriter:
         """Append a row.  Returns the event `rows_lost` where it was written too, after the first row that fitted."""
         self._place = _place_of(row)
         if self._append(row):
-            return self._tell()
+            return self._write_lost()
         self.lost += 1
         self._untold += 1
         return None
@@ -191,18 +191,18 @@ class RowWriter:
             self._place = _place_of(rows[-1])
             return
         for row in rows:
-            if told := self.write(row):
-                yield told
+            if lost := self.write(row):
+                yield lost
 
     def close(self) -> EventRow | None:
         """Close the file.  Returns as `write`."""
         if self._file.closed:
             return None
-        told = self._tell()
+        lost = self._write_lost()
         self._file.close()
-        return told
+        return lost
 
-    def _tell(self) -> EventRow | None:
+    def _write_lost(self) -> EventRow | None:
         if not self._untold:
             return None
         event = EventRow(*self._place, "rows_lost", {"count": self._untold, "reason": self._reason})

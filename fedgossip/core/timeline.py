@@ -81,8 +81,8 @@ class Timeline(msgspec.Struct, frozen=True):
 
     def after(self, rounds: int) -> int | None:
         """Return when so many rounds were over, as `end_of`; None where the timeline ends before."""
-        tells = {mark.node: mark.what for mark in self.marks}  # the last of each
-        dead = {node for node, what in tells.items() if what == "crashed"}
+        meanings = {mark.node: mark.what for mark in self.marks}  # the last of each
+        dead = {node for node, what in meanings.items() if what == "crashed"}
         return end_of(rounds, self.rounds, [node for node in self.counted if node not in dead])
 
     @property

@@ -162,7 +162,7 @@ class Assembler:
         return None if self._open is None else VOCABULARY.messages[type(self._open)]
 
     @property
-    def coming(self) -> int | None:
+    def arriving_round(self) -> int | None:
         """Round of the synchronous model that is being received, or None."""
         kind = self._kind
         return getattr(self._open, "round", None) if kind and issubclass(kind, OfARound) else None
@@ -314,11 +314,11 @@ class Vocabulary:
     def length(self, message: AnyMessage) -> int:
         """Return the bytes of the header of `message`; equal headers are encoded once."""
         kind = type(message)
-        said = self._said.get(kind)
-        if said is None:
+        getter = self._said.get(kind)
+        if getter is None:
             return len(self.encoded(message))
         parts = [(v.dtype, v.size) for v in message.vectors] if isinstance(message, Carrier) else ()
-        key = kind, said(message), *parts
+        key = kind, getter(message), *parts
         length = self._lengths.get(key)
         if length is None:
             if len(self._lengths) >= LENGTHS_KEPT:

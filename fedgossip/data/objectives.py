@@ -184,12 +184,12 @@ def is_of_model(metric: str) -> bool:
     return is_function(name) and dict(parse_qsl(query)).get("of") == "model"
 
 
-def read_score(told: Mapping[str, Any]) -> Score:
+def read_score(fields: Mapping[str, Any]) -> Score:
     """Return the score of a summary's name, better and unit."""
-    name = str(told.get("name", ACCURACY.name))
+    name = str(fields.get("name", ACCURACY.name))
     if name in METRICS:
         return METRICS[name][0]
-    return Score(name, str(told.get("better", HIGHER)), str(told.get("unit", "")))
+    return Score(name, str(fields.get("better", HIGHER)), str(fields.get("unit", "")))
 
 
 def _check_loss(kind: str, loss: str) -> None:

@@ -129,8 +129,8 @@ def _sheet(path: Path, book: Any, declared: str) -> Any:
         return book[declared]
     filled = [sheet for sheet in book.worksheets if next(_cells(path, sheet), None)]
     if len(filled) > 1:
-        told = ", ".join(repr(sheet.title) for sheet in filled[:5])
-        raise ConfigError(f"{path}: {len(filled)} sheets: {told}", f"Declare which one: sheet = {filled[0].title!r}.")
+        titles = ", ".join(repr(sheet.title) for sheet in filled[:5])
+        raise ConfigError(f"{path}: {len(filled)} sheets: {titles}", f"Declare which one: sheet = {filled[0].title!r}.")
     return filled[0] if filled else book.worksheets[0]
 
 

@@ -120,9 +120,9 @@ def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTas
     """Return the forecast with the function that recomputes it from the realised mixing, where the record has it."""
     if foretold is None or not isinstance(plan, GossipPlan) or not plan.experiment.forecast.realised:
         return foretold
-    tells = plan.how.stacked is not None and plan.how.in_step and not plan.experiment.algorithm.private
-    tells = tells and not plan.algorithm.needs.weighs_alike
-    return replace(foretold, again=partial(realised_forecast, plan, task)) if tells else foretold
+    measures = plan.how.stacked is not None and plan.how.in_step and not plan.experiment.algorithm.private
+    measures = measures and not plan.algorithm.needs.weighs_alike
+    return replace(foretold, again=partial(realised_forecast, plan, task)) if measures else foretold
 
 
 def realised_forecast(plan: GossipPlan, task: LocalTask, rows: Sequence[Row]) -> RunForecast | None:
@@ -173,8 +173,8 @@ def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
 def gossiping(plan: compose.Plan, *, rounds: bool = True) -> GossipPlan:
     """Return the plan, where gossip, or its `rounds`, can be forecast.  Raises ConfigError for any other."""
     if not isinstance(plan, GossipPlan):
-        said = f"a run of {plan.roles.wording} has no disagreement between peers to forecast"
-        raise ConfigError(said, "A forecast is of gossip: an experiment with [topology].")
+        text = f"a run of {plan.roles.wording} has no disagreement between peers to forecast"
+        raise ConfigError(text, "A forecast is of gossip: an experiment with [topology].")
     if not rounds:
         return plan
     if plan.how.stacked is None:

@@ -394,8 +394,8 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
     come_and_go = "; others may come and go" if is_open_to(e, made.needs) else ""
 
     def terms(numbers: int, size: int) -> JoiningTerms:
-        said = terms_of(e, name, n, numbers * size * vectors)
-        return replace(said, how=f"{said.how}{come_and_go}")
+        terms_ = terms_of(e, name, n, numbers * size * vectors)
+        return replace(terms_, how=f"{terms_.how}{come_and_go}")
 
     return DeclaredRun(e, name, False, _by(codes, terms))
 

@@ -211,11 +211,11 @@ def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     a ledger beside.
     """
     e, budget = plan.experiment, plan.experiment.budget
-    tells = node < plan.learners and not plan.abstains(node) and (e.learns or e.task.kind in SUMS)
-    if not (plan.spends(node) or (tells and given.spent)):
+    discloses = node < plan.learners and not plan.abstains(node) and (e.learns or e.task.kind in SUMS)
+    if not (plan.spends(node) or (discloses and given.spent)):
         return None
     source = given.data or e.data.source
-    records = source_digest(source.replace(PLACE, str(node))) if tells and _own(source, given) else ""
+    records = source_digest(source.replace(PLACE, str(node))) if discloses and _own(source, given) else ""
     path, unit = given.spent or given.folder / run_format.SPENT, budget.unit if budget else "none"
     return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)))
 

@@ -384,11 +384,11 @@ class _PeerLife:
             row.seconds += self._seconds_before
             self.files.round = max(self.files.round, row.round)
         with self._turn:  # checkpoints are written by a thread of their own
-            told = self.files.writer.write(row)
+            written = self.files.writer.write(row)
             if self.watch:
                 self.watch(row)
-                if told:
-                    self.watch(told)
+                if written:
+                    self.watch(written)
 
     def _event(self, row: EventRow) -> None:
         self.counts[row.name] = self.counts.get(row.name, 0) + 1
@@ -430,14 +430,14 @@ class _PeerLife:
         """Whether it ended as finished, or ended without an essential part of the run."""
         rows = read_rows(self.files.folder / ROWS)  # those of lives before, too
         lacking = self.plan.lacking(rows, self.node)
-        said = (*lacking.said, *of_numbers((), [vector], self.plan.segments))
-        if not said:
+        lacking_ = (*lacking.said, *of_numbers((), [vector], self.plan.segments))
+        if not lacking_:
             counts = ExchangeCounts(self.plan.exchanges)
             for row in rows:
                 counts.take(row)
-            return PeerEnded("finished", rounds, {}, " ".join(counts.told(self.node)))
+            return PeerEnded("finished", rounds, {}, " ".join(counts.missing_exchanges(self.node)))
         code = TooFewPeersError.exit_code if lacking.in_vain else PARTIAL_EXIT
-        return PeerEnded(PARTIAL, rounds, {}, " ".join(said), exit_code=code)
+        return PeerEnded(PARTIAL, rounds, {}, " ".join(lacking_), exit_code=code)
 
 
 def _same_port(folder: Path, bind: str) -> str:

@@ -145,8 +145,8 @@ def _apply_entry(machine: Machine, entry: TraceEntry) -> tuple[list[str], Vector
 def _difference(path: Path, number: int, was: list[str], now: list[str]) -> Difference:
     place = next((k for k, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
     with Reading(path) as reading:  # encoded again: a machine may consume the events it receives
-        (told,) = (described(entry.event) for entry in islice(reading, number - 1, number))
-    return Difference(number, told, *(one[place] if place < len(one) else "" for one in (was, now)))
+        (event,) = (described(entry.event) for entry in islice(reading, number - 1, number))
+    return Difference(number, event, *(one[place] if place < len(one) else "" for one in (was, now)))
 
 
 def _final_digest(folder: Path, incarnation: int) -> str | None:

@@ -266,8 +266,8 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
         whole = plan.is_complete(node, reached) or plan.is_over(node, vector) or "no_better" in keeper.events
         return "finished" if whole else "interrupted"
 
-    said = [word(node, *how) for node, how in enumerate(zip(results.vectors, record.reached, strict=True))]
-    return status_of(plan, said, keeper.rows, results.vectors)
+    last_words = [word(node, *how) for node, how in enumerate(zip(results.vectors, record.reached, strict=True))]
+    return status_of(plan, last_words, keeper.rows, results.vectors)
 
 
 @contextmanager

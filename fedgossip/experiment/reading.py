@@ -120,8 +120,8 @@ def _raced(content: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(parallel, Mapping) and parallel.get("method") == HOGWILD and isinstance(train, Mapping)):
         return content
     workers = parallel.get("workers")
-    said = {"processes": workers, "parallel": HOGWILD} if isinstance(workers, int) else {}
-    return {**content, "train": {**said, **train}}
+    overrides = {"processes": workers, "parallel": HOGWILD} if isinstance(workers, int) else {}
+    return {**content, "train": {**overrides, **train}}
 
 
 AGREED_FILE = DataSection().agreed

@@ -166,12 +166,12 @@ class MeshSettings:
 
     def parts_of_batch(self, processes: int) -> int:
         """Return the number of parts of a batch over so many processes.  Raises ConfigError where they do not fit."""
-        said = f"mesh = {self.data or 'data'} x {self.tensor} x {self.pipeline} (data, tensor, pipeline)"
+        sentence = f"mesh = {self.data or 'data'} x {self.tensor} x {self.pipeline} (data, tensor, pipeline)"
         if self.context > 1:
-            said += f" x {self.context} (context)"
+            sentence += f" x {self.context} (context)"
         if processes % self.within or (self.data and self.data * self.within != processes):
             product = max(1, self.data) * self.within
-            text = f"{said} for processes = {processes}"
+            text = f"{sentence} for processes = {processes}"
             raise ConfigError(text, f"The product of the axes is the number of processes: set processes = {product}.")
         return processes // self.within
 

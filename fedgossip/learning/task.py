@@ -274,8 +274,8 @@ class TorchTask:
                 )
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
-            steps, told = len(plan.counts), self._sum_facts(outcome.loss, plan)
-            metrics = {"steps": steps, **({} if self._privacy else told), **more}
+            steps, facts = len(plan.counts), self._sum_facts(outcome.loss, plan)
+            metrics = {"steps": steps, **({} if self._privacy else facts), **more}
             found.append(Update(outcome.difference, len(self._shares[job.node]), metrics))
         return found
 

@@ -81,7 +81,7 @@ class Seen:
 @dataclass(slots=True)
 class _Connection:
     socket: ZmqSocket
-    heard: int
+    messages: int
     """Number of messages taken on this descriptor when `base` was set."""
     base: int | None = 0
     """Bytes received shortly after; None until TCP is queried."""
@@ -107,10 +107,10 @@ class Connections:
         self._looked = 0.0  # when these were looked at
         self._listeners: set[int] = set()
         self._paused = False
-        self._heard: defaultdict[int, int] = defaultdict(int)
+        self._messages: defaultdict[int, int] = defaultdict(int)
         self._speakers: dict[int, NodeId] = {}
         self._seen: deque[Seen] = deque()
-        self._told = False
+        self._published = False
         self._news, self._ending = Waker(), Waker()
         self._ended = threading.Event()
         self._poll: Any = select.epoll() if LINUX else select.poll()
@@ -145,9 +145,9 @@ class Connections:
             socket.disable_monitor()
             monitor.close(0)
 
-    def heard(self, descriptor: int, node: NodeId) -> None:
+    def note_message(self, descriptor: int, node: NodeId) -> None:
         """Note that a message of a partner was taken off this connection, which may receive as much again."""
-        self._heard[descriptor] += 1
+        self._messages[descriptor] += 1
         self._speakers[descriptor] = node
 
     def take(self) -> list[Seen]:
@@ -155,8 +155,8 @@ class Connections:
         with self._lock:
             for socket in self._monitors:
                 self._drain(socket)
-            if self._told:
-                self._told = False
+            if self._published:
+                self._published = False
                 self._news.clear()
             seen, self._seen = list(self._seen), deque()
         return seen
@@ -179,13 +179,13 @@ class Connections:
         monitor = self._monitors[socket]
         with contextlib.suppress(zmq.Again):
             while True:
-                told = parse_monitor_message(monitor.recv_multipart(NOW))
-                self._note(Seen(socket, int(told["event"]), int(told["value"])))
+                event = parse_monitor_message(monitor.recv_multipart(NOW))
+                self._note(Seen(socket, int(event["event"]), int(event["value"])))
 
-    def _tell(self, seen: Seen) -> None:
+    def _publish(self, seen: Seen) -> None:
         self._seen.append(seen)
-        if not self._told:
-            self._told = True
+        if not self._published:
+            self._published = True
             self._news.wake()
 
     def _note(self, seen: Seen) -> None:
@@ -200,11 +200,11 @@ class Connections:
             known = self._connections.get(descriptor)
             if known and known.socket is seen.socket:  # else the number is another connection's already
                 self._forget(descriptor)
-        self._tell(seen)
+        self._publish(seen)
 
     def _opened(self, seen: Seen) -> None:
         descriptor = seen.descriptor
-        self._connections[descriptor] = _Connection(seen.socket, self._heard[descriptor])
+        self._connections[descriptor] = _Connection(seen.socket, self._messages[descriptor])
         self._active.add(descriptor)
         if seen.event == zmq.EVENT_ACCEPTED:
             self._callers.add(descriptor)
@@ -265,9 +265,9 @@ class Connections:
     def _check(self, descriptor: int) -> None:
         """Close the connection beyond its limit; check again soon where more may arrive."""
         connection = self._connections[descriptor]
-        count = self._heard[descriptor]
-        if count != connection.heard:  # the usual case: all of its bytes are read, and TCP need not be queried
-            connection.heard, connection.base, connection.unheard = count, None, 0
+        count = self._messages[descriptor]
+        if count != connection.messages:  # the usual case: all of its bytes are read, and TCP need not be queried
+            connection.messages, connection.base, connection.unheard = count, None, 0
             self._strange.pop(descriptor, None)
             self._active.add(descriptor)
             return
@@ -290,7 +290,7 @@ class Connections:
         total = (connection.base or 0) + connection.unheard
         break_off(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
         connection.base, connection.unheard = total, 0  # reported once; the connection is closed in a moment
-        self._tell(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
+        self._publish(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 
     def _bound_strangers(self) -> None:
         """Limit the number of connections without a known partner, closing the oldest, and their bytes."""

@@ -92,7 +92,7 @@ class FaultyLinks:
         self._cuts = any(isinstance(fault, Flap | Partition) for fault in faults.script.faults)
         self._cut: dict[NodeId, int] = {}  # the beginning of each cut
         self._up: set[NodeId] = set()  # links that are up in truth
-        self._said: dict[NodeId, list[AnyMessage]] = {}  # messages on links that are cut
+        self._held_back: dict[NodeId, list[AnyMessage]] = {}  # messages on links that are cut
         self._later: list[tuple[int, int, NodeId, AnyMessage]] = []  # due, order, to, what
         self._last_due: dict[NodeId, int] = {}
         self._sent: dict[NodeId, int] = {}
@@ -107,8 +107,8 @@ class FaultyLinks:
             self._links.send(to, message)
         elif to not in self._cut:
             self._pass(to, message, now_ns)
-        elif len(self._said[to]) < WAITING_MESSAGES and (self._patient(to, now_ns) or _is_last_word(message)):
-            self._said[to].append(message)
+        elif len(self._held_back[to]) < WAITING_MESSAGES and (self._patient(to, now_ns) or _is_last_word(message)):
+            self._held_back[to].append(message)
 
     def _pass(self, to: NodeId, message: AnyMessage, now_ns: int) -> None:
         self._release(now_ns)  # messages that are due go first, also between polls
@@ -155,20 +155,20 @@ class FaultyLinks:
         for other in self._links.partners:
             apart = self._faults.script.cut(self._faults.node, other, now_ns)
             if apart and other not in self._cut:
-                self._cut[other], self._said[other] = now_ns, []
+                self._cut[other], self._held_back[other] = now_ns, []
                 if other in self._up:
                     events.append(LinkDown(other))
             elif not apart and other in self._cut:
                 self._heal(other, now_ns, events)
 
     def _heal(self, other: NodeId, now_ns: int, events: list[LinkEvent]) -> None:
-        said = self._said.pop(other)
+        messages = self._held_back.pop(other)
         if not self._patient(other, now_ns):
-            said = [message for message in said if _is_last_word(message)][-2:]
+            messages = [message for message in messages if _is_last_word(message)][-2:]
         del self._cut[other]
         if other in self._up:
             events.append(LinkUp(other))
-        for message in said:
+        for message in messages:
             self._pass(other, message, now_ns)
 
     def _patient(self, other: NodeId, now_ns: int) -> bool:

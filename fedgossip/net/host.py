@@ -262,7 +262,7 @@ class Host:
         waits = False
         try:
             if self._continue() == 0:
-                self.tell(Started())
+                self.dispatch(Started())
             while self.result is None and not waits:
                 waits = (self._step() and not more()) or self._is_paused()
             if self.result is not None and self.ports.journal:
@@ -357,7 +357,7 @@ class Host:
             case _:
                 self._perform(effect, now_ns, 0)
 
-    def tell(self, event: Event) -> None:
+    def dispatch(self, event: Event) -> None:
         """Pass one event to the machine and perform its effects."""
         now_ns = self.clock()  # read once: handled, and recorded, with the same value
         if self.ports.journal:
@@ -388,7 +388,7 @@ class Host:
                 self._take_event(event)
             del event
         if self.result is None and stops:  # where all stop, no peer completes a round without the first
-            self.tell(Stopping(again=True))
+            self.dispatch(Stopping(again=True))
         for event in goodbyes:
             self._take_event(event)
         self._take_answers()
@@ -411,7 +411,7 @@ class Host:
         if self.ports.journal:
             raise error
         self._fatal = self._fatal or error
-        self.tell(Stopping())
+        self.dispatch(Stopping())
 
     def _sleep_ms(self) -> int:
         if not self._due:
@@ -432,15 +432,15 @@ class Host:
             case Arrived(sender, Hello() as hello):
                 self._greet(sender, hello)
             case Arrived(sender, Join() as join) if sender == NOBODY:
-                self.tell(Received(NOBODY, join))
+                self.dispatch(Received(NOBODY, join))
             case Arrived(sender) if sender not in self._greeted:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
             case Arrived(sender, message, size) if not isinstance(message, Hello):
                 self._meter.received(size, message.payload_bytes)
-                self.tell(Received(sender, message))
+                self.dispatch(Received(sender, message))
             case ModelBegun(sender, account) if sender in self._greeted:
-                self.tell(Received(sender, account))
+                self.dispatch(Received(sender, account))
             case LinkUp(node, afresh):
                 self._up.add(node)
                 self._timers.pop(("grace", node), None)
@@ -454,7 +454,7 @@ class Host:
             case Routed(node, relay):
                 self._report_route(node, relay)
             case Relocated(address):
-                self.tell(Moved(address))
+                self.dispatch(Moved(address))
             case Rejected(int(), "handshake"):
                 self._give_up_on(event)
             case Rejected():
@@ -509,7 +509,7 @@ class Host:
             self._joined.add(node)
             self._met = True
             self._gone.discard(node)
-            self.tell(PeerJoined(node, self._lives[node]))
+            self.dispatch(PeerJoined(node, self._lives[node]))
 
     def _report_gone(self, node: NodeId) -> None:
         """Report a partner as gone; but where none ever joined, some were refused and the rest has left, end the
@@ -523,14 +523,14 @@ class Host:
             self._turned_away = True
             self._end_with(PeerError(f"nobody to learn with: {why}", first.advice, peer=first.sender))
         else:
-            self.tell(PeerGone(node))
+            self.dispatch(PeerGone(node))
 
     def _fire(self, key: Hashable) -> None:
         match key:
             case ("grace", int(node)):
                 self._report_gone(node)
             case _:
-                self.tell(Fired(key))
+                self.dispatch(Fired(key))
 
     # --- effects --------------------------------------------------------------------------------------------------
 
@@ -634,10 +634,10 @@ class Host:
         self.ports.write(EventRow(self._round, self.node, "refused", value))
 
     def _take_answers(self) -> None:
-        for said in self._training.answers():
-            match said:
+        for reply in self._training.answers():
+            match reply:
                 case Produced() | Trained() | RowsChosen() | ModelMeasured() | Stopping() as answer:
-                    self.tell(answer)
+                    self.dispatch(answer)
                 case Report() as report:
                     self._report(report)
                 case PeerRow() as row:

@@ -42,14 +42,14 @@ def of_gossip(
     cut_off = {one for one in alone if directed or set(partners(one)) <= {j for i, j in pairs if i == one}}
     pairs = {(i, j) for i, j in pairs if i not in cut_off and (directed or j not in cut_off)}  # reported as a whole
     if directed:
-        said = [f"Peer {i} never got a model from peer {j}." for i, j in sorted(pairs)]
+        sentences = [f"Peer {i} never got a model from peer {j}." for i, j in sorted(pairs)]
     else:
         pairs = {(min(pair), max(pair)) for pair in pairs}
-        said = [f"Peers {i} and {j} never exchanged a model." for i, j in sorted(pairs)]
+        sentences = [f"Peers {i} and {j} never exchanged a model." for i, j in sorted(pairs)]
     if node is None and len(alone) == n:
         return Lacking(("No model was exchanged in the whole run: every peer learned alone.",), in_vain=True)
     first = [f"Peer {one} exchanged no model: it learned alone." for one in alone]
-    return Lacking((*_short(first, "peers"), *_short(said, "pairs")), in_vain=node in alone)
+    return Lacking((*_short(first, "peers"), *_short(sentences, "pairs")), in_vain=node in alone)
 
 
 def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: Sequence[Segment]) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ class ExchangeCounts:
         self._told.add(node)
         return [EventRow(round, node, "half_missing", {"missing": missing, "of": of})]
 
-    def told(self, node: NodeId | None = None) -> tuple[str, ...]:
+    def missing_exchanges(self, node: NodeId | None = None) -> tuple[str, ...]:
         """Return a sentence on the missing exchanges of all participants, or of one, in a run that has come to its end;
         nothing where none is missing."""
         counted = [counts for one, counts in self._of.items() if node in (None, one)]
@@ -183,13 +183,15 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
     attendance = ExchangeCounts(of)
     for row in rows:
         attendance.take(row)
-    said = [
+    sentences = [
         f"{'The ' + roles.label(one) if one == roles.leader else roles.label(one).capitalize()}"
         f" missed {missing} of {wanted} exchanges."
         for one, missing, wanted in attendance.half
         if node in (None, one)
     ]
-    return Lacking(tuple(_short(said, "participants"))) if said and not found.said else found  # a more precise sentence
+    return (
+        Lacking(tuple(_short(sentences, "participants"))) if sentences and not found.said else found
+    )  # a more precise sentence
 
 
 def _last_events(rows: Sequence[Row], name: str) -> list[EventRow]:
@@ -208,7 +210,7 @@ def _ids(value: object) -> list[NodeId]:
     return [one for one in value if isinstance(one, int)] if isinstance(value, list | tuple) else []
 
 
-def _short(said: Iterable[str], kind: str) -> list[str]:
-    said = list(said)
-    more = len(said) - NAMED
-    return said if more <= 0 else [*said[:NAMED], f"The same is true of {more} more {kind}."]
+def _short(sentences: Iterable[str], kind: str) -> list[str]:
+    sentences = list(sentences)
+    more = len(sentences) - NAMED
+    return sentences if more <= 0 else [*sentences[:NAMED], f"The same is true of {more} more {kind}."]

@@ -59,8 +59,8 @@ def banner_of(run: DescribedRun) -> Sequence[str]:
     """Return the lines shown before the run begins: visibility of data, and spent privacy."""
     if run.exact is not None:
         return [_how_line(run), *_seen(run), _exact_line(run, run.exact), *_budget_line(run), *kernels.remarks()]
-    told = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
-    return [_how_line(run), *_seen(run), *told, *kernels.remarks()]
+    lines = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
+    return [_how_line(run), *_seen(run), *lines, *kernels.remarks()]
 
 
 def _how_line(run: DescribedRun) -> str:
@@ -121,8 +121,8 @@ def _exact_line(run: DescribedRun, exact: ExactSums) -> str:
 def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     """Return a client's terms, for a model of `parameters` numbers of `itemsize` bytes."""
     up = run.sent_up(parameters, np.dtype(f"f{itemsize}"))
-    told = [*run.telling.words(run.telling.exact), *run.telling.words(run.telling.covered)]
-    beside = f", with {'; '.join(told)}" if told else ""
+    disclosed = [*run.telling.words(run.telling.exact), *run.telling.words(run.telling.covered)]
+    beside = f", with {'; '.join(disclosed)}" if disclosed else ""
     sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
     without = _no_budget_line(run) if run.secure else NO_BUDGET
     return JoiningTerms(_how_line(run), sent, "; ".join(_seen(run)), next(iter(_budget_line(run)), without))

@@ -124,8 +124,8 @@ class PrivacyPlan:
     @property
     def tests(self) -> Mechanism:
         """The cost of the counts of right answers of all rounds together."""
-        told = math.ceil(self.rounds / self.test_every) if self.test_noise and self.test_every else 0
-        return Mechanism(self.test_noise, 1.0, told)
+        count = math.ceil(self.rounds / self.test_every) if self.test_noise and self.test_every else 0
+        return Mechanism(self.test_noise, 1.0, count)
 
     @property
     def aside(self) -> RenyiAccount:

@@ -73,7 +73,7 @@ class Guess:
     """False positives: other records guessed as training records."""
 
     @property
-    def tells(self) -> bool:
+    def succeeds(self) -> bool:
         """Whether it surely finds more of those trained on than of the others."""
         return self.found.low > self.alarms.high
 
@@ -83,7 +83,7 @@ class Guess:
 
         As sure as both intervals are together.
         """
-        if not self.tells:
+        if not self.succeeds:
             return 0.0
         missed = (1 - self.alarms.high) / max(1 - self.found.low, 1e-300)
         return math.log(max(self.found.low / max(self.alarms.high, 1e-300), missed))
@@ -104,7 +104,7 @@ class MembershipTest:
 
     @property
     def flagged(self) -> bool:
-        return any(guess.tells for guess in self.guesses)
+        return any(guess.succeeds for guess in self.guesses)
 
     @property
     def epsilon(self) -> float:

@@ -67,9 +67,9 @@ def adversary(plan: PrivacyPlan) -> str:
 
 def not_hidden(plan: PrivacyPlan) -> str:
     """Return the data that it does not hide, in words."""
-    told = plan.telling.words(plan.telling.exact)
+    disclosed = plan.telling.words(plan.telling.exact)
     of = "summed over the clients of each round" if plan.secure else "of each client and round"
-    counts = f"  As it is, {of}: {'; '.join(told)}." if told else ""
+    counts = f"  As it is, {of}: {'; '.join(disclosed)}." if disclosed else ""
     return f"Who took part and when.{counts}  What was learned from earlier runs, and from choosing these numbers."
 
 

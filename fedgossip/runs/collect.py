@@ -174,8 +174,8 @@ def conclude(
     In a run that was interrupted everyone's last vector counts, else the vectors of those that finished.
     """
     vectors, last_words = collector.finish()
-    said = [word.status if word else None for word in last_words]
-    known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
+    statuses = [word.status if word else None for word in last_words]
+    known = ["finished" if node in watched.absent else one for node, one in enumerate(statuses)]
     status = "interrupted" if watched.interrupted else status_of(plan, known, collector.keeper.rows, vectors)
     silent = [node for node, one in enumerate(known) if one is None]
     # one stopped during its start leaves no status either
@@ -184,7 +184,7 @@ def conclude(
         collector.keeper(EventRow(collector.rounds[node], node, "died", {"exit_code": watched.exits.get(node)}))
     if status != "interrupted":
         ended = ("finished", PARTIAL, EXHAUSTED)
-        vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
+        vectors = [vector if one in ended else None for vector, one in zip(vectors, statuses, strict=True)]
     collector.keeper.ended(status)
     totals = collector.totals(last_words)
     payload = {(node, to): sent for node, one in totals.items() for to, sent in one.payload.items()}

@@ -47,7 +47,7 @@ class Keeper:
     @property
     def missed(self) -> tuple[str, ...]:
         """A sentence on the exchanges that single rounds went on without."""
-        return self._attendance.told() if self._attendance else ()
+        return self._attendance.missing_exchanges() if self._attendance else ()
 
     def remember(self, rows: Sequence[Row]) -> None:
         """Read the rows of the part of the run that is written already."""
@@ -65,8 +65,8 @@ class Keeper:
         """Pass a row on; to watchers where it is `news`, not an event of an earlier incarnation."""
         for event in self._attendance.take(row) if self._attendance else ():
             self(event, news=news)
-        told = self._directory.writer.write(row) if self._directory else None
-        for one in (row, told) if told else (row,):
+        written = self._directory.writer.write(row) if self._directory else None
+        for one in (row, written) if written else (row,):
             self._take(one)
             if self._watch and news:
                 self._watch(one)
@@ -76,14 +76,14 @@ class Keeper:
         """Pass a batch of rows on: all are in the file before the first is watched."""
         if self._attendance:
             rows = [one for row in rows for one in (*self._attendance.take(row), row)]
-        told = list(self._directory.writer.write_all(rows)) if self._directory else []
+        written = list(self._directory.writer.write_all(rows)) if self._directory else []
         self.rows += rows
         for row in rows:
             if type(row) is EventRow:
                 self.events[row.name] = self.events.get(row.name, 0) + 1
             if self._watch:
                 self._watch(row)
-        for event in told:
+        for event in written:
             self._take(event)
             if self._watch:
                 self._watch(event)

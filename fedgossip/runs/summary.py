@@ -110,8 +110,8 @@ def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row], vect
 
     `vectors`: everybody's final model.
     """
-    said = plan.verdict(words)
-    return PARTIAL if said == "finished" and lacking_of(plan, rows, vectors).said else said
+    verdict = plan.verdict(words)
+    return PARTIAL if verdict == "finished" and lacking_of(plan, rows, vectors).said else verdict
 
 
 def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]) -> Lacking:
@@ -137,8 +137,8 @@ def summarize(
             evaluated = next((row for row in reversed(networks) if row.measured), evaluated)
     whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment
-    told = keeper.events  # rows are of all lives, counts also of what has no row
-    events = {name: max(told.get(name, 0), ended.counts.get(name, 0)) for name in {**told, **ended.counts}}
+    counts = keeper.events  # rows are of all lives, counts also of what has no row
+    events = {name: max(counts.get(name, 0), ended.counts.get(name, 0)) for name in {**counts, **ended.counts}}
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
     lacking = Lacking(keeper.missed if ended.status == "finished" else ())

@@ -253,7 +253,7 @@ class TrackerThread:
         self._tracker = tracker
         self._calls: queue.Queue[Call | None] = queue.Queue(WAITING)
         self._reason = ""
-        self._told = False
+        self._reported = False
         self._thread = guarded_thread(self._serve, f"tracker {name}")
 
     def begin(self, call: Call) -> None:
@@ -276,9 +276,9 @@ class TrackerThread:
 
     def failure(self) -> str:
         """Return the reason of a failure, once; "" otherwise."""
-        if not self._reason or self._told:
+        if not self._reason or self._reported:
             return ""
-        self._told = True
+        self._reported = True
         return self._reason
 
     def _serve(self) -> None:

@@ -160,7 +160,7 @@ class FixedPoint:
         whole = int(np.rint(weight * self.limit))
         if self._kept:
             values[self.cut : self._beside] = words_of_statistics(update[start:stop], whole, entropy)
-        beside = [weight * self.limit, self._told(clipped), 1.0]
+        beside = [weight * self.limit, self._clip_metric(clipped), 1.0]
         for name, bound in self.metrics:
             beside.append(min(max(metrics[name] / bound, -1.0), 1.0) * weight * self.limit)
         values[self._beside :] = np.rint(beside).astype(np.int32).view(np.uint32)
@@ -168,7 +168,7 @@ class FixedPoint:
         seen.update(repr((samples, sorted(metrics.items()))).encode())
         return Quantised(values, seen.digest())
 
-    def _told(self, clipped: bool) -> float:
+    def _clip_metric(self, clipped: bool) -> float:
         if self.tells == SHORTER:
             return -BIT / 2 if clipped else BIT / 2
         return float(clipped and self.tells == CLIPPED)

@@ -56,7 +56,7 @@ from fedgossip.secure.ring import Words
 class Pairs(Protocol):
     """One peer's share in all its pairs."""
 
-    def told(self, of: Iterable[int]) -> Sequence[RunKey]:
+    def keys_for(self, of: Iterable[int]) -> Sequence[RunKey]:
         """Return the keys to send to a neighbour: one's own, and the known ones of these peers."""
         ...
 
@@ -128,7 +128,7 @@ class AgreedPairs:
     def _content(self, key: RunKey) -> bytes:
         return transcript("run key", self._run, key.node, key.incarnation, key.public)
 
-    def told(self, of: Iterable[int]) -> Sequence[RunKey]:
+    def keys_for(self, of: Iterable[int]) -> Sequence[RunKey]:
         return [self._own, *(self._known[node] for node in of if node in self._known)]
 
     def news(self, key: RunKey) -> bool:
@@ -173,7 +173,7 @@ class SeededPairs:
     node: int
     seed: int = field(repr=False)
 
-    def told(self, of: Iterable[int]) -> Sequence[RunKey]:  # noqa: ARG002
+    def keys_for(self, of: Iterable[int]) -> Sequence[RunKey]:  # noqa: ARG002
         return ()
 
     def news(self, key: RunKey) -> bool:
@@ -233,21 +233,21 @@ class Grid:
             signed[start : start + BLOCK] = numbers
         return out
 
-    def possible(self, come: Words, senders: int) -> bool:
+    def possible(self, received: Words, senders: int) -> bool:
         """Return whether so many neighbours with models within the bound can have sent this sum: weights are at most 1
         together, and each rounds by half a unit.
         """
-        signed, most = come.view(np.int32), LIMIT + senders
+        signed, most = received.view(np.int32), LIMIT + senders
         return int(signed.max()) <= most and -int(signed.min()) <= most
 
-    def moved(self, vector: Vector, come: Words, gone: Words) -> Vector:
+    def moved(self, vector: Vector, received: Words, gone: Words) -> Vector:
         """Return vector + unit * (come - gone), the difference centred about 0; a new frozen vector."""
         out = empty(vector.size, vector.dtype)
         difference, sums = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float64)
         for start in range(0, vector.size, BLOCK):
             here, block = slice(start, start + BLOCK), vector[start : start + BLOCK]
             by, numbers = difference[: block.size], sums[: block.size]
-            np.subtract(come[here], gone[here], out=by)
+            np.subtract(received[here], gone[here], out=by)
             np.multiply(by.view(np.int32), self.unit, out=numbers)
             np.add(numbers, block, out=numbers)
             out[here] = numbers

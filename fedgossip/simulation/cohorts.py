@@ -151,15 +151,15 @@ def _round(
         if kept:
             memory[node] = kept
         m = update.metrics
-        told = rounds.telling.of(PreparedContribution(
+        contribution = rounds.telling.of(PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
             effective_steps(rule, work.steps), m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
             {name: m.get(name, 0.0) for name in rounds.telling.counts},
         ))  # fmt: skip
-        sums.add(node, told)
+        sums.add(node, contribution)
         invite = Invite(number, task.schema, received, standing.counted.get(node, -1))
         down = wire_bytes(invite), invite.payload_bytes
-        _exchanged(standing, node, down, _sizes_of(rounds, invite, told))
+        _exchanged(standing, node, down, _sizes_of(rounds, invite, contribution))
         score = float(m.get("score", 0.0)) if m.get("tested") else None
         standing.meters[node].train_ended(0, number, m, update.logged)
         rows.append(standing.meters[node].done(LocalWork(number + 1, score, None), 0, 0))
@@ -171,11 +171,11 @@ def _round(
     return rows
 
 
-def _sizes_of(rounds: Rounds, invite: Invite, told: PreparedContribution) -> tuple[int, int]:
+def _sizes_of(rounds: Rounds, invite: Invite, contribution: PreparedContribution) -> tuple[int, int]:
     """Return the bytes of a client's reply, and those of the vectors in it."""
     if rounds.fixed:
         return 4 * rounds.fixed.words, 4 * rounds.fixed.words
-    answer = told.answer_to(invite)
+    answer = contribution.answer_to(invite)
     return wire_bytes(answer), answer.payload_bytes
 
 

@@ -201,15 +201,15 @@ def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf
     def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
         kind = coding.kind if pushing else terms[0][1][0].dtype
         total = ExactSum()
-        for worker, (weight, said) in enumerate(terms):
-            total.add(weight, _whole(coding, said, worker, round) if pushing else frozen(said[0]))
+        for worker, (weight, payload) in enumerate(terms):
+            total.add(weight, _whole(coding, payload, worker, round) if pushing else frozen(payload[0]))
         for shard in placement.shards:
             part = frozen(np.empty(shard.length, kind))
             coded = coding.codes_pull(round + 1)
             back = frozen(np.empty(coding.pull_size(shard.number), np.uint8)) if coded else part
             owner, *keepers = (meters[server] for server in shard.preference[: placement.copies])
-            for worker, (weight, said) in enumerate(terms):
-                out = said[shard.number] if pushing else part
+            for worker, (weight, payload) in enumerate(terms):
+                out = payload[shard.number] if pushing else part
                 _pushed_and_pulled(meters[worker], owner, shard, round, weight, (out, back), schema)
             for keeper in keepers:
                 _copied(owner, keeper, shard, round, part, schema)

@@ -119,8 +119,8 @@ def _priced(of: Said, message: Callable[[int], Message]) -> tuple[Sizes, Sizes]:
         return of.two * last[0] + rest * never[0], of.two * last[1] + rest * never[1]
     there = of.times > 0
     numbers, places = np.unique(of.numbers[there], return_inverse=True)
-    said = [message(number) for number in numbers.tolist()]
-    sizes = np.array([_costs(one) for one in said], np.int64).reshape(-1, 2)
+    messages = [message(number) for number in numbers.tolist()]
+    sizes = np.array([_costs(one) for one in messages], np.int64).reshape(-1, 2)
     together = np.zeros((of.n, 2), np.int64)
     np.add.at(together, of.owners[there], sizes[places] * of.times[there, None])
     return together[:, 0], together[:, 1]

@@ -381,8 +381,8 @@ class SecantRecursion:
         self._run.advance(updates, step)
 
     def _answer(self, away: Vector) -> Vector:
-        told = np.stack([_products(one.away, away) for one in self._measured], axis=1)
-        shares = np.linalg.solve(self._gram, told[:, :, None])[:, :, 0].astype(away.dtype)
+        products = np.stack([_products(one.away, away) for one in self._measured], axis=1)
+        shares = np.linalg.solve(self._gram, products[:, :, None])[:, :, 0].astype(away.dtype)
         share = away.dtype.type(self._share)
         answer = -share * away
         for beyond, part in zip(self._beyond, shares.T, strict=True):

@@ -226,10 +226,10 @@ class Simulator:
     def _push(self, at_ns: int, node: NodeId, event: Coming) -> int:
         return self._instants.add(at_ns, node, event, NO_COST, (0, self.lives[node]))
 
-    def _deliver(self, coming: Sequence[Queued]) -> None:
+    def _deliver(self, arrivals: Sequence[Queued]) -> None:
         """Deliver the events of this instant to the peers."""
         by_event = self._by_event
-        for queued in coming:
+        for queued in arrivals:
             sequence, node, event, cost, lives = queued
             if type(event) in OF_PEERS:
                 self._change_peer(node, event, lives)

@@ -148,8 +148,8 @@ class ChangeExchange(ModelExchange):
 
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
         payload = cast(Vector, np.empty(self.codec.size(VectorLayout.of(outgoing[0][0]), round), np.uint8))
-        said = round, round - 1, payload.size, schema, (payload,)
-        return priced_both(edges.mixed_before(round), lambda used: CodedModel(*said, used))
+        fields = round, round - 1, payload.size, schema, (payload,)
+        return priced_both(edges.mixed_before(round), lambda used: CodedModel(*fields, used))
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ class FragmentExchange(ModelExchange):
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
         model = outgoing[0][0]
         vector = model[self.algorithm.fragments(model.size).part(round)]
-        said = round, vector.size, schema, (vector,)
-        return priced_both(edges.mixed_before(round), lambda used: ModelFragment(*said, used))
+        fields = round, vector.size, schema, (vector,)
+        return priced_both(edges.mixed_before(round), lambda used: ModelFragment(*fields, used))
 
 
 class MassExchange(ModelExchange):
@@ -380,15 +380,15 @@ class RelayExchange(ModelExchange):
         own, *before = outgoing
         graph = arcs_of(groups, len(own))
         shape = graph.reverse.size, own.shape[1]
-        heard, counts = before or (np.zeros(shape, own.dtype), np.zeros(len(graph.reverse)))
-        told, numbers, models = np.empty(shape, own.dtype), np.empty(len(graph.reverse)), np.empty_like(own)
+        received, counts = before or (np.zeros(shape, own.dtype), np.zeros(len(graph.reverse)))
+        sent, numbers, models = np.empty(shape, own.dtype), np.empty(len(graph.reverse)), np.empty_like(own)
         places = [slice(*graph.starts[node : node + 2]) for node in range(len(own))]
         for node, arcs in enumerate(places):
-            told[arcs], numbers[arcs] = relay_sums(own[node], heard[arcs], counts[arcs])
-        heard, counts = frozen(told[graph.reverse]), frozen(numbers[graph.reverse])
+            sent[arcs], numbers[arcs] = relay_sums(own[node], received[arcs], counts[arcs])
+        received, counts = frozen(sent[graph.reverse]), frozen(numbers[graph.reverse])
         for node, arcs in enumerate(places):
-            models[node] = self.algorithm.averaged(own[node], heard[arcs], counts[arcs])
-        return frozen(models), heard, counts
+            models[node] = self.algorithm.averaged(own[node], received[arcs], counts[arcs])
+        return frozen(models), received, counts
 
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
         """A message has the number of models in it, which takes more bytes the larger it is."""

@@ -264,7 +264,7 @@ def _cell(name: str, losses: list[float]) -> MeasuredCell:
     told = paradigm_of(name).cost(setting)
     parts = {"compute": 1.0, "communicate": 1.0, "wait": 0.0}
     took: dict[str, Any] = {"seconds": 2.0 * len(losses), "round_seconds": 2.0, "parts": parts}
-    return MeasuredCell(Cell(name, 4, 1), "", "finished", curve=curve, setting=setting, told=told, **took)
+    return MeasuredCell(Cell(name, 4, 1), "", "finished", curve=curve, setting=setting, predicted=told, **took)
 
 
 def test_the_target_is_held_to_the_end_and_who_diverges_is_named() -> None:

@@ -343,7 +343,7 @@ def test_bad_input_gets_a_line_and_advice(tmp_path: Path, type_in: Any, line: st
         opset = [onnx.helper.make_opsetid("", 18)]
         made = onnx.helper.make_model(graph, ir_version=9, opset_imports=opset)
         if said:
-            export.say(made, "fedgossip", said)
+            export.set_metadata(made, "fedgossip", said)
         (tmp_path / f"{name}.onnx").write_bytes(made.SerializeToString())
     found = type_in(line)
     assert found.code == 2 and wanted in found.err and len(found.err.splitlines()) <= 3

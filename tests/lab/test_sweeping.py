@@ -143,12 +143,12 @@ def test_a_folder_of_something_else_is_left_as_it_is(said: Run, tmp_path: Path) 
 
 def test_a_cell_is_the_run_that_it_would_be_alone_and_is_not_run_again(tmp_path: Path) -> None:
     ran: list[str] = []
-    table = fedgossip.sweep(sweep_of(), tmp_path / "s", tell=lambda cell, _: ran.append(cell.told))
+    table = fedgossip.sweep(sweep_of(), tmp_path / "s", tell=lambda cell, _: ran.append(cell.label))
     assert len(ran) == 8 and table.done == 8
     row = next(row for row in table.rows if row["topology.graph"] == "complete" and row["seed"] == 2)
     alone = fedgossip.simulate(QUADRATIC, engine="stacked", seed=2, overrides=["topology.graph=complete"])
     assert row["digest"] == alone.digest and row["test_loss"] == alone.summary["test_loss"]
-    again = fedgossip.sweep(sweep_of(seeds=3), tmp_path / "s", tell=lambda cell, _: ran.append(cell.told))
+    again = fedgossip.sweep(sweep_of(seeds=3), tmp_path / "s", tell=lambda cell, _: ran.append(cell.label))
     assert len(ran) == 12 and all("seed=3" in told for told in ran[8:])
     assert [row for row in again.rows if row["seed"] < 3] == list(table.rows)
     assert not list((tmp_path / "s" / "claims").glob("*.2"))

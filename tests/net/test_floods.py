@@ -193,7 +193,7 @@ def test_one_that_is_not_heard_for_a_while_is_not_hung_up_on() -> None:
         def in_the_middle() -> bool:
             talker.poll(1)
             heard.extend(busy.poll(0))
-            return busy.incoming.by_curve(1).coming is not None
+            return busy.incoming.by_curve(1).arriving_round is not None
 
         wait_until(both_greeted, SECONDS, "a greeting")
         for number in range(8):

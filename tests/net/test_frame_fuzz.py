@@ -199,7 +199,7 @@ def test_peers_beside_one_that_writes_what_cannot_be_read_end_with_the_right_bit
             if link.up and not link.outbox:
                 with contextlib.suppress(zmq.Again):
                     link.dealer.send_multipart([mark, body], zmq.NOBLOCK)
-                    link.call.said += mark[:1] != SEAL  # else a stream is read before what was said ahead of it
+                    link.call.frames_sent += mark[:1] != SEAL  # else a stream is read before what was said ahead of it
 
     bent = frame_fuzz.beside(Links, say, lies(Expected(task.schema, task.dtype.name, LENGTH), "sync_gossip"))
     monkeypatch.setattr(over_sockets, "Links", lambda node, *rest: (bent if node == 0 else Links)(node, *rest))
@@ -224,7 +224,7 @@ def test_a_federation_beside_one_that_writes_what_cannot_be_read_ends_with_the_r
         nonlocal written
         if self._up and self._dealer and not self._outbox:
             self._dealer.send_multipart([mark, body], zmq.NOBLOCK)
-            self._call.said += mark[:1] != SEAL
+            self._call.frames_sent += mark[:1] != SEAL
             written += 1
 
     def from_coordinator(self: CoordinatorLinks, mark: bytes, body: bytes) -> None:
@@ -232,7 +232,7 @@ def test_a_federation_beside_one_that_writes_what_cannot_be_read_ends_with_the_r
         for client in self._clients.values():
             if client.up and client.here and not client.line.outbox:
                 self.router.send_multipart([client.here.name, mark, body], zmq.NOBLOCK)
-                client.line.said += mark[:1] != SEAL
+                client.line.frames_sent += mark[:1] != SEAL
                 written += 1
 
     if liar == "client":

@@ -17,7 +17,7 @@ from fedgossip.core.messages import DECLARED, AnyMessage, Carrier, Entry, Join
 from fedgossip.core.wire import VOCABULARY, Header, frames
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.links.mesh import GUEST_WORDS, Links
+from fedgossip.net.links.mesh import GUEST_MESSAGES, Links
 from fedgossip.net.sockets import GUESTS
 from fedgossip.net.transport import NOBODY
 from fedgossip.protocols.members.membership_updates import admission_of
@@ -134,7 +134,7 @@ def test_a_guest_may_announce_no_vectors_not_even_none(links: Links, kind: type[
 
 def test_a_guest_that_talks_on_is_not_listened_to(links: Links) -> None:
     with calling(links, Identity.new()) as caller:
-        for _ in range(GUEST_WORDS + 5):
+        for _ in range(GUEST_MESSAGES + 5):
             caller.send(*greeting(HELLO))
         events = heard_until(links, lambda heard: len(reasons(heard)) == 5)
     assert set(reasons(events)) == {"guest"} and not arrived(events)
@@ -145,7 +145,7 @@ def test_a_guest_that_talked_too_much_is_heard_again_after_a_while(
 ) -> None:
     stranger = Identity.new()
     with calling(links, stranger) as caller:
-        for _ in range(GUEST_WORDS + 1):
+        for _ in range(GUEST_MESSAGES + 1):
             caller.send(*greeting(HELLO))
         heard_until(links, lambda heard: len(reasons(heard)) == 1)
         monkeypatch.setattr("fedgossip.net.links.mesh.GUEST_SECONDS", 0.0)

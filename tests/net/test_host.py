@@ -99,14 +99,14 @@ def test_whatever_a_message_does_to_the_machine_costs_that_message_only(links: L
     assert {(row.value["from"], row.value["reason"]) for row in rows} == {(1, "refused")}
     assert all(error.__name__ in row.value["text"] and "\x1b" not in row.value["text"] for row in rows)
     with pytest.raises(error):  # what nobody else has said is our own fault, and said as it is
-        host.tell(PeerGone(1))
+        host.dispatch(PeerGone(1))
 
 
 def test_timers_that_are_replaced_take_no_memory(links: Links) -> None:
     """A client sets its patience of a day anew with every word of its coordinator, who may say a million."""
     machine = Told(*[SetTimer(("patience",), 10**15)] * 20_000, SetTimer(("soon",), 0), SetTimer(("patience",), 0))
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
-    host.tell(Started())
+    host.dispatch(Started())
     assert len(host._due) <= REPLACED_MAX + 2 * len(host._timers)
     host._step()
     assert machine.events[1:] == [Fired(("soon",)), Fired(("patience",))] and not host._timers

@@ -595,7 +595,7 @@ def test_a_message_may_take_long_if_only_it_goes_on(monkeypatch: pytest.MonkeyPa
 def test_rejections_say_whom_they_are_about() -> None:
     with wheel(1) as w:
         w.start()
-        w.spokes[0]._outbox.say((b"garbage", b""))
+        w.spokes[0]._outbox.add_control((b"garbage", b""))
         w.spokes[0]._flush()
         w.until(lambda: w.reasons(1))
         (refused,) = [event for event in w.heard[1] if isinstance(event, Rejected)]

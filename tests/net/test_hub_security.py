@@ -325,7 +325,7 @@ def test_what_a_client_cannot_read_is_refused_and_the_next_message_arrives() -> 
         line = w.hub._clients[0].line
         lies = [(b"", b""), (b"X" * 9, b""), (mark(b"H", 1), b"\xc1"), (mark(b"G", 77), b""), (mark(b"C", 1, 5), b"x")]
         for lie in lies:
-            w.hub._speaker.say(line, lie)
+            w.hub._speaker.send_control(line, lie)
         w.hub.send(0, Invite(1, "layout", contribution(3).vectors))
         w.until(lambda: w.arrived(0, Invite))
         assert w.reasons(0) == ["mark", "mark", "header", "order"] and values(w.arrived(0, Invite)) == [(1, 3.0)]
@@ -338,7 +338,7 @@ def test_a_turn_that_was_not_asked_for_changes_nothing() -> None:
         w.spokes[1].send(2, contribution(1))
         transfer = w.spokes[1]._outbox.transfer
         for wrong in (transfer - 1, transfer + 1, 0):
-            w.hub._speaker.say(w.hub._clients[1].line, (mark(b"G", wrong), b""))
+            w.hub._speaker.send_control(w.hub._clients[1].line, (mark(b"G", wrong), b""))
         w.until(lambda: w.arrived(2, Contribution))
         assert w.reasons(2) == []
 
@@ -348,7 +348,7 @@ def test_a_late_word_of_a_turn_before_does_not_stop_the_one_that_goes_on() -> No
         w.start()
         w.spokes[0].send(1, contribution(1))
         w.until(lambda: w.hub.turns.going)  # it is told to go when the hub is polled again
-        w.hub._speaker.say(w.hub._clients[0].line, (mark(b"G", w.spokes[0]._outbox.transfer - 1), b""))
+        w.hub._speaker.send_control(w.hub._clients[0].line, (mark(b"G", w.spokes[0]._outbox.transfer - 1), b""))
         w.until(lambda: w.arrived(1, Contribution))
 
 

@@ -98,11 +98,11 @@ def test_what_was_sent_by_curve_before_is_heard_before(pair: Two) -> None:
     """The callee reads nothing of a stream while messages that were sent before are still on the CURVE connection."""
     pair.until(lambda: all(pair.call(node).up for node in (0, 1)), "streams")
     (way,) = pair.peers[1].streams.called_by(0)
-    pair.call(0).said += 1  # one that is on its way, or lost
+    pair.call(0).frames_sent += 1  # one that is on its way, or lost
     pair.send(0, 3)
     pair.turn()
     assert way.hears and way.waits and pair.rounds(1) == []
-    pair.peers[1].streams.heard(0, way.connection)
+    pair.peers[1].streams.count_curve_message(0, way.connection)
     pair.until(lambda: pair.rounds(1) == [3], "the model")
 
 
@@ -317,7 +317,7 @@ def test_strangers_that_say_nothing_are_bounded_and_read_no_further_than_a_proof
         last = callers[-1]
         last.sendall(HAIL + bytes(STRANGER_BYTES - len(HAIL) - 1))
         pair.turn()
-        assert max(len(one.said) for one in here.port.strangers.values()) == STRANGER_BYTES - 1
+        assert max(len(one.received) for one in here.port.strangers.values()) == STRANGER_BYTES - 1
         pair.send(0, 1)
         pair.until(lambda: 1 in pair.rounds(1), "a model")
     finally:

@@ -286,9 +286,9 @@ def test_a_node_of_few_records_is_asked_about_by_few_bins() -> None:
     cells; of ten there are still two."""
     bins = layout_of(LOGISTIC, 600, missing=True, bin_records=20).bins
     assert bins.sizes.tolist() == [11, 11]
-    assert sorted({*bins.told(600).tolist()}) == [*range(11)]
-    assert bins.told(60)[:11].tolist() == [3, 3, 3, 3, 7, 7, 7, 7, 9, 9, 10]
-    assert bins.told(10)[11:].tolist() == [4] * 5 + [9] * 5 + [10]
+    assert sorted({*bins.reporting_bins(600).tolist()}) == [*range(11)]
+    assert bins.reporting_bins(60)[:11].tolist() == [3, 3, 3, 3, 7, 7, 7, 7, 9, 9, 10]
+    assert bins.reporting_bins(10)[11:].tolist() == [4] * 5 + [9] * 5 + [10]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -60,24 +60,24 @@ class TopK(Codec):
 
     def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
         places = largest(vector, self.k(layout.length, turn.round))
-        return as_bytes(vector[places], self._said(places, layout))
+        return as_bytes(vector[places], self._encode_places(places, layout))
 
     def places(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> npt.NDArray[np.int64]:
         """Return where the elements of a payload stand, strictly ascending.  Raises ProtocolError as `decode`."""
         k = self.k(layout.length, turn.round)
-        said = payload[layout.itemsize * k :]
+        places_bytes = payload[layout.itemsize * k :]
         if _by_bits(k, layout):
-            bits = np.unpackbits(said)
+            bits = np.unpackbits(places_bytes)
             places = np.flatnonzero(bits)
             if places.size != k:
                 raise self.refused(layout, f"has {places.size} places for {k} elements")
         else:
-            places = of_bytes(said, np.uint32).astype(np.int64)
+            places = of_bytes(places_bytes, np.uint32).astype(np.int64)
         if places[-1] >= layout.length or (np.diff(places) <= 0).any():
             raise self.refused(layout, "has places that do not ascend, or one beyond the end")
         return places
 
-    def _said(
+    def _encode_places(
         self, places: npt.NDArray[np.int64], layout: VectorLayout
     ) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint32]:
         if not _by_bits(places.size, layout):

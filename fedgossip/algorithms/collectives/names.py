@@ -50,9 +50,9 @@ def ring(workers: int) -> Table:
         found: list[Move] = []
         for way, shift in ((Way.ADD, 0), (Way.REPLACE, 1)):
             for step in range(m - 1):
-                out, come = (rank + shift - step) % m, (rank + shift - step - 1) % m
+                out, received = (rank + shift - step) % m, (rank + shift - step - 1) % m
                 found.append(Move(Way.SEND, (rank + 1) % m, out, out + 1))
-                found.append(Move(way, (rank - 1) % m, come, come + 1))
+                found.append(Move(way, (rank - 1) % m, received, received + 1))
         return tuple(found)
 
     return Table(m, tuple(moves(rank) for rank in range(m)))
@@ -82,9 +82,9 @@ def ring_gather(workers: int) -> Table:
     def moves(rank: int) -> tuple[Move, ...]:
         found: list[Move] = []
         for step in range(m - 1):
-            out, come = (rank - step) % m, (rank - step - 1) % m
+            out, received = (rank - step) % m, (rank - step - 1) % m
             found.append(Move(Way.SEND, (rank + 1) % m, out, out + 1))
-            found.append(Move(Way.REPLACE, (rank - 1) % m, come, come + 1))
+            found.append(Move(Way.REPLACE, (rank - 1) % m, received, received + 1))
         return tuple(found)
 
     return Table(m, tuple(moves(rank) for rank in range(m)))

@@ -109,8 +109,8 @@ def summed(table: Table, vectors: Sequence[Vector]) -> list[np.ndarray[tuple[int
                 move, part = moves[0]
                 if move.way is Way.SEND:
                     under_way.setdefault((rank, move.peer), []).append(held[rank][part].copy())
-                elif came := under_way.get((move.peer, rank)):
-                    theirs = came.pop(0)
+                elif arrived := under_way.get((move.peer, rank)):
+                    theirs = arrived.pop(0)
                     held[rank][part] = held[rank][part] + theirs if move.way is Way.ADD else theirs
                 else:
                     break

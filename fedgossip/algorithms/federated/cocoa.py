@@ -104,14 +104,14 @@ class CoCoA:
         return (state.x,)
 
     def step(self, state: DualSum, aggregate: Aggregate) -> DualSum:
-        came, before = aggregate.vectors[0] * aggregate.clients, state.x
-        examples, clients = (max(1.0, float(before[at] + np.round(came[at]))) for at in (EXAMPLES, CLIENTS))
+        summed, before = aggregate.vectors[0] * aggregate.clients, state.x
+        examples, clients = (max(1.0, float(before[at] + np.round(summed[at]))) for at in (EXAMPLES, CLIENTS))
         v, x = state.v.copy(), np.zeros_like(before)
-        v[:-CERTIFICATE] += came[:-CERTIFICATE]
+        v[:-CERTIFICATE] += summed[:-CERTIFICATE]
         x[:-CERTIFICATE] = shrunk(v[:-CERTIFICATE] / examples, self.threshold)
         x[EXAMPLES], x[CLIENTS] = examples, clients
         if aggregate.clients == clients and (clients == before[CLIENTS] or not before[CLIENTS]):
-            x[PRIMAL], x[DUAL] = came[PRIMAL] / examples, came[DUAL] / examples
+            x[PRIMAL], x[DUAL] = summed[PRIMAL] / examples, summed[DUAL] / examples
         if self.over(x):  # the certificate is of the model that went down
             x[:-CERTIFICATE] = before[:-CERTIFICATE]
         return DualSum(frozen(x), frozen(v))

@@ -153,7 +153,7 @@ class Choco:
 
     def trained(self, state: Replicated, update: Vector | None, step: Step) -> tuple[Replicated, Vectors]:
         x, v = self._learned(state, update)
-        coded, new = self._said(subtract(x, state.known), step.round)
+        coded, new = self._encode_changes(subtract(x, state.known), step.round)
         known = add(state.known, new)
         return Replicated(x, known, coded, step.round, state.version, v), (known,)
 
@@ -178,7 +178,7 @@ class Choco:
     def rejoined(self, state: Replicated, model: Vector) -> Replicated:
         return replace(self.start(model), v=state.v)
 
-    def _said(self, changes: Vector, round: int) -> tuple[Payload, Vector]:
+    def _encode_changes(self, changes: Vector, round: int) -> tuple[Payload, Vector]:
         """Return the payload of each row, and what it stands for."""
         layout, turn = VectorLayout.of_length(changes.shape[-1], changes.dtype), CodecTurn(0, 0, round)
         if changes.ndim == 1:

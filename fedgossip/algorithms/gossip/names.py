@@ -174,11 +174,11 @@ METHODS: Mapping[str, Method] = table(
 )
 
 
-def make(name: str, method: Method, told: Told, options: Mapping[str, Any]) -> Made:
+def make(name: str, method: Method, context: Told, options: Mapping[str, Any]) -> Made:
     """Return the algorithm of a run.  Raises ConfigError for an option that it does not have."""
     check_options(name, method.make, options, ours=method.told)
     takes = inspect.signature(method.make).parameters
-    return method.make(**options, **{key: getattr(told, key) for key in method.told if key in takes})
+    return method.make(**options, **{key: getattr(context, key) for key in method.told if key in takes})
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:

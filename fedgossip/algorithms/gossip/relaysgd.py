@@ -76,31 +76,31 @@ class RelaySGD:
     def rejoined(self, state: RelayState, model: Vector) -> RelayState:  # noqa: ARG002
         return self.start(model)
 
-    def averaged(self, s: Vector, heard: Vector, counts: Vector) -> Vector:
+    def averaged(self, s: Vector, received: Vector, counts: Vector) -> Vector:
         """Return one node's mean of all models, [d], from its own and its neighbours' sums of this round.
 
         Counts of more models than there are, which no honest peers give, still make a mean.
         """
         total, known = s.copy(), 1.0 + float(counts.sum())
-        for said in heard:
-            np.add(total, said, out=total)
+        for message_sum in received:
+            np.add(total, message_sum, out=total)
         if known < self.n:
             np.add(total, s * s.dtype.type(self.n - known), out=total)
         return frozen(np.divide(total, s.dtype.type(max(known, self.n)), out=total))
 
 
-def relay_sums(s: Vector, heard: Vector, counts: Vector) -> tuple[Vector, Vector]:
+def relay_sums(s: Vector, received: Vector, counts: Vector) -> tuple[Vector, Vector]:
     """Return one node's sums for each of its neighbours, [k, d] and [k], from those received in the round before.
 
     A sum without one term, for each of them: from the left up to it, from the right down to it, 3 k additions in all;
     the total less that term would lose its low bits.
     """
-    messages, left = np.empty_like(heard), s.copy()
-    for place, one in enumerate(heard):
+    messages, left = np.empty_like(received), s.copy()
+    for place, one in enumerate(received):
         messages[place] = left
         np.add(left, one, out=left)
     right = np.zeros_like(s)
-    for place in reversed(range(len(heard))):
+    for place in reversed(range(len(received))):
         np.add(messages[place], right, out=messages[place])
-        np.add(right, heard[place], out=right)
+        np.add(right, received[place], out=right)
     return frozen(messages), frozen(1.0 + counts.sum() - counts)

@@ -88,14 +88,14 @@ def compare(
             cells.append(measured(done, on))
             echo(_describe(cells[-1], again=done.again), err=True)
     found = comparison(cells, section.equal, section.target, on, rows_of(found_rates))
-    told = summary_of(found)
-    page = write_page(out, found, told)
+    summary = summary_of(found)
+    page = write_page(out, found, summary)
     if as_json:
-        print_json(told)
+        print_json(summary)
     else:
-        echo(columns(_table(told["table"])))
+        echo(columns(_table(summary["table"])))
         echo(LEGEND)
-        echo(f"\n{told['sentence']}\nEverything is in {out}; open {page}")
+        echo(f"\n{summary['sentence']}\nEverything is in {out}; open {page}")
     return 0 if all(not one.error for one in cells) else 9
 
 
@@ -112,11 +112,11 @@ def _numbers(text: str) -> list[int]:
 
 def _describe(one: MeasuredCell, *, again: bool) -> str:
     cell = one.cell
-    said = f"{cell.name}, {cell.workers} workers, seed {cell.seed}: "
+    text = f"{cell.name}, {cell.workers} workers, seed {cell.seed}: "
     if one.error:
-        return f"{said}FAILED: {one.error}"
+        return f"{text}FAILED: {one.error}"
     loss = f", test loss {one.point.loss:.4g}" if one.point else ""
-    return f"{said}{one.rounds} rounds in {one.seconds:.4g} s{loss}{' (was there)' if again else ''}"
+    return f"{text}{one.rounds} rounds in {one.seconds:.4g} s{loss}{' (was there)' if again else ''}"
 
 
 def _print_tried(rate: float, one: MeasuredCell) -> None:
@@ -141,10 +141,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         if "rounds" not in row:
             found.append([row["paradigm"], str(row["workers"]), "failed", *[""] * 10])
             continue
-        told = row.get("told", {})
+        predicted = row.get("told", {})
         keys = "seconds", "seconds_to_target", "test_loss", "models_apart", "compute", "communicate", "wait"
         numbers = [row[key] for key in keys]
-        rest = [row["round_seconds"], told.get("round_seconds"), told.get("formula")]
+        rest = [row["round_seconds"], predicted.get("round_seconds"), predicted.get("formula")]
         shown = ["-" if value is None else f"{value:.4g}" if value >= NOTHING else "0" for value in (*numbers, *rest)]
         found.append([row["paradigm"], str(row["workers"]), str(row["rounds"]), *shown])
     return found

@@ -65,8 +65,8 @@ def forecast(
             text, table = found, _promises_of_pairs(found) if paired else _promises(found)
         else:
             task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
-            told = forecasts_of(plans, task, level, memory_gb=memory)
-            text, table = list(told), _expected(told, plans[0])
+            forecasts = forecasts_of(plans, task, level, memory_gb=memory)
+            text, table = list(forecasts), _expected(forecasts, plans[0])
     if out:
         _write(out, text)
     if as_json:
@@ -155,8 +155,8 @@ def _point(one: RunForecast) -> str:
 def _scores(one: RunForecast) -> list[str]:
     if one.scores is None:
         return []
-    told = one.scores
-    return [f"{told.averaged[-1]:.3f}", _span(told.mean_peer[-1]), _span(told.worst_peer[-1])]
+    scores = one.scores
+    return [f"{scores.averaged[-1]:.3f}", _span(scores.mean_peer[-1]), _span(scores.worst_peer[-1])]
 
 
 def _span(ends: tuple[float, float]) -> str:
@@ -165,8 +165,8 @@ def _span(ends: tuple[float, float]) -> str:
 
 
 def _between(low: float, high: float) -> str:
-    said = short(low), short(high)
-    return said[0] if said[0] == said[1] else f"{said[0]} to {said[1]}"
+    edges = short(low), short(high)
+    return edges[0] if edges[0] == edges[1] else f"{edges[0]} to {edges[1]}"
 
 
 def _both(typical: int | None, worst: int | None) -> str:

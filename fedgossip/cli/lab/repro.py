@@ -32,7 +32,7 @@ def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
     if name == LIST:
         _list(as_json=as_json)
         return 0
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for one in known() if name == EVERY else [name]:
         result = result_of(one)
         if not chosen(result, fast=fast, full=full):
@@ -52,13 +52,13 @@ def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
                 echo(f"  {_format(value)}")
             seconds = sum(value.seconds for value in found)
             echo(f"  {len(found) - len(wrong)} of {len(found)} numbers agree; {seconds:.1f} s of CPU\n")
-        told[one] = {"title": result.title, "agrees": not wrong, "numbers": [_plain(value) for value in found]}
-    agree = sum(one["agrees"] for one in told.values())
+        facts[one] = {"title": result.title, "agrees": not wrong, "numbers": [_plain(value) for value in found]}
+    agree = sum(one["agrees"] for one in facts.values())
     if as_json:
-        print_json(told)
+        print_json(facts)
     elif name == EVERY:
-        echo(f"{agree} of {len(told)} results agree.")
-    return 0 if agree == len(told) else 1
+        echo(f"{agree} of {len(facts)} results agree.")
+    return 0 if agree == len(facts) else 1
 
 
 def _list(*, as_json: bool) -> None:
@@ -66,8 +66,8 @@ def _list(*, as_json: bool) -> None:
 
     results = {name: result_of(name) for name in known()}
     if as_json:
-        told = {n: {"title": one.title, "claim": one.claim, "source": one.source} for n, one in results.items()}
-        print_json(told)
+        facts = {n: {"title": one.title, "claim": one.claim, "source": one.source} for n, one in results.items()}
+        print_json(facts)
         return
     echo(columns([["id", "numbers", "what"], *([n, str(len(one.check)), one.title] for n, one in results.items())]))
 

@@ -70,18 +70,18 @@ def sweep(
         print_json({"folder": str(table.folder), "rows": table.rows})
     else:
         echo(columns(summary(table)))
-        echo(f"\n{said(table)}\nEverything is in {table.folder}; open {page}")
+        echo(f"\n{counts_of_states(table)}\nEverything is in {table.folder}; open {page}")
     return 0 if table.done == len(table.rows) else PARTIAL_EXIT
 
 
 def _print_outcome(cell: SweepCell, outcome: CellOutcome) -> None:
     if outcome.summary is None:
-        echo(f"{cell.told}: {outcome.status.upper()}: {outcome.error}", err=True)
+        echo(f"{cell.label}: {outcome.status.upper()}: {outcome.error}", err=True)
         return
     score = outcome.summary["score"]
     value = "-" if score["mean_peer"] is None else f"{score['mean_peer']:.4f}"
     where = "on the validation set, " if cell.trial else ""
-    echo(f"{cell.told}: {where}mean peer's {score['name'] or 'score'} {value}", err=True)
+    echo(f"{cell.label}: {where}mean peer's {score['name'] or 'score'} {value}", err=True)
 
 
 def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
@@ -94,14 +94,14 @@ def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
     refused = {name: why.error for name, cell in first.items() if (why := refusal(sweep.grid.experiment(cell)))}
     there = sum(sweep.outcome(cell) is not None for cell in wanted)
     trials = sum(cell.trial for cell in wanted)
-    told = {
+    facts = {
         "combinations": len(sweep.grid.combinations), "seeds": len(sweep.grid.seeds), "trials": trials,
         "cells": len(sweep.grid.combinations) * len(sweep.grid.seeds), "there": there, "refused": refused,
     }  # fmt: skip
     if as_json:
-        print_json(told)
+        print_json(facts)
         return 0
-    cells = f"{told['combinations']} combinations, {told['seeds']} seeds: {told['cells']} cells"
+    cells = f"{facts['combinations']} combinations, {facts['seeds']} seeds: {facts['cells']} cells"
     more = f"; {trials} trials of tuning to begin with" if trials else ""
     echo(f"{sweep.grid.name}: {cells}{more}; {there} are there already")
     for name, said_why in refused.items():
@@ -130,7 +130,7 @@ def _difference(table: SweepTable, name: str) -> str:
     return f"{found.mean:+.4f}{interval}"
 
 
-def said(table: SweepTable) -> str:
+def counts_of_states(table: SweepTable) -> str:
     """Return the number of cells, by state."""
     parts = [f"{table.done} of {len(table.rows)} cells are done"]
     if table.failed:

@@ -427,18 +427,18 @@ def given_addresses(given: tuple[str, ...], port: int) -> list[str]:
 
 def wait_for_members(server: InviteServer | InviteFolder, admission: InviteAdmission, plan: Plan) -> None:
     """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
-    said, told, fault = "", 0, ""
+    shown, count, fault = "", 0, ""
     while not admission.is_ready(now := time.time()):
         if now >= admission.party.expires:
             raise _too_few(admission, now)
         line = _who(admission, now, plan)
-        if line != said:
+        if line != shown:
             echo(line, err=True)
-        said = line
+        shown = line
         server.serve(LOOK_SECONDS)
-        for key, why in [*admission.unfit.items()][told:]:
+        for key, why in [*admission.unfit.items()][count:]:
             echo(f"Not let in: the holder of the key {key}: {why}", err=True)
-        told = len(admission.unfit)
+        count = len(admission.unfit)
         if server.fault and server.fault != fault:
             echo(server.fault, err=True)
         fault = server.fault

@@ -158,8 +158,8 @@ class InvitedSeat:
         experiment, out, endpoints = paths
         bind = f"tcp://*:{self.port}" if self.port else ""
         relayed = self.ways.through is not None
-        told = InvitedFile(experiment, self.node, out, endpoints, str(self.key.resolve()), bind, relayed)
-        environment = keep_seat(self.folder, told, portable=self.plan.experiment.train.portable)
+        seat_file = InvitedFile(experiment, self.node, out, endpoints, str(self.key.resolve()), bind, relayed)
+        environment = keep_seat(self.folder, seat_file, portable=self.plan.experiment.train.portable)
         with self._progress() as progress:
             rows = NewRows(self.out / ROWS, progress)
             code = ended_script([sys.executable, "-u", *self.script], environment, rows.pass_on)

@@ -423,9 +423,9 @@ def _take_part(
         elif own.lead:
             line = f"fedgossip join - --links folder:DIR --under {own.lead}"
             echo(f"Its clients join with the same invite: {line}", err=True)
-        told, pause = WaitingLines(plan), _pause(own.carrier)
+        waiting_lines, pause = WaitingLines(plan), _pause(own.carrier)
         address = address if listens else ""
-        beginning = invite_joining.enrolled(client, seats, address, told, pause, own.lead, own.under)
+        beginning = invite_joining.enrolled(client, seats, address, waiting_lines, pause, own.lead, own.under)
         invite_joining.keep_members(place.path, beginning)
         node = beginning.node
         if learning and node != first:
@@ -513,7 +513,7 @@ class WaitingLines:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._said = ""
+        self._last_line = ""
 
     def __call__(self, known: Gathering) -> None:
         until = moment(time.time() + known.seconds)
@@ -521,7 +521,7 @@ class WaitingLines:
         here = ", ".join(label(node) + (" (this one)" if node == known.node else "") for node in known.here)
         missing = known.wanted - len(known.here)
         waits = f"Waiting for {missing} more of {known.wanted}" if missing else "All are here"
-        said = f"Here: {here}.  {waits}"
-        if said != self._said:
-            echo(f"{said}, until {until}." if missing else f"{said}.", err=True)
-        self._said = said
+        text = f"Here: {here}.  {waits}"
+        if text != self._last_line:
+            echo(f"{text}, until {until}." if missing else f"{text}.", err=True)
+        self._last_line = text

@@ -146,6 +146,6 @@ def revoke(endpoints: Path, node: int, organiser_key: Path) -> None:
     key, blocks = Identity.load(organiser_key), load_blocks(endpoints)
     if node not in blocks:
         raise ConfigError(f"{endpoints}: there is no entry for peer {node}", "Name a file with its [[peer]] block.")
-    said = signed(Revocation(node, blocks[node].key, blocks[node].verify), key.sign)
-    assert isinstance(said, Revocation)
-    echo(revoked_block(said), nl=False)
+    revocation = signed(Revocation(node, blocks[node].key, blocks[node].verify), key.sign)
+    assert isinstance(revocation, Revocation)
+    echo(revoked_block(revocation), nl=False)

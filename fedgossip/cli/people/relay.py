@@ -93,8 +93,8 @@ async def _run(server: Relay, doors: Sequence[Door], tls: ssl.SSLContext | None)
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), SAY_SECONDS)
-        said = ", ".join(f"{count} {name}" for name, count in sorted(server.counts.items()))
-        if said and said != before:
-            echo(f"{server.listening} can be called; so far {said}", err=True)
-        before = said
+        text = ", ".join(f"{count} {name}" for name, count in sorted(server.counts.items()))
+        if text and text != before:
+            echo(f"{server.listening} can be called; so far {text}", err=True)
+        before = text
     await server.close()

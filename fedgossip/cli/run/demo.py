@@ -270,7 +270,7 @@ class PeerTable:
         self.peers = [_PeerStatus() for _ in range(PEERS)]
         self.seconds, self.averaged = 0.0, None  # type: float, float | None
         self.parted = False
-        self._began = self._said = time.monotonic()
+        self._began = self._printed_at = time.monotonic()
         self._live: Any = None
 
     def __enter__(self) -> PeerTable:
@@ -295,7 +295,7 @@ class PeerTable:
                 self.averaged = row.score_averaged
             case EventRow():
                 self._happened(row)
-        if not self._live and time.monotonic() - self._said > PLAIN_SECONDS:
+        if not self._live and time.monotonic() - self._printed_at > PLAIN_SECONDS:
             self._print(self._summary())
 
     def _moved(self, peer: _PeerStatus, row: PeerRow) -> None:
@@ -336,8 +336,8 @@ class PeerTable:
 
     def _print(self, text: str) -> None:
         if not self._live:
-            self._said = time.monotonic()
-            echo(f"{self._said - self._began:5.1f} s   {text}")
+            self._printed_at = time.monotonic()
+            echo(f"{self._printed_at - self._began:5.1f} s   {text}")
 
     def _summary(self) -> str:
         each = " ".join(f"{peer.round}" if peer.state != "killed" else "-" for peer in self.peers)

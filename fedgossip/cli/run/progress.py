@@ -56,7 +56,7 @@ class Progress:
         self._last = NetworkRow(0, roles.learners, 0.0, 0)
         self._scored: tuple[float, int] | None = None
         """The accuracy that was measured last, and its round."""
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
 
@@ -92,7 +92,7 @@ class Progress:
     def _moved(self, round: int, news: str) -> None:
         if self._bar:
             self._bar.update(self._task, completed=round, news=news)
-        elif round and time.monotonic() - self._said > PLAIN_SECONDS:
+        elif round and time.monotonic() - self._printed_at > PLAIN_SECONDS:
             of = f" of {self.rounds}" if self.rounds else ""
             self._print(f"{self.title}: round {round}{of}  {news}".rstrip())
 
@@ -112,7 +112,7 @@ class Progress:
             self._print("more events are in metrics.jsonl")
 
     def _print(self, text: str) -> None:
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         if self._bar:
             self._bar.console.print(text, highlight=False)
         else:

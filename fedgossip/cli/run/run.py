@@ -261,8 +261,8 @@ def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, st
     from fedgossip.report.page.numbers import data_size
 
     rows, roles = _described(summary, record), roles_in(summary)
-    told = {row.peer for row in record if isinstance(row, PeerRow)}
-    who = f"the {roles.label(*told)} alone" if told == {roles.leader} else "all"
+    recorded = {row.peer for row in record if isinstance(row, PeerRow)}
+    who = f"the {roles.label(*recorded)} alone" if recorded == {roles.leader} else "all"
     rows.append(("sent", f"{data_size(summary['bytes_sent'])} by {who}"))
     if summary["driver"] != "stacked":
         rows.append(("time", _time(summary)))
@@ -304,8 +304,8 @@ def _events(summary: RunSummary) -> list[tuple[str, str]]:
     from fedgossip.report.page.reasons import gravest_first
 
     roles = roles_in(summary)
-    told = [f"{count} {name.replace('_', ' ')}" for name, count in gravest_first(summary["events"])]
-    rows = [("events", ", ".join(told))] if told else []
+    counts = [f"{count} {name.replace('_', ' ')}" for name, count in gravest_first(summary["events"])]
+    rows = [("events", ", ".join(counts))] if counts else []
     for cause in summary.get("refusals", [])[:REFUSALS_SHOWN]:
         text = f"by {roles.label(cause['peer'])}, {times(cause['times'])}: {cause['text']}  {cause['advice']}"
         rows.append(("refused", text.strip()))
@@ -413,8 +413,8 @@ def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:
             words = f"without training exactly 0 after {forecast['exact_after']} rounds"
         words = words if summary.get("summed", True) else "not forecast: no sum of honest models by weights"
         measured = f"{summary['measured_contraction']:.4f} measured, {words}"
-        told = {name for name in summary["events"] if kind_of(name).tells in ("missed", "gone", "ended")}
-        if told or "skipped_mix" in summary["events"]:
+        effects = {name for name in summary["events"] if kind_of(name).tells in ("missed", "gone", "ended")}
+        if effects or "skipped_mix" in summary["events"]:
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
     return [*rows, *_forecast(summary)]
@@ -424,11 +424,11 @@ def _forecast(summary: RunSummary) -> list[tuple[str, str]]:
     """Return how the forecast that the run began with was kept."""
     if (share := summary.get("forecast_kept")) is None:
         return []
-    told = summary["forecast_file"]
-    exact = "exact" if told["exact"] else f"edges {told['width']:.2f} times apart"
-    wide = ", weakly tied: wide" if told["wide"] else ""
-    said = f"kept in {100 * share:.0f} % of the rounds"
-    return [("forecast", f"{said}; {told['level']} before the run, {exact}{wide}")]
+    file = summary["forecast_file"]
+    exact = "exact" if file["exact"] else f"edges {file['width']:.2f} times apart"
+    wide = ", weakly tied: wide" if file["wide"] else ""
+    text = f"kept in {100 * share:.0f} % of the rounds"
+    return [("forecast", f"{text}; {file['level']} before the run, {exact}{wide}")]
 
 
 def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> None:

@@ -118,7 +118,7 @@ def _lines(follower: Follower) -> None:
     from fedgossip.report.watch.table import StatusLines
 
     lines = StatusLines(follower, words_for(follower.state.roles))
-    follower.heard = lambda row: _print_line(lines.of(row))
+    follower.on_row = lambda row: _print_line(lines.of(row))
     for text in lines.heading():
         _print_line(text)
     told_quiet = False
@@ -160,12 +160,12 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
         echo(f"{site.url}\n{LEAVE}")
         if opened:
             click.launch(site.url)
-        told = False
+        printed = False
         while True:
             with lock:
                 follower.poll()
-            if follower.ended and not told:
-                told = True
+            if follower.ended and not printed:
+                printed = True
                 echo(f"{_last_line(follower)}\nThe page stays until Ctrl-C.")
             time.sleep(0.01 if follower.behind else POLL_SECONDS)  # the page stays when the run has ended
 

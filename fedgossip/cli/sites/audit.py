@@ -57,8 +57,8 @@ def show(log: Path, kind: str | None, last: int | None, as_json: bool) -> None:
         for one in chosen:
             cells = row(one)
             size = f"{cells['bytes']:,}" if isinstance(cells["bytes"], int) else ""
-            told = [str(cells[name]) for name in ("time", "kind", "with", "round", "sha256", "more")]
-            rows.append([*told[:2], size, *(_HASH.sub(r"\1", one) for one in told[2:])])
+            shown_cells = [str(cells[name]) for name in ("time", "kind", "with", "round", "sha256", "more")]
+            rows.append([*shown_cells[:2], size, *(_HASH.sub(r"\1", one) for one in shown_cells[2:])])
         echo(columns(rows))
 
 
@@ -252,6 +252,6 @@ def _of_round(verdict: Verification) -> str:
     dropped = facts["dropped"]
     assert isinstance(dropped, dict)
     gone = [f"{stage}: {', '.join(map(str, who))}" for stage, who in dropped.items() if who]
-    told = f"{facts['outcome'] or 'no end'}, {facts['survivors']} of {facts['cohort']} in the sum"
+    text = f"{facts['outcome'] or 'no end'}, {facts['survivors']} of {facts['cohort']} in the sum"
     needed = f"{facts['signed']} signed, {facts['revealed']} revealed, {facts['threshold']} needed"
-    return f"{told}, {needed}{'; dropped before ' if gone else ''}{'; '.join(gone)}; sum {facts['sum'] or 'none'}"
+    return f"{text}, {needed}{'; dropped before ' if gone else ''}{'; '.join(gone)}; sum {facts['sum'] or 'none'}"

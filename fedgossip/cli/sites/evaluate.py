@@ -329,8 +329,8 @@ def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
     if value is None:
         return "-"
     within = one.noise_within.get(name) or getattr(one, f"{name}_within", 0.0)
-    told = f"{value:{shown}} ± {within:.2g}" if within else f"{value:{shown}}"
-    return told + _interval(getattr(one, f"{name}_between", None))
+    text = f"{value:{shown}} ± {within:.2g}" if within else f"{value:{shown}}"
+    return text + _interval(getattr(one, f"{name}_between", None))
 
 
 def _interval(between: tuple[float, float] | None) -> str:
@@ -385,8 +385,8 @@ def _groups(found: Evaluation) -> list[str]:
 
 
 def _places(found: Evaluation) -> str:
-    told = ", ".join(f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in found.places)
-    return f"{found.layout.score} of each site, the worst first: {told}"
+    text = ", ".join(f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in found.places)
+    return f"{found.layout.score} of each site, the worst first: {text}"
 
 
 def _named(found: Evaluation) -> list[str]:
@@ -395,11 +395,11 @@ def _named(found: Evaluation) -> list[str]:
 
 
 def _membership(found: Evaluation) -> list[str]:
-    told = found.membership
-    if told is None:
+    membership = found.membership
+    if membership is None:
         return []
-    score = "" if told.score is None else f"{found.layout.score} {short(told.score)}, "
-    on = f"on the {told.records} records that it was trained on: {score}loss {short(told.loss)}"
-    said = f"FLAGGED by {told.flagged}" if told.flagged else "flagged by none"
-    tested = f"membership tests at {told.tested} sites: {said}"
-    return [on, tested if told.tested else "no site has enough records for a membership test"]
+    score = "" if membership.score is None else f"{found.layout.score} {short(membership.score)}, "
+    on = f"on the {membership.records} records that it was trained on: {score}loss {short(membership.loss)}"
+    text = f"FLAGGED by {membership.flagged}" if membership.flagged else "flagged by none"
+    tested = f"membership tests at {membership.tested} sites: {text}"
+    return [on, tested if membership.tested else "no site has enough records for a membership test"]

@@ -168,11 +168,11 @@ def _glm_tests(found: GlmFit) -> list[str]:
     """Return tests of terms, the dispersion of counts, and what errors are of."""
     lines = []
     for one in found.tests:
-        told = chi_squared(one.statistic, one.freedom, one.p)
+        test = chi_squared(one.statistic, one.freedom, one.p)
         if one.free is not None:
-            told = f"F {one.statistic:.4g} of {one.freedom} and {one.free} degrees of freedom, p {chance(one.p)}"
+            test = f"F {one.statistic:.4g} of {one.freedom} and {one.free} degrees of freedom, p {chance(one.p)}"
         name = "all columns, likelihood ratio" if one.name == "likelihood ratio" else f"{one.name}, Wald"
-        lines.append(f"{name}: {told}")
+        lines.append(f"{name}: {test}")
     if found.pearson is not None and found.free > 0:
         ratio = found.pearson / found.free
         lines.append(f"Pearson's X² {found.pearson:.6g} of {found.free} degrees of freedom: dispersion {ratio:.4g}")
@@ -209,8 +209,8 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     records = f"{found.records} records of {found.sites} of {sites} sites"
     times = len(found.strata[0].points)
-    told = f"{found.events} of {found.events + found.unused} events until {d.grid[-1]:g} at {times} told times"
-    lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {told}, {at}"]
+    text = f"{found.events} of {found.events + found.unused} events until {d.grid[-1]:g} at {times} told times"
+    lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {text}, {at}"]
     lines += table_of(found.coefficients, "z", "hazard ratio")
     lines += remarks(d.against, d.constant, found.silent)
     if d.strata_column:

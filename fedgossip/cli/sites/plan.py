@@ -121,8 +121,8 @@ def _other_plan(own: Sequence[str], digits: str) -> str:
     if not (digits.isascii() and digits.isdecimal()) or len(digits) != GROUP_DIGITS * len(own):
         text = f"these are {len(digits)} characters; a plan is read out as {len(own)} groups of {GROUP_DIGITS} digits"
         raise ConfigError(text, "Have it read out again: fedgossip plan hash FILE at both ends.")
-    heard = [digits[at : at + GROUP_DIGITS] for at in range(0, len(digits), GROUP_DIGITS)]
-    wrong = [str(at + 1) for at, (one, other) in enumerate(zip(own, heard, strict=True)) if one != other]
+    groups = [digits[at : at + GROUP_DIGITS] for at in range(0, len(digits), GROUP_DIGITS)]
+    wrong = [str(at + 1) for at, (one, other) in enumerate(zip(own, groups, strict=True)) if one != other]
     if not wrong:
         return ""
     which = f"group {wrong[0]} differs" if len(wrong) == 1 else f"groups {', '.join(wrong)} differ"

@@ -110,7 +110,7 @@ def lines(found: MembershipTest) -> list[str]:
 
     head = ["guess by", "of those trained on", "of the others", ""]
     rows = [
-        [guess.name, _share(guess.found), _share(guess.alarms), "TELLS" if guess.tells else "tells nothing"]
+        [guess.name, _share(guess.found), _share(guess.alarms), "TELLS" if guess.succeeds else "tells nothing"]
         for guess in found.guesses
     ]
     losses = f"mean loss {found.trained_loss:.4g} and {found.other_loss:.4g}"

@@ -301,5 +301,5 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
         earlier = f", {total:.3g} with what this site's ledger holds" if before else ""
         text = f"epsilon {alone:.3g}{earlier}, {most}"
         raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
-    told = f"; {total:.3g} with what this site's ledger holds" if before else ""
-    return [f"epsilon: {alone:.3g} {most}{told}"]
+    sentence = f"; {total:.3g} with what this site's ledger holds" if before else ""
+    return [f"epsilon: {alone:.3g} {most}{sentence}"]

@@ -83,7 +83,7 @@ def advise(
         echo(LEGEND)
         for one in checks:
             mark = "agrees" if one.holds else "DIFFERS"
-            echo(f"{mark:8} {one.what}: told {one.told:.4g}, measured {one.measured:.4g}")
+            echo(f"{mark:8} {one.what}: told {one.predicted:.4g}, measured {one.measured:.4g}")
         if verify and not checks:
             echo("Not verified: that is for links that are equal and times that are constant.")
     return 0 if all(one.holds for one in checks) else 1
@@ -102,8 +102,8 @@ def _share(target: str) -> float:
     except ValueError:
         share = math.nan
     if not 1e-12 <= share <= 0.99:
-        said = f"{target!r} is no share from 1e-12 to 0.99; a score goes with --data"
-        raise click.BadParameter(said, param_hint="--target")
+        text = f"{target!r} is no share from 1e-12 to 0.99; a score goes with --data"
+        raise click.BadParameter(text, param_hint="--target")
     return share
 
 
@@ -130,12 +130,12 @@ def sentence(goal: str, found: Sequence[AdvisedWay]) -> str:
     together = next(way for way in found if way.kind not in ("gossip", "alone", "once"))
     if math.isinf(first.seconds):
         return f"No way reaches {goal} in these rounds."
-    told = f"{_name(first)} is first: {_seconds(first.seconds)} to {goal}"
+    text = f"{_name(first)} is first: {_seconds(first.seconds)} to {goal}"
     if gossip is None:
-        return f"{told}; no graph of gossip is left to compare."
+        return f"{text}; no graph of gossip is left to compare."
     if first.kind == "gossip":
-        return f"{told}; the best without it, {together.name}, takes {_seconds(together.seconds)}."
-    return f"{told}; the best gossip, on {gossip.name}, takes {_seconds(gossip.seconds)}."
+        return f"{text}; the best without it, {together.name}, takes {_seconds(together.seconds)}."
+    return f"{text}; the best gossip, on {gossip.name}, takes {_seconds(gossip.seconds)}."
 
 
 def _name(way: AdvisedWay) -> str:
@@ -169,4 +169,4 @@ def _plain(way: AdvisedWay, best: set[str]) -> dict[str, Any]:
 
 
 def _checked(one: VerifiedNumber) -> dict[str, Any]:
-    return {"what": one.what, "told": one.told, "measured": one.measured, "agrees": one.holds}
+    return {"what": one.what, "told": one.predicted, "measured": one.measured, "agrees": one.holds}

@@ -61,12 +61,12 @@ def meanings(audit: Audit) -> list[str]:
 def verdict(audit: Audit, schedule: Schedule, reason: str | None) -> list[str]:
     """Return the conclusions, a sentence or two per line."""
     name = schedule.mixing(0).topology.label
-    said = [_plain(audit, name)]
+    lines = [_plain(audit, name)]
     if reason:
-        return [*said, f"{reason[0].upper()}{reason[1:]}.{_in_sums(audit.of('sums', 'training'), name)}"]
-    said.append(_training(audit, name))
-    said += _averaging(audit.of("sums", "averaging"), name)
-    return [*said, _pooled(schedule)]
+        return [*lines, f"{reason[0].upper()}{reason[1:]}.{_in_sums(audit.of('sums', 'training'), name)}"]
+    lines.append(_training(audit, name))
+    lines += _averaging(audit.of("sums", "averaging"), name)
+    return [*lines, _pooled(schedule)]
 
 
 def _plain(audit: Audit, name: Name) -> str:

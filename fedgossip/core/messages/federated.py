@@ -80,8 +80,8 @@ class CodedContribution(Carrier):
 
     def whole(self, update: Vector) -> Contribution:
         """Return the decoded contribution, with the vector `update`."""
-        told = self.examples, self.steps, self.loss, self.measured, self.tested
-        return Contribution(self.round, self.schema, (update,), *told)
+        facts = self.examples, self.steps, self.loss, self.measured, self.tested
+        return Contribution(self.round, self.schema, (update,), *facts)
 
 
 @declared

@@ -231,8 +231,8 @@ def _of_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> Agr
     few = tuple(one for one in column.categories if 0 < numbers[column.name, "at", one] < SITES)
     apart = {column.categories.index(one) for one in few}
     hidden = hidden_places([*counts, missing], suppress, apart, records - missing - sum(counts))
-    *told, empty = _without([*counts, missing], hidden)
-    shares = spread([*told, empty], records)[:-1]
+    *published, empty = _without([*counts, missing], hidden)
+    shares = spread([*published, empty], records)[:-1]
     return AgreedColumn(
         name=column.name,
         unit=column.unit,
@@ -240,7 +240,7 @@ def _of_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> Agr
         count=records - (empty or 0),
         missing=empty,
         categories=column.categories,
-        counts=tuple(told),
+        counts=tuple(published),
         shares=() if column.label else tuple(one / max(1, sum(shares)) for one in shares),
         uncounted=few,
     )
@@ -257,20 +257,20 @@ def _of_numbers(
     missing = numbers[column.name, "missing"]
     counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
     if not sum(counts):
-        told = PublishedMoments(frozenset(), (0.0, 0.0))
+        published = PublishedMoments(frozenset(), (0.0, 0.0))
     else:
         sums = column_sums(column, numbers)
-        told = round_moments(sums, counts, missing, edges, suppress, own=not column.bounded)
-    moments = told.moments or _common_moments(column, common)
-    *shown, empty = _without([*counts, missing], told.hidden)
+        published = round_moments(sums, counts, missing, edges, suppress, own=not column.bounded)
+    moments = published.moments or _common_moments(column, common)
+    *shown, empty = _without([*counts, missing], published.hidden)
     found = AgreedColumn(
         name=column.name, unit=column.unit, label=column.label,
         count=numbers["records",] - (empty or 0), missing=empty,
-        mean=moments[0], deviation=moments[1], common=told.moments is None, precision=told.precision,
-        levels=told.values if told.values <= levels else 0,
-        rare=0 < told.values <= levels and any(is_small(count, suppress) for count in counts),
+        mean=moments[0], deviation=moments[1], common=published.moments is None, precision=published.precision,
+        levels=published.values if published.values <= levels else 0,
+        rare=0 < published.values <= levels and any(is_small(count, suppress) for count in counts),
     )  # fmt: skip
-    return _with_histogram(found, shown, numbers["records",], edges, suppress) if told.edges else found
+    return _with_histogram(found, shown, numbers["records",], edges, suppress) if published.edges else found
 
 
 def common_moments(test: str, column: SchemaColumn) -> ColumnMoments:
@@ -292,12 +292,12 @@ def _common_moments(column: SchemaColumn, common: Common | None) -> tuple[float,
 
 
 def _with_histogram(
-    column: AgreedColumn, told: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
+    column: AgreedColumn, published: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
 ) -> AgreedColumn:
     """Return the column with all figures that follow from the published counts."""
     ends = np.array([edges[0], *edges, edges[-1]])
-    known = np.cumsum(spread([*told, column.missing], records)[:-1])
-    there = [one or 0 for one in told]
+    known = np.cumsum(spread([*published, column.missing], records)[:-1])
+    there = [one or 0 for one in published]
     enough = [place for place in range(len(there)) if sum(there[: place + 1]) >= suppress]
     above = [place for place in range(len(there)) if sum(there[place:]) >= suppress]
     return msgspec.structs.replace(
@@ -306,7 +306,7 @@ def _with_histogram(
         high=float(ends[above[-1] + 1]) if above else None,
         quantiles={f"{share:g}": _quantile(share, known, ends) for share in QUANTILES if known[-1] >= suppress},
         edges=tuple(edges.tolist()),
-        counts=tuple(told),
+        counts=tuple(published),
     )
 
 
@@ -319,8 +319,8 @@ def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> Agr
         name=column.name, unit=column.unit, label=column.label, count=moments.count, missing=missing,
         mean=moments.mean, deviation=moments.deviation,
     )  # fmt: skip
-    told = _without(counts, hidden_places(counts, suppress))
-    return _with_histogram(found, told, sum(counts) + missing, edges, suppress)
+    published = _without(counts, hidden_places(counts, suppress))
+    return _with_histogram(found, published, sum(counts) + missing, edges, suppress)
 
 
 def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
@@ -339,11 +339,11 @@ def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
     return AgreedTable(schema=schema, suppress=suppress, sites=0, records=0, columns=columns)
 
 
-def spread(told: Sequence[int | None], total: int) -> Sequence[float]:
+def spread(published: Sequence[int | None], total: int) -> Sequence[float]:
     """Return the counts, with the rest of the total spread evenly over the withheld ones: nothing else is used."""
-    hidden = sum(one is None for one in told)
-    left = max(0, total - sum(one or 0 for one in told)) / max(1, hidden)
-    return [left if one is None else float(one) for one in told]
+    hidden = sum(one is None for one in published)
+    left = max(0, total - sum(one or 0 for one in published)) / max(1, hidden)
+    return [left if one is None else float(one) for one in published]
 
 
 def spread_bins(column: AgreedColumn) -> Sequence[float]:

@@ -68,9 +68,9 @@ class SumsTask(ABC):
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return each site's sums of the round.  Raises TrainingError where the first round collected nothing."""
-        told = [self.sums(job) for job in jobs]
-        self._told.update({job.node: (job.round, one) for job, one in zip(jobs, told, strict=True)})
-        return [Update(one, 1) for one in told]
+        replies = [self.sums(job) for job in jobs]
+        self._told.update({job.node: (job.round, one) for job, one in zip(jobs, replies, strict=True)})
+        return [Update(one, 1) for one in replies]
 
     # --- checks of a site -----------------------------------------------------------------------------------------
 
@@ -86,9 +86,9 @@ class SumsTask(ABC):
 
     def _why_broken(self, model: Vector, before: AskedBefore) -> str:
         """Return the result of `broken`, computed once for all local sites with the same request."""
-        told, last = (before.round, before.clients, before.sum_digest), self._looked
-        if last is None or last[0] is not model or last[1] is not before.model or last[2] != told:
-            last = self._looked = model, before.model, told, self.broken(model, before)
+        promised, last = (before.round, before.clients, before.sum_digest), self._looked
+        if last is None or last[0] is not model or last[1] is not before.model or last[2] != promised:
+            last = self._looked = model, before.model, promised, self.broken(model, before)
         return last[3]
 
     @abstractmethod
@@ -105,8 +105,8 @@ class SumsTask(ABC):
 
     def find_reply(self, node: NodeId, before: AskedBefore) -> Vector | None:
         """Return a site's reply to an earlier request; None without one in this process."""
-        round, told = self._told.get(node, (-1, None))
-        return told if round == before.round else None
+        round, reply = self._told.get(node, (-1, None))
+        return reply if round == before.round else None
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         return [{} for _ in vectors]
@@ -145,7 +145,7 @@ class PooledSumsTask(SumsTask):
         words = words_in(model - before.model)
         assert words is not None, "`broken` has looked"
         numbers = integers_of(words)
-        if (told := self.find_reply(node, before)) is not None and (own := words_in(told)) is not None:
+        if (reply := self.find_reply(node, before)) is not None and (own := words_in(reply)) is not None:
             mine, never_less = integers_of(own), self.counts().tolist()
             if any(all_ < one for all_, one, fixed in zip(numbers, mine, never_less, strict=True) if fixed):
                 return "a count over all sites is below that of this site alone"
@@ -171,8 +171,8 @@ class ToldFile(Protocol):
 Told = TypeVar("Told", bound=ToldFile)
 
 
-def encoded(told: ToldFile) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(told), indent=1)
+def encoded(content: ToldFile) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content), indent=1)
 
 
 def read_sums_file(kind: type[Told], path: Path, known: int, what: str, advice: str) -> Told:

@@ -395,9 +395,9 @@ class CoarseTwins:
             return found == (total, squares)
         sums = self._back(n, *found)
         levels = (precision, EDGES) if self._own else (precision,)
-        return all(sums.moments(level) == self._told(level) for level in levels)
+        return all(sums.moments(level) == self._published_moments(level) for level in levels)
 
-    def _told(self, precision: int) -> tuple[float, float]:
+    def _published_moments(self, precision: int) -> tuple[float, float]:
         if precision not in self._published:
             self._published[precision] = self.sums.moments(precision)
         return self._published[precision]

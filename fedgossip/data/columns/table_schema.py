@@ -296,9 +296,9 @@ def _counted(number: int) -> str:
 def counted_as_rest(site: SiteColumns) -> Iterator[str]:
     """Yield the cells that no declaration names, and which count as the rest."""
     for place, cells in sorted(site.table.rest.items()):
-        told = ", ".join(f"{shown(cell)!r} ({count})" for cell, count in Counter(cells).most_common(QUOTED))
+        listed = ", ".join(f"{shown(cell)!r} ({count})" for cell, count in Counter(cells).most_common(QUOTED))
         name = site.table.header[place]
-        yield f"column {name!r}: {len(cells)} cells are none of its levels and count as the rest: {told}"
+        yield f"column {name!r}: {len(cells)} cells are none of its levels and count as the rest: {listed}"
 
 
 def repeated_rows(site: SiteColumns) -> Iterator[str]:

@@ -39,13 +39,13 @@ class FolderNews:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._told: dict[str, tuple[_File, int, bytes]] = {}
+        self._sent: dict[str, tuple[_File, int, bytes]] = {}
 
     def mark_sent(self) -> None:
         """Mark the current contents as sent."""
         for name, file in _files_in(self._folder).items():
             path = self._folder / name
-            self._told[name] = (file, file[1], _tail(path) if name.endswith(JOURNALS) else b"")
+            self._sent[name] = (file, file[1], _tail(path) if name.endswith(JOURNALS) else b"")
 
     def pieces(self, limit: int = PIECES_BYTES) -> list[Piece]:
         """Return at most `limit` bytes of news; none where there are no more."""
@@ -54,8 +54,8 @@ class FolderNews:
         journals = {name: file for name, file in _files_in(self._folder).items() if name.endswith(JOURNALS)}
         # read after the journals: files that a line refers to exist before the line is read
         others = {name: file for name, file in _files_in(self._folder).items() if not name.endswith(JOURNALS)}
-        for name in self._told.keys() - journals.keys() - others.keys():
-            del self._told[name]
+        for name in self._sent.keys() - journals.keys() - others.keys():
+            del self._sent[name]
             found.append((name, GONE, b"", True))
         for name, file in (*sorted(others.items()), *sorted(journals.items())):
             for piece in self._changes_of(name, file):
@@ -68,7 +68,7 @@ class FolderNews:
     def _changes_of(self, name: str, file: _File) -> Iterator[Piece]:
         """Yield the new part of one file, in pieces.  A journal continues at its last offset, unless it was cut."""
         grows = name.endswith(JOURNALS)
-        before, at, tail = self._told.get(name, (None, 0, b""))
+        before, at, tail = self._sent.get(name, (None, 0, b""))
         if before == file and at == file[1]:
             return
         if before != file and not grows:
@@ -87,7 +87,7 @@ class FolderNews:
                     end = at + len(data)
                     whole = end >= file[1] or not data
                     tail = (tail + data)[-TAIL_BYTES:] if grows else b""
-                    self._told[name] = (file, end, tail)
+                    self._sent[name] = (file, end, tail)
                     yield name, at, data, whole
                     at = end
                     if whole:
@@ -96,7 +96,7 @@ class FolderNews:
             return
         if PurePosixPath(name).parts[0] == run_format.SNAPSHOTS:
             path.unlink(missing_ok=True)
-            del self._told[name]
+            del self._sent[name]
 
 
 def _files_in(folder: Path) -> dict[str, _File]:

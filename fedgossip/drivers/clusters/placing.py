@@ -143,7 +143,7 @@ class RayProcesses:
 
     def __init__(self, count: int, wanted: Resources, *, portable: bool, tell: Tell) -> None:
         self.exited: dict[int, int | None] = {}
-        self._count, self._wanted, self._portable, self._tell = count, wanted, portable, tell
+        self._count, self._wanted, self._portable, self._report = count, wanted, portable, tell
         self._specs: dict[int, dict[str, Any]] = {}
         self._actors: dict[int, Any] = {}
         self._asked: dict[Any, int] = {}
@@ -213,7 +213,7 @@ class RayProcesses:
             raise NetworkError(text, advice)
         found = [str(self._answer(ref, until)) for ref in hosts]
         nodes = len(set(found))
-        self._tell(f"{self._count} actors of Ray on {nodes} node{'s' * (nodes != 1)}")
+        self._report(f"{self._count} actors of Ray on {nodes} node{'s' * (nodes != 1)}")
         return found
 
     def _answer(self, ref: Any, until: float) -> Any:
@@ -247,7 +247,7 @@ class RayProcesses:
         try:
             pieces, code = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:
-            self._tell(f"the actor of participant {node} was lost: {_line(error)}")
+            self._report(f"the actor of participant {node} was lost: {_line(error)}")
             self.exited[node] = None
             return
         try:

@@ -61,10 +61,10 @@ def connected(address: str, cpus: int = 0) -> Any:
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
     except Exception as error:  # Ray raises Exception itself where a node of its own starts too slowly
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if address == LOCAL:
-            raise NetworkError(f"Ray does not start on this machine: {told}", ADVICE_HERE) from None
-        raise NetworkError(f"no Ray cluster at {address}: {told}", ADVICE) from None
+            raise NetworkError(f"Ray does not start on this machine: {reason}", ADVICE_HERE) from None
+        raise NetworkError(f"no Ray cluster at {address}: {reason}", ADVICE) from None
     finally:
         if threading.current_thread() is threading.main_thread():  # no other one may
             signal.signal(signal.SIGTERM, before)
@@ -84,8 +84,8 @@ def _check_answers(address: str) -> None:
             while len(head) < _HEAD and (more := line.recv(_HEAD - len(head))):
                 head += more
     except (OSError, OverflowError) as error:
-        told = "no answer" if isinstance(error, TimeoutError) else str(error)
-        raise NetworkError(f"no Ray cluster at {address}: {told}", ADVICE) from None
+        reason = "no answer" if isinstance(error, TimeoutError) else str(error)
+        raise NetworkError(f"no Ray cluster at {address}: {reason}", ADVICE) from None
     if len(head) < _HEAD or head[3] != _SETTINGS_TYPE:
         raise NetworkError(f"no Ray cluster at {address}: another server answers there", ADVICE)
 
@@ -186,10 +186,10 @@ class RayCommand:
     def start(self, words: list[str], here: str, path: list[str]) -> int:
         """Start `python -m WORDS` in the folder `here`, on one thread, and return its process.  Its standard input
         ends with this process."""
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
         command = [*PYTHON, "-m", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._said, cwd=here, env=environment)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._stderr, cwd=here, env=environment)
         self._process, self._child = process, _Ended(process)
         return process.pid
 
@@ -198,8 +198,8 @@ class RayCommand:
         code = self._child.code
         if not code:
             return code, ""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return code, lines[-1] if lines else ""
 
     def wait(self, seconds: float) -> None:

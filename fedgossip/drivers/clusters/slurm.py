@@ -45,7 +45,7 @@ class SlurmProcesses:
         self._here = wanted.partition == LOCAL
         self.delay = 0.0 if self._here else SEEN_SECONDS
         self.exited: dict[int, int | None] = {}
-        self._count, self._wanted, self._portable, self._tell = count, wanted, portable, tell
+        self._count, self._wanted, self._portable, self._report = count, wanted, portable, tell
         self._specs: dict[int, dict[str, Any]] = {}
         self._job: Any = None
         self._folder = Path()
@@ -82,7 +82,7 @@ class SlurmProcesses:
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
         """Submit the job, and wait until all of its participants have each other's addresses."""
         number = self.submit(out)
-        self._tell(f"job {number} of {'submitit, on this machine' if self._here else 'Slurm'}: {self._count} tasks")
+        self._report(f"job {number} of {'submitit, on this machine' if self._here else 'Slurm'}: {self._count} tasks")
         until = math.inf
         while (life := self._life) is None or not life.gathered:
             self.poll(0.1)
@@ -98,10 +98,10 @@ class SlurmProcesses:
         missing = sorted(frozenset(range(self._count)) - (self._life.here() if self._life else frozenset()))
         if not missing:
             return None
-        told = [path for path in sorted(self._folder.glob("*_log.err")) if path.stat().st_size]
-        if told:
-            word = outside_files.read_text(told[0], errors="replace").strip().splitlines()[-1]
-            return NetworkError(f"participants {missing[:5]} were not started: {word}", f"All of it: {told[0]}")
+        logs = [path for path in sorted(self._folder.glob("*_log.err")) if path.stat().st_size]
+        if logs:
+            word = outside_files.read_text(logs[0], errors="replace").strip().splitlines()[-1]
+            return NetworkError(f"participants {missing[:5]} were not started: {word}", f"All of it: {logs[0]}")
         text = f"{out}: the nodes of participants {missing[:5]} do not see this folder"
         return ConfigError(text, "Choose one on a disk that all nodes share, with --out.")
 
@@ -130,7 +130,7 @@ class SlurmProcesses:
         self._looked = time.monotonic()
         state = ("" if self._job.done() else "RUNNING") if self._here else _state(str(self._job.job_id))
         if state not in (self._state, None) and not self._here:
-            self._tell(f"job {self._job.job_id}: {state or 'has ended'}")
+            self._report(f"job {self._job.job_id}: {state or 'has ended'}")
         if state is not None:
             self._state = state
         if state == "":
@@ -192,11 +192,13 @@ def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
         raise ConfigError("no Slurm: there is no srun on this machine", advice)
     of = ["-p", wanted.partition] if wanted.partition else []
     try:
-        told = subprocess.run(["sinfo", "-h", *of, "-o", "%C"], capture_output=True, text=True, timeout=15, check=True)
-        slots = sum(int(line.split("/")[3]) for line in told.stdout.splitlines())
+        listed = subprocess.run(
+            ["sinfo", "-h", *of, "-o", "%C"], capture_output=True, text=True, timeout=15, check=True
+        )
+        slots = sum(int(line.split("/")[3]) for line in listed.stdout.splitlines())
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        lines = said.strip().splitlines() or [type(error).__name__]  # the last line has the total
+        reason = getattr(error, "stderr", None) or str(error)
+        lines = reason.strip().splitlines() or [type(error).__name__]  # the last line has the total
         text = f"Slurm does not answer: {' '.join(lines[-1].split())}"
         raise NetworkError(text, "Is slurmctld up?  `sinfo` says.") from None
     if slots and slots < count * wanted.cpus:  # sbatch reports a missing partition
@@ -208,12 +210,12 @@ def _state(job: str) -> str | None:
     """How Slurm calls the state of a job, and why it waits; "" for one that has ended, None where none answers."""
     try:
         words = ["squeue", "-h", "-j", job, "-o", "%T %r"]
-        told = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        listed = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if told.returncode:
-        return "" if "Invalid job id" in told.stderr else None
-    state, _, reason = told.stdout.strip().partition(" ")
+    if listed.returncode:
+        return "" if "Invalid job id" in listed.stderr else None
+    state, _, reason = listed.stdout.strip().partition(" ")
     if state in ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"):
         return ""
     return f"{state} ({reason})" if state == "PENDING" and reason not in ("", "None") else state

@@ -125,8 +125,8 @@ class AnsweringLoop:
             vector = frozen(load(outside_files.read_bytes(path, outside_files.LARGE))["vector"])
         except (OSError, KeyError):  # no longer requested
             return
-        said = self._meeting.ask(Measure(vector))
-        found = said.metrics if isinstance(said, Measured) else {}
+        order = self._meeting.ask(Measure(vector))
+        found = order.metrics if isinstance(order, Measured) else {}
         finite = {name: value for name, value in found.items() if np.isfinite(value)}
         try:
             write_whole(answer, msgspec.json.encode(finite))

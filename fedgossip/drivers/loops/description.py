@@ -174,9 +174,9 @@ class Wished:
         if self.graph or self.coordinator or self.n is not None:
             advice = "Change it there, or with --set topology.n=..."
             raise ConfigError(f"-n, --graph and --coordinator stand in {experiment} already", advice)
-        said = {"algorithm.name": self.algorithm, "algorithm.mode": self.mode, "rounds": self.rounds}
-        said["train.local_steps"] = self.local_steps
-        return [f"{key}={value}" for key, value in said.items() if value is not None]
+        values = {"algorithm.name": self.algorithm, "algorithm.mode": self.mode, "rounds": self.rounds}
+        values["train.local_steps"] = self.local_steps
+        return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 
 def experiment_of(wished: Wished) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def experiment_of(wished: Wished) -> dict[str, Any]:
         raise ConfigError(f"one loop has no other to exchange with on {wished.graph!r}", "Leave --graph out.")
     graph = wished.graph or ("ring" if wished.n > 1 else "none")
     content["topology"] = {"graph": graph, "n": wished.n}
-    said = {"name": wished.algorithm, "mode": wished.mode}
-    content["algorithm"] = {key: value for key, value in said.items() if value is not None}
+    algorithm = {"name": wished.algorithm, "mode": wished.mode}
+    content["algorithm"] = {key: value for key, value in algorithm.items() if value is not None}
     return content | {"rounds": wished.rounds or ENDLESS}
 
 

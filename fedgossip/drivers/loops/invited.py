@@ -39,9 +39,9 @@ class InvitedFile(msgspec.Struct):
     relayed: bool = False
 
 
-def keep_seat(folder: Path, told: InvitedFile, *, portable: bool) -> Mapping[str, str]:
+def keep_seat(folder: Path, seat_file: InvitedFile, *, portable: bool) -> Mapping[str, str]:
     """Write the seat down; return the environment of the script.  Raises NotWrittenError."""
-    write_whole(folder / run_format.SEAT, msgspec.json.encode(told))
+    write_whole(folder / run_format.SEAT, msgspec.json.encode(seat_file))
     return {**kernels.environment(portable=portable), INVITED: str((folder / run_format.SEAT).resolve())}
 
 
@@ -56,16 +56,16 @@ def invited() -> InvitedFile | None:
         raise ConfigError(f"{path}: cannot be read: {error}", "Type the command of the invite again.") from None
 
 
-def seating_of(told: InvitedFile) -> LoopSeating:
+def seating_of(seat_file: InvitedFile) -> LoopSeating:
     """Return the start options of the participant beside the loop.  Raises ConfigError."""
-    folder, identity = Path(told.folder), Identity.load(Path(told.key))
-    plan = compose.plan(load_experiment(Path(told.experiment)))
+    folder, identity = Path(seat_file.folder), Identity.load(Path(seat_file.key))
+    plan = compose.plan(load_experiment(Path(seat_file.experiment)))
     again = folder.is_dir() and incarnation_of(folder) >= 0
     options = {
         "identity": identity,
-        "bind": told.bind,
-        "endpoints": load_endpoints(Path(told.endpoints), plan.n, plan.roles.listens),
+        "bind": seat_file.bind,
+        "endpoints": load_endpoints(Path(seat_file.endpoints), plan.n, plan.roles.listens),
         "resume": again,
-        "ways": Ways(RelayClient(identity).way) if told.relayed else DIRECT,
+        "ways": Ways(RelayClient(identity).way) if seat_file.relayed else DIRECT,
     }
-    return LoopSeating(plan, told.node, folder if again else empty_folder(folder), options)
+    return LoopSeating(plan, seat_file.node, folder if again else empty_folder(folder), options)

@@ -248,34 +248,34 @@ def _launched(otherwise: LoopPlace | None) -> LoopPlace:
 class _Launched:
     """A seat that `fedgossip launch` has made."""
 
-    told: SeatFile
+    seat_file: SeatFile
 
     @property
     def experiment(self) -> Experiment:
-        return load_experiment(Path(self.told.experiment))
+        return load_experiment(Path(self.seat_file.experiment))
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         from fedgossip.drivers.kept_keys import kept_identity
         from fedgossip.plans.compose import faults_of
         from fedgossip.runs.checkpoints import incarnation_of
 
-        told, folder = self.told, Path(self.told.folder)
-        check_launched(told)
+        seat_file, folder = self.seat_file, Path(self.seat_file.folder)
+        check_launched(seat_file)
         hold(folder)
         last = incarnation_of(folder)
-        overrides = told.restart_overrides if last > told.before else ()
-        plan = compose.plan(load_experiment(Path(told.experiment), overrides))
-        faults = Faults(faults_of(plan), told.node, RunClock(Path(told.began)))
+        overrides = seat_file.restart_overrides if last > seat_file.before else ()
+        plan = compose.plan(load_experiment(Path(seat_file.experiment), overrides))
+        faults = Faults(faults_of(plan), seat_file.node, RunClock(Path(seat_file.began)))
         options = {
             "identity": kept_identity(folder),
-            "bind": told.bind,
-            "endpoints": Path(told.endpoints),
+            "bind": seat_file.bind,
+            "endpoints": Path(seat_file.endpoints),
             "child": True,
             "faults": faults,
-            "checkpoint_seconds": told.checkpoint_seconds,
+            "checkpoint_seconds": seat_file.checkpoint_seconds,
             "resume": last >= 0,
         }
-        seat = LoopSeating(plan, told.node, folder, options, Path(told.asked), told.launcher)
+        seat = LoopSeating(plan, seat_file.node, folder, options, Path(seat_file.asked), seat_file.launcher)
         return seated(seat, exchanged, optimizers)[0]
 
 
@@ -283,14 +283,14 @@ class _Launched:
 class _Invited:
     """A seat obtained by an invite."""
 
-    told: InvitedFile
+    seat_file: InvitedFile
 
     @property
     def experiment(self) -> Experiment:
-        return load_experiment(Path(self.told.experiment))
+        return load_experiment(Path(self.seat_file.experiment))
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
-        return seated(seating_of(self.told), exchanged, optimizers)[0]
+        return seated(seating_of(self.seat_file), exchanged, optimizers)[0]
 
 
 @dataclass(frozen=True)
@@ -461,7 +461,7 @@ class SpeakingLoop(JoinedLoop):
         """`JoinedLoop.evaluate`; all ranks measure together, and what rank 0 finds counts."""
 
         def together(model: Any) -> Mapping[str, float]:
-            self._link.tell(RankOrder.MEASURE)
+            self._link.broadcast_order(RankOrder.MEASURE)
             return measure(model)
 
         with self._speaking():
@@ -493,7 +493,7 @@ class SpeakingLoop(JoinedLoop):
 def go_on(link: RankLink, loop: JoinedLoop | None, *, failed: bool = False) -> None:
     """Let the other ranks go on."""
     where = (loop.node, loop.n, loop.round, int(loop.done)) if loop else (0, 0, 0, 1)
-    link.tell(RankOrder.GO, *where, int(failed))
+    link.broadcast_order(RankOrder.GO, *where, int(failed))
 
 
 class FollowingLoop:
@@ -559,7 +559,7 @@ class FollowingLoop:
     def _follow(self) -> None:
         """Execute rank 0's commands until GO.  Raises NetworkError where rank 0 has failed."""
         while True:
-            order, numbers = self._link.told()
+            order, numbers = self._link.receive_order()
             if order is RankOrder.GO:
                 break
             if order is RankOrder.MEASURE:

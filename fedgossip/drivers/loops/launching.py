@@ -219,18 +219,20 @@ class _Launch:
         if failure := first_failure([last_word(self.folders[node])]):
             return failure
         code, log = self.scripts.exited[node], self.folders[node] / LOG
-        said = self.scripts.last_words(node)
-        text = f"the script of loop {node} ended with code {code} before it joined" + (f": {said}" if said else "")
-        advice = f"All that it printed is in {log}." if said else "Does it call fedgossip.join?"
+        last_words = self.scripts.last_words(node)
+        text = f"the script of loop {node} ended with code {code} before it joined" + (
+            f": {last_words}" if last_words else ""
+        )
+        advice = f"All that it printed is in {log}." if last_words else "Does it call fedgossip.join?"
         return TrainingError(text, advice) if code else ConfigError(text, "Does it call fedgossip.join?  " + advice)
 
     def _same_model(self) -> description.Described:
         """Return the common initial weights of all loops.  Raises ConfigError, naming the first parameter that
         differs.
         """
-        told = [description.described(folder) for folder in self.folders[: self.plan.learners]]
-        description.check_alike([one.model for one in told])
-        return told[0]
+        descriptions = [description.described(folder) for folder in self.folders[: self.plan.learners]]
+        description.check_alike([one.model for one in descriptions])
+        return descriptions[0]
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -309,9 +311,10 @@ class _Launch:
         codes = self.scripts.wait()
         wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
         for node, code in wrong.items():
-            said = self.scripts.last_words(node)
+            last_words = self.scripts.last_words(node)
             raise TrainingError(
-                f"the script of loop {node} ended with code {code} after its run" + (f": {said}" if said else ""),
+                f"the script of loop {node} ended with code {code} after its run"
+                + (f": {last_words}" if last_words else ""),
                 f"The run itself is whole, in {self.out}; all that it printed is in {self.folders[node] / LOG}.",
             )
 

@@ -68,8 +68,8 @@ class Command:
     def keep(self, run: Path) -> None:
         """Write the command into the folder of the run, for its resumption.  Raises NotWrittenError."""
         here = self.folder or Path.cwd()
-        told = _KeptCommand(str(here / self.script), list(self.arguments), str(here), self.ranks)
-        write_whole(run / LAUNCHED, msgspec.json.format(msgspec.json.encode(told), indent=1))
+        kept = _KeptCommand(str(here / self.script), list(self.arguments), str(here), self.ranks)
+        write_whole(run / LAUNCHED, msgspec.json.format(msgspec.json.encode(kept), indent=1))
 
 
 class _KeptCommand(msgspec.Struct):
@@ -83,14 +83,14 @@ def kept_command(run: Path, portable: bool = False) -> Command:
     """Return the command launched in the folder of a run.  Raises ResumeError."""
     path = run / LAUNCHED
     try:
-        told = from_json(msgspec.json.Decoder(_KeptCommand), outside_files.read_bytes(path))
+        kept = from_json(msgspec.json.Decoder(_KeptCommand), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         advice = "Give the folder of a launched run; of others: fedgossip run --resume."
         raise ResumeError(f"{path}: cannot be read: {error}", advice) from None
-    folder = Path(told.folder)
+    folder = Path(kept.folder)
     if not folder.is_dir():
         raise ResumeError(f"{folder}: no such folder: the scripts ran there", f"Make it, or change it in {path}.")
-    return Command(Path(told.script), tuple(told.arguments), portable, folder, told.ranks)
+    return Command(Path(kept.script), tuple(kept.arguments), portable, folder, kept.ranks)
 
 
 class Scripts:

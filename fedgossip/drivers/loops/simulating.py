@@ -359,10 +359,10 @@ def _simulated(
         ended = _end(task, task.loops if task else loops, run, error)
     if ended is not None:
         node, raised = ended
-        said = f"raised {type(raised).__name__} after its run: {raised}"
+        text = f"raised {type(raised).__name__} after its run: {raised}"
         if isinstance(raised, SystemExit):
-            said = f"ended with code {raised.code!r} after its run"
-        raise TrainingError(f"loop {node} {said}", "The run itself is whole.") from raised
+            text = f"ended with code {raised.code!r} after its run"
+        raise TrainingError(f"loop {node} {text}", "The run itself is whole.") from raised
     return run
 
 

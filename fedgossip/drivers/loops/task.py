@@ -293,8 +293,8 @@ class Meeting:
             if not alive() and self._orders.empty():
                 return None
 
-    def _take(self, came: tuple[Order, _Reply]) -> Order:
-        order, reply = came
+    def _take(self, received: tuple[Order, _Reply]) -> Order:
+        order, reply = received
         if not isinstance(order, Released):
             self._replies.append(reply)
         return order

@@ -220,14 +220,14 @@ class VerifiedNumber:
     """A predicted and a measured number."""
 
     what: str
-    told: float
+    predicted: float
     measured: float
     near: float
 
     @property
     def holds(self) -> bool:
         """Return whether they agree."""
-        return abs(self.measured / self.told - 1) <= self.near
+        return abs(self.measured / self.predicted - 1) <= self.near
 
 
 def verified(asked: AdviceAsked, found: Sequence[AdvisedWay]) -> list[VerifiedNumber]:
@@ -239,15 +239,15 @@ def verified(asked: AdviceAsked, found: Sequence[AdvisedWay]) -> list[VerifiedNu
         return []
     ring = next(way for way in found if way.name == "all-reduce, ring")
     gossip = next(way for way in found if way.kind == "gossip")
-    told = [
+    numbers = [
         VerifiedNumber(f"seconds of a round of {way.name}", way.round_seconds, round_in_the_simulator(asked, way), NEAR)
         for way in (ring, gossip)
     ]
     if asked.zeta == DIMENSIONS + 2 and asked.n <= 64 and gossip.schedule is not None:
         rate = 1 - 10 ** (-2 * _digits(asked) / gossip.rounds)
         measured = measured_rate(gossip.schedule, gossip.eta, DIMENSIONS, RATE_ROUNDS, REPEATS)
-        told.append(VerifiedNumber(f"rate of {gossip.name} on quadratics", rate, measured, 0.05))
-    return told
+        numbers.append(VerifiedNumber(f"rate of {gossip.name} on quadratics", rate, measured, 0.05))
+    return numbers
 
 
 def _digits(asked: AdviceAsked) -> float:

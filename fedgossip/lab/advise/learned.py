@@ -70,8 +70,8 @@ def learned_ways(
     for algorithm in algorithms:
         each = replace(asked, size=task.size * _vectors(task, algorithm))
         usual = [way for way in ways(each, graphs) if way.kind == "gossip"]
-        told = _forecasts(task, algorithm, [way.name for way in usual])
-        found += [_of_graph(task, algorithm, way, told[way.name]) for way in usual if way.name in told]
+        forecast = _forecasts(task, algorithm, [way.name for way in usual])
+        found += [_of_graph(task, algorithm, way, forecast[way.name]) for way in usual if way.name in forecast]
     if not found:
         raise ConfigError("no algorithm goes with any of these graphs", "Name others by --graphs, --algorithms.")
     averaged = _averaged(task, _forecasts(task, "dsgd", ["complete"])["complete"])
@@ -101,21 +101,23 @@ def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapp
         except ConfigError:
             continue
         possible.append(graph)
-    told = forecast_run(task.path, "shadow", graphs=possible, overrides=_overrides(algorithm)) if possible else []
-    return dict(zip(possible, told, strict=True))
+    forecast = forecast_run(task.path, "shadow", graphs=possible, overrides=_overrides(algorithm)) if possible else []
+    return dict(zip(possible, forecast, strict=True))
 
 
-def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, told: RunForecast) -> AdvisedWay:
+def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, forecast: RunForecast) -> AdvisedWay:
     """Return the way with the round in which the middle of the mean peer's edges reaches the target."""
-    assert told.scores is not None, "what is learned is evaluated"
-    middle = [float(np.mean(edges)) for edges in told.scores.mean_peer]
-    wide = ", wide" if told.wide else ""
-    return replace(_with_rounds(way, task.reached(told.scores.rounds, middle)), name=f"{way.name}, {algorithm}{wide}")
+    assert forecast.scores is not None, "what is learned is evaluated"
+    middle = [float(np.mean(edges)) for edges in forecast.scores.mean_peer]
+    wide = ", wide" if forecast.wide else ""
+    return replace(
+        _with_rounds(way, task.reached(forecast.scores.rounds, middle)), name=f"{way.name}, {algorithm}{wide}"
+    )
 
 
-def _averaged(task: LearnedTask, told: RunForecast) -> float:
-    assert told.scores is not None, "what is learned is evaluated"
-    return task.reached(told.scores.rounds, told.scores.averaged)
+def _averaged(task: LearnedTask, forecast: RunForecast) -> float:
+    assert forecast.scores is not None, "what is learned is evaluated"
+    return task.reached(forecast.scores.rounds, forecast.scores.averaged)
 
 
 def _apart(task: LearnedTask) -> tuple[float, float]:

@@ -66,7 +66,7 @@ class MeasuredCell:
     """Distance of the learners' models from their mean at the end; None where it was not measured."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     setting: Setting | None = None
-    told: Cost | None = None
+    predicted: Cost | None = None
     """The cost model's prediction of a round; None for real processes, and for unequal links."""
     formula: float | None = None
     """Seconds of a round with its training, by the closed form."""
@@ -203,7 +203,7 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
         return found
     cost = paradigm.cost(setting)
     beside = paradigm.formula(setting)
-    return replace(found, setting=setting, told=cost, formula=None if beside is None else cost.compute + beside)
+    return replace(found, setting=setting, predicted=cost, formula=None if beside is None else cost.compute + beside)
 
 
 def setting_of(experiment: Experiment, size: int, element: int = 4) -> Setting | None:

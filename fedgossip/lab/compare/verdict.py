@@ -130,20 +130,20 @@ def _row(found: Comparison, line: Line) -> dict[str, Any]:
         "payload_of_busiest": fmean(one.payload for one in cells),
         "runs": [one.path for one in cells],
     }
-    told = [one.told for one in cells if one.told]
-    if told:
+    predicted = [one.predicted for one in cells if one.predicted]
+    if predicted:
         row["told"] = {
-            "round_seconds": fmean(one.seconds for one in told),
-            "error": max(one.error for one in told),
+            "round_seconds": fmean(one.seconds for one in predicted),
+            "error": max(one.error for one in predicted),
             "formula": line.mean([one.formula for one in cells]),
-            "payload_of_busiest": fmean(one.payload_of_busiest for one in told),
+            "payload_of_busiest": fmean(one.payload_of_busiest for one in predicted),
         }
     alone = next((one for one in found.lines if (one.name, one.workers) == (line.name, 1) and one.cells), None)
     if alone:
         row["speedup"] = fmean(one.seconds for one in alone.cells) / row["seconds"]
         row["efficiency"] = row["speedup"] / line.workers
     if compression := _compression(found, line):
-        row["compression"] = compression.told()
+        row["compression"] = compression.plain_data()
     return row
 
 
@@ -169,28 +169,28 @@ def sentence(found: Comparison) -> str:
         return "None of them reaches the target: give more rounds, or a larger compare.target."
     line, seconds = won
     times = sorted(_times(found).items(), key=lambda pair: pair[1])
-    said = f"With {line.workers} workers {line.name} is first at test loss {found.target:.3g}, after {seconds:.3g} s"
+    text = f"With {line.workers} workers {line.name} is first at test loss {found.target:.3g}, after {seconds:.3g} s"
     if len(times) > 1:
-        said += f"; then {times[1][0]}, after {times[1][1]:.3g} s"
+        text += f"; then {times[1][0]}, after {times[1][1]:.3g} s"
     if len(times) > 2:
-        said += f", and last {times[-1][0]}, after {times[-1][1]:.3g} s"
+        text += f", and last {times[-1][0]}, after {times[-1][1]:.3g} s"
     change = other_winner(found, line.name)
-    return "  ".join(one for one in (f"{said}.", *_describe_ends(found), change, *compressing(found)) if one)
+    return "  ".join(one for one in (f"{text}.", *_describe_ends(found), change, *compressing(found)) if one)
 
 
 def _describe_ends(found: Comparison) -> list[str]:
     """Return the losses at the end in words; and which lines do not hold the target, or have learned nothing."""
     lines = [line for line in found.of(found.workers[-1]) if all(one.point for one in line.cells)]
     ends = {line.name: fmean(one.curve[-1].loss for one in line.cells) for line in lines}
-    said = [f"Test losses at the end: {', '.join(f'{name} {loss:.3g}' for name, loss in ends.items())}."]
+    sentences = [f"Test losses at the end: {', '.join(f'{name} {loss:.3g}' for name, loss in ends.items())}."]
     cells = [one for line in lines for one in line.cells]
     for line in lines:
         if any(_learned_nothing(one, cells) for one in line.cells):
             began = fmean(one.curve[0].loss for one in line.cells)
-            said.append(f"{line.name} DIVERGED, or learned nothing: it began at {began:.3g}.")
+            sentences.append(f"{line.name} DIVERGED, or learned nothing: it began at {began:.3g}.")
         elif any(one.reached(found.target or 0.0) is None for one in line.cells):
-            said.append(f"{line.name} does not hold {found.target:.3g} to its end.")
-    return said
+            sentences.append(f"{line.name} does not hold {found.target:.3g} to its end.")
+    return sentences
 
 
 def compressing(found: Comparison) -> list[str]:
@@ -244,17 +244,17 @@ def other_winner(found: Comparison, name: str) -> str:
             return f"By the cost model, {words} {first} would be first."
     others = [links for _, links, _ in _alternatives(here)]
     rates = [links.rate for links in others if math.isfinite(links.rate)]
-    said = f"By the cost model no bandwidth from {format_rate(min(rates))}B/s to {format_rate(max(rates))}B/s"
+    text = f"By the cost model no bandwidth from {format_rate(min(rates))}B/s to {format_rate(max(rates))}B/s"
     if here.latency:
         delays = [links.latency for links in others]
-        said += f", and no latency from {min(delays):.2g} s to {max(delays):.2g} s,"
-    return f"{said} would change that{'' if len(rounds) == len(found.of(found.workers[-1])) else ' among those'}."
+        text += f", and no latency from {min(delays):.2g} s to {max(delays):.2g} s,"
+    return f"{text} would change that{'' if len(rounds) == len(found.of(found.workers[-1])) else ' among those'}."
 
 
 def _rounds_to_target(found: Comparison) -> dict[str, float]:
     rounds: dict[str, float] = {}
     for line in found.of(found.workers[-1]):
-        goals = [one.reached(found.target or 0.0) for one in line.cells if one.told]
+        goals = [one.reached(found.target or 0.0) for one in line.cells if one.predicted]
         if goals and all(goals):
             rounds[line.name] = fmean(goal.round for goal in goals if goal)
     return rounds
@@ -350,20 +350,20 @@ class Compression:
         if self.target is not None and self.pays:
             verdict += f" up to a test loss of {self.target:.3g}"
         coded = f"{self.coded} {_after(self.coded_seconds)}"
-        said = f"{verdict}: {self.dense} is at the loss {_after(self.dense_seconds)}, {coded}"
+        text = f"{verdict}: {self.dense} is at the loss {_after(self.dense_seconds)}, {coded}"
         if self.coded_seconds is not None:
-            said += f" and {self.codec_seconds:.2g} s of its codec"
+            text += f" and {self.codec_seconds:.2g} s of its codec"
             if self.dense_seconds is not None:
-                said += f"; by the cost model it pays {self.below}"
+                text += f"; by the cost model it pays {self.below}"
         if self.saved is not None:
             messages, sent = (0.0 if abs(seconds) < 1e-6 else seconds for seconds in self.saved)  # else rounding
-            said += f"; of a round it saves {messages:.2g} s by fewer messages in turn, and {sent:.2g} s by fewer bytes"
+            text += f"; of a round it saves {messages:.2g} s by fewer messages in turn, and {sent:.2g} s by fewer bytes"
         if self.ends is not None:
             worse = "" if self.ends[1] <= WORSE * self.ends[0] else ", so further training needs the other"
-            said += f"; at the end they are at {self.ends[0]:.3g} and {self.ends[1]:.3g}{worse}"
-        return f"{said}."
+            text += f"; at the end they are at {self.ends[0]:.3g} and {self.ends[1]:.3g}{worse}"
+        return f"{text}."
 
-    def told(self) -> Mapping[str, Any]:
+    def plain_data(self) -> Mapping[str, Any]:
         """Return plain data; "pays_below" is None where it pays at any bandwidth."""
         below = None if math.isinf(self.pays_below) else self.pays_below
         return {**asdict(self), "pays_below": below, "pays": self.pays, "below": self.below}
@@ -416,18 +416,18 @@ def _after(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.3g} s"
 
 
-def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path:
+def write_page(folder: Path, found: Comparison, summary: Mapping[str, Any]) -> Path:
     """Write comparison.html, and the results as compared.json, into the folder; return the path of the page."""
-    content = msgspec.json.format(msgspec.json.encode(told), indent=1)
+    content = msgspec.json.format(msgspec.json.encode(summary), indent=1)
     write_whole(folder / run_format.COMPARED, content)
     lines = found.of(found.workers[-1]) if found.workers else []
     shown = [(line.name, Path(line.cells[0].path)) for line in lines]
     page = ParadigmPage(
         title="Ways to train in parallel",
-        lead=told["sentence"],
+        lead=summary["sentence"],
         equal=found.equal,
         target=found.target,
-        rows=told["table"],
+        rows=summary["table"],
         runs=[(name, read_run(place), place / run_format.REPORT) for name, place in shown],
         staleness={line.name: dict(line.cells[0].staleness) for line in lines if line.cells[0].staleness},
         crossing=_crossing(lines),

@@ -134,8 +134,8 @@ def through_servers_alone(workers: int, size: float, links: EqualLinks, largest:
     Its own way there and back, 2 a + d/b and the model's arrival: through its downlink d/b, without one p d/b, as the
     servers send at once; or what all workers together take at the largest server, W p d/b, less C.
     """
-    comes = size * (largest if math.isinf(links.down) else 1.0) / links.rate
-    alone = 2 * links.latency + size / links.rate + comes + size * largest * links.summing
+    arrival = size * (largest if math.isinf(links.down) else 1.0) / links.rate
+    alone = 2 * links.latency + size / links.rate + arrival + size * largest * links.summing
     return max(alone, workers * largest * size * max(1 / links.rate, links.summing) - training)
 
 

@@ -116,8 +116,8 @@ def served(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[f
                 *(TimedStep(Act.TAKE, hub) for hub in hubs), TRAIN,
                 *(TimedStep(Act.SEND, hub, size) for hub, size in part.items()),
             ]  # fmt: skip
-        come = [step for of in range(m) for step in (TimedStep(Act.TAKE, of), TimedStep(Act.ADD, size=part[node]))]
-        return [*(TimedStep(Act.SEND, to, part[node]) for to in range(m)), *come]
+        arrivals = [step for of in range(m) for step in (TimedStep(Act.TAKE, of), TimedStep(Act.ADD, size=part[node]))]
+        return [*(TimedStep(Act.SEND, to, part[node]) for to in range(m)), *arrivals]
 
     return cost_of(RoundSteps(steps, m + len(part)), links, times)
 
@@ -210,13 +210,13 @@ def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Tim
 
 def _carried(method: RoundSteps) -> tuple[float, float]:
     """Return the busiest participant's bytes in its larger direction, and the messages of all: means over rounds."""
-    out, come = np.zeros(method.participants), np.zeros(method.participants)
+    out, received = np.zeros(method.participants), np.zeros(method.participants)
     messages, rounds = 0, min(method.period or ROUNDS, ROUNDS)
     for round in range(rounds):
         for node in range(method.participants):
             for step in method.steps(round, node):
                 if step.act is Act.SEND:
                     out[node] += step.size
-                    come[step.peer] += step.size
+                    received[step.peer] += step.size
                     messages += 1
-    return float(np.maximum(out, come).max()) / rounds, messages / rounds
+    return float(np.maximum(out, received).max()) / rounds, messages / rounds

@@ -151,17 +151,17 @@ class _Followed:
                 self._awaits[lane] = step.peer
                 return
             left.popleft()
-            comes = now
+            arrival_ns = now
             if step.act is Act.TRAIN:
                 began = self._began[node] = now if self._began[node] is None else self._began[node]
                 assert began is not None
-                comes = began + int(self._times[self._round[node], node] * step.share * NS)
+                arrival_ns = began + int(self._times[self._round[node], node] * step.share * NS)
             elif step.act is Act.ADD:
-                comes = self._adding[node] = now + int(step.size * self._summing * NS)
+                arrival_ns = self._adding[node] = now + int(step.size * self._summing * NS)
             elif step.act is Act.TAKE:
-                comes = self._sent[step.peer, lane].popleft()
-            if comes > now:
-                heapq.heappush(self._due, (comes, *lane))
+                arrival_ns = self._sent[step.peer, lane].popleft()
+            if arrival_ns > now:
+                heapq.heappush(self._due, (arrival_ns, *lane))
                 return
         self._over.add(lane)
         self._open(node, now)
@@ -187,8 +187,8 @@ class _Followed:
 
     def _send(self, lane: Lane, step: TimedStep, now: int) -> None:
         to = step.peer, lane[1]
-        comes = self._network.passage(lane[0], step.peer, math.ceil(step.size), now).arrival_ns
-        self._sent.setdefault((lane[0], to), deque()).append(comes)
+        arrival_ns = self._network.passage(lane[0], step.peer, math.ceil(step.size), now).arrival_ns
+        self._sent.setdefault((lane[0], to), deque()).append(arrival_ns)
         if self._awaits.get(to) == lane[0]:
             del self._awaits[to]
             heapq.heappush(self._due, (now, *to))

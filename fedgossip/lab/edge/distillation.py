@@ -55,10 +55,10 @@ def distilled(
     check(facts, student)
     scaled = as_learned(examples, facts)
     answers = teacher.outputs_of(scaled.x).numpy()
-    told = replace(scaled, y=answers, classes=0, class_names=(), kind=REGRESSION)
+    labelled = replace(scaled, y=answers, classes=0, class_names=(), kind=REGRESSION)
     module = models.build(student, facts.shape, facts.outputs, seed)
     objective = Objective(REGRESSION, f"{SOFT_TARGETS}?temperature={temperature!r}", ("loss",))
-    train(module, student, told, settings, objective, seed, epochs)
+    train(module, student, labelled, settings, objective, seed, epochs)
     return teacher.having(module, **_own_facts(facts, module, student, seed))
 
 

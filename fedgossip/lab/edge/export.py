@@ -69,9 +69,9 @@ def graph_of(model: LoadedModel) -> Any:
             )  # fmt: skip
     except Exception as error:  # any error of torch about a user's own module
         cause = error.__cause__ or error
-        said = next((line for line in str(cause).strip().splitlines() if line.strip()), type(cause).__name__)
+        reason = next((line for line in str(cause).strip().splitlines() if line.strip()), type(cause).__name__)
         advice = "A forward pass that branches on numbers has no graph; take the branches out."
-        raise ConfigError(f"{facts.source}: torch cannot put it down as a graph: {said[:200]}", advice) from None
+        raise ConfigError(f"{facts.source}: torch cannot put it down as a graph: {reason[:200]}", advice) from None
     assert program is not None, "dynamo=True gives a program"
     graph = onnx.ModelProto()
     graph.CopyFrom(program.model_proto)
@@ -161,11 +161,11 @@ def _tidy(graph: Any, facts: ModelFacts, free: int) -> None:
         else:
             size.dim_value = length
     graph.graph.name = facts.source
-    say(graph, METADATA, msgspec.json.encode(exported_facts(facts)).decode())
-    say(graph, HOW, FLOATS)
+    set_metadata(graph, METADATA, msgspec.json.encode(exported_facts(facts)).decode())
+    set_metadata(graph, HOW, FLOATS)
 
 
-def say(graph: Any, name: str, text: str) -> None:
+def set_metadata(graph: Any, name: str, text: str) -> None:
     """Set an entry of a graph's metadata, replacing one of its name."""
     entry = next((one for one in graph.metadata_props if one.key == name), None) or graph.metadata_props.add()
     entry.key, entry.value = name, text
@@ -173,8 +173,8 @@ def say(graph: Any, name: str, text: str) -> None:
 
 def also(graph: Any, words: str) -> None:
     """Append words to a graph's entry on its making."""
-    said = next(one.value for one in graph.metadata_props if one.key == HOW)
-    say(graph, HOW, f"{said}, {words}")
+    before = next(one.value for one in graph.metadata_props if one.key == HOW)
+    set_metadata(graph, HOW, f"{before}, {words}")
 
 
 @contextmanager

@@ -107,16 +107,16 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own, of many classes
-        said = _first_line(error)
-        text = "no ONNX file" if NOT_ONNX in said else f"onnxruntime cannot read it: {said}"
+        reason = _first_line(error)
+        text = "no ONNX file" if NOT_ONNX in reason else f"onnxruntime cannot read it: {reason}"
         raise ConfigError(f"{path}: {text}", MAKE_ONE) from None
     metadata = session.get_modelmeta().custom_metadata_map
-    said = metadata.get(METADATA)
-    if said is None:
+    reason = metadata.get(METADATA)
+    if reason is None:
         text = f"{path}: an ONNX file that fedgossip has not made: nothing says what its numbers mean"
         raise ConfigError(text, MAKE_ONE)
     try:
-        facts = from_json(msgspec.json.Decoder(ModelFacts), said.encode())
+        facts = from_json(msgspec.json.Decoder(ModelFacts), reason.encode())
     except UnreadableError as error:
         raise ConfigError(f"{path}: what it says of itself cannot be read: {error}", MAKE_ONE) from None
     if facts.kind not in KINDS:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedgossip.base.errors import needed
 from fedgossip.data.dataset import Dataset
-from fedgossip.lab.edge.export import say
+from fedgossip.lab.edge.export import set_metadata
 from fedgossip.lab.edge.onnx_model import HOW, INPUT
 
 # Compacts a graph in eight bits: shorter names, and no duplicate arrays.
@@ -118,6 +118,6 @@ def _made(quantize: Any, graph: Any, how: str) -> Any:
         root.setLevel(level)
     compact(found, [one.name for one in graph.graph.initializer])
     for entry in graph.metadata_props:
-        say(found, entry.key, entry.value)
-    say(found, HOW, how)
+        set_metadata(found, entry.key, entry.value)
+    set_metadata(found, HOW, how)
     return found

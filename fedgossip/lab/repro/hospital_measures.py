@@ -125,12 +125,12 @@ def _best_ridge() -> float:
     train, found = _sites("tcga", "train"), dict.fromkeys(RIDGES, 0.0)
     for fold in range(FOLDS):
         kept, held = ([site.part(fold, held=of) for site in train] for of in (False, True))
-        told: dict[float, float] = {}
+        scores: dict[float, float] = {}
         for ridge in RIDGES:
             with contextlib.suppress(FitRefusedError):
-                told[ridge] = _judged(held, "sites", partial(_ordered, _cox(kept, ridge)))
-        for ridge in RIDGES if told else ():
-            found[ridge] += told.get(ridge, -math.inf)
+                scores[ridge] = _judged(held, "sites", partial(_ordered, _cox(kept, ridge)))
+        for ridge in RIDGES if scores else ():
+            found[ridge] += scores.get(ridge, -math.inf)
     if not any(found.values()) or not any(map(math.isfinite, found.values())):
         raise ConfigError("tcga: sites refuse every fold of the cross-validation", "Try larger ridges.")
     return max(RIDGES, key=lambda ridge: found[ridge])
@@ -167,8 +167,8 @@ def _ordered(weights: Values, site: HospitalRecords) -> float:
 
 
 def _right(weights: Values, site: HospitalRecords) -> float:
-    told = site.inputs(LABELS["heart"]) @ weights[1:] + weights[0]
-    return float(((told > 0) == (site.column("sick") > 0)).mean())
+    logits = site.inputs(LABELS["heart"]) @ weights[1:] + weights[0]
+    return float(((logits > 0) == (site.column("sick") > 0)).mean())
 
 
 def _cox(sites: Sequence[HospitalRecords], ridge: float) -> Values:
@@ -240,8 +240,8 @@ def _tree_model(sites: int) -> tuple[bytes, float]:
         _command(folder, "predict", "fitted", "test.csv", "--out", "told.csv")
         lines = list(csv.reader(io.StringIO(outside_files.read_text(folder / "told.csv"))))
         trees = outside_files.read_bytes(folder / "fitted" / run_format.MODEL / run_format.TREES)
-    told = np.array([float(line[-1]) for line in lines[1:]])
-    return trees, float(np.sqrt(np.mean((told - y[held]) ** 2)))
+    answers = np.array([float(line[-1]) for line in lines[1:]])
+    return trees, float(np.sqrt(np.mean((answers - y[held]) ** 2)))
 
 
 def _command(folder: Path, *words: str) -> None:
@@ -271,8 +271,8 @@ def _fedavg(sites: Sequence[HospitalRecords], decay: float, seed: int) -> Values
     d = len(sites[0].names) - 1
     weights = vector[: 2 * d].reshape(2, d)
     found = np.concatenate([[vector[2 * d + 1] - vector[2 * d]], weights[1] - weights[0]])
-    told = run.score["averaged"]
-    if abs(_right(found, sites[0]) - told) > 1e-6:
+    score = run.score["averaged"]
+    if abs(_right(found, sites[0]) - score) > 1e-6:
         raise ConfigError("the model's elements are not those of a linear model", "This is a fault of fedgossip.")
     return found
 

@@ -54,8 +54,8 @@ class CellOutcome:
         """Return an error as a row of the table: one line."""
         advice = error.advice if isinstance(error, FedgossipError) else ""
         code = error.exit_code if isinstance(error, FedgossipError) else 1
-        said = str(error) if isinstance(error, FedgossipError) else f"{type(error).__name__}: {error}"
-        return cls(status, None, " ".join(f"{said}.  {advice}".split()), code)
+        error_text = str(error) if isinstance(error, FedgossipError) else f"{type(error).__name__}: {error}"
+        return cls(status, None, " ".join(f"{error_text}.  {advice}".split()), code)
 
 
 def run_cell(
@@ -116,8 +116,8 @@ def outcome_in(path: Path) -> CellOutcome | None:
 def write_failure(path: Path, outcome: CellOutcome) -> None:
     """Write why a cell has no summary; its other files stay.  Raises NotWrittenError."""
     owner_files.made(path)
-    told = {"status": outcome.status, "error": outcome.error, "exit_code": outcome.exit_code}
-    write_whole(path / FAILURE, msgspec.json.encode(told))
+    fields = {"status": outcome.status, "error": outcome.error, "exit_code": outcome.exit_code}
+    write_whole(path / FAILURE, msgspec.json.encode(fields))
 
 
 def cell_hash(experiment: Experiment, engine: str) -> str:
@@ -128,13 +128,13 @@ def cell_hash(experiment: Experiment, engine: str) -> str:
     content = without_folders(experiment.to_dict())
     for key in ("name", "track"):
         content.pop(key, None)
-    said = [str(experiment.data.source), str(experiment.data.test)]
+    sources = [str(experiment.data.source), str(experiment.data.test)]
     if isinstance(experiment, GossipExperiment):
         graph = experiment.topology.graph
-        said.append(graph)
+        sources.append(graph)
         if "/" in graph:
             content["topology"] = {**content["topology"], "graph": graph.rsplit("/", 1)[1]}
-    files = {name: digest for text in said for name, digest in _file_in(text)}
+    files = {name: digest for text in sources for name, digest in _file_in(text)}
     code = codes_of(experiment.named_code)
     whole = {"experiment": content, "engine": engine, "version": __version__, "files": files, "code": code}
     return hash_of(whole)[:16]

@@ -103,10 +103,10 @@ def _newest(folder: Path, cell: str) -> int:
 
 
 def _stale(path: Path) -> bool:
-    said = _read_claim(path)
-    if said is None:
+    claim = _read_claim(path)
+    if claim is None:
         return True
-    if said[0] == socket.gethostname() and (gone := _unlocked(path)) is not None:
+    if claim[0] == socket.gethostname() and (gone := _unlocked(path)) is not None:
         return gone
     return _now(path.parent) - path.stat().st_mtime > STALE
 
@@ -114,10 +114,10 @@ def _stale(path: Path) -> bool:
 def _read_claim(path: Path) -> tuple[str, int] | None:
     """Return the holder's entry; None after its release."""
     try:
-        told = from_json(_DECODER, outside_files.read_bytes(path))
+        claim = from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError):
         return None
-    return str(told.get("host")), int(told.get("pid", 0))
+    return str(claim.get("host")), int(claim.get("pid", 0))
 
 
 def _unlocked(path: Path) -> bool | None:

@@ -341,8 +341,8 @@ def _key(where: str, value: object) -> TunedKey | ListedKey:
         raise ConfigError(f"{where}: {str(error).replace('`', '')}", advice) from None
     for name, limit in limits_of(TunedKey):
         if not limit.allows(getattr(found, name)):
-            told = {"first": "from", "last": "to"}.get(name, name)
-            raise ConfigError(f"{where}.{told} = {getattr(found, name)!r} {limit.refusal}", advice)
+            key = {"first": "from", "last": "to"}.get(name, name)
+            raise ConfigError(f"{where}.{key} = {getattr(found, name)!r} {limit.refusal}", advice)
     if found.last < found.first:
         raise ConfigError(f"{where}: to = {found.last:g} is below from = {found.first:g}", advice)
     return found

@@ -77,7 +77,7 @@ class SweepCell:
     """Whether it is a trial of tuning, measured on the validation set."""
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """Return all values that distinguish it from the others, as on a command line."""
         return " ".join([named(self.values), *([named(self.tuned)] if self.tuned else []), f"seed={self.seed}"]).strip()
 
@@ -108,7 +108,7 @@ class SweepGrid:
         keys = list(self.file.grid)
         every = (tuple(zip(keys, values, strict=True)) for values in itertools.product(*self.file.grid.values()))
         skipped = [{left, right} for left, rights in self.file.skip.items() for right in rights]
-        return [values for values in every if not any(one <= {said(*pair) for pair in values} for one in skipped)]
+        return [values for values in every if not any(one <= {assignment(*pair) for pair in values} for one in skipped)]
 
     def experiment(self, cell: SweepCell) -> Experiment:
         """Return the experiment of a cell.  Raises ConfigError."""
@@ -119,7 +119,7 @@ class SweepGrid:
         return self._made(cell)[1]
 
     def _made(self, cell: SweepCell) -> tuple[Experiment, str]:
-        name = f"{cell.told} {cell.trial}"
+        name = f"{cell.label} {cell.trial}"
         if name not in self._known:
             content = copy.deepcopy(dict(self.content))
             changes = [*cell.values, *cell.tuned, ("seed", cell.seed)]
@@ -139,10 +139,10 @@ class SweepGrid:
 
 def named(values: Values) -> str:
     """Return the name of a combination."""
-    return " ".join(said(key, value) for key, value in values)
+    return " ".join(assignment(key, value) for key, value in values)
 
 
-def said(key: str, value: Any) -> str:
+def assignment(key: str, value: Any) -> str:
     """Return "algorithm.name=d2", as in [skip] and on the command line."""
     return f"{key}={shown(value)}"
 
@@ -230,8 +230,8 @@ def _check(grid: SweepGrid) -> None:
 
 def _check_named(grid: SweepGrid) -> None:
     """Raise ConfigError for a word of [skip] or of reference that is not in the grid."""
-    there = {said(key, value) for key, values in grid.file.grid.items() for value in values}
-    named = [*(said(key, value) for key, value in grid.file.reference.items())]
+    there = {assignment(key, value) for key, values in grid.file.grid.items() for value in values}
+    named = [*(assignment(key, value) for key, value in grid.file.reference.items())]
     for left, rights in grid.file.skip.items():
         named += [left, *rights]
     for one in named:

@@ -36,9 +36,9 @@ class SlurmWorkers:
         try:
             executor = submitit.AutoExecutor(folder=log.resolve(), cluster=kind)
         except RuntimeError as error:
-            told = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             advice = "Run it where sbatch is, or try it here with --backend slurm:local."
-            raise ConfigError(f"no Slurm: {told}", advice) from None
+            raise ConfigError(f"no Slurm: {reason}", advice) from None
         left = DAY if math.isinf(until) else max(60.0, until - time.time() + HOUR)
         executor.update_parameters(timeout_min=math.ceil(left / 60), cpus_per_task=1, name="fedgossip-cells")
         if kind == SLURM:
@@ -91,7 +91,7 @@ class RayWorkers:
             actor = self._waiting.pop(ref)
             try:
                 self._ray.get(ref)
-                code, said = self._ray.get(actor.code.remote(), timeout=ANSWER_SECONDS)
+                code, text = self._ray.get(actor.code.remote(), timeout=ANSWER_SECONDS)
             except self._ray.exceptions.RayTaskError as error:
                 raise NetworkError(f"a node could not start a worker: {error.cause!r}", _ADVICE) from None
             except self._ray.exceptions.RayError:
@@ -99,7 +99,7 @@ class RayWorkers:
             if code is None:
                 self._waiting[actor.wait.remote(1.0)] = actor
             elif code > 0:
-                raise ConfigError(said or f"a worker ended with exit code {code}", _ADVICE)
+                raise ConfigError(text or f"a worker ended with exit code {code}", _ADVICE)
         return bool(self._waiting)
 
     def stop(self) -> None:

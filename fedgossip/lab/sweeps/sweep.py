@@ -121,15 +121,15 @@ def _here(folder: SweepFolder, until: float) -> Iterator[Ended]:
 
 def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
     """Yield cells finished by other processes, as they are seen."""
-    told = {cell.told for cell in folder.wanted() if folder.outcome(cell)}
+    reported = {cell.label for cell in folder.wanted() if folder.outcome(cell)}
     try:
         going = True
         while going:
             going = workers.working()
             wanted = folder.wanted()
             for cell in wanted:
-                if cell.told not in told and (outcome := folder.outcome(cell)):
-                    told.add(cell.told)
+                if cell.label not in reported and (outcome := folder.outcome(cell)):
+                    reported.add(cell.label)
                     yield cell, outcome
             if going:
                 time.sleep(max(0.1, len(wanted) / LOOKS))

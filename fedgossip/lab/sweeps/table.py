@@ -188,13 +188,13 @@ def table_of(sweep: SweepFolder) -> SweepTable:
     grid = sweep.grid
     cells = [(cell, sweep.outcome(cell)) for cell in sweep.compared()]
     limits = _equal(sweep, cells)
-    rows = {cell.told: _row(sweep, cell, outcome, limits.get(cell.seed)) for cell, outcome in cells}
+    rows = {cell.label: _row(sweep, cell, outcome, limits.get(cell.seed)) for cell, outcome in cells}
     every = []
     for values in grid.combinations:
         state = sweep.choice(values)
         for seed in grid.seeds:
             if state.chosen is not None:
-                every.append(rows[SweepCell(values, state.chosen, seed).told])
+                every.append(rows[SweepCell(values, state.chosen, seed).label])
                 continue
             outcome = CellOutcome(FAILED, None, f"no trial came to a score: {state.failed}") if state.failed else None
             nothing = tuple((key, None) for key in sweep.tuning.keys)

@@ -48,16 +48,16 @@ def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[o
     reader.add_argument("--memory", type=int, default=0)
     reader.add_argument("--probe", default="")
     reader.add_argument("--listen", action="store_true")
-    told = reader.parse_args(words)
-    if told.memory:
+    options = reader.parse_args(words)
+    if options.memory:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (told.memory, told.memory))
+        resource.setrlimit(resource.RLIMIT_AS, (options.memory, options.memory))
     try:
         with signals.as_interrupt():
-            if told.probe:
-                check_shared(told.folder, told.probe)
-            for _ in work(told.folder, told.until, _left(listening=told.listen)):
+            if options.probe:
+                check_shared(options.folder, options.probe)
+            for _ in work(options.folder, options.until, _left(listening=options.listen)):
                 pass
     except KeyboardInterrupt:
         return 130

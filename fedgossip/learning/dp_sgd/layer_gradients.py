@@ -366,10 +366,10 @@ class Layered:
     def _noted(self, place: int, taken: tuple[Any, ...], given: torch.Tensor, rows: int) -> Call:
         """Return a call.  Raises ConfigError for a layer whose input is not a tensor with an example in each row."""
         if len(taken) != 1 or len(taken[0]) != rows or given.dim() < 2:
-            told = f"a tensor of shape {tuple(taken[0].shape)}" if len(taken) == 1 else f"{len(taken)} arguments"
+            arguments = f"a tensor of shape {tuple(taken[0].shape)}" if len(taken) == 1 else f"{len(taken)} arguments"
             raise ConfigError(
-                f"a {type(self._layers[place]).__name__} takes {told} for {rows} examples: whose gradient is whose "
-                "cannot be known",
+                f"a {type(self._layers[place]).__name__} takes {arguments} for {rows} examples: whose gradient is "
+                "whose cannot be known",
                 "Give each layer one tensor whose first axis is that of the batch, by its place.",
             )
         # the edge, not the tensor: an activation may work in place

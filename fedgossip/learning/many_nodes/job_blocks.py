@@ -508,5 +508,5 @@ def _by_formula() -> Iterator[None]:
 
 def first_line(error: Exception) -> str:
     """Return an error's text in one line for a record."""
-    said = str(error).strip().partition("\n")[0][:200]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    reason = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__

@@ -190,8 +190,8 @@ def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
     model.json.
     """
     names = code_in(facts)
-    came = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
-    check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {came}")
+    origin = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
+    check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {origin}")
     if code_of(names, folder / MODEL_CODE) != facts.code:
         raise ConfigError(f"{folder / MODEL_CODE}: not the code that model.json tells of", "Copy the folder again.")
 

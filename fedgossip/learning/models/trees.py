@@ -128,7 +128,7 @@ class TreeBins:
         """Of each bin, counted from its column's first."""
         return np.arange(self.count) - self.starts[self.column]
 
-    def told(self, records: int) -> Whole:
+    def reporting_bins(self, records: int) -> Whole:
         """Return for each bin the bin that reports it for a node with so many records, counted from its column's
         first: the last of a merged group.  A split can be behind it and behind none of the others.
         """
@@ -273,10 +273,10 @@ def rounded(value: float, least: float) -> float:
     return round(value / step) * step
 
 
-def best_split(bins: TreeBins, sums: Whole, told: Whole) -> FoundSplit | None:
+def best_split(bins: TreeBins, sums: Whole, reporting: Whole) -> FoundSplit | None:
     """Return the split with the largest gain, of sums [bins, 3] over the records of a node; None where none gains.
 
-    `told` [bins]: the reported bin of each (`TreeBins.told`).
+    `reporting` [bins]: the reported bin of each (`TreeBins.reporting_bins`).
     """
     d = bins.design
     total = sums[: int(bins.sizes[0])].sum(axis=0)
@@ -286,7 +286,7 @@ def best_split(bins: TreeBins, sums: Whole, told: Whole) -> FoundSplit | None:
     empty = sums[bins.starts + bins.sizes - 1][bins.column] if d.missing else None
     sides = [left] if empty is None else [left, left + empty]
     gains = np.stack([_gains(d, side, total - side) for side in sides])
-    gains[:, ~bins.splits | (told != bins.place)] = 0.0
+    gains[:, ~bins.splits | (reporting != bins.place)] = 0.0
     best = int(np.argmax(gains))
     way, at = divmod(best, bins.count)
     if not gains[way, at] > 0:

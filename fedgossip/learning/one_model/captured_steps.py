@@ -325,14 +325,14 @@ def waits(device: torch.device) -> Iterator[list[str]]:
         yield found
         return
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield found
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    for one in said:
+    for one in caught:
         if "synchronizing CUDA operation" in str(one.message):
             found.append(str(one.message))
         elif "Synchronization debug mode" not in str(one.message):  # torch's message about the mode itself

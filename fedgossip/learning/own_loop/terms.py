@@ -238,11 +238,11 @@ class RankLink:
         self._empty = np.empty(length, dtype)
         self.size = distributed.get_world_size()
 
-    def tell(self, order: RankOrder, *numbers: int) -> None:
+    def broadcast_order(self, order: RankOrder, *numbers: int) -> None:
         words = [int(order), *numbers] + [0] * (WORDS - 1 - len(numbers))
         distributed.broadcast(torch.tensor(words, dtype=torch.int64, device=self._device), 0)
 
-    def told(self) -> tuple[RankOrder, list[int]]:
+    def receive_order(self) -> tuple[RankOrder, list[int]]:
         words = torch.empty(WORDS, dtype=torch.int64, device=self._device)
         distributed.broadcast(words, 0)
         order, *numbers = words.tolist()
@@ -284,21 +284,21 @@ class RankedExchange(Exchanged):
         self.link = RankLink(self.layout.length, self.layout.dtype)
 
     def read(self) -> Vector:
-        self.link.tell(RankOrder.READ)
+        self.link.broadcast_order(RankOrder.READ)
         return super().read()
 
     def write(self, vector: Vector) -> None:
-        self.link.tell(RankOrder.WRITE)
+        self.link.broadcast_order(RankOrder.WRITE)
         self.link.give(vector)
         super().write(vector)
 
     def add(self, difference: Vector) -> None:
-        self.link.tell(RankOrder.ADD)
+        self.link.broadcast_order(RankOrder.ADD)
         self.link.give(difference)
         super().add(difference)
 
     def frozen_projections(self) -> tuple[float, ...]:
-        self.link.tell(RankOrder.PROJECT)
+        self.link.broadcast_order(RankOrder.PROJECT)
         return super().frozen_projections()
 
 
@@ -316,7 +316,7 @@ class RankedTerms(GradientTerms):
         correction = terms.correction if terms else None
         pull = np.float64(terms.pull if terms else 0.0).view(np.int64)
         counted = np.float64(math.nan if terms is None or terms.momentum is None else terms.momentum).view(np.int64)
-        self._link.tell(RankOrder.TERMS, int(pull), int(correction is not None), int(counted))
+        self._link.broadcast_order(RankOrder.TERMS, int(pull), int(correction is not None), int(counted))
         self._link.give(given)
         if correction is not None:
             self._link.give(correction)

@@ -139,7 +139,7 @@ class Group:
                         found[rank] = message
         return [found[rank] for rank in sorted(found)]
 
-    def _failure(self, rank: int, said: Failed | None) -> Exception:
+    def _failure(self, rank: int, failed: Failed | None) -> Exception:
         """Return the error of the faulty process: one that died, before one that missed it."""
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
@@ -147,14 +147,14 @@ class Group:
                 if (code := process.poll()) is not None:
                     return _died(number, len(self._processes), code)
             time.sleep(0.02)
-        if said is None:
+        if failed is None:
             return TrainingError(f"process {rank} of {len(self._processes)} closed its socket", DIED_ADVICE)
-        if said.kind == OUT_OF_MEMORY:
+        if failed.kind == OUT_OF_MEMORY:
             from fedgossip.learning.one_model.sharing import OutOfMemory
 
-            return OutOfMemory(said.text)
-        kind = ConfigError if said.kind == ConfigError.__name__ else TrainingError
-        return kind(f"process {rank} of {len(self._processes)}: {said.text}", said.advice)
+            return OutOfMemory(failed.text)
+        kind = ConfigError if failed.kind == ConfigError.__name__ else TrainingError
+        return kind(f"process {rank} of {len(self._processes)}: {failed.text}", failed.advice)
 
 
 def _died(rank: int, size: int, code: int) -> TrainingError:

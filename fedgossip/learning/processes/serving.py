@@ -41,12 +41,12 @@ class LifeSigns:
     """Reports finished steps to the task, now and then."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._said = channel, time.monotonic()
+        self._channel, self._sent_at = channel, time.monotonic()
 
     def progressed(self) -> None:
         now = time.monotonic()
-        if now - self._said > ALIVE_SECONDS:
-            self._said = now
+        if now - self._sent_at > ALIVE_SECONDS:
+            self._sent_at = now
             self._channel.send(Alive())
 
 

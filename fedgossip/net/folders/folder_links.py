@@ -396,7 +396,7 @@ class FolderLinks(Wakeable):
             self._refuse(pair.node, error, events)
             return False
         pair.taken += 1
-        self.traffic.heard(pair.node, more=False)
+        self.traffic.note_frame(pair.node, more=False)
         events.append(Arrived(pair.node, message, len(found[1])))
         return True
 

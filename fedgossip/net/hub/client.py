@@ -166,12 +166,12 @@ class ClientLinks(Wakeable):
         """Return the frame that may be sent now; for a large message the request for its turn."""
         outbox = self._outbox
         pair = outbox.next()
-        if outbox.saying or outbox.chunks <= 1 or self._turn == outbox.transfer:
+        if outbox.has_control or outbox.chunks <= 1 or self._turn == outbox.transfer:
             return pair
         if self._asked == outbox.transfer:
             return None
         self._asked = outbox.transfer
-        outbox.say(control_frames.word(control_frames.ASK, outbox.transfer))
+        outbox.add_control(control_frames.word(control_frames.ASK, outbox.transfer))
         return outbox.next()
 
     @property
@@ -209,8 +209,10 @@ class ClientLinks(Wakeable):
             except zmq.Again:
                 return
             try:
-                self.connections.heard(mark.get(zmq.SRCFD), -1 if self._coordinator is None else self._coordinator)
-                message = self._heard(self._dealer, mark, events)
+                self.connections.note_message(
+                    mark.get(zmq.SRCFD), -1 if self._coordinator is None else self._coordinator
+                )
+                message = self._read_message(self._dealer, mark, events)
             except Exception as error:
                 refused = frame_error(error, self._assembler)
                 skip(self._dealer)
@@ -221,7 +223,7 @@ class ClientLinks(Wakeable):
                 self._arrived(message, events)
                 return
 
-    def _heard(self, dealer: ZmqSocket, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
+    def _read_message(self, dealer: ZmqSocket, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
         kind, transfer = control_frames.parse(mark.bytes)
         if kind == SEAL:
             text = dealer.recv() if mark.more else b""
@@ -255,7 +257,7 @@ class ClientLinks(Wakeable):
             return
         if word := self.streams.offers(self._call, now):
             self._call.relayed = bool(self.routing.relay_of(self._coordinator))
-            self._outbox.say(word)
+            self._outbox.add_control(word)
             self._flush()
 
     def _turn_streams(self, events: list[LinkEvent]) -> None:
@@ -307,7 +309,7 @@ class ClientLinks(Wakeable):
 
     def _count_vectors(self) -> None:
         if self._coordinator is not None:
-            self.traffic.heard(self._coordinator, more=self._assembler.under_way)
+            self.traffic.note_frame(self._coordinator, more=self._assembler.under_way)
 
     def _arrived(self, message: AnyMessage, events: list[LinkEvent]) -> None:
         assert self._coordinator is not None
@@ -343,7 +345,7 @@ class ClientLinks(Wakeable):
         self.streams.drop(self._call)
         self._call.offer = None
         self._outbox.clear()
-        self.traffic.heard(self._coordinator, more=False)
+        self.traffic.note_frame(self._coordinator, more=False)
         if self._up:
             events.append(LinkDown(self._coordinator))
         self._connected = self._up = False

@@ -50,7 +50,7 @@ class ClientLine:
     name: bytes = b""
     way: SealedWay | None = None
     """The sealed stream beside that connection, if one is up."""
-    said: int = 0
+    frames_sent: int = 0
     """Messages taken by the connection since the last answer to an offer."""
     took: float = 0.0
     """The time when it last took a chunk, or had nothing to take."""
@@ -82,9 +82,9 @@ class FairSender:
         self._begin(line)
         return dropped
 
-    def say(self, line: ClientLine, word: Pair) -> None:
+    def send_control(self, line: ClientLine, word: Pair) -> None:
         """Queue a control frame, before all messages."""
-        line.outbox.say(word)
+        line.outbox.add_control(word)
         self._begin(line)
 
     def clear(self, line: ClientLine) -> None:
@@ -161,13 +161,13 @@ class FairSender:
             return False
         self._router.send(pair[0], MORE_NOW)  # ZeroMQ takes the whole message or none of it
         self._router.send(zmq_body(pair), NOW, copy=False)
-        line.said = 0 if pair[0][:1] == SEAL else line.said + 1
+        line.frames_sent = 0 if pair[0][:1] == SEAL else line.frames_sent + 1
         line.outbox.sent()
         return True
 
     def _sealed(self, line: ClientLine, way: SealedWay, pair: Pair) -> bool:
         """Send a frame by the line's stream; wait until it takes more where it does not take this one."""
-        way.said = line.said
+        way.frames_sent = line.frames_sent
         try:
             taken = way.speak() and way.send(pair)
         except (OSError, WornOutError):
@@ -223,7 +223,7 @@ class FairSender:
             return at_most_ms
         return min(at_most_ms, max(0, int(1000 * (self._stuck[0][0] - time.monotonic())) + 1))
 
-    def tell(self, name: bytes, word: Pair) -> None:
+    def send_control_to(self, name: bytes, word: Pair) -> None:
         """Send a control frame on a connection without a line, if it takes it now."""
         try:
             self._router.send(name, MORE_NOW)

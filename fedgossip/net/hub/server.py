@@ -189,12 +189,12 @@ class CoordinatorLinks(Wakeable):
             try:
                 mark = self.router.recv(copy=False)
                 sender = self._sender(mark, name)
-                message = self._heard(self._clients[sender], name, mark, events)
+                message = self._read_message(self._clients[sender], name, mark, events)
             except Exception as error:
                 refused = frame_error(error, None if sender is None else self._clients[sender].assembler)
                 skip(self.router)
                 if sender is not None:
-                    self.traffic.heard(sender, more=self._clients[sender].assembler.under_way)
+                    self.traffic.note_frame(sender, more=self._clients[sender].assembler.under_way)
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
@@ -208,10 +208,10 @@ class CoordinatorLinks(Wakeable):
             raise FrameError("anonymous", "a frame of nobody") from None
         if sender not in self._clients:
             raise FrameError("stranger", f"a frame from node {sender}, which is no client")
-        self.connections.heard(mark.get(zmq.SRCFD), sender)
+        self.connections.note_message(mark.get(zmq.SRCFD), sender)
         return sender
 
-    def _heard(
+    def _read_message(
         self, client: ConnectedClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]
     ) -> AnyMessage | None:
         """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
@@ -220,7 +220,7 @@ class CoordinatorLinks(Wakeable):
         if kind == SEAL:
             self._answer(client, name, mark, transfer, events, known=known)
             return None
-        self.streams.heard(client.node, name)
+        self.streams.count_curve_message(client.node, name)
         if known and kind == control_frames.ASK and mark.more:
             self.router.recv()
             check_last(self.router)
@@ -230,7 +230,7 @@ class CoordinatorLinks(Wakeable):
             skip(self.router)
             return None
         message = read(self.router, mark, client.assembler if known else Assembler(None))
-        self.traffic.heard(client.node, more=client.assembler.under_way)
+        self.traffic.note_frame(client.node, more=client.assembler.under_way)
         if isinstance(message, Hello) and not (known and client.is_here(mark.get(zmq.SRCFD))):
             self._greeted(client, ClientConnection(name, mark.get(zmq.SRCFD), message), events)
             return None
@@ -262,7 +262,7 @@ class CoordinatorLinks(Wakeable):
                 text = f"client {client.node} offers {error}"
                 events.append(Rejected(client.node, error.reason, text, error.advice))
         if known:
-            self._speaker.say(client.line, word)
+            self._speaker.send_control(client.line, word)
 
     def _turn_streams(self, events: list[LinkEvent]) -> bool:
         """Receive and send by streams; return whether everything that arrived was read."""
@@ -300,7 +300,7 @@ class CoordinatorLinks(Wakeable):
                     self.turns.ask(client.node, transfer)
                     continue
                 message = read_sealed(way.stream, client.assembler)
-                self.traffic.heard(client.node, more=client.assembler.under_way)
+                self.traffic.note_frame(client.node, more=client.assembler.under_way)
                 client.account(self.turns, kind, transfer, message, self._listening.at(time.monotonic()))
             except (OSError, EOFError, SealBrokenError) as error:
                 if isinstance(error, SealBrokenError):
@@ -309,7 +309,7 @@ class CoordinatorLinks(Wakeable):
                 return False
             except Exception as error:
                 refused = frame_error(error, client.assembler)
-                self.traffic.heard(client.node, more=client.assembler.under_way)
+                self.traffic.note_frame(client.node, more=client.assembler.under_way)
                 events.append(Rejected(client.node, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
@@ -337,10 +337,10 @@ class CoordinatorLinks(Wakeable):
         for node in self.turns.stalled(now) if heard_all else ():
             self.turns.forget(node)
             self._clients[node].assembler.give_up()
-            self.traffic.heard(node, more=False)
+            self.traffic.note_frame(node, more=False)
             events.append(Rejected(node, "stalled", f"client {node} went silent in the middle of a message"))
         for node, transfer in self.turns.next(now, heard_all=heard_all):
-            self._speaker.say(self._clients[node].line, control_frames.word(control_frames.GO, transfer))
+            self._speaker.send_control(self._clients[node].line, control_frames.word(control_frames.GO, transfer))
 
     def _probe(self) -> None:
         """Send a frame without meaning to clients that are sent nothing else."""
@@ -349,7 +349,7 @@ class CoordinatorLinks(Wakeable):
         self._probed = now
         for client in self._clients.values():
             if client.up and not client.line.outbox:
-                self._speaker.say(client.line, control_frames.word(control_frames.NOTHING))
+                self._speaker.send_control(client.line, control_frames.word(control_frames.NOTHING))
 
     # --- presence of clients --------------------------------------------------------------------------------------
 
@@ -363,7 +363,7 @@ class CoordinatorLinks(Wakeable):
                 self._callers.hang_up(client.next.descriptor)
             client.next = connection
             events.append(Arrived(client.node, connection.hello))  # the host sees that there are two
-            self._speaker.tell(connection.name, control_frames.word(control_frames.TWIN))
+            self._speaker.send_control_to(connection.name, control_frames.word(control_frames.TWIN))
             return
         if client.up and client.here:
             if client.here.descriptor >= 0:
@@ -405,7 +405,7 @@ class CoordinatorLinks(Wakeable):
         self._drop_stream(client)
         self.turns.forget(client.node)
         client.assembler.give_up()
-        self.traffic.heard(client.node, more=False)
+        self.traffic.note_frame(client.node, more=False)
         events.append(LinkDown(client.node))
 
     def close(self, drain_seconds: float = 0.0) -> None:

@@ -135,8 +135,8 @@ class Search:
 def _read(info: Any) -> Announcement | None:
     """Return an announcement from untrusted text; None for one that names no key or no address."""
     try:
-        said = {key.decode(): value.decode() for key, value in info.properties.items() if value}
-        key = check_public(said["key"], "an announcement")
+        properties = {key.decode(): value.decode() for key, value in info.properties.items() if value}
+        key = check_public(properties["key"], "an announcement")
         hosts = [ipaddress.ip_address(host.partition("%")[0]) for host in info.parsed_addresses()]
     except (AttributeError, KeyError, ValueError, UnicodeDecodeError, ConfigError):
         return None
@@ -144,4 +144,4 @@ def _read(info: Any) -> Announcement | None:
     addresses = [f"{TCP}[{host}]:{info.port}" if host.version == 6 else f"{TCP}{host}:{info.port}" for host in usable]
     if not addresses or not info.port:
         return None
-    return Announcement(line(said.get("name", ""), NAME_LETTERS), key, tuple(addresses[:8]))
+    return Announcement(line(properties.get("name", ""), NAME_LETTERS), key, tuple(addresses[:8]))

@@ -95,8 +95,8 @@ def proof_of(secret: bytes, organiser: str, key: str, verify: str) -> bytes:
 
     It is useless to others: it is bound to the organiser's key, and to the keys that it admits.
     """
-    said = f"fedgossip 1 proof of an invite {organiser} {key} {verify}"
-    return hmac.digest(secret, said.encode(), "sha256")
+    content = f"fedgossip 1 proof of an invite {organiser} {key} {verify}"
+    return hmac.digest(secret, content.encode(), "sha256")
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class InviteAdmission:
     ) -> None:
         self.organiser, self.host, self.party, self.proposal = organiser, host, party, proposal
         self._keep, self._test, self._past = keep, test, dict(past or {})
-        self._heard: dict[NodeId, float] = {}
+        self._seen_at: dict[NodeId, float] = {}
         self._held: dict[NodeId, float] = {}
         self.unfit: dict[str, str] = {}
         """Faults of the first UNFIT_MAX refused callers, by their keys."""
@@ -158,8 +158,8 @@ class InviteAdmission:
         """Return the present members, the organiser first."""
         if self.party.seats.folder:
             return (self.party.seats.own, *sorted(self.party.guests))
-        heard = [node for node, at in sorted(self._heard.items()) if now - at < HERE_SECONDS]
-        return (self.party.seats.own, *heard)
+        seen = [node for node, at in sorted(self._seen_at.items()) if now - at < HERE_SECONDS]
+        return (self.party.seats.own, *seen)
 
     def is_ready(self, now: float) -> bool:
         """Whether all are here; or the time is over, another one is, and it may begin without the rest."""
@@ -233,7 +233,7 @@ class InviteAdmission:
         """The place of one that was let in and has stayed away too long, where the run has not begun."""
         if self.party.founders or self.party.seats.folder:
             return None
-        last = {node: max(self._heard.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}
+        last = {node: max(self._seen_at.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}
         return next((node for node in sorted(last) if now - last[node] >= HOLD_SECONDS), None)
 
     def _place(self, known: NodeId | None, asked: Enrol, now: float) -> NodeId | None:
@@ -256,7 +256,7 @@ class InviteAdmission:
                 return refusal
             self._change(replace(party, guests={**party.guests, node: guest}))
             self._held[node] = now
-        self._heard[node] = now
+        self._seen_at[node] = now
         if self.party.founders:
             return Beginning(node, self.organiser.verify, self.members(node))
         seconds = max(0, int(self.party.expires - now))

@@ -179,7 +179,7 @@ class InviteClient:
         assembler = Assembler(None)
         try:
             mark = one.dealer.recv(NOW, copy=False)
-            self._connections.heard(mark.get(zmq.SRCFD), ORGANISER)
+            self._connections.note_message(mark.get(zmq.SRCFD), ORGANISER)
             if not mark.more or assembler.mark(mark.bytes) is not None:
                 return None
             body = one.dealer.recv()

@@ -153,7 +153,7 @@ class InviteServer:
         asker.asked += 1
         if asker.asked > QUESTIONS or asker.wrong >= WRONG_MAX:
             raise FrameError("guest", "one that asks too much")
-        self._connections.heard(mark.get(zmq.SRCFD), asker.number)
+        self._connections.note_message(mark.get(zmq.SRCFD), asker.number)
         assembler = Assembler(None)
         if not mark.more or assembler.mark(mark.bytes) is not None:
             raise FrameError("truncated", "a message of one frame")

@@ -103,9 +103,9 @@ class Incoming:
                 if other is not with_:
                     other.give_up()
 
-    def comes(self, node: NodeId, round: int) -> bool:
+    def is_arriving(self, node: NodeId, round: int) -> bool:
         """Whether a partner's vectors of `round` are arriving."""
-        return any(assembler.coming == round for assembler in self._of(node))
+        return any(assembler.arriving_round == round for assembler in self._of(node))
 
     def _of(self, node: NodeId) -> Iterator[Assembler]:
         yield self._by_curve[node]
@@ -115,7 +115,7 @@ class Incoming:
 # Callers with unknown keys: each may send Hello and Join, in its own name, and not often.
 
 
-GUEST_WORDS, GUEST_BYTES = 32, 2048
+GUEST_MESSAGES, GUEST_BYTES = 32, 2048
 """Maximum number of messages of a caller that is no member, and bytes of each: a Hello and an entry fit, on every new
 connection."""
 
@@ -131,7 +131,7 @@ class GuestCaller:
     since: float
     hello: Hello | None = None
     asked: bool = False
-    said: int = 0
+    messages: int = 0
 
 
 class Guests:
@@ -150,11 +150,11 @@ class Guests:
         key = user.removeprefix(GUEST)
         return key if key != user and z85.decode(key) not in self._allow.allowed else ""
 
-    def hear(self, key: str, router: ZmqSocket, connection: bytes, mark: zmq.Frame) -> Join | None:
+    def read(self, key: str, router: ZmqSocket, connection: bytes, mark: zmq.Frame) -> Join | None:
         """Read a guest's message; return it if it is a Join.  Raises FrameError for any other than Hello and Join."""
         guest = self._guest_of(key)
-        guest.said += 1
-        if guest.said > GUEST_WORDS:
+        guest.messages += 1
+        if guest.messages > GUEST_MESSAGES:
             raise FrameError("guest", "one that is no member says too much")
         if mark.bytes[:1] == SEAL:  # it may offer again when it is a member
             skip(router)
@@ -285,7 +285,7 @@ class Links(Wakeable):
         for called in self.streams.called_by(node):
             self._drop(called)
         self.incoming.forget(node)
-        self.traffic.heard(node, more=False)
+        self.traffic.note_frame(node, more=False)
         if link is not None:
             self._close(link)
 
@@ -318,7 +318,7 @@ class Links(Wakeable):
 
     def _is_answered(self, to: NodeId, message: AnyMessage) -> bool:
         """Whether the requested vectors are arriving."""
-        return isinstance(message, Account) and message.asks and self.incoming.comes(to, message.round)
+        return isinstance(message, Account) and message.asks and self.incoming.is_arriving(to, message.round)
 
     def _queue(self, link: PartnerLink, message: AnyMessage) -> None:
         self.dropped += not link.outbox.put(message)
@@ -372,20 +372,20 @@ class Links(Wakeable):
             try:
                 mark = self.router.recv(copy=False)
                 if key := self.guests.key_of(mark):
-                    if join := self.guests.hear(key, self.router, connection, mark):
+                    if join := self.guests.read(key, self.router, connection, mark):
                         events.append(Arrived(NOBODY, join))
                     continue
                 sender = self._sender(mark, connection)
                 if mark.bytes[:1] == SEAL:
                     self._answer(sender, connection, mark, events)
                     continue
-                self.streams.heard(sender, connection)
+                self.streams.count_curve_message(sender, connection)
                 message = self._body(sender, mark)
             except Exception as error:
                 refused = frame_error(error, None if sender is None else self.incoming.by_curve(sender))
                 skip(self.router)
                 if sender is not None:
-                    self.traffic.heard(sender, more=self.incoming.by_curve(sender).under_way)
+                    self.traffic.note_frame(sender, more=self.incoming.by_curve(sender).under_way)
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if self._arrived(sender, message, self.incoming.by_curve(sender), events):
@@ -482,12 +482,12 @@ class Links(Wakeable):
         """Close a stream at our end; its caller greets again."""
         self.incoming.drop(way)
         self.streams.drop(way)
-        self.traffic.heard(way.node, more=False)
+        self.traffic.note_frame(way.node, more=False)
 
     def _sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
         sender = self.incoming.sender(mark, connection)
-        self._links[sender].heard = True
-        self.connections.heard(mark.get(zmq.SRCFD), sender)
+        self._links[sender].received_any = True
+        self.connections.note_message(mark.get(zmq.SRCFD), sender)
         return sender
 
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
@@ -499,9 +499,9 @@ class Links(Wakeable):
     def _note_received(self, sender: NodeId, assembler: Assembler) -> None:
         """Note the received part of a partner's message."""
         self.incoming.begun(sender, assembler)
-        self.traffic.heard(sender, more=assembler.under_way)
-        if assembler.coming is not None:  # this is checked before memory is allocated for its chunks
-            self._links[sender].has(assembler.coming)
+        self.traffic.note_frame(sender, more=assembler.under_way)
+        if assembler.arriving_round is not None:  # this is checked before memory is allocated for its chunks
+            self._links[sender].has(assembler.arriving_round)
 
     def _look(self, events: list[LinkEvent]) -> None:
         links = {link.dealer: link for link in self._links.values()}
@@ -528,7 +528,7 @@ class Links(Wakeable):
     def _down(self, link: PartnerLink, events: list[LinkEvent]) -> None:
         self.streams.drop(link.call)
         link.up, link.broke, link.greeting.reached = False, True, True
-        self.traffic.heard(link.node, more=False)  # the message under way is not needed any more, or arrives again
+        self.traffic.note_frame(link.node, more=False)  # the message under way is not needed any more, or arrives again
         events.append(LinkDown(link.node))
         self.routing.linked(link.node, up=False, events=events)
 

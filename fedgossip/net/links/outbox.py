@@ -123,12 +123,12 @@ class Outbox:
             self._cuts.traffic.wait()
         return room
 
-    def say(self, word: Pair) -> None:
+    def add_control(self, word: Pair) -> None:
         """Add a control frame, which is sent next."""
         self._words.append(word)
 
     @property
-    def saying(self) -> bool:
+    def has_control(self) -> bool:
         """Whether the next frame is a control frame."""
         return bool(self._words)
 

@@ -35,13 +35,13 @@ class PartnerLink:
         self.call = StreamCall(node, callee=key)
         self.recent: list[AnyMessage] = []
         """These are sent again when the link is restored."""
-        self.up = self.broke = self.heard = False
+        self.up = self.broke = self.received_any = False
         self.greeting = Greeting()
 
     def takes_over(self, before: PartnerLink) -> None:
         """Be the link to a partner that was called elsewhere before."""
         self.recent, self.outbox.transfer = before.recent, before.outbox.transfer
-        self.heard = before.heard
+        self.received_any = before.received_any
 
     # --- repeated messages --------------------------------------------------------------------------------------------
 
@@ -57,7 +57,9 @@ class PartnerLink:
 
     def has(self, round: int) -> None:
         """Note that the partner is in `round`: it has our models of the rounds before, or will never use them."""
-        self.recent = [said for said in self.recent if not (isinstance(said, OfARound) and said.round < round)]
+        self.recent = [
+            message for message in self.recent if not (isinstance(message, OfARound) and message.round < round)
+        ]
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -66,14 +68,14 @@ class PartnerLink:
         """Whether everything that can be sent has been handed to the network."""
         if self.up:
             return not self.outbox and not self.call.sending
-        return self.broke or not self.heard  # a caller gets our Hello, and may learn from it why we leave
+        return self.broke or not self.received_any  # a caller gets our Hello, and may learn from it why we leave
 
     def offer_stream(self, now: float, *, relayed: bool) -> bool:
         """Offer a stream where none is up and an offer is due; return whether there is something to flush for it."""
         if not self.up or (word := self._streams.offers(self.call, now)) is None:
             return False
         self.call.relayed = relayed
-        self.outbox.say(word)
+        self.outbox.add_control(word)
         return True
 
     def flush(self) -> bool:

@@ -55,11 +55,11 @@ class LinkSurvey:
         self.node, self.links, self.reach_seconds = node, links, reach_seconds
         self.others = sorted(other for other in endpoints if other != node)
         self.up: set[NodeId] = set()
-        self._told: set[int] = set()
+        self._finished: set[int] = set()
         self._owed: dict[NodeId, deque[ChunkTaken]] = {}
         self._answered = -1
         self._turn = 0
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         links.connect(self.others, endpoints, Expected(SCHEMA, "float32", max(SIZES) // 4), Hello(SCHEMA, "", ""))
 
     def measured(self) -> Iterator[LinkTimes]:
@@ -68,7 +68,7 @@ class LinkSurvey:
         Raises NetworkError where no other machine is reached, or all fall silent before the end.
         """
         until = time.monotonic() + self.reach_seconds
-        while len(self.up) < len(self.others) and time.monotonic() < until and not self._told:
+        while len(self.up) < len(self.others) and time.monotonic() < until and not self._finished:
             self._receive()
         if not self.up:
             raise NetworkError(f"none of {self.others} is there", "Start the same command on each of them.")
@@ -109,9 +109,9 @@ class LinkSurvey:
         raise NetworkError(f"{to} did not answer {size} bytes within {WAIT_SECONDS:g} s")
 
     def _wait_for(self, words: set[int]) -> None:
-        while not words & self._told:
+        while not words & self._finished:
             self._receive()
-            if time.monotonic() - self._heard > SILENCE_SECONDS or not self.up:
+            if time.monotonic() - self._last_message > SILENCE_SECONDS or not self.up:
                 raise NetworkError("the others have gone before all links were measured", "Start all of them again.")
 
     def _receive(self) -> None:
@@ -125,14 +125,14 @@ class LinkSurvey:
                 case LinkDown(node):
                     self.up.discard(node)
                 case Arrived(sender, ReduceChunk(round=number)):
-                    self._heard = time.monotonic()
+                    self._last_message = time.monotonic()
                     self._send(sender, ChunkTaken(0, number, ANSWER, 0))
                 case Arrived(_, ChunkTaken(round=number, bucket=bucket)):
-                    self._heard = time.monotonic()
+                    self._last_message = time.monotonic()
                     if bucket == ANSWER:
                         self._answered = number
                     else:
-                        self._told.add(bucket)
+                        self._finished.add(bucket)
 
     def _send_word(self, to: NodeId, word: int) -> None:
         self._send(to, ChunkTaken(0, 0, word, 0))
@@ -208,7 +208,7 @@ def _timed(links: Links, size: int, turn: int, wait: float = WAIT_SECONDS) -> fl
     began = time.monotonic()
     links.send(1, message)
     while (now := time.monotonic()) - began < wait:
-        heard = links.poll(20)
-        if any(isinstance(event, Arrived) and isinstance(event.message, ChunkTaken) for event in heard):
+        events = links.poll(20)
+        if any(isinstance(event, Arrived) and isinstance(event.message, ChunkTaken) for event in events):
             return time.monotonic() - began
     raise NetworkError(f"a message of {size} bytes was not answered within {now - began:.0f} s", "Try it again.")

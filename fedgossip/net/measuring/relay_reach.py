@@ -20,19 +20,19 @@ RATE_BYTES, RATE_SECONDS = 4 << 20, 20.0
 PIECE_BYTES = 1 << 16
 
 
-async def reach(relay: str, identity: Identity, said: Said) -> None:
-    """Reach a relay, by TCP or the web, and measure; `said` receives each step that succeeded.
+async def reach(relay: str, identity: Identity, report: Said) -> None:
+    """Reach a relay, by TCP or the web, and measure; `report` receives each step that succeeded.
 
     Raises FedgossipError, whose text names the step that failed.
     """
     try:
         try:
-            stream = await ask_relay(relay, identity, ECHO, NO_TARGET, CONNECT_SECONDS, said)
+            stream = await ask_relay(relay, identity, ECHO, NO_TARGET, CONNECT_SECONDS, report)
         except PeerError:
-            await _of_a_stranger(relay, said)
+            await _of_a_stranger(relay, report)
             return
         try:
-            await _measured(stream, said)
+            await _measured(stream, report)
         finally:
             hang_up(stream[1])
     except FedgossipError:
@@ -44,7 +44,7 @@ async def reach(relay: str, identity: Identity, said: Said) -> None:
         await settled()
 
 
-async def _measured(stream: Stream, said: Said) -> None:
+async def _measured(stream: Stream, report: Said) -> None:
     """Measure by an echo."""
     reader, writer = stream
     trips = []
@@ -53,7 +53,7 @@ async def _measured(stream: Stream, said: Said) -> None:
         writer.write(b".")
         await asyncio.wait_for(reader.readexactly(1), TRIP_SECONDS)
         trips.append(time.perf_counter() - began)
-    said("round trip", f"{statistics.median(trips) * 1e3:.1f} ms")
+    report("round trip", f"{statistics.median(trips) * 1e3:.1f} ms")
     began, back = time.perf_counter(), 0
     sending = asyncio.create_task(_send(stream))
     try:
@@ -66,7 +66,7 @@ async def _measured(stream: Stream, said: Said) -> None:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
     rate = back / (time.perf_counter() - began) / 1e6
-    said("rate", f"{rate:.1f} MB/s there and back at once, of {back / 1e6:.1f} MB")
+    report("rate", f"{rate:.1f} MB/s there and back at once, of {back / 1e6:.1f} MB")
 
 
 async def _send(stream: Stream) -> None:
@@ -75,9 +75,9 @@ async def _send(stream: Stream) -> None:
         await stream[1].drain()
 
 
-async def _of_a_stranger(relay: str, said: Said) -> None:
+async def _of_a_stranger(relay: str, report: Said) -> None:
     """Measure what one can whom the relay does not serve."""
-    said("roster", "it serves known keys alone, and not this one (--key FILE): no rate")
+    report("roster", "it serves known keys alone, and not this one (--key FILE): no rate")
     web, writer = await open_relay(relay)
     try:
         if isinstance(web, WebStream):
@@ -85,6 +85,6 @@ async def _of_a_stranger(relay: str, said: Said) -> None:
             web.ping()
             while not web.pongs:
                 await asyncio.wait_for(web.receive(), TRIP_SECONDS)
-            said("round trip", f"{(time.perf_counter() - began) * 1e3:.1f} ms, by a ping")
+            report("round trip", f"{(time.perf_counter() - began) * 1e3:.1f} ms, by a ping")
     finally:
         hang_up(writer)

@@ -48,7 +48,7 @@ class Traffic:
             self._waiting -= messages
             self._changed()
 
-    def heard(self, sender: NodeId, *, more: bool) -> None:
+    def note_frame(self, sender: NodeId, *, more: bool) -> None:
         """Note a frame of `sender`; `more`: of a message with vectors that is incomplete."""
         if more == (sender in self._coming):
             return

@@ -116,8 +116,8 @@ def address_of_interface(name: str) -> str | None:
     except ImportError:
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):
-        said = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-        return socket.inet_ntoa(said[20:24])
+        reply = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(reply[20:24])
     return None
 
 

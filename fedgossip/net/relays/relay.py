@@ -223,13 +223,13 @@ class Relay:
                 reader, writer = await entrance(inner)
                 try:
                     writer.write(greeting(secret))
-                    said = await reader.readexactly(REQUEST_BYTES)
+                    request = await reader.readexactly(REQUEST_BYTES)
                 except BaseException:
                     hang_up(writer)
                     raise
         finally:
             self._strangers -= 1
-        wanted = verified_request(secret, said)
+        wanted = verified_request(secret, request)
         allowed = self.allowed()
         if wanted is None or (allowed is not None and not _may(wanted, allowed)):
             self.counts["refused"] += 1

@@ -217,13 +217,13 @@ class RelayClient:
 
 
 async def ask_relay(
-    relay: str, identity: Identity, want: bytes, target: bytes, seconds: float, said: Said = silent
+    relay: str, identity: Identity, want: bytes, target: bytes, seconds: float, report: Said = silent
 ) -> Stream:
-    """Return a connection to a relay, by TCP or the web, that has accepted a request; `said` receives each step.
+    """Return a connection to a relay, by TCP or the web, that has accepted a request; `report` receives each step.
 
     Raises OSError, EOFError, TimeoutError, NetworkError, and PeerError for a refusal.
     """
-    reader, writer = await open_relay(relay, said)
+    reader, writer = await open_relay(relay, report)
     try:
         patient(writer)
         try:
@@ -232,7 +232,7 @@ async def ask_relay(
             if not is_web(relay):
                 raise
             raise _silent_web(relay, error) from None
-        said("greeting", "a relay of fedgossip")
+        report("greeting", "a relay of fedgossip")
         writer.write(request(identity, greeted, want, target))
         if await asyncio.wait_for(reader.readexactly(1), seconds) != YES:
             raise PeerError(f"the relay at {relay} refuses", "Is this peer in the roster that it was given?")
@@ -242,14 +242,14 @@ async def ask_relay(
     return reader, writer
 
 
-async def open_relay(relay: str, said: Said = silent) -> Stream:
+async def open_relay(relay: str, report: Said = silent) -> Stream:
     """Return a connection to a relay that has not greeted yet.  Raises OSError, TimeoutError, NetworkError."""
     if is_web(relay):
-        web = await open_web(relay, said)
+        web = await open_web(relay, report)
         return web, web
     host, _, port = relay.removeprefix(RELAY).rpartition(":")
     stream = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), CONNECT_SECONDS)
-    said("TCP", f"to {host}:{port}")
+    report("TCP", f"to {host}:{port}")
     return stream
 
 

@@ -60,23 +60,23 @@ def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> b
         shared = X25519PrivateKey.from_private_bytes(ours).exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:
         raise PeerError("the relay's key is none", "Is `fedgossip relay` running there?") from None
-    said = want + z85.decode(identity.public) + target
-    return said + _proof(shared, said, theirs)
+    content = want + z85.decode(identity.public) + target
+    return content + _proof(shared, content, theirs)
 
 
-def verified_request(secret: X25519PrivateKey, said: bytes) -> RelayRequest | None:
+def verified_request(secret: X25519PrivateKey, content: bytes) -> RelayRequest | None:
     """Return the request, if its sender has the secret of the key that it names; None otherwise."""
-    want, key, target, proof = said[:1], said[1:33], said[33:65], said[65:]
-    if len(said) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER, ECHO):
+    want, key, target, proof = content[:1], content[1:33], content[33:65], content[65:]
+    if len(content) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER, ECHO):
         return None
     try:
         shared = secret.exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError:  # a key of small order: its shared secret is public
         return None
     ours = secret.public_key().public_bytes_raw()
-    return RelayRequest(want, key, target) if hmac.compare_digest(_proof(shared, said[:65], ours), proof) else None
+    return RelayRequest(want, key, target) if hmac.compare_digest(_proof(shared, content[:65], ours), proof) else None
 
 
-def _proof(shared: bytes, said: bytes, relay: bytes) -> bytes:
+def _proof(shared: bytes, content: bytes, relay: bytes) -> bytes:
     key = HKDF(SHA256(), 32, relay, _PURPOSE).derive(shared)
-    return hmac.digest(key, said, "sha256")
+    return hmac.digest(key, content, "sha256")

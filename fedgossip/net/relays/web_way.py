@@ -104,8 +104,8 @@ def silent(_step: str, _found: str) -> None:
     """Report no step."""
 
 
-async def open_web(url: str, said: Said = silent) -> WebStream:
-    """Return a WebSocket to a relay.  `said` receives each step.
+async def open_web(url: str, report: Said = silent) -> WebStream:
+    """Return a WebSocket to a relay.  `report` receives each step.
 
     Raises NetworkError, whose text names the failed step and whose advice the remedy, and ConfigError for a proxy or a
     file of authorities that cannot be used.
@@ -114,20 +114,20 @@ async def open_web(url: str, said: Said = silent) -> WebStream:
     secure = parts.scheme == "wss"
     target = _Target(secure, parts.hostname or "", parts.port or (443 if secure else 80))
     proxy = proxy_for(secure, target.authority)
-    said("proxy", str(proxy) if proxy else "none")
-    inner = await _called(proxy, target, said)
+    report("proxy", str(proxy) if proxy else "none")
+    inner = await _called(proxy, target, report)
     try:
         if proxy and proxy.kind == "socks5":
             await _within(_by_socks(inner, proxy, target), f"the proxy {proxy} does not answer in SOCKS5")
-            said("SOCKS5", f"to {target.authority}")
+            report("SOCKS5", f"to {target.authority}")
         elif proxy:
             await _within(_by_connect(inner, proxy, target), f"the proxy {proxy} does not answer CONNECT")
-            said("CONNECT", f"to {target.authority}")
+            report("CONNECT", f"to {target.authority}")
         if secure:
             inner = await _secured(inner, target.host, f"{target.host}: the certificate")
-            said("TLS", _of_tls(inner[1]))
+            report("TLS", _of_tls(inner[1]))
         stream = await _within(_upgraded(inner, url), f"{target.authority} does not answer the upgrade to a WebSocket")
-        said("upgrade", "to a WebSocket")
+        report("upgrade", "to a WebSocket")
     except BaseException:
         inner[1].transport.abort()
         raise
@@ -149,7 +149,7 @@ async def _within(work: Awaitable[_Done], silence: str) -> _Done:
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
-async def _called(proxy: Proxy | None, target: _Target, said: Said) -> TcpStream:
+async def _called(proxy: Proxy | None, target: _Target, report: Said) -> TcpStream:
     """Return a connection of TCP to the proxy, else to the relay."""
     host, port = (proxy.host, proxy.port) if proxy else (target.host, target.port)
     what = f"the proxy {proxy}" if proxy else f"the relay {target.authority}"
@@ -160,7 +160,7 @@ async def _called(proxy: Proxy | None, target: _Target, said: Said) -> TcpStream
         text = f"{what}: the name {host} is not known here"
         advice = "Correct the name; where only the proxy resolves names, name it: HTTPS_PROXY, or --proxy URL."
         raise NetworkError(text, advice) from None
-    said("name", f"{host} is {found[0][4][0]}")
+    report("name", f"{host} is {found[0][4][0]}")
     try:
         inner = await asyncio.wait_for(asyncio.open_connection(host, port, happy_eyeballs_delay=0.25), STEP_SECONDS)
     except (TimeoutError, OSError) as error:

@@ -45,9 +45,9 @@ class SealedWay:
     """One end of a stream, and the count of messages on the CURVE connection beside it."""
 
     node: NodeId
-    heard: int = 0
+    frames_received: int = 0
     """Messages of ZeroMQ received on the CURVE connection since its S."""
-    said: int = 0
+    frames_sent: int = 0
     """Those sent on it since the S that was sent."""
     stream: SealedStream | None = None
     said_proof: bool = False
@@ -108,7 +108,7 @@ class SealedWay:
     @property
     def waits(self) -> bool:
         """Whether earlier messages have yet to arrive by the CURVE connection."""
-        return self.hears and self.heard < self.waits_for
+        return self.hears and self.frames_received < self.waits_for
 
     @property
     def sending(self) -> bool:
@@ -121,7 +121,7 @@ class SealedWay:
 
     def count_sent(self, pair: Pair) -> None:
         """Note messages taken by ZeroMQ for the CURVE connection."""
-        self.said = 0 if pair[0][:1] == SEAL else self.said + 1
+        self.frames_sent = 0 if pair[0][:1] == SEAL else self.frames_sent + 1
 
     def prove(self) -> bool:
         """Send the proof that we have the key.  Raises OSError."""
@@ -134,7 +134,7 @@ class SealedWay:
         """Change over to the stream, between two messages; return whether it has.  Raises OSError."""
         if not self.speaks:
             assert self.stream is not None
-            self.speaks = self.stream.send(_BEGIN, _COUNT.pack(self.said))
+            self.speaks = self.stream.send(_BEGIN, _COUNT.pack(self.frames_sent))
         return self.speaks
 
     def send(self, pair: Pair) -> bool:

@@ -74,10 +74,10 @@ def has_aes() -> bool:
     have.
     """
     try:
-        told = Path("/proc/cpuinfo").read_text(errors="replace")
+        flags = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
         return platform.machine().lower() in ("arm64", "x86_64", "amd64")
-    lines = (line for line in told.splitlines() if line.lower().startswith(("flags", "features")))
+    lines = (line for line in flags.splitlines() if line.lower().startswith(("flags", "features")))
     return "aes" in next(lines, "").split()
 
 

@@ -45,16 +45,16 @@ class Stranger:
 
     connection: socket.socket
     until: float
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
     @property
     def ticket(self) -> bytes:
-        return bytes(self.said[len(HAIL) : len(HAIL) + TICKET_BYTES])
+        return bytes(self.received[len(HAIL) : len(HAIL) + TICKET_BYTES])
 
     @property
     def record(self) -> tuple[bytearray, bytearray]:
         """The head of its first record, and the seal of its empty body."""
-        return self.said[-HEAD_BYTES - TAG_BYTES : -TAG_BYTES], self.said[-TAG_BYTES:]
+        return self.received[-HEAD_BYTES - TAG_BYTES : -TAG_BYTES], self.received[-TAG_BYTES:]
 
 
 class StreamPort:
@@ -113,21 +113,21 @@ class StreamPort:
         stranger = self.strangers[connection] = Stranger(connection, time.monotonic() + STRANGER_SECONDS)
         self._selector.register(connection, selectors.EVENT_READ, stranger)
 
-    def hear(self, stranger: Stranger) -> bool:
+    def read_stranger(self, stranger: Stranger) -> bool:
         """Read a stranger's bytes; return whether all have arrived."""
         if stranger.connection not in self.strangers:  # it was turned away since it was found readable
             return False
         try:
-            said = stranger.connection.recv(STRANGER_BYTES - len(stranger.said))
+            received = stranger.connection.recv(STRANGER_BYTES - len(stranger.received))
         except BlockingIOError:
             return False
         except OSError:
-            said = b""
-        stranger.said += said
-        if not said or not HAIL.startswith(bytes(stranger.said[: len(HAIL)])):
+            received = b""
+        stranger.received += received
+        if not received or not HAIL.startswith(bytes(stranger.received[: len(HAIL)])):
             self.turn_away(stranger)
             return False
-        return len(stranger.said) == STRANGER_BYTES
+        return len(stranger.received) == STRANGER_BYTES
 
     def turn_away(self, stranger: Stranger) -> None:
         """Hang up on it."""

@@ -105,7 +105,7 @@ class Streams:
 
     def take_answer(self, call: StreamCall, number: int, text: bytes, descriptor: int) -> None:
         """Read the callee's answer, received on `descriptor`; connect to it.  Raises FrameError for an invalid one."""
-        call.heard = 0
+        call.frames_received = 0
         if call.offer is None or number != call.number:
             return
         offer, call.offer = call.offer, None
@@ -179,7 +179,7 @@ class Streams:
         """Return all of one caller."""
         return tuple(self._called.get(node, ()))
 
-    def heard(self, node: NodeId, connection: bytes) -> None:
+    def count_curve_message(self, node: NodeId, connection: bytes) -> None:
         """Count a message received by a CURVE connection; the stream beside it may wait for that."""
         for one in self._called.get(node, ()):
             if one.connection == connection:
@@ -187,8 +187,8 @@ class Streams:
 
     def count_received(self, way: SealedWay) -> None:
         """Count a message received by the CURVE connection beside a stream."""
-        way.heard += 1
-        if way.hears and way.heard == way.waits_for:
+        way.frames_received += 1
+        if way.hears and way.frames_received == way.waits_for:
             self.watch(way)
 
     # --- all of them ------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Streams:
             if key.data is None:
                 self.port.accept()
             elif isinstance(key.data, Stranger):
-                if self.port.hear(key.data):
+                if self.port.read_stranger(key.data):
                     yield from self._admit(key.data)
             elif key.data.stream is None:  # dropped in this turn
                 continue

@@ -159,12 +159,12 @@ def statistics_words(e: Experiment) -> tuple[str, ...]:
     """Return, in words, what leaves a site in the agreement on statistics; () without such a step before the run."""
     if not agrees(e) or e.task.kind == STATISTICS or (e.budget and e.budget.unit != "record"):
         return ()
-    told = "two sums over the sites, of which the means, spreads and counts of the columns are made: data agree"
+    text = "two sums over the sites, of which the means, spreads and counts of the columns are made: data agree"
     if (spent := statistics_cost(e)) is None:
-        return (f"{told}; exact and without noise, so no epsilon covers them",)
+        return (f"{text}; exact and without noise, so no epsilon covers them",)
     assert e.budget is not None
     worth = f"epsilon {epsilon([spent], e.budget.delta):.3g} for each record"
-    return (f"{told}; with noise {e.budget.noise:g} on each site's: {worth}, out of the same budget",)
+    return (f"{text}; with noise {e.budget.noise:g} on each site's: {worth}, out of the same budget",)
 
 
 def _table(e: Experiment, schema: TableSchema | None) -> StatedTable | None:

@@ -197,21 +197,21 @@ class SiteChecks:
             if total and exact < 1:
                 text = f"no budget of privacy, and this site allows epsilon {total.max_epsilon:g} of its records in all"
                 raise BudgetError(text, "See what was released: fedgossip privacy ledger; --allow-exact allows more.")
-            said = "no budget of privacy: no epsilon covers what this run discloses of a record"
+            sentence = "no budget of privacy: no epsilon covers what this run discloses of a record"
             return Warned(
-                said, "Accept that, as the plan states it, or agree on [coordinator.privacy] at all participants."
+                sentence, "Accept that, as the plan states it, or agree on [coordinator.privacy] at all participants."
             )
         found = outlook(plan, site.node, spent_on(site.spent, plan.unit, *about), agreed=True)
         if not found.fits:
             most = plan.section.privacy.max_epsilon
             text = f"{found.rounds_within} of {plan.experiment.rounds} rounds fit into epsilon {most:g}"
             raise BudgetError(text, "See what was spent: fedgossip privacy ledger; what would fit: privacy plan.")
-        told = f"epsilon {found.epsilon:.3g} after all rounds, {found.total:.3g} with those before"
+        sentence = f"epsilon {found.epsilon:.3g} after all rounds, {found.total:.3g} with those before"
         if total is None:
-            return f"{told}; no limit over all runs: fedgossip privacy ledger --max-epsilon-total"
+            return f"{sentence}; no limit over all runs: fedgossip privacy ledger --max-epsilon-total"
         each = found.plan.round_spend
         after = total.spend(replace(each, steps=each.steps * plan.experiment.rounds))
-        return f"{told}; {after.epsilon:.3g} of the {total.max_epsilon:g} that this site allows over all runs"
+        return f"{sentence}; {after.epsilon:.3g} of the {total.max_epsilon:g} that this site allows over all runs"
 
     def _folder(self) -> str:
         out = self._site.out

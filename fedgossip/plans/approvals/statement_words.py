@@ -96,8 +96,8 @@ def _learns(statement: PlanStatement) -> str:
         return "Nothing: the sites judge a model that there is, each on its own records."
     if e["task"]["kind"] in SUMS and statement.table:
         return f"{e['model']['source']} of {', '.join(statement.table.labels)}, by sums over the sites that are exact."
-    told = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
-    return f"{told} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
+    text = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
+    return f"{text} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
 
 
 def _from(statement: PlanStatement) -> str:
@@ -140,9 +140,9 @@ def _training(train: Mapping[str, Any]) -> str:
 def _budget(privacy: Mapping[str, Any] | None, said: str) -> str:
     if privacy is None or privacy["unit"] == "none":
         return _sentence(said)
-    told = f"Epsilon at most {privacy['max_epsilon']:g} at delta {privacy['delta']:g} for each {privacy['unit']}"
+    text = f"Epsilon at most {privacy['max_epsilon']:g} at delta {privacy['delta']:g} for each {privacy['unit']}"
     how = f"noise {privacy['noise']:g}, clip {privacy['clip']:g}"
-    return f"{told}, by {how}.  {meaning(privacy['max_epsilon'], privacy['unit'])}"
+    return f"{text}, by {how}.  {meaning(privacy['max_epsilon'], privacy['unit'])}"
 
 
 def _named(hashes: Mapping[str, str]) -> str:

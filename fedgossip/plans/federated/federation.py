@@ -303,8 +303,8 @@ class FederationPlan(PlanDefaults):
 
     def agreed_before(self, node: NodeId) -> Sequence[Mapping[str, object]]:
         """Return a client's spending on the statistics of this run, where no ledger records it."""
-        told = node < self.learners and self.exact is None
-        return statistics_spends(self.experiment) if told else ()
+        tables = node < self.learners and self.exact is None
+        return statistics_spends(self.experiment) if tables else ()
 
     def _chances(self, node: NodeId, own: Credentials | None = None) -> Callable[[int], Chances]:
         """Return the chances of rounding, which are no secret and the same in every driver."""
@@ -610,9 +610,9 @@ class FederationPlan(PlanDefaults):
 
     def verdict(self, words: Sequence[str | None]) -> str:
         """Return the coordinator's status; partial where some clients ended early."""
-        said, clients = words[self.coordinator], words[: self.coordinator]
-        if said != "finished":
-            return said or "failed"
+        status, clients = words[self.coordinator], words[: self.coordinator]
+        if status != "finished":
+            return status or "failed"
         words = [word for word in clients if word] if self.vacancies else clients
         whole = all(word in ("finished", EXHAUSTED) for word in words) or not any(words)  # arrays have no clients
         return "finished" if whole else PARTIAL

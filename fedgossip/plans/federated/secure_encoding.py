@@ -107,8 +107,8 @@ class Numbers:
 
     @property
     def _describe_clip(self) -> str:
-        told = self.telling.fields
-        return next((name for name in (CLIPPED, SHORTER) if name in told), NOTHING)
+        fields = self.telling.fields
+        return next((name for name in (CLIPPED, SHORTER) if name in fields), NOTHING)
 
     def _bits(self, elements: int) -> int:
         """Return the largest usual number of bits with which neither the sum nor its noise can wrap around."""

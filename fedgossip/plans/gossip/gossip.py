@@ -289,13 +289,13 @@ class GossipPlan(PlanDefaults):
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         pairs = (self.pairwise, self.experiment.algorithm.exchanges) if self.pairwise else None
-        told = outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors, pairs)
+        outlook_ = outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors, pairs)
         algorithm = self.algorithm
         if isinstance(algorithm, Choco):
-            return outlook_of_changes(told, algorithm, task, self.forecast.messages * self.n)
+            return outlook_of_changes(outlook_, algorithm, task, self.forecast.messages * self.n)
         if isinstance(algorithm, FragmentedDiLoCo):
-            return outlook_of_fragments(told, algorithm, task, self.forecast.messages * self.n)
-        return relayed_outlook(told, self.topology) if algorithm.needs.weighs_alike else told
+            return outlook_of_fragments(outlook_, algorithm, task, self.forecast.messages * self.n)
+        return relayed_outlook(outlook_, self.topology) if algorithm.needs.weighs_alike else outlook_
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self.experiment, self.name, self.n, parameters * itemsize * self.vectors)
@@ -406,9 +406,9 @@ def graph_facts(n: int, found: Spectrum | None) -> Told:
     return Told(n, gap, round(most, 6))
 
 
-def algorithm_of(experiment: GossipExperiment, told: Told) -> GossipAlgorithm[Any]:
+def algorithm_of(experiment: GossipExperiment, context: Told) -> GossipAlgorithm[Any]:
     """The algorithm of a run.  Raises ConfigError."""
-    return make(experiment.algorithm.name, method_of(experiment), told, options_of(experiment))
+    return make(experiment.algorithm.name, method_of(experiment), context, options_of(experiment))
 
 
 def options_of(experiment: GossipExperiment) -> dict[str, Any]:

@@ -146,9 +146,9 @@ def _check_graph(name: str, needs: Needs, schedule: Schedule, found: Spectrum | 
     if needs.lambda_n is not None:
         least = found.lambda_n if found else None
         if least is None or least <= needs.lambda_n + ROUNDING:
-            told = "is not known" if least is None else f"is {least:.6g}"
+            sentence = "is not known" if least is None else f"is {least:.6g}"
             text = f"{name} needs weights whose smallest eigenvalue is above {needs.lambda_n:.6g}, and that of"
-            raise ConfigError(f"{text} {schedule.name!r} {told}", 'Set topology.weights = "lazy".')
+            raise ConfigError(f"{text} {schedule.name!r} {sentence}", 'Set topology.weights = "lazy".')
 
 
 def _check_tree(name: str, topology: Topology) -> None:

@@ -48,32 +48,34 @@ def outlook_of(
     return RunOutlook(int(size * forecast.messages * schedule.n), {"forecast": forecast.to_dict()}, lines)
 
 
-def outlook_of_changes(told: RunOutlook, algorithm: Choco, task: LocalTask, messages: float) -> RunOutlook:
+def outlook_of_changes(outlook: RunOutlook, algorithm: Choco, task: LocalTask, messages: float) -> RunOutlook:
     """Return the outlook of CHOCO-SGD, whose `messages` of a round hold a payload and no model.  Raises ConfigError."""
     length = task.length
     size = algorithm.codec.size(VectorLayout.of_length(length, task.dtype), 1)
     payload = frozen(np.zeros(size, np.uint8))
     sent = wire_bytes(CodedModel(1, 0, size, task.schema, (payload,)))
     gamma, contraction = algorithm.gamma(length), algorithm.contraction(length)
-    said = f"{algorithm.codec.name} of what has changed, contraction {contraction:.2g}; mixed with gamma {gamma:g}"
-    return replace(told, bytes_per_round=int(sent * messages), lines=[told.lines[0], said])
+    text = f"{algorithm.codec.name} of what has changed, contraction {contraction:.2g}; mixed with gamma {gamma:g}"
+    return replace(outlook, bytes_per_round=int(sent * messages), lines=[outlook.lines[0], text])
 
 
-def outlook_of_fragments(told: RunOutlook, algorithm: FragmentedDiLoCo, task: LocalTask, messages: float) -> RunOutlook:
+def outlook_of_fragments(
+    outlook: RunOutlook, algorithm: FragmentedDiLoCo, task: LocalTask, messages: float
+) -> RunOutlook:
     """Return the outlook where each of a round's `messages` has a fragment, their mean size.  Raises ConfigError."""
     fragments = algorithm.fragments(task.length)
     parts = [task.initial(0)[fragments.part(number)] for number in range(fragments.count)]
     sizes = [wire_bytes(ModelFragment(0, part.size, task.schema, (part,))) for part in parts]
     most = f"at most {fragments.largest:,} of {task.length:,} elements"
-    said = f"{fragments.count} fragments, {most}: one in a round, each every {fragments.count} rounds"
-    return replace(told, bytes_per_round=int(sum(sizes) / len(sizes) * messages), lines=[told.lines[0], said])
+    text = f"{fragments.count} fragments, {most}: one in a round, each every {fragments.count} rounds"
+    return replace(outlook, bytes_per_round=int(sum(sizes) / len(sizes) * messages), lines=[outlook.lines[0], text])
 
 
-def relayed_outlook(told: RunOutlook, topology: Topology) -> RunOutlook:
+def relayed_outlook(outlook: RunOutlook, topology: Topology) -> RunOutlook:
     """Return the outlook of RelaySGD on a tree, on which weights of the graph promise nothing."""
     late = longest_way(topology)
-    said = f"each model counts once in every peer's mean, {_rounds(late).removeprefix('in ')} late at most"
-    return replace(told, lines=[told.lines[0], said])
+    text = f"each model counts once in every peer's mean, {_rounds(late).removeprefix('in ')} late at most"
+    return replace(outlook, lines=[outlook.lines[0], text])
 
 
 def longest_way(tree: Topology) -> int:
@@ -124,8 +126,8 @@ def _promised_of_pairs(rates: PairwiseRates, exchanges: int) -> list[str]:
         return []
     counts = [_rounds(rates.rounds_to(share, exchanges)) for share in (0.5, 0.01)]
     often = "an exchange" if exchanges == 1 else f"{exchanges} exchanges"
-    said = f"a round, in which each peer begins {often}, leaves {'' if rates.rate else 'at most '}{left:.4f}"
-    return [f"{said} of a disagreement in the long run; it falls to a half {counts[0]}, to 1 % {counts[1]}"]
+    text = f"a round, in which each peer begins {often}, leaves {'' if rates.rate else 'at most '}{left:.4f}"
+    return [f"{text} of a disagreement in the long run; it falls to a half {counts[0]}, to 1 % {counts[1]}"]
 
 
 def pairwise_facts(rates: PairwiseRates, exchanges: int) -> dict[str, Any]:

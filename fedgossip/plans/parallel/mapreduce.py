@@ -136,9 +136,9 @@ class MapReducePlan(SharedSteps):
 
     def verdict(self, words: Sequence[str | None]) -> str:
         """Return the server's status; partial where some workers ended early."""
-        said, workers = words[self.server], words[: self.learners]
-        if said != "finished":
-            return said or "failed"
+        status, workers = words[self.server], words[: self.learners]
+        if status != "finished":
+            return status or "failed"
         return "finished" if not any(workers) or set(workers) == {"finished"} else PARTIAL  # arrays have no workers
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:

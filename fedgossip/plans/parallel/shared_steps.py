@@ -89,10 +89,10 @@ class SharedSteps(PlanDefaults):
 
     def verdict(self, words: Sequence[str | None]) -> str:
         """Return the status: the common model exists where any worker finished."""
-        said = {words[node] for node in self.roles.counted}
-        if {"finished", PARTIAL} & said:
-            return "finished" if said == {"finished"} else PARTIAL
-        return "failed" if "failed" in said or said == {None} else "interrupted"
+        statuses = {words[node] for node in self.roles.counted}
+        if {"finished", PARTIAL} & statuses:
+            return "finished" if statuses == {"finished"} else PARTIAL
+        return "failed" if "failed" in statuses or statuses == {None} else "interrupted"
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         return with_exchanges(Lacking(), rows, self.exchanges, self.roles, node)

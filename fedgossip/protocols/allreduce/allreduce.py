@@ -261,8 +261,8 @@ class AllReduce:
         try:
             effects = self.exchange.take(sender, chunk, now_ns)
         except UnsummableError as error:
-            told = Refused(sender, "unsummable", str(error), self.round, error.advice)
-            return [told, *self._refuse(sender, now_ns)]
+            refusal = Refused(sender, "unsummable", str(error), self.round, error.advice)
+            return [refusal, *self._refuse(sender, now_ns)]
         return [*effects, *self._close_if_done(now_ns)]
 
     # --- rounds ---------------------------------------------------------------------------------------------------
@@ -436,8 +436,8 @@ class AllReduce:
         """Drop the open round, and report the number of completed ones to all."""
         self.phase = "regrouping"
         self.exchange.renew(self.round)
-        told = self.group.stop(self.round, self.at.digest, now_ns)
-        return [*told, *self._propose_if_due(now_ns)]
+        effects = self.group.stop(self.round, self.at.digest, now_ns)
+        return [*effects, *self._propose_if_due(now_ns)]
 
     def _report(self, sender: NodeId, report: GroupReport, now_ns: int) -> list[Effect]:
         group = self.group
@@ -457,9 +457,9 @@ class AllReduce:
     def _propose_if_due(self, now_ns: int) -> list[Effect]:
         view = self.group.proposal(now_ns)
         if isinstance(view, GroupView):
-            told = [Send(other, view) for other in view.members if other != self.node]
+            effects = [Send(other, view) for other in view.members if other != self.node]
             odd = [Report("workers_differ", list(self.group.odd), self.round)] if self.group.odd else []
-            return [*told, *odd, *self._begin_view(view, now_ns)]
+            return [*effects, *odd, *self._begin_view(view, now_ns)]
         return self._finish(view) if view else []
 
     def _viewed(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
@@ -474,14 +474,14 @@ class AllReduce:
 
     def _begin_view(self, view: GroupView, now_ns: int) -> list[Effect]:
         """Begin a view; it binds a next life, so it is on disk before any message of it is sent."""
-        came = [node for node in view.members if node not in self.group.members]
+        joined = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
         if stuck := self._stuck(came or gone, now_ns):
             return [*self._goodbye(), *self._finish(stuck)]
         self.exchange.renew(view.rounds)
         effects: list[Effect] = [self.at.checkpoint(self.group.saved(), durable=True)]
         effects.append(Report("regrouped", {"workers": list(view.members), "without": gone}, self.round))
-        effects += [Report("workers_back", came, self.round)] if came else []
+        effects += [Report("workers_back", joined, self.round)] if joined else []
         effects += self.group.announce()
         if self.node in view.behind:
             return effects + self._catch_up(view)

@@ -258,8 +258,8 @@ class _Bucket:
             step = self._steps[self._at]
             if move.way is Way.SEND:
                 out.append(self._chunk(move, part, step))
-            elif (came := self._kept.pop((move.peer, step), None)) is not None:
-                self._take(move, part, *came)
+            elif (arrived := self._kept.pop((move.peer, step), None)) is not None:
+                self._take(move, part, *arrived)
             else:
                 break
             self._at += 1
@@ -272,25 +272,27 @@ class _Bucket:
             vector[:] = self._part[part]
         return Chunk(move.peer, self._number, step, self.start + part.start, self._weight, frozen(vector))
 
-    def _take(self, move: Move, part: slice, weight: float, came: Vector) -> None:
+    def _take(self, move: Move, part: slice, weight: float, arrived: Vector) -> None:
         self._made[move.peer] = self._made.get(move.peer, 0) + 1
         if move.way is Way.REPLACE:
-            self._part[part], self._weight = came, 0.0
-            self._pass_on(part, came)
+            self._part[part], self._weight = arrived, 0.0
+            self._pass_on(part, arrived)
             return
         self._adds -= 1
-        self.summed += came.size
+        self.summed += arrived.size
         if self._exact is None:
-            self._add(part, came)
+            self._add(part, arrived)
             return
-        self._exact.add(weight, came)
+        self._exact.add(weight, arrived)
         if not self._adds:
             self._part[:], self._weight = self._exact.mean(self._part.dtype), 0.0
             self._exact = None
 
-    def _add(self, part: slice, came: Vector) -> None:
+    def _add(self, part: slice, arrived: Vector) -> None:
         """Add into the memory of the received part, if it is ours; the vector itself need not hold a replaced part."""
-        total = np.add(self._part[part], came, out=came if came.flags.writeable else empty(came.size, came.dtype))
+        total = np.add(
+            self._part[part], arrived, out=arrived if arrived.flags.writeable else empty(arrived.size, arrived.dtype)
+        )
         self._pass_on(part, total)
         if not self._is_replaced(part):
             self._part[part] = total

@@ -118,8 +118,8 @@ class PayloadGather:
             if move.way is Way.SEND:
                 weight, payload = self._payloads[move.first]
                 out.append(Chunk(move.peer, 0, step, part.start, weight, payload))
-            elif (came := self._kept.pop((move.peer, step), None)) is not None:
-                self._payloads[move.first] = came
+            elif (arrived := self._kept.pop((move.peer, step), None)) is not None:
+                self._payloads[move.first] = arrived
                 self.summed += self._layout.length
             else:
                 break

@@ -144,8 +144,8 @@ class WorkerGroup:
         """Begin an agreement: send all the number of completed rounds."""
         self.regroup = Regroup(self.node, self.view, rounds, digest)
         self._reported_ns = self._stopped_ns = now_ns
-        said = self._report()
-        return [*said, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
+        report = self._report()
+        return [*report, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
     def answer(self, sender: NodeId, report: GroupReport) -> list[Effect]:
         """Reply to a report of an older epoch with the view that began this one."""
@@ -188,8 +188,8 @@ class WorkerGroup:
     def proposal(self, now_ns: int) -> GroupView | Failure | None:
         """Return a view or failure, once all have reported; None while reports or another's proposal are awaited."""
         regroup = self.regroup
-        coming = set(self.others) - self.lost - self.departed - self.refused  # links are made one by one
-        there = self.here if self.at_work else coming
+        joining = set(self.others) - self.lost - self.departed - self.refused  # links are made one by one
+        there = self.here if self.at_work else joining
         if regroup is None or regroup.awaited(there - self.returning):
             return None
         if not regroup.enough:

@@ -311,8 +311,8 @@ class Client:
         """Refuse and leave, as nothing more may be sent."""
         self.phase = "finished"
         refusal = Refusal(invite.round, invite.session, EXHAUSTED)
-        said = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
-        return [*self._let_go(), budget_reached(error, invite.round), *said, Finish(self.model, used_up(error))]
+        effects = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
+        return [*self._let_go(), budget_reached(error, invite.round), *effects, Finish(self.model, used_up(error))]
 
     def _trained(
         self, update: Vector | None, examples: int, metrics: Mapping[str, float], extra: Vectors = ()
@@ -345,10 +345,10 @@ class Client:
             {name: metrics.get(name, 0.0) for name in self.telling.counts},
         )
         answer = self.part.trained(self.telling.of(contributed))
-        said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
+        effects = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
         score = float(metrics.get("score", 0.0)) if metrics.get("tested") else None
         epsilon = self.purse.epsilon if self.purse else None
-        return [self._checkpoint(), *said, LocalWork(round + 1, score, epsilon)]
+        return [self._checkpoint(), *effects, LocalWork(round + 1, score, epsilon)]
 
     def _checkpoint(self) -> Checkpoint:
         vectors = {"x": self.model}

@@ -69,8 +69,8 @@ class Telling:
 
     def of(self, work: PreparedContribution) -> PreparedContribution:
         """Return the work with blank values for unsent facts."""
-        told = self.fields
-        blank: Any = {field: value for field, value in BLANK.items() if field not in told}
+        fields = self.fields
+        blank: Any = {field: value for field, value in BLANK.items() if field not in fields}
         return replace(work, **blank) if blank else work
 
     @property
@@ -83,9 +83,9 @@ class Telling:
 
 
 @cache
-def _fields_of(told: tuple[str, ...]) -> tuple[str, ...]:
+def _fields_of(fields: tuple[str, ...]) -> tuple[str, ...]:
     """Return the fields of these facts."""
-    return tuple(field for fact in FACTS if fact.name in told for field in fact.fields)
+    return tuple(field for fact in FACTS if fact.name in fields for field in fact.fields)
 
 
 EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name not in ("shorter", "gains", "twentieth")))

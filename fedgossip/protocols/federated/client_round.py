@@ -59,10 +59,10 @@ class PreparedContribution:
 
     def answer_to(self, invite: Invite) -> Contribution | CodedContribution:
         """Return the answer in the clear."""
-        told = self.up, self.examples, self.steps, self.loss, self.measured, self.tested
+        contents = self.up, self.examples, self.steps, self.loss, self.measured, self.tested
         if self.up[0].dtype == np.uint8:
-            return CodedContribution(invite.round, self.up[0].size, invite.schema, *told)
-        return Contribution(invite.round, invite.schema, *told)
+            return CodedContribution(invite.round, self.up[0].size, invite.schema, *contents)
+        return Contribution(invite.round, invite.schema, *contents)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Return the values of metrics, which a sum weighs: a count's over the weight, so that each client adds it."""

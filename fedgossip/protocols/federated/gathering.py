@@ -44,8 +44,8 @@ class Gathered:
         where = _of(sender, message)
         check_layout(where, sender, message.schema, message.vectors, self.like)
         measured = 0.0 <= message.measured <= 1.0 if self.score.share else abs(message.measured) <= LOSS_MOST
-        told = abs(message.loss or 0.0) <= LOSS_MOST and measured  # both false for a nan
-        if message.examples < 1 or message.steps < 1 or not told:
+        bounded = abs(message.loss or 0.0) <= LOSS_MOST and measured  # both false for a nan
+        if message.examples < 1 or message.steps < 1 or not bounded:
             counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
             raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
 

@@ -321,10 +321,10 @@ class LeafCoordinator:
         if self.part.over:
             return [report]
         refusal = Send(self.parent, Refusal(asked.round, asked.session, why.reason))
-        said: list[Effect] = [report, *self.part.give_up(), refusal]
+        effects: list[Effect] = [report, *self.part.give_up(), refusal]
         if why.reason == EXHAUSTED:  # those that are left are too few for every later round
-            return [*said, Send(self.parent, Leaving(asked.round, done=True)), *self._leave(self._model_so_far())]
-        return said
+            return [*effects, Send(self.parent, Leaving(asked.round, done=True)), *self._leave(self._model_so_far())]
+        return effects
 
     def _give_up_round(self) -> list[Effect]:
         self.exchange = None

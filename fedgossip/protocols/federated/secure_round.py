@@ -203,11 +203,14 @@ class SecureRound:
 
     def _begun(self, nodes: Iterable[NodeId]) -> list[Effect]:
         """Return the first messages of a stage to these clients; the transcript has each once."""
-        step, said = self._step, self._frames(nodes)
+        step, effects = self._step, self._frames(nodes)
         if isinstance(step, server.Inviting | server.Consenting):
             alike = Witness(self.session, None, step.frame, sent=True)
-            return [alike, *self._send(said)]
-        return [*(Witness(self.session, node, frame, sent=True) for node, frame in said.items()), *self._send(said)]
+            return [alike, *self._send(effects)]
+        return [
+            *(Witness(self.session, node, frame, sent=True) for node, frame in effects.items()),
+            *self._send(effects),
+        ]
 
     def _frames(self, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
         """Return this stage's signed frame for each client."""
@@ -283,9 +286,9 @@ class SecureRound:
             self._facts["clip"] = self._fixed.clip_l2
             self.summing.clipping = self.summing.clipping.after(found.shorter, found.clients)
         culprits = [Report("misfits", {"of": v, "held_by": u}, self.round) for v, u in summed.culprits]
-        told = [Send(node, self._secured(node, summed.frame)) for node in summed.survivors if node in self.here]
+        effects = [Send(node, self._secured(node, summed.frame)) for node in summed.survivors if node in self.here]
         ends = [Witness(self.session, None, frame, sent=True, outcome=SUMMED) for frame in (summed.frame, b"")]
-        return [*culprits, *ends, self._log("sum", clients=found.clients, sid=summed.sid.hex()), *told]
+        return [*culprits, *ends, self._log("sum", clients=found.clients, sid=summed.sid.hex()), *effects]
 
     # --- messages and links -------------------------------------------------------------------------------------------
 

@@ -82,5 +82,7 @@ class Attacker:
                 self.node, round, self.seed, own, {j: good[j] for j in sources}, mixing.row, self.attackers
             )
             self.told[round] = lies(self.attack, seen, mixing.targets(self.node))
-        told = self.told[round]
-        return [Send(to, replace(model, vectors=(told.get(to, model.vectors[0]),))) for to, model in held.items()]
+        lies_of_round = self.told[round]
+        return [
+            Send(to, replace(model, vectors=(lies_of_round.get(to, model.vectors[0]),))) for to, model in held.items()
+        ]

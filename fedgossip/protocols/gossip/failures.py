@@ -8,7 +8,7 @@ from fedgossip.base.errors import BudgetError
 from fedgossip.core.machine import Failure, NodeId
 
 
-def nobody_came(missing: Sequence[NodeId]) -> Failure:
+def no_neighbour_joined(missing: Sequence[NodeId]) -> Failure:
     """Return the failure of a peer that found no neighbour at the start."""
     advice = "Are they started, and reachable at the addresses in endpoints.toml?"
     return Failure("too_few", f"none of the neighbours {list(missing)} joined", advice)

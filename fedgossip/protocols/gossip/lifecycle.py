@@ -64,7 +64,7 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.messages import Leaving, Message
 from fedgossip.protocols.gossip.deadlines import Deadline
-from fedgossip.protocols.gossip.failures import nobody_came
+from fedgossip.protocols.gossip.failures import no_neighbour_joined
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 
@@ -235,9 +235,9 @@ class Lifecycle(ABC, Generic[State]):
         effects = self.left(sender, message, now_ns) + self._answer(sender, message)
         return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
 
-    def _answer(self, sender: NodeId, said: Leaving) -> list[Effect]:
+    def _answer(self, sender: NodeId, goodbye: Leaving) -> list[Effect]:
         """Reply at once that nothing is open, unless the partner has received that: it then need not ask again."""
-        known = sender in self.company.told and said.done
+        known = sender in self.company.told and goodbye.done
         if self.phase != "leaving" or known or not self.leaving(sender).done:
             return []
         return [self._word_to(sender)]
@@ -295,7 +295,7 @@ class Lifecycle(ABC, Generic[State]):
         missing = self.company.awaited() or self.company.missing()
         if not (self.company.here() or self.eager):
             report = Report("nobody_came", missing, self.round)
-            return [report, *self._finish(nobody_came(missing))]
+            return [report, *self._finish(no_neighbour_joined(missing))]
         self.company.absent.update(missing)
         return [Report("started_without", missing, self.round), *self.go_on(now_ns)]
 

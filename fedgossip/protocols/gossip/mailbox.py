@@ -92,9 +92,11 @@ class Mailbox:
 
     def unbelieved(self, listening: Collection[NodeId], current: int) -> list[tuple[NodeId, int]]:
         """Drop and return far-ahead rounds of a single one of the `listening`, unless it has repeated them."""
-        heard = {j: max(self.rounds(j), default=current) for j in listening}
-        believed = sorted(heard.values())[-2] if len(heard) > 1 else max(heard.values(), default=current)
-        alone = [(j, r) for j, r in heard.items() if r > believed + FAR_ROUNDS and self._count_claims(j, r) < FAR_TIMES]
+        newest = {j: max(self.rounds(j), default=current) for j in listening}
+        believed = sorted(newest.values())[-2] if len(newest) > 1 else max(newest.values(), default=current)
+        alone = [
+            (j, r) for j, r in newest.items() if r > believed + FAR_ROUNDS and self._count_claims(j, r) < FAR_TIMES
+        ]
         for node, round in alone:
             self._drop(node, round)
         return alone

@@ -53,8 +53,8 @@ class PartnerSet:
         """Report whose models a round lacks, and once of each partner whose goodbye explains it."""
         left = sorted((self.left & set(missing)) - self.missed_after_goodbye)
         self.missed_after_goodbye.update(left)
-        told: list[Effect] = [Report("goodbye", {"node": node, "until": round}, round) for node in left]
-        return [*told, Report("missed", sorted(missing), round)] if missing else []
+        effects: list[Effect] = [Report("goodbye", {"node": node, "until": round}, round) for node in left]
+        return [*effects, Report("missed", sorted(missing), round)] if missing else []
 
     def joined(self, node: NodeId, incarnation: int) -> bool:
         """Record a link; return whether the partner has begun another life since its last link."""
@@ -62,8 +62,8 @@ class PartnerSet:
         self._lost.pop(node, None)
         another = incarnation > self._lives.get(node, incarnation)
         if another:
-            for said in (self.left, self.missed_after_goodbye, self.done, self.told):
-                said.discard(node)
+            for members in (self.left, self.missed_after_goodbye, self.done, self.told):
+                members.discard(node)
         self._lives[node] = max(incarnation, self._lives.get(node, incarnation))
         return another
 

@@ -109,8 +109,8 @@ class RelayGossip(AwaitedRound[RelayState]):
         sums, counts = relay_sums(self.learner.outgoing[0], *self._before())
         self.summed += 3 * sums.size
         schema = self.layout.schema
-        told = zip(self.neighbours, sums, counts, strict=True)
-        return {to: RelaySum(self.round, schema, (frozen(one),), int(count)) for to, one, count in told}
+        terms = zip(self.neighbours, sums, counts, strict=True)
+        return {to: RelaySum(self.round, schema, (frozen(one),), int(count)) for to, one, count in terms}
 
     def _catch_up(self) -> list[Effect]:
         """Go to the latest round to which a neighbour has gone on without us; the rounds between are skipped."""
@@ -175,10 +175,10 @@ class RelayGossip(AwaitedRound[RelayState]):
         effects = self.company.missed(missing, self.round)
         if len(missing) < len(self.neighbours):
             self.clock.note_round(self.began_ns)
-        heard, counts = self._gather()
+        received, counts = self._gather()
         effects += self._report_count(1 + int(counts.sum()))
-        self.learner.mixed((self.algorithm.averaged(self.learner.outgoing[0], heard, counts), heard, counts))
-        self.summed += heard.size + self.learner.model.size
+        self.learner.mixed((self.algorithm.averaged(self.learner.outgoing[0], received, counts), received, counts))
+        self.summed += received.size + self.learner.model.size
         self._go_to(self.round + 1)
         effects.append(RoundDone(self.round, self.learner.model))
         effects.append(self.learner.checkpoint(self.round, {}, self.carried.saved()))
@@ -186,16 +186,16 @@ class RelayGossip(AwaitedRound[RelayState]):
 
     def _gather(self) -> tuple[Vector, Vector]:
         """Return the neighbours' messages of this round, ascending: (sums [k, d], number of models in each)."""
-        heard, counts = (np.zeros_like(one) for one in self._before())
+        received, counts = (np.zeros_like(one) for one in self._before())
         for place, j in enumerate(self.neighbours):
             if self.mailbox.has(j, self.round):
                 message = self.mailbox.here(self.round)[j]
                 assert isinstance(message, RelaySum)
-                heard[place], counts[place] = message.vectors[0], message.count
+                received[place], counts[place] = message.vectors[0], message.count
                 self.carried.mark_mixed(j)
             elif self.mailbox.newest.get(j, -1) > self.round:  # lost
-                heard[place], counts[place] = (one[place] for one in self._before())
-        return frozen(heard), frozen(counts)
+                received[place], counts[place] = (one[place] for one in self._before())
+        return frozen(received), frozen(counts)
 
     def _before(self) -> Sequence[Vector]:
         """Return the sums and counts received in the last round."""

@@ -152,8 +152,8 @@ class SyncGossip(AwaitedRound[State]):
         """Go to the latest round to which a receiver of our model has gone on without it; skip the rounds between."""
         if not self.mailbox.ahead(self.round):
             return []
-        heard = self.company.linked - self.company.absent
-        listening = [j for j in self.company.partners if j in heard]
+        reachable = self.company.linked - self.company.absent
+        listening = [j for j in self.company.partners if j in reachable]
         unbelieved = self.mailbox.unbelieved(listening, self.round)
         effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]
         gone_on = [r for j, r in self.mailbox.ahead(self.round) if self._given_up_by(j, r)]
@@ -376,20 +376,20 @@ class FragmentGossip:
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         """Handle one event; see machine.Machine."""
         match event:
-            case Received(sender, ModelFragment() as told):
+            case Received(sender, ModelFragment() as fragment):
                 self.machine.company.check(sender, "a fragment of a model")
-                event = Received(sender, self._whole(sender, told))
+                event = Received(sender, self._whole(sender, fragment))
             case Received(sender, Model() as model):
                 raise self.machine.misplaced(sender, model, "a run of fragments")
         return [self._fragment(effect) for effect in self.machine.handle(event, now_ns)]
 
-    def _whole(self, sender: NodeId, told: ModelFragment) -> Model:
+    def _whole(self, sender: NodeId, fragment: ModelFragment) -> Model:
         """Return the model that holds a fragment in its place.  Raises ProtocolError for another layout."""
-        part = self.fragments.part(told.round)
-        self.layouts[part.stop - part.start].check(sender, told)
+        part = self.fragments.part(fragment.round)
+        self.layouts[part.stop - part.start].check(sender, fragment)
         vector = np.zeros(self.length, self.kind)
-        vector[part] = told.vectors[0]
-        return Model(told.round, told.schema, (vector,), told.used, told.missing, told.view)
+        vector[part] = fragment.vectors[0]
+        return Model(fragment.round, fragment.schema, (vector,), fragment.used, fragment.missing, fragment.view)
 
     def _fragment(self, effect: Effect) -> Effect:
         match effect:

@@ -49,7 +49,7 @@ from fedgossip.core.messages import (
     PingReq,
     Pong,
 )
-from fedgossip.protocols.gossip.failures import nobody_came
+from fedgossip.protocols.gossip.failures import no_neighbour_joined
 from fedgossip.protocols.gossip.refusals import far_ahead, refused_by
 from fedgossip.protocols.members.membership import Membership, Outcome
 from fedgossip.protocols.members.roster import boundary_after
@@ -259,7 +259,7 @@ class Member:
         if members.contact:
             facts = {"rounds": max(members.network_round(), 0)}
             return [Report("stopped_with_the_others", facts, 0), *self._stop(now_ns)]
-        self._failure = nobody_came(members.contacts)
+        self._failure = no_neighbour_joined(members.contacts)
         return [Report("nobody_came", members.contacts, 0), *self._stop(now_ns)]
 
     def _join(self, now_ns: int) -> list[Effect]:
@@ -313,11 +313,11 @@ class Member:
         """Return the rounds of the others, by their reports and their models, descending."""
         members = self.membership
         partners = members.schedule().partners(members.node) if self._early else ()
-        said = {node: members.reached[node] for node in members.others() if node in members.reached}
+        claims = {node: members.reached[node] for node in members.others() if node in members.reached}
         for sender, model in self._early.items():
             if sender in partners:
-                said[sender] = max(model.round, said.get(sender, -1))
-        return sorted(said.values(), reverse=True)
+                claims[sender] = max(model.round, claims.get(sender, -1))
+        return sorted(claims.values(), reverse=True)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -334,5 +334,5 @@ class Member:
         if not members.announced or members.superseded or members.sent_away:
             return []
         until = boundary_after(max(members.round, members.network_round(), 0))
-        said = members.announce(members.me.since, until)
-        return [one for one in said if not isinstance(one, PeerJoined | PeerGone | Rostered)]  # type: ignore[misc]
+        effects = members.announce(members.me.since, until)
+        return [one for one in effects if not isinstance(one, PeerJoined | PeerGone | Rostered)]  # type: ignore[misc]

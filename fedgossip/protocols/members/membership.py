@@ -344,7 +344,7 @@ class Membership:
         return effects
 
     def _gone(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        judges = [said.by for said in self.roster.standing(node)]
+        judges = [verdict.by for verdict in self.roster.standing(node)]
         report = self._report("gone", {"node": node, "until": self.roster.end(node), "judges": judges})
         return [report, PeerGone(node), self._partition.lost(node, now_ns)]
 
@@ -387,9 +387,9 @@ class Membership:
 
     def _compare(self, sender: NodeId, known: Sequence[tuple[NodeId, int, int]], now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
-        life, said = next(((life, said) for node, life, said in known if node == self.node), (0, 0))
+        life, verdicts = next(((life, verdicts) for node, life, verdicts in known if node == self.node), (0, 0))
         if not self.contact:
-            if (life not in (0, self.me.incarnation) or said) and self._claimed_ns < 0:
+            if (life not in (0, self.me.incarnation) or verdicts) and self._claimed_ns < 0:
                 self._claimed_ns = now_ns  # an earlier life of ours: its proof follows
             elif self._claimed_ns < 0:
                 effects += self._begin_contact()
@@ -516,10 +516,10 @@ class Membership:
 
     def _warn(self, node: NodeId) -> list[Outcome]:
         """Send `node` the suspicion and verdicts on it, so that it can refute them."""
-        said: list[News] = [*self.roster.standing(node)]
-        if node in self.suspects and self.suspects[node][0] not in said:
-            said.append(self.suspects[node][0])
-        return [*self._spread.send([node], said[:NEWS_MAX])]
+        news: list[News] = [*self.roster.standing(node)]
+        if node in self.suspects and self.suspects[node][0] not in news:
+            news.append(self.suspects[node][0])
+        return [*self._spread.send([node], news[:NEWS_MAX])]
 
     # --- our own entry ------------------------------------------------------------------------------------------------
 
@@ -546,13 +546,15 @@ class Membership:
     def _announce(self, entry: Entry) -> list[Outcome]:
         known = self.roster.entries.get(self.node)
         least = (known.incarnation if known else 0) + 1
-        said = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
-        assert isinstance(said, Entry)
+        announcement = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
+        assert isinstance(announcement, Entry)
         before = self.roster
-        self.roster = replace(before, entries={**before.entries, self.node: said})
-        self.me, self.announced = said, True
-        rostered: list[Outcome] = [Rostered(self.schedule())] if self.roster.changes_graph(before, [said]) else []
-        return [*self._spread.send(self.linked, [said]), *rostered]
+        self.roster = replace(before, entries={**before.entries, self.node: announcement})
+        self.me, self.announced = announcement, True
+        rostered: list[Outcome] = (
+            [Rostered(self.schedule())] if self.roster.changes_graph(before, [announcement]) else []
+        )
+        return [*self._spread.send(self.linked, [announcement]), *rostered]
 
     def _moved(self, address: str) -> list[Outcome]:
         """Announce a new address; an old one again to all, as members cut off with us have missed it."""
@@ -574,7 +576,7 @@ class Membership:
         """Return whether a suspicion or verdict on us is newer than our entry; one for a far round has time."""
         near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
         return self.suspected_at >= self.me.incarnation or any(
-            said.until <= near for said in self.roster.standing(self.node)
+            verdict.until <= near for verdict in self.roster.standing(self.node)
         )
 
     def _handle_own_entry(self, entry: Entry, sender: NodeId) -> list[Outcome]:

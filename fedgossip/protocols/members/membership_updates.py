@@ -87,9 +87,9 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
                 roster = replace(roster, entries={**roster.entries, item.node: item})
             case ConfirmDead():
                 before = roster.verdicts.get(item.node, ())
-                said = verdicts.with_verdict(before, item)
-                if said is not before:
-                    roster = replace(roster, verdicts={**roster.verdicts, item.node: said})
+                verdicts_ = verdicts.with_verdict(before, item)
+                if verdicts_ is not before:
+                    roster = replace(roster, verdicts={**roster.verdicts, item.node: verdicts_})
         if roster is not known:
             new.append(item)
     return Merged(roster, tuple(new), tuple(refused))
@@ -105,8 +105,8 @@ def _without(roster: Roster, revocation: Revocation) -> Roster:
     node = revocation.node
     if node in roster.revoked:
         return roster
-    said = {i: tuple(v for v in of if v.by != node) for i, of in roster.verdicts.items() if i != node}
-    kept = {i: of for i, of in said.items() if of}
+    verdicts_ = {i: tuple(v for v in of if v.by != node) for i, of in roster.verdicts.items() if i != node}
+    kept = {i: of for i, of in verdicts_.items() if of}
     return replace(roster, verdicts=kept, revoked={**roster.revoked, node: revocation})
 
 
@@ -165,18 +165,20 @@ def _revocation_refused(roster: Roster, revocation: Revocation, trust: Trust) ->
     return "full" if len(roster.revoked) >= MEMBERS_MAX else ""
 
 
-def _claim_refused(roster: Roster, said: Suspicion | ConfirmDead, trust: Trust) -> str:
+def _claim_refused(roster: Roster, verdicts_: Suspicion | ConfirmDead, trust: Trust) -> str:
     """Return the reason of a refusal, or "".  A verdict on an earlier life may be evidence against its author."""
-    if isinstance(said, ConfirmDead) and said in roster.verdicts.get(said.node, ()):
+    if isinstance(verdicts_, ConfirmDead) and verdicts_ in roster.verdicts.get(verdicts_.node, ()):
         return ""
-    if said.node in roster.revoked or said.by in roster.revoked:
+    if verdicts_.node in roster.revoked or verdicts_.by in roster.revoked:
         return "revoked"
-    if said.node not in roster.entries or said.by not in roster.entries:
+    if verdicts_.node not in roster.entries or verdicts_.by not in roster.entries:
         return "stranger"
-    if said.by == said.node:
+    if verdicts_.by == verdicts_.node:
         return "itself"
-    if said.incarnation > LAST_INCARNATION or (isinstance(said, ConfirmDead) and said.until > LAST_ROUND):
+    if verdicts_.incarnation > LAST_INCARNATION or (
+        isinstance(verdicts_, ConfirmDead) and verdicts_.until > LAST_ROUND
+    ):
         return "range"
-    if not trust.verify(roster.entries[said.by].verify, content(said), said.signature):
+    if not trust.verify(roster.entries[verdicts_.by].verify, content(verdicts_), verdicts_.signature):
         return "signature"
-    return "ahead" if said.incarnation > roster.entries[said.node].incarnation else ""
+    return "ahead" if verdicts_.incarnation > roster.entries[verdicts_.node].incarnation else ""

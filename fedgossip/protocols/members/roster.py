@@ -164,18 +164,20 @@ class Roster:
     @cached_property
     def _living(self) -> dict[NodeId, Said]:
         lives = {node: self.entries[node].incarnation for node in self.verdicts}
-        living = {node: tuple(v for v in said if v.incarnation == lives[node]) for node, said in self.verdicts.items()}
-        return {node: said for node, said in living.items() if said}
+        living = {
+            node: tuple(v for v in given if v.incarnation == lives[node]) for node, given in self.verdicts.items()
+        }
+        return {node: given for node, given in living.items() if given}
 
     @cached_property
     def _standing(self) -> dict[NodeId, Said]:
-        counted = {node: tuple(v for v in said if self.voice(v.by, v.until)) for node, said in self._living.items()}
-        return {node: said for node, said in counted.items() if said}
+        counted = {node: tuple(v for v in given if self.voice(v.by, v.until)) for node, given in self._living.items()}
+        return {node: given for node, given in counted.items() if given}
 
     @cached_property
     def _mute(self) -> dict[NodeId, frozenset[NodeId]]:
         living = self._living.items()
-        return {node: frozenset(v.by for v in said if not self.voice(v.by, v.until)) for node, said in living}
+        return {node: frozenset(v.by for v in given if not self.voice(v.by, v.until)) for node, given in living}
 
     @cached_property
     def _refuted(self) -> dict[NodeId, tuple[int, ...]]:
@@ -189,7 +191,7 @@ class Roster:
     @cached_property
     def _turns(self) -> tuple[int, ...]:
         """The rounds in which the excluded members may change, ascending."""
-        named = {one.until for said in self._standing.values() for one in said}
+        named = {one.until for given in self._standing.values() for one in given}
         first = min(named, default=LAST_ROUND)
         return tuple(sorted(named | {bound for bound in self._bounds if bound > first}))
 
@@ -226,29 +228,32 @@ class Roster:
 
     def newer_than(self, known: Iterable[tuple[NodeId, int, int]]) -> list[News]:
         """Return the updates that a member with the numbers `known` lacks."""
-        theirs = {node: (incarnation, said) for node, incarnation, said in known}
+        theirs = {node: (incarnation, their_hash) for node, incarnation, their_hash in known}
         news: list[News] = []
-        for node, incarnation, said in self.known():
-            have, heard = theirs.get(node, (-1, 0))
-            if said == heard == REVOKED or (heard == REVOKED and said != REVOKED):
+        for node, incarnation, own_hash in self.known():
+            have, their_hash = theirs.get(node, (-1, 0))
+            if own_hash == their_hash == REVOKED or (their_hash == REVOKED and own_hash != REVOKED):
                 continue
-            if said == REVOKED:
+            if own_hash == REVOKED:
                 news.append(self.revoked[node])
                 continue
             if incarnation > max(have, 0):
                 news.append(self.entries[node])
-            if said != heard:
+            if own_hash != their_hash:
                 news += self.verdicts.get(node, ())
         return news
 
     def lacks(self, known: Iterable[tuple[NodeId, int, int]]) -> bool:
         """Return whether a member with the numbers `known` may have updates that we lack."""
-        ours = {node: (incarnation, said) for node, incarnation, said in self.known()}
-        here = ((life, said, *ours.get(node, (0, 0))) for node, life, said in known)
-        return any(heard != REVOKED and (life > own or said not in (0, heard)) for life, said, own, heard in here)
+        ours = {node: (incarnation, own_hash) for node, incarnation, own_hash in self.known()}
+        here = ((life, their_hash, *ours.get(node, (0, 0))) for node, life, their_hash in known)
+        return any(
+            own_hash != REVOKED and (life > own or their_hash not in (0, own_hash))
+            for life, their_hash, own, own_hash in here
+        )
 
 
-def _hashed(said: Said) -> int:
+def _hashed(verdicts: Said) -> int:
     """Return a hash of verdicts, from 2 to 2^53 + 1, or 0 without any."""
-    numbers = (number for one in said for number in (one.incarnation, one.by, one.until))
-    return 2 + seeds.integer(0, "verdicts", *numbers) % 2**53 if said else 0
+    numbers = (number for one in verdicts for number in (one.incarnation, one.by, one.until))
+    return 2 + seeds.integer(0, "verdicts", *numbers) % 2**53 if verdicts else 0

@@ -46,19 +46,19 @@ def quorum(members: int) -> int:
     return max(1, min(members - 1, 2 + members // 8, 5))
 
 
-def with_verdict(said: Said, verdict: ConfirmDead) -> Said:
-    """Return `said` with `verdict`; the same object where it changes nothing.  Any order of verdicts gives the same."""
-    found = {(one.incarnation, one.by): one for one in said}
+def with_verdict(before: Said, verdict: ConfirmDead) -> Said:
+    """Return `before` with `verdict`, or `before` itself where it changes nothing; any order gives the same."""
+    found = {(one.incarnation, one.by): one for one in before}
     key = verdict.incarnation, verdict.by
     if key in found and found[key].until <= verdict.until:  # of two of one judge the earlier end counts
-        return said
+        return before
     found[key] = verdict
     lives = sorted({life for life, _ in found})[-LIVES_KEPT:]
     kept: list[ConfirmDead] = []
     for life in lives:
         on_it = sorted((one for one in found.values() if one.incarnation == life), key=lambda one: (one.until, one.by))
         kept += sorted(on_it[:JUDGES_KEPT], key=lambda one: one.by)
-    return tuple(kept) if verdict in kept else said
+    return tuple(kept) if verdict in kept else before
 
 
 def refuted(
@@ -66,8 +66,8 @@ def refuted(
 ) -> dict[NodeId, tuple[int, ...]]:
     """Return, by judge, the rounds of its refuted verdicts that fewer than a quorum gave."""
     found: dict[NodeId, list[int]] = {}
-    for node, said in verdicts.items():
-        earlier = [one for one in said if one.incarnation < lives[node]]
+    for node, given in verdicts.items():
+        earlier = [one for one in given if one.incarnation < lives[node]]
         for life in {one.incarnation for one in earlier}:
             judges = [one for one in earlier if one.incarnation == life]
             for one in judges if len(judges) < quorum(members) else ():
@@ -81,14 +81,17 @@ def silent(refuted_rounds: Iterable[int], round: int) -> bool:
 
 
 def out(
-    said: Mapping[NodeId, Said], mute: Mapping[NodeId, frozenset[NodeId]], there: frozenset[NodeId], own: NodeId
+    standing: Mapping[NodeId, Said],
+    mute: Mapping[NodeId, frozenset[NodeId]],
+    there: frozenset[NodeId],
+    own: NodeId,
 ) -> frozenset[NodeId]:
-    """Return the excluded members.  `said`: on each, the verdicts that count and are in force; `there`: participants.
+    """Return the excluded members.  `standing`: the verdicts in force on each; `there`: the participants.
 
     `mute`: on each, the judges whose verdicts on it do not count; they can give no other.  `own`: the viewing peer.
     """
-    judged = {node for node, verdicts in said.items() if any(one.by == own for one in verdicts)}
-    judges = {node: {one.by for one in verdicts} - judged for node, verdicts in said.items()}
+    judged = {node for node, verdicts in standing.items() if any(one.by == own for one in verdicts)}
+    judges = {node: {one.by for one in verdicts} - judged for node, verdicts in standing.items()}
     found: set[NodeId] = set()
     while True:
         able = there - judged - found

@@ -75,7 +75,7 @@ class KeyBook:
 
     def introduction(self, to: NodeId) -> list[Send]:
         """Return the messages for a new link: our own key, and those of the other neighbours."""
-        return self._pack(to, self.pairs.told(other for other in self.partners if other != to))
+        return self._pack(to, self.pairs.keys_for(other for other in self.partners if other != to))
 
     def take(self, sender: NodeId, keys: Sequence[RunKey], linked: Collection[NodeId]) -> list[Send]:
         """Take new keys; forward a neighbour's own key to all linked partners.
@@ -92,7 +92,7 @@ class KeyBook:
         for key in news:
             self.pairs.take(key)
         # another neighbour may have forwarded it first, to us alone
-        own = [key for key in self.pairs.told([sender]) if key.node == sender and key not in self.passed]
+        own = [key for key in self.pairs.keys_for([sender]) if key.node == sender and key not in self.passed]
         self.passed.update(own)
         others = [other for other in self.partners if other != sender and other in linked]
         return [send for other in others for send in self._pack(other, own)]

@@ -230,15 +230,15 @@ class SyncPushSum(PushPeer[State]):
 
     def _sum(self, until: int) -> None:
         """Mix the shares of rounds up to `until`, by ascending ids, our own in its place; late mass last."""
-        come = self.mail.take(until)
+        received = self.mail.take(until)
         if outgoing := self.learner.outgoing:
             terms = [(self.node, 0, 1.0 if self.kept is None else self.kept, outgoing)]
-            terms += [(j, round, 1.0, share) for j, round, share in come]
+            terms += [(j, round, 1.0, share) for j, round, share in received]
             terms.sort(key=lambda term: term[:2])
             slots = range(len(outgoing))
             self.learner.mixed(tuple(ordered_mix([(part, sum[k]) for *_, part, sum in terms]) for k in slots))
         else:
-            for *_, share in come:
+            for *_, share in received:
                 self.learner.corrected(share)
         if late := self.mail.take_late():
             self.learner.corrected(late)

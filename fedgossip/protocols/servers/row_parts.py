@@ -102,13 +102,13 @@ class RowParts:
         if keys.size > LIST_KEYS_MAX:
             text = f"worker {self.node}, round {self.clock}: {keys.size} rows of one server in a batch"
             raise TrainingError(text, f"At most {LIST_KEYS_MAX} go: lower train.batch_size, or take more servers.")
-        digest, told = digest_of(keys), self._told.setdefault(shard, NewestLists())
-        if self.caches and told.get(digest) is not None:
+        digest, sent = digest_of(keys), self._told.setdefault(shard, NewestLists())
+        if self.caches and sent.get(digest) is not None:
             part = digest != self._digests.get(shard) and self._smaller(keys, self._lists[shard])
             self._saved[KEY_CACHE] += -(-self._lists[shard].size // 8) if part else keys.nbytes
         else:
             self._untold.setdefault(shard, {})[digest] = keys
-        told.store(digest, keys)
+        sent.store(digest, keys)
 
     def fits(self, clock: int) -> bool:
         return self.ready and clock == self.clock
@@ -244,40 +244,45 @@ class KeyLists:
         self._index = placement.index()
         self._of: dict[tuple[int, NodeId], NewestLists] = {}
 
-    def take(self, sender: NodeId, told: RowKeys) -> None:
+    def take(self, sender: NodeId, message: RowKeys) -> None:
         """Store a list of a shard that is owned here.  Raises ProtocolError for invalid keys."""
-        what = f"server {self.node}, shard {told.shard}: keys of worker {sender}"
-        keys: Any = told.vectors[0] if len(told.vectors) == 1 else None
-        if keys is None or keys.dtype != np.uint32 or keys.shape != (told.count,) or told.schema != self.schema:
+        what = f"server {self.node}, shard {message.shard}: keys of worker {sender}"
+        keys: Any = message.vectors[0] if len(message.vectors) == 1 else None
+        if keys is None or keys.dtype != np.uint32 or keys.shape != (message.count,) or message.schema != self.schema:
             raise ProtocolError(f"{what} of another layout", "Have all the same experiment file?", peer=sender)
         if not keys.size or keys.size > LIST_KEYS_MAX or not (keys[1:] > keys[:-1]).all():
             raise ProtocolError(f"{what} that do not ascend", peer=sender)
-        if keys[-1] >= self.placement.length or (self._index.shards_of(keys) != told.shard).any():
-            text = f"{what} with rows of other shards: its rows are {self.placement.shards[told.shard].words}"
+        if keys[-1] >= self.placement.length or (self._index.shards_of(keys) != message.shard).any():
+            text = f"{what} with rows of other shards: its rows are {self.placement.shards[message.shard].words}"
             raise ProtocolError(text, "Have all the same experiment file?", peer=sender)
-        if digest_of(keys) != told.digest:
+        if digest_of(keys) != message.digest:
             raise ProtocolError(f"{what} under the name of others", peer=sender)
-        lists = self._of.setdefault((told.shard, sender), NewestLists())
-        lists.store(told.digest, frozen_keys(keys))
+        lists = self._of.setdefault((message.shard, sender), NewestLists())
+        lists.store(message.digest, frozen_keys(keys))
 
-    def take_some(self, sender: NodeId, told: SomeKeys) -> None:
+    def take_some(self, sender: NodeId, message: SomeKeys) -> None:
         """Store a part of a list; without the list nothing is stored, and the part is requested when it is needed.
 
         Raises ProtocolError for invalid bits.
         """
-        what = f"server {self.node}, shard {told.shard}: some keys of worker {sender}"
-        bits: Any = told.vectors[0] if len(told.vectors) == 1 else None
-        if bits is None or bits.dtype != np.uint8 or bits.shape != (-(-told.count // 8),) or told.schema != self.schema:
+        what = f"server {self.node}, shard {message.shard}: some keys of worker {sender}"
+        bits: Any = message.vectors[0] if len(message.vectors) == 1 else None
+        if (
+            bits is None
+            or bits.dtype != np.uint8
+            or bits.shape != (-(-message.count // 8),)
+            or message.schema != self.schema
+        ):
             raise ProtocolError(f"{what} of another layout", "Have all the same experiment file?", peer=sender)
-        whole = self.of(sender, told.shard, told.among)
+        whole = self.of(sender, message.shard, message.among)
         if whole is None:
             return
-        if whole.size != told.count:
-            raise ProtocolError(f"{what} of {told.count}, and the list has {whole.size}", peer=sender)
-        keys = frozen_keys(whole[np.unpackbits(bits, count=told.count).astype(bool)])
-        if not keys.size or digest_of(keys) != told.digest:
+        if whole.size != message.count:
+            raise ProtocolError(f"{what} of {message.count}, and the list has {whole.size}", peer=sender)
+        keys = frozen_keys(whole[np.unpackbits(bits, count=message.count).astype(bool)])
+        if not keys.size or digest_of(keys) != message.digest:
             raise ProtocolError(f"{what} under the name of others", peer=sender)
-        self._of[told.shard, sender].store(told.digest, keys)
+        self._of[message.shard, sender].store(message.digest, keys)
 
     def of(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
         """Return a list that a worker refers to; None where it is not stored.

@@ -309,10 +309,10 @@ class ParameterServer:
 
     def _leave_out(self, now_ns: int) -> list[Effect]:
         silent = self.workers.lose_silent(self._waited(), now_ns)
-        told = [Report("silent_workers", silent, self.told)] if silent else []
+        reports = [Report("silent_workers", silent, self.told)] if silent else []
         for worker in silent:
             self._forget(worker)
-        return [*told, *self._go_on(now_ns), *self._watch(now_ns), *self._end_if_over()]
+        return [*reports, *self._go_on(now_ns), *self._watch(now_ns), *self._end_if_over()]
 
     # --- pushes and pulls -----------------------------------------------------------------------------------------
 
@@ -418,8 +418,8 @@ class ParameterServer:
         self.pulls.forget()
         self.tenure.begin(tenure)
         if lost := self.tenure.lost:
-            told = [Send(other, ShardLost(self.epoch, lost[0])) for other in [*self.links, self.manager]]
-            return [taken, *told, *self._lost(lost[0])]
+            effects = [Send(other, ShardLost(self.epoch, lost[0])) for other in [*self.links, self.manager]]
+            return [taken, *effects, *self._lost(lost[0])]
         self._changed = bool(self.shards)  # a copy that is owned now may be later than on disk
         for worker in sorted(self.workers.linked):  # none could do anything before
             self._note_progress(worker, now_ns)
@@ -483,12 +483,12 @@ class ParameterServer:
 
     def _finish(self, failure: Failure | None = None) -> list[Effect]:
         self.phase = "finished"
-        told: list[Effect] = [LocalWork(self.version)] if self.version > self.told else []
+        effects: list[Effect] = [LocalWork(self.version)] if self.version > self.told else []
         if self.settings.staleness != 0:
-            told.append(Report("read_lag", self.intake.seen, self.version))
+            effects.append(Report("read_lag", self.intake.seen, self.version))
         if self.width is not None and self.tenure.everything:  # no other server has its rows
-            told.append(saved_shards(self.version, self.tenure.everything, self.epoch, durable=True))
-        return [*told, Finish(self.model, failure)]
+            effects.append(saved_shards(self.version, self.tenure.everything, self.epoch, durable=True))
+        return [*effects, Finish(self.model, failure)]
 
     def _lost(self, number: int) -> list[Effect]:
         return self._finish(self.tenure.failure(number, self.told))

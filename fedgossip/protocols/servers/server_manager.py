@@ -201,14 +201,14 @@ class ServerManager:
 
         A worker has a tenure only from its servers.  Raises ProtocolError for a worker's report.
         """
-        said = f"manager {self.node} has issued {self.tenure.epoch}"
+        advice = f"manager {self.node} has issued {self.tenure.epoch}"
         if sender not in self.all:
-            raise ProtocolError(f"worker {sender} goes by tenure {epoch}, and {said}", peer=sender)
+            raise ProtocolError(f"worker {sender} goes by tenure {epoch}, and {advice}", peer=sender)
         self.claimed.add(sender)
         if 2 * len(self.claimed) <= len(self.all):
             return []
         who = " and ".join(map(str, sorted(self.claimed)))
-        text = f"servers {who} go by tenure {epoch} of another manager; {said}"
+        text = f"servers {who} go by tenure {epoch} of another manager; {advice}"
         return self._finish(Failure("network", text, f"{ONE} To take its place, start with --resume in its folder."))
 
     # --- present servers ----------------------------------------------------------------------------------------------
@@ -309,9 +309,9 @@ class ServerManager:
             self.holding[shard.number] = sure & self._keepers(shard)
         self.taken, self.blank, self.ready = set(), set(), set()
         kept = self._kept()
-        told = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
+        report = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
         few = [Report("unreplicated", list(servers), 0)] if len(servers) < self.placement.copies else []
-        return [kept, told, *few, *self._send_tenure()]
+        return [kept, report, *few, *self._send_tenure()]
 
     def _kept(self) -> Checkpoint:
         now, lives = self.tenure, [self.lives[server] for server in self.all]

@@ -372,10 +372,10 @@ class PushPullWorker:
 
     def _resend_keys(self, server: NodeId, number: int, digest: str, now_ns: int) -> list[Effect]:
         """Send a server the keys that it lacks, and repeat the messages that refer to them."""
-        told = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
-        if not told:
+        keys = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
+        if not keys:
             return []
-        return [*(Send(server, one) for one in told), *self.links[server].resent(now_ns), *self._pulls([server])]
+        return [*(Send(server, one) for one in keys), *self.links[server].resent(now_ns), *self._pulls([server])]
 
     def _ask_again(self, now_ns: int) -> list[Effect]:
         """Request missing shards again; end where a server has sent no message for too long."""

@@ -320,8 +320,8 @@ class Recovering:
                 return [far_ahead(sender, round, self.rounds)]
             case Received(sender, ModelInfo() | ModelChunk() as offered):
                 return self._taken(sender, offered)
-            case Received(sender, Model() | Leaving() as said) if sender in self.neighbours:
-                self._said.setdefault(sender, {})[type(said).__name__] = said
+            case Received(sender, Model() | Leaving() as message) if sender in self.neighbours:
+                self._said.setdefault(sender, {})[type(message).__name__] = message
             case Fired(("transfer", *rest)):
                 return self.taker.fired(rest)
         return []
@@ -348,7 +348,7 @@ class Recovering:
         events: list[Event] = [Started()]
         events += [PeerJoined(node, self._lives[node]) for node in sorted(self._lives)]
         events += [PeerGone(node) for node in sorted(self._gone)]
-        events += [Received(node, said) for node in sorted(self._said) for said in self._said[node].values()]
+        events += [Received(node, message) for node in sorted(self._said) for message in self._said[node].values()]
         self._said.clear()
         effects: list[Effect] = []
         for event in events:

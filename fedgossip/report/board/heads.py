@@ -76,13 +76,13 @@ def is_run(marks: Marks) -> bool:
 
 def read_head(folder: Path, marks: Marks) -> Head:
     """Return the head read from the files."""
-    summary, told = _summary(folder / SUMMARY) if SUMMARY in marks else ({}, "")
+    summary, error = _summary(folder / SUMMARY) if SUMMARY in marks else ({}, "")
     content = _experiment(folder / EXPERIMENT) if EXPERIMENT in marks else {}
     settings = dict(_flat(content, KEYS_MAX))
     changed = max((at for at, _ in marks.values()), default=0) / 1e9
     newest = _newest(folder / ROWS) if ROWS in marks and not summary else None
     facts = _scored(summary) | _facts_of(summary, settings) if summary else _going_on(newest, settings)
-    facts["status"] = told or _status(folder, marks, summary, changed)
+    facts["status"] = error or _status(folder, marks, summary, changed)
     name = summary.get("name") or content.get("name")
     return Head(line(name, LETTERS_MAX) if isinstance(name, str) else "", facts, settings, REPORT not in marks, changed)
 

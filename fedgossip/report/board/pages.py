@@ -346,12 +346,12 @@ def _key(shown: str) -> str:
 
 def row(key: str, run: ListedRun) -> Mapping[str, Any]:
     """Return a run as plain data, for the page."""
-    told: dict[str, Any] = {"id": key, "folder": run.shown}
+    fields: dict[str, Any] = {"id": key, "folder": run.shown}
     if run.head is None:
-        return told
+        return fields
     head = run.head
     return {
-        **told,
+        **fields,
         "name": head.name,
         "facts": head.facts,
         "settings": head.settings,

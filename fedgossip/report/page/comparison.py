@@ -44,17 +44,17 @@ MOST = 40
 
 def forecasts(runs: Sequence[tuple[str, RecordedRun]]) -> Markup | None:
     """Return the section; None without a run that was forecast."""
-    told = [(name, run) for name, run in runs if run.foretold][:MOST]
-    if not told:
+    forecast_runs = [(name, run) for name, run in runs if run.foretold][:MOST]
+    if not forecast_runs:
         return None
-    rows = math.ceil(len(told) / COLUMNS)
+    rows = math.ceil(len(forecast_runs) / COLUMNS)
 
     def paint(canvas: Figure) -> None:
-        columns = min(COLUMNS, len(told))
+        columns = min(COLUMNS, len(forecast_runs))
         every = list(canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-        for axes, (name, run) in zip(every, told, strict=False):
+        for axes, (name, run) in zip(every, forecast_runs, strict=False):
             _paint(axes, name, run)
-        for axes in every[len(told) :]:
+        for axes in every[len(forecast_runs) :]:
             axes.set_axis_off()
         canvas.supxlabel("round", fontsize=9, color=drawing.QUIET)
 
@@ -70,11 +70,11 @@ def forecasts(runs: Sequence[tuple[str, RecordedRun]]) -> Markup | None:
 
 
 def _paint(axes: Axes, name: str, run: RecordedRun) -> None:
-    told, measured = run.foretold, run.series("consensus_distance")
-    assert told is not None
-    largest = max((*told.upper, *(value for _, value in measured)), default=1.0)
-    rounds, floor = np.arange(1, told.rounds + 1), max(largest, 1e-300) * ROUNDING
-    low, high = (np.clip(edge, floor, None) for edge in (told.lower, told.upper))
+    forecast, measured = run.foretold, run.series("consensus_distance")
+    assert forecast is not None
+    largest = max((*forecast.upper, *(value for _, value in measured)), default=1.0)
+    rounds, floor = np.arange(1, forecast.rounds + 1), max(largest, 1e-300) * ROUNDING
+    low, high = (np.clip(edge, floor, None) for edge in (forecast.lower, forecast.upper))
     same = bool((low == high).all())
     along, across = np.concatenate([rounds, rounds[::-1]]), np.concatenate([low, high[::-1]])
     axes.fill(along, across, color=drawing.SKY, alpha=0.4, linewidth=3 if same else 0)
@@ -212,11 +212,11 @@ def _verdict(runs: Sequence[Named]) -> str:
     metric, shown = metric_of(runs), runs[0][1].summary.score.shown
     averaged = best(_scored(metric, "averaged"))
     worst = best(_scored(metric, "worst_peer"))
-    said = f"{plural(len(runs), 'run')} side by side."
+    text = f"{plural(len(runs), 'run')} side by side."
     if averaged:
-        said += f" The {terms_of([run for _, run in runs]).model} is best in “{averaged[1]}” ({shown(averaged[0])})"
-        said += f", the worst peer is best off in “{worst[1]}” ({shown(worst[0])})." if worst else "."
-    return said
+        text += f" The {terms_of([run for _, run in runs]).model} is best in “{averaged[1]}” ({shown(averaged[0])})"
+        text += f", the worst peer is best off in “{worst[1]}” ({shown(worst[0])})." if worst else "."
+    return text
 
 
 def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) -> Markup:
@@ -449,8 +449,8 @@ def _graphs(runs: Sequence[Named]) -> Markup | None:
             if graph is None or not graphs.drawable(graph):
                 continue
             known = run.summary.forecast
-            said = f"{plural(graph.n, 'peer')}, {plural(len(graph.edges), 'edge')}"
-            said += "" if known.n_w is None else f", n_W {number(known.n_w)}"
-            yield figure(f"graph-{at}", graphs.miniature(graph, f"graph-{at}"), name, f"{said}.")
+            text = f"{plural(graph.n, 'peer')}, {plural(len(graph.edges), 'edge')}"
+            text += "" if known.n_w is None else f", n_W {number(known.n_w)}"
+            yield figure(f"graph-{at}", graphs.miniature(graph, f"graph-{at}"), name, f"{text}.")
 
     return section("The graphs", grid(*pictures(), kind="grid small"))

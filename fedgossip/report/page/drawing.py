@@ -186,11 +186,11 @@ def _axes(axes: Axes) -> dict[str, Any]:
     box = axes.get_position()
     frame = {"x": box.x0 * width, "y": (1 - box.y1) * height, "width": box.width * width, "height": box.height * height}
     sides = {"x": (axes.get_xlim(), axes.get_xscale()), "y": (axes.get_ylim(), axes.get_yscale())}
-    told: dict[str, Any] = {"frame": {key: round(float(value), 3) for key, value in frame.items()}}
+    content: dict[str, Any] = {"frame": {key: round(float(value), 3) for key, value in frame.items()}}
     for name, ((low, high), scale) in sides.items():
-        told[name] = {"low": float(low), "high": float(high), "log": scale == "log", "percent": False}
-    told["y"]["percent"] = axes.yaxis.get_gid() == PERCENT
-    return told
+        content[name] = {"low": float(low), "high": float(high), "log": scale == "log", "percent": False}
+    content["y"]["percent"] = axes.yaxis.get_gid() == PERCENT
+    return content
 
 
 PERCENT = "percent"

@@ -133,10 +133,10 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
     drawn, one = lines(run, took), run.roles.one
     score = run.summary.score.metric
     of_what = score.word if took.at_clients else f"test {score.word}"
-    said = f"{score.heading} of the global model on the common test set"
+    text = f"{score.heading} of the global model on the common test set"
     if took.at_clients:
-        said += f", and at the {one}s, on examples of their own"
-    said += f"{score.note}."
+        text += f", and at the {one}s, on examples of their own"
+    text += f"{score.note}."
 
     def curve(name: str, axis: figures.ByRow, title: str, caption: str) -> Markup | None:
         return figure(name, figures.scores(run, name, axis, drawn, of_what), title, caption)
@@ -148,7 +148,7 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
     return section(
         "What was learned",
         grid(
-            curve("score-by-round", figures.by_round, f"{score.heading} by round", said),
+            curve("score-by-round", figures.by_round, f"{score.heading} by round", text),
             figure("loss", losses, "Loss by round", what),
             curve("score-by-bytes", figures.by_all_bytes, f"{score.heading} by bytes",
                   f"The same against what {run.roles.label(len(run.learners))} and {one}s together have sent."),
@@ -199,19 +199,19 @@ def attended(took: Participation, wanted: int | None) -> str:
     counts = list(took.contributions.values())
     low, high = min(counts, default=0), max(counts, default=0)
     if not counts:
-        said = "No round had enough contributions."
+        text = "No round had enough contributions."
     elif low == high:
         who = f"all {plural(high, took.one)}" if high == took.clients else plural(high, took.one)
-        said = f"Every round that counted holds the updates of {who}."
+        text = f"Every round that counted holds the updates of {who}."
     else:
         mean = number(sum(counts) / len(counts))
-        said = f"A round holds the updates of {low} to {high} {took.one}s, {mean} on average"
-        said += "." if wanted is None else f"; {wanted} were wanted."
+        text = f"A round holds the updates of {low} to {high} {took.one}s, {mean} on average"
+        text += "." if wanted is None else f"; {wanted} were wanted."
     if took.abandoned:
         verb, it = ("was", "it") if len(took.abandoned) == 1 else ("were", "they")
         lost = f"{plural(len(took.abandoned), 'round')} of {count(took.rounds)}"
-        said += f" {lost} {verb} abandoned: {it} changed nothing."
-    return said
+        text += f" {lost} {verb} abandoned: {it} changed nothing."
+    return text
 
 
 def _counted(run: RecordedRun) -> str:
@@ -220,9 +220,9 @@ def _counted(run: RecordedRun) -> str:
 
 
 def _lanes_caption(run: RecordedRun, took: Participation) -> str:
-    said = f"What each {run.roles.one} did in each round"
-    said += ", by the round whose model it trained from." if run.summary.algorithm == FEDBUFF else "."
-    return said + (" A grey column is a round that was abandoned." if took.abandoned else "")
+    text = f"What each {run.roles.one} did in each round"
+    text += ", by the round whose model it trained from." if run.summary.algorithm == FEDBUFF else "."
+    return text + (" A grey column is a round that was abandoned." if took.abandoned else "")
 
 
 def _abandoned(took: Participation) -> Markup | None:
@@ -314,12 +314,12 @@ def events(run: RecordedRun) -> Markup | None:
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
         return None
-    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
+    text = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
     found = sections.spells(run.events)
     rows = [_event(run, event, last) for event, _, last, _ in found[: sections.MOST_EVENTS_LISTED]]
     return section(
         "Events and faults",
-        paragraph(f"In this run – {said}.", "lead"),
+        paragraph(f"In this run – {text}.", "lead"),
         sections.refusals(run),
         table(["Round", "Who", "Event", "What"], rows, numbers=0) if rows else None,
         paragraph("The first are listed; all are in metrics.jsonl.", "lead") if len(found) > len(rows) else None,
@@ -503,13 +503,13 @@ UNITS = {
 
 def card(privacy: PrivacySpent) -> tuple[str, str, str]:
     """Return the key figure."""
-    said = (
+    text = (
         "" if privacy.max_epsilon is None else f"of at most {number(privacy.max_epsilon)}",
         "" if privacy.delta is None else f"δ\u202f=\u202f{number(privacy.delta)}",
         privacy.unit and f"per {privacy.unit}",
         "" if privacy.bound is None else guarantee(privacy.bound),
     )
-    return "Privacy ε", number(privacy.epsilon), ", ".join(part for part in said if part)
+    return "Privacy ε", number(privacy.epsilon), ", ".join(part for part in text if part)
 
 
 def privacy(run: RecordedRun, took: Participation) -> Markup | None:

@@ -94,12 +94,14 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
 
 def _foretold_scores(axes: Axes, run: RecordedRun) -> None:
     """Draw where the scores of the mean and of the worst peer were forecast to lie, before the run."""
-    told = run.foretold.scores if run.foretold else None
-    if told is None or len(told.rounds) < 2:
+    forecast = run.foretold.scores if run.foretold else None
+    if forecast is None or len(forecast.rounds) < 2:
         return
-    for ends, colour in ((told.mean_peer, GREEN), (told.worst_peer, ORANGE)):
+    for ends, colour in ((forecast.mean_peer, GREEN), (forecast.worst_peer, ORANGE)):
         low, high = zip(*ends, strict=True)
-        axes.fill([*told.rounds, *told.rounds[::-1]], [*low, *high[::-1]], color=colour, alpha=0.15, linewidth=0)
+        axes.fill(
+            [*forecast.rounds, *forecast.rounds[::-1]], [*low, *high[::-1]], color=colour, alpha=0.15, linewidth=0
+        )
 
 
 def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") -> str | None:
@@ -227,12 +229,12 @@ def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
     axes.fill(along, across, label=label, color=drawing.SKY, alpha=0.3, linewidth=3 if _is_line(forecast) else 0)
 
 
-def _realised(axes: Axes, told: RunForecast, measured: Container[float]) -> None:
+def _realised(axes: Axes, forecast: RunForecast, measured: Container[float]) -> None:
     """Draw the edges of the forecast with the losses as they occurred, in `measured` rounds.
 
     In other rounds too few took part for a distance.
     """
-    for number, edge in enumerate([told.upper] if told.exact else [told.upper, told.lower]):
+    for number, edge in enumerate([forecast.upper] if forecast.exact else [forecast.upper, forecast.lower]):
         known = [(round, value) for round, value in enumerate(edge, start=1) if round in measured and value > 0]
         label = None if number else "of what was mixed"
         axes.plot(*_columns(known), label=label, color=drawing.ORANGE, linestyle=":", linewidth=1.6)

@@ -38,9 +38,9 @@ def band(run: RecordedRun) -> Band | None:
     """Return the forecast of the consensus distance, or None where the run recorded too little for one."""
     if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
         return None
-    if told := run.foretold:
-        rounds = np.arange(1, told.rounds + 1)
-        return Band(rounds, np.array(told.lower), np.array(told.upper), foretold=True)
+    if forecast := run.foretold:
+        rounds = np.arange(1, forecast.rounds + 1)
+        return Band(rounds, np.array(forecast.lower), np.array(forecast.upper), foretold=True)
     if not run.summary.summed:
         return None
     if recorded := run.summary.band:
@@ -81,15 +81,15 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
     facts, measured = run.summary.forecast, run.summary.measured_contraction
     parts = []
     if run.summary.mode != "sync":
-        said = (
+        text = (
             "These peers exchanged in pairs, or gave shares away, when it suited them.  What the graph promised is of"
             " synchronous rounds: it ranks graphs for both, but bounds only those."
         )
         pairs = run.summary.pairwise
         if pairs is None or pairs.round is None:
-            return said
+            return text
         alone = "Forecast of exchanges between pairs that are drawn uniformly: without training, a round of them leaves"
-        return f"{said}  {alone} {near_one(pairs.round)} of the disagreement in the long run."
+        return f"{text}  {alone} {near_one(pairs.round)} of the disagreement in the long run."
     if not run.summary.summed:
         left = "" if measured is None else f"  Measured: a round of it left {near_one(measured)} of the disagreement."
         return (
@@ -99,8 +99,8 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
     if facts.period != 1:
         parts.append(_of_changing(facts))
     elif facts.slem is not None and facts.mean_contraction is None:
-        said = "in the long run one round of mixing leaves"
-        parts.append(f"Forecast: {said} {near_one(facts.slem)} of the disagreement.")
+        text = "in the long run one round of mixing leaves"
+        parts.append(f"Forecast: {text} {near_one(facts.slem)} of the disagreement.")
     elif facts.slem is not None:
         typical = "" if facts.mean_contraction is None else f", {number(facts.mean_contraction)} on average"
         parts.append(
@@ -127,12 +127,12 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
 
 def _of_changing(facts: RecordedForecast) -> str:
     """Return the guarantees of mixing alone where every round has another graph."""
-    said = []
+    sentences = []
     if facts.mean_contraction is not None:
-        said.append(f"one round of mixing leaves {number(facts.mean_contraction)} of a disagreement on average")
+        sentences.append(f"one round of mixing leaves {number(facts.mean_contraction)} of a disagreement on average")
     if facts.exact_after is not None:
-        said.append(f"{plural(facts.exact_after, 'round')} without training leave nothing of it")
-    return f"Forecast: {', and '.join(said)}." if said else ""
+        sentences.append(f"{plural(facts.exact_after, 'round')} without training leave nothing of it")
+    return f"Forecast: {', and '.join(sentences)}." if sentences else ""
 
 
 HOW = {
@@ -144,21 +144,21 @@ HOW = {
 
 def _foretold(run: RecordedRun) -> str:
     """Return the forecast before the run, and how well the run followed it."""
-    told, summary = run.foretold, run.summary
-    assert told is not None
-    how = HOW.get(told.level, "three jobs a peer")
-    edges = "exactly" if told.exact else f"between edges {number(told.width)} times apart"
-    wide = "; this graph ties its peers weakly, so that is wide" if told.wide else ""
-    said = f"Before the run the distance was forecast {edges}, by {how}{wide}."
+    forecast, summary = run.foretold, run.summary
+    assert forecast is not None
+    how = HOW.get(forecast.level, "three jobs a peer")
+    edges = "exactly" if forecast.exact else f"between edges {number(forecast.width)} times apart"
+    wide = "; this graph ties its peers weakly, so that is wide" if forecast.wide else ""
+    text = f"Before the run the distance was forecast {edges}, by {how}{wide}."
     if summary.forecast_kept is not None:
         slack = f"give or take {number(BAND_SLACK * 100)}\u202f%"
-        said += f" The measurement kept to it, {slack}, in {percent(summary.forecast_kept)} of the rounds."
+        text += f" The measurement kept to it, {slack}, in {percent(summary.forecast_kept)} of the rounds."
     if run.realised and summary.forecast_realised_kept is not None:
-        said += (
+        text += (
             " Messages or peers were lost: of the rounds as they were mixed the same gives the dotted edges, to which"
             f" it kept in {percent(summary.forecast_realised_kept)}."
         )
-    return said
+    return text
 
 
 def _verdict(measured: float, slem: float) -> str:

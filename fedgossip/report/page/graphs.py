@@ -95,11 +95,11 @@ def _fallen(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n: in
 
 def never_exchanged(run: RecordedRun) -> set[tuple[int, int]]:
     """Return the pairs (u, v), u < v, for which a peer reports that it never received a model."""
-    told = [event for event in run.events if event.name == "never_exchanged" and isinstance(event.value, list)]
+    events = [event for event in run.events if event.name == "never_exchanged" and isinstance(event.value, list)]
     peers = range(run.summary.n)
     return {
         (min(event.peer, other), max(event.peer, other))
-        for event in told
+        for event in events
         for other in event.value
         if event.peer in peers and other in peers and event.peer != other
     }

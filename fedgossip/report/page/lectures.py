@@ -174,8 +174,8 @@ def write_course(path: Path, pages: Sequence[LecturePage]) -> None:
         ]
         for page in pages
     ]
-    said = "Each page has a formula, a run, both numbers beside each other, a picture, and three questions."
-    body = join([paragraph(said), table(["topic", "title", "numbers"], rows, 1)])
+    sentence = "Each page has a formula, a run, both numbers beside each other, a picture, and three questions."
+    body = join([paragraph(sentence), table(["topic", "title", "numbers"], rows, 1)])
     write_atomically(path, document("Distributed training, measured – fedgossip", head, body))
 
 

@@ -131,13 +131,13 @@ def _histogram(found: Mapping[int, int], what: str, name: str) -> str | None:
 
 
 def _filters(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
-    told = list(_last_reports(run, "push_filters"))
-    if not told:
+    reports = list(_last_reports(run, "push_filters"))
+    if not reports:
         return
     saved: Counter[str] = Counter()
-    for value in told:
+    for value in reports:
         saved.update({str(name): int(size) for name, size in value.get("saved", {}).items()})
-    pushed = sum(int(value.get("pushed", 0)) for value in told)
+    pushed = sum(int(value.get("pushed", 0)) for value in reports)
     for name, size in saved.items():
         yield name, data_size(size), "of rows that were not pushed" if name != "key-cache" else "of keys sent before"
     yield "Pushed", data_size(pushed), "rows and their keys, of all workers"

@@ -91,11 +91,11 @@ def written(path: Path, page: ParadigmPage) -> None:
     """Write the page, one file that loads nothing; a reader sees the old one or the new one."""
     kind = "virtual seconds, of a simulation" if page.simulated else "seconds of real processes on one machine"
     goal = "" if page.target is None else f" The target is a test loss of {number(page.target)}."
-    said = f"Times are {kind}. All have been given the same {page.equal} where their losses are compared.{goal}"
+    sentence = f"Times are {kind}. All have been given the same {page.equal} where their losses are compared.{goal}"
     failed = [row for row in page.rows if row["failed"]]
     head = join([
         paragraph("fedgossip compare", "over"), Markup(f"<h1>{text(page.title)}</h1>"), paragraph(page.lead, "lead"),
-        paragraph(said), *(_failure(row) for row in failed),
+        paragraph(sentence), *(_failure(row) for row in failed),
     ])  # fmt: skip
     done = [row for row in page.rows if "rounds" in row]
     body = join(
@@ -277,15 +277,15 @@ def _comparison_rows(rows: Sequence[Row]) -> Markup | None:
     heads += ["Busiest carries", "Told", "Off by"]
     lines = []
     for row in rows:
-        told = row.get("told")
-        if not told:
+        predicted = row.get("told")
+        if not predicted:
             continue
-        carried, of_it = row["payload_of_busiest"], told["payload_of_busiest"]
-        error = [duration(told["error"]) if told["error"] else ""] if drawn else []
+        carried, of_it = row["payload_of_busiest"], predicted["payload_of_busiest"]
+        error = [duration(predicted["error"]) if predicted["error"] else ""] if drawn else []
         lines.append([
             text(row["paradigm"]), count(row["workers"]),
-            duration(row["round_seconds"]), duration(told["round_seconds"]), *error,
-            _off(row["round_seconds"], told["round_seconds"]), duration(told["formula"]),
+            duration(row["round_seconds"]), duration(predicted["round_seconds"]), *error,
+            _off(row["round_seconds"], predicted["round_seconds"]), duration(predicted["formula"]),
             data_size(carried), data_size(of_it), _off(carried, of_it),
         ])  # fmt: skip
     if not lines:
@@ -319,8 +319,8 @@ def _compressed(rows: Sequence[Row]) -> Markup | None:
     return section("Where compressing pays", table(heads, lines, numbers=4), paragraph(why))
 
 
-def _off(measured: float, told: float) -> str:
-    return NOTHING if not told else f"{(measured / told - 1) * 100:+.1f}\u202f%".replace("-", "−")
+def _off(measured: float, predicted: float) -> str:
+    return NOTHING if not predicted else f"{(measured / predicted - 1) * 100:+.1f}\u202f%".replace("-", "−")
 
 
 def _more(page: ParadigmPage, rows: Sequence[Row]) -> Markup | None:

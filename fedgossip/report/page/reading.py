@@ -315,11 +315,11 @@ class RecordedRun:
     def measured_when(self) -> str:
         """In which round the scores of the summary were measured, and which round had the best, where that differs."""
         at, best, last = self.summary.score.round, self.summary.best, self.summary.score.averaged
-        said = "" if at in (None, self.summary.rounds) else f", in round {at}"
+        text = "" if at in (None, self.summary.rounds) else f", in round {at}"
         if best is None or best.score == last or best.round == (self.summary.rounds if at is None else at):
-            return said
+            return text
         where = " on the clients' own examples" if best.at else ""
-        return f"{said}; best {self.summary.score.shown(best.score)}{where}, in round {best.round}"
+        return f"{text}; best {self.summary.score.shown(best.score)}{where}, in round {best.round}"
 
     def series(self, column: str) -> list[tuple[ReportedRound, float]]:
         """Return (row, value) for the rounds in which `column` was measured."""
@@ -379,11 +379,11 @@ def read_run(folder: Path) -> RecordedRun:
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
     if rounds and rounds[-1].round == summary.score.round:
         rounds[-1] = _measured_at_the_end(rounds[-1], summary)
-    told = _foretold(folder, summary), _realised(folder, summary), _timeline(folder, summary)
+    parts = _foretold(folder, summary), _realised(folder, summary), _timeline(folder, summary)
     beside = {**measured.lines(), **logged.lines()}
     lines = {name: points for name, points in beside.items() if name not in (*NAMES, *COUNTS)}
     of_rows = participation, lines, own_scores, own_counts, frozenset(fallen)
-    return RecordedRun(summary, rounds, totals, events, text, *of_rows, script, *told)
+    return RecordedRun(summary, rounds, totals, events, text, *of_rows, script, *parts)
 
 
 def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
@@ -396,10 +396,10 @@ def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
 
 def _follow(fallen: set[int], returned: set[int], event: ReportedEvent) -> None:
     """Move the participant that an event reports as ended, or alive again, between both."""
-    tells = kind_of(event.name).tells
-    if event.peer is not None and tells == "ended":
+    meaning = kind_of(event.name).tells
+    if event.peer is not None and meaning == "ended":
         fallen.add(event.peer)
-    elif event.peer is not None and tells == "again":
+    elif event.peer is not None and meaning == "again":
         fallen.discard(event.peer)
         returned.add(event.peer)
 
@@ -424,8 +424,8 @@ def _timeline(folder: Path, summary: Summary) -> Timeline | None:
 def _script_of(folder: Path) -> tuple[str, ...]:
     """Return the name of the script that was launched and its arguments, () where there was none."""
     try:
-        told = json_value(outside_files.read_bytes(folder / LAUNCHED))
-        return (Path(told["script"]).name, *(masked(str(one)) for one in told["arguments"]))
+        launched = json_value(outside_files.read_bytes(folder / LAUNCHED))
+        return (Path(launched["script"]).name, *(masked(str(one)) for one in launched["arguments"]))
     except (OSError, UnreadableError, TypeError, KeyError):
         return ()
 
@@ -475,13 +475,13 @@ def _check_sizes(summary: Summary, place: str) -> None:
     if not 0 <= summary.n <= PARTICIPANTS_MAX:
         raise ConfigError(f"{place}: n = {summary.n}; a run has 0 to {PARTICIPANTS_MAX} participants.", _NOT_OURS)
     try:
-        told = summary.who.learners
+        learners = summary.who.learners
     except ValueError as error:
         raise ConfigError(f"{place}: roles: {error}.", _MIXED_UP) from None
     if summary.who.n > PARTICIPANTS_MAX:
         raise ConfigError(f"{place}: roles of {summary.who.n} participants, more than a run has.", _NOT_OURS)
-    if told != summary.n:
-        raise ConfigError(f"{place}: {summary.n} learn, and by their roles {told}.", _MIXED_UP)
+    if learners != summary.n:
+        raise ConfigError(f"{place}: {summary.n} learn, and by their roles {learners}.", _MIXED_UP)
     for name, values in lists.items():
         if values is not None and len(values) != summary.n:
             raise ConfigError(f"{place}: {name} has {len(values)} entries for {summary.n} peers.", _MIXED_UP)

@@ -105,8 +105,8 @@ def _wanting(run: RecordedRun) -> str:
     return f"{facts.get('clients', '?')} {run.roles.one}s were there, and a round needs {facts.get('needed', '?')}. "
 
 
-def notice(said: tuple[str, str] | None) -> Markup | None:
+def notice(reason: tuple[str, str] | None) -> Markup | None:
     """Return a highlighted line, its first sentence in bold; None without one."""
-    if said is None:
+    if reason is None:
         return None
-    return Markup(f'<p class="notice" role="status"><b>{text(said[0])}</b> {text(said[1])}</p>')
+    return Markup(f'<p class="notice" role="status"><b>{text(reason[0])}</b> {text(reason[1])}</p>')

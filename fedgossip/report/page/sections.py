@@ -266,10 +266,10 @@ def graph(run: RecordedRun) -> Markup | None:
     right = grid(spectrum, facts, kind="stack")
     if not graphs.drawable(drawn):
         size = f"{plural(drawn.n, 'peer')} and {plural(_edges(run, drawn), 'edge')}"
-        said = f"With {size} a drawing would show only a blot; its numbers stand here instead."
+        text = f"With {size} a drawing would show only a blot; its numbers stand here instead."
         if not _edges(run, drawn):
-            said = "There is no edge to draw: every peer was on its own."
-        return section("The graph", paragraph(said, "lead"), grid(spectrum, facts))
+            text = "There is no edge to draw: every peer was on its own."
+        return section("The graph", paragraph(text, "lead"), grid(spectrum, facts))
     weights = "" if drawn.rows is None else "; a thicker line is a larger mixing weight"
     scored = any(peer.score is not None for peer in run.peers)
     colours = f"last measured {run.summary.score.metric.word}" if scored else "number of neighbours"
@@ -379,7 +379,7 @@ def faults(run: RecordedRun) -> Markup | None:
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
         return None
-    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
+    text = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
     found = spells(run.events)
     rows = [
         [
@@ -393,7 +393,7 @@ def faults(run: RecordedRun) -> Markup | None:
     rest = sum(counts.values()) - sum(times for *_, times in found[:MOST_EVENTS_LISTED])
     return section(
         "Events and faults",
-        paragraph(f"In this run – {said}.", "lead"),
+        paragraph(f"In this run – {text}.", "lead"),
         refusals(run),
         table(["Round", _head(run), "Event", "Value"], rows, numbers=0) if rows else None,
         paragraph(f"{count(rest)} more in metrics.jsonl.", "lead") if rows and rest > 0 else None,
@@ -439,11 +439,11 @@ def provenance(
         *((name, str(version), "") for name, version in sorted(summary.versions.items())),
     ]
     command = f"\n<pre>{text(how.command)}</pre>" if how.command else ""
-    told = Markup(f"<p>{text(how.text)}</p>{command}")
+    paragraph = Markup(f"<p>{text(how.text)}</p>{command}")
     experiment = Markup(f"<pre>{text(run.experiment)}</pre>")
     return section(
         "How to repeat this run",
-        told,
+        paragraph,
         Markup(f'<div class="wide origin">{facts_table("What ran", rows)}</div>'),
         folded("The whole experiment (experiment.toml)", experiment) if run.experiment else None,
     )

@@ -79,14 +79,16 @@ def _head(page: SweepPage) -> Markup:
     scored = sum(row[page.compared] is not None for row in page.rows)
     counted = f"{plural(len(page.combinations), 'combination')} with {plural(seeds, 'seed')} each"
     lead = f"{counted}: {plural(len(page.rows), 'cell')}, of which {scored} have a score."
-    said = f"All cells of a seed have the same data, first model and batches, and are compared at equal {page.equal}."
+    sentence = (
+        f"All cells of a seed have the same data, first model and batches, and are compared at equal {page.equal}."
+    )
     if page.over > 1:
-        said += f"  A score is the mean over the last {page.over} evaluated rounds."
+        sentence += f"  A score is the mean over the last {page.over} evaluated rounds."
     elif page.equal == "rounds":
-        said += "  Each is reported at its last round."
+        sentence += "  Each is reported at its last round."
     return join([
         paragraph("fedgossip sweep", "over"), Markup(f"<h1>{text(page.title)}</h1>"), paragraph(lead, "lead"),
-        paragraph(said),
+        paragraph(sentence),
     ])  # fmt: skip
 
 
@@ -150,11 +152,11 @@ def _differences(page: SweepPage) -> Markup | None:
 
 
 def _orders(one: SweepPoints) -> str:
-    told = []
+    lines = []
     for group, (rho, interval) in one.orders.items():
         within = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-        told.append(f"{group or 'all'} {rho:.2f}{within}".replace("-", "−"))
-    ranks = f"Spearman's rho, with a bootstrap's interval: {'; '.join(told)}." if told else ""
+        lines.append(f"{group or 'all'} {rho:.2f}{within}".replace("-", "−"))
+    ranks = f"Spearman's rho, with a bootstrap's interval: {'; '.join(lines)}." if lines else ""
     return f"A point is a graph, the mean over its seeds. {ranks}".strip()
 
 
@@ -208,10 +210,10 @@ def latex(page: SweepPage) -> str:
         mean = math.fsum(known) / len(known) if known else 0.0
         spread = math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1)) if len(known) > 1 else None
         shown = (lambda value: f"{value:.2f}") if page.metric.percent else _tex_number
-        said = "--" if not known else shown(mean) if spread is None else rf"{shown(mean)} $\pm$ {shown(spread)}"
+        text = "--" if not known else shown(mean) if spread is None else rf"{shown(mean)} $\pm$ {shown(spread)}"
         key = str(rows[0][page.keys[0]]) if page.keys else ""
         cells[key, page.rest(rows[0]) if page.keys else page.metric.word] = (
-            rf"\textbf{{{said}}}" if name in page.surely_best else said
+            rf"\textbf{{{text}}}" if name in page.surely_best else text
         )
     unit = ", per cent" if page.metric.percent else ""
     notes = [page.command, f"{page.measured}{unit}: mean and standard deviation over seeds"]

@@ -39,11 +39,11 @@ DRIVERS = {
 class Follower:
     """Reads `place`; `state` and the other attributes are as of the last `poll`.
 
-    `heard` is called with each row of the record with new information, once it is in the state.
+    `on_row` is called with each row of the record with new information, once it is in the state.
     """
 
-    def __init__(self, place: RunPlace, heard: Callable[[Row], None] | None = None) -> None:
-        self.place, self.heard = place, heard
+    def __init__(self, place: RunPlace, on_row: Callable[[Row], None] | None = None) -> None:
+        self.place, self.on_row = place, on_row
         self.facts: Facts = facts_of(place)
         self.driver = "" if place.folder else "peers"
         self.unreadable = 0
@@ -155,8 +155,8 @@ class Follower:
             return
         if own:
             self.state.preview(row)
-        elif self.state.take(row) and self.heard:
-            self.heard(row)
+        elif self.state.take(row) and self.on_row:
+            self.on_row(row)
 
     def _meet(self) -> None:
         """Find the files of peers on this machine as they appear."""

@@ -126,8 +126,8 @@ def _node(folder: Path) -> int:
 def facts_of(place: RunPlace) -> Facts:
     """Return the settings in the experiment file beside the rows; none for a missing or unreadable file."""
     content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
-    told = next((known for path in _beside(place, ROLES) if (known := _description(path))), None)
-    return replace(_facts(content, told), score=_score(content), foretold=_foretold(place))
+    roles_file = next((known for path in _beside(place, ROLES) if (known := _description(path))), None)
+    return replace(_facts(content, roles_file), score=_score(content), foretold=_foretold(place))
 
 
 def _foretold(place: RunPlace) -> RunForecast | None:
@@ -152,7 +152,7 @@ def _score(content: dict[str, Any]) -> Score:
     return replace(score, unit=line(score.unit, 80))
 
 
-def _facts(content: dict[str, Any], told: _RolesFile | None) -> Facts:
+def _facts(content: dict[str, Any], roles_file: _RolesFile | None) -> Facts:
     rounds, name = content.get("rounds"), content.get("name")
     title, whole = name if isinstance(name, str) else "", rounds if isinstance(rounds, int) else 0
     if federation := federation_of(content):
@@ -160,10 +160,10 @@ def _facts(content: dict[str, Any], told: _RolesFile | None) -> Facts:
         return Facts(title, federation.method, who, whole, _links(federation), federation)
     section = content.get("topology")
     if not isinstance(section, dict):
-        return Facts(title, told.name, told.roles, whole) if told else Facts(title, rounds=whole)
+        return Facts(title, roles_file.name, roles_file.roles, whole) if roles_file else Facts(title, rounds=whole)
     graph, n, seed = section.get("graph"), section.get("n"), content.get("seed", 1)
     topology = _topology(graph, n, seed) if isinstance(graph, str) else None
-    who = told.roles if told else peer_roles(n if isinstance(n, int) and n > 0 else 0)
+    who = roles_file.roles if roles_file else peer_roles(n if isinstance(n, int) and n > 0 else 0)
     who = peer_roles(topology.n) if topology else who  # the graph may lie on another machine
     return Facts(title, graph if isinstance(graph, str) else "", who, whole, topology)
 

@@ -256,8 +256,8 @@ class State:
         for node in list(self._marked.get(by, ())):
             peer = self.peers[node]
             mark = peer.seen_by[by]
-            heard = mark.name == "missed" or (mark.name == "gone" and peer.gone_since is None)
-            if heard and round >= mark.round + 2:
+            answered = mark.name == "missed" or (mark.name == "gone" and peer.gone_since is None)
+            if answered and round >= mark.round + 2:
                 self._lift(by, node)
 
     # --- consequences -----------------------------------------------------------------------------------------------

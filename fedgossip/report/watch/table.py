@@ -126,11 +126,11 @@ def learned(state: State) -> list[str]:
 
 def disagreement(state: State, row: NetworkRow) -> str:
     """The consensus distance of a round, and between what edges it was forecast before the run."""
-    said = f"disagreement {number(row.consensus_distance)}"
+    text = f"disagreement {number(row.consensus_distance)}"
     edges = state.foretold.edges(row.round) if state.foretold else None
     if edges is None:
-        return said
-    return f"{said} (forecast {_between(edges)}{_at_the_end(state, row.round)})"
+        return text
+    return f"{text} (forecast {_between(edges)}{_at_the_end(state, row.round)})"
 
 
 def _at_the_end(state: State, round: int) -> str:

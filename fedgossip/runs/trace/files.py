@@ -152,7 +152,7 @@ class Trace:
         header = _Opening(*about, resumed, shapes_of(arrays), segments, statistics_in(o.segments))
         self._write(header, arrays)
 
-    def told(self, now_ns: int, event: Event) -> None:
+    def write_event(self, now_ns: int, event: Event) -> None:
         """Write an event, before the machine sees it, which may use up the vectors that it brings."""
         if self._file:
             fields, arrays = taken_apart(event)
@@ -213,7 +213,7 @@ class Traced:
         self.machine, self.trace = machine, trace
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        self.trace.told(now_ns, event)
+        self.trace.write_event(now_ns, event)
         try:
             effects = guarded_handle(self.machine, event, now_ns)
         except ProtocolError as error:

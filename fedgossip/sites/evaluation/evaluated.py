@@ -152,8 +152,8 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
     records = numbers["records",]
     counts = [numbers["group", group, "records"] for group in layout.groups]
     apart = {place for place, group in enumerate(layout.groups) if 0 < numbers.get(("at", group), SITES) < SITES}
-    told = suppressed(counts, suppress, apart, records - sum(counts))
-    shown = [group for group, count in zip(layout.groups, told, strict=True) if count is not None]
+    published = suppressed(counts, suppress, apart, records - sum(counts))
+    shown = [group for group, count in zip(layout.groups, published, strict=True) if count is not None]
     every = PublishedFigures(layout, numbers, suppress, shown)
     named = _named(layout, numbers, suppress)
     score, within = every.score
@@ -189,7 +189,7 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
 
 
 def _confusion(layout: EvaluationLayout, numbers: Numbers) -> list[list[int]]:
-    return [[numbers["confusion", true, said] for said in layout.classes] for true in layout.classes]
+    return [[numbers["confusion", true, answer] for answer in layout.classes] for true in layout.classes]
 
 
 class PublishedFigures:
@@ -374,39 +374,39 @@ def _membership(layout: EvaluationLayout, numbers: Numbers, suppress: int) -> Me
     return MembershipFigures(numbers["tested",], numbers["flagged",], records, score, loss)
 
 
-def _group(layout: EvaluationLayout, numbers: Numbers, group: str, told: PublishedFigures) -> GroupFigures:
+def _group(layout: EvaluationLayout, numbers: Numbers, group: str, published: PublishedFigures) -> GroupFigures:
     where = ("group", group)
     records = numbers[*where, "records"]
     return GroupFigures(
         name=group,
         records=records,
-        score=told.scores[group][0],
-        score_within=told.scores[group][1],
-        score_between=_between(layout, *told.scores[group], records),
+        score=published.scores[group][0],
+        score_within=published.scores[group][1],
+        score_between=_between(layout, *published.scores[group], records),
         loss=_loss(numbers, where, records) if records else None,
-        outcomes=tuple(_outcome(layout, numbers, where, one, told) for one in layout.outcomes if records),
+        outcomes=tuple(_outcome(layout, numbers, where, one, published) for one in layout.outcomes if records),
     )
 
 
 def _outcome(
-    layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, told: PublishedFigures
+    layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, published: PublishedFigures
 ) -> OutcomeFigures:
     """Return the figures of an outcome, without those that disclose a small number of records with or without it."""
     records, positives = numbers[*where, "records"], numbers[*where, "positives", name]
     brier = _mean(numbers[*where, "brier", name], records)
-    said = _mean(numbers[*where, "said", name], records)
-    if not told.reports(where, name):
-        return OutcomeFigures(name=name, brier=brier, said=said)
+    predicted = _mean(numbers[*where, "said", name], records)
+    if not published.reports(where, name):
+        return OutcomeFigures(name=name, brier=brier, said=predicted)
     bins = [str(k) for k in range(layout.bins)]
     having, lacking = ([numbers[*where, what, name, k] for k in bins] for what in ("with", "without"))
     area, within = area_of(having, lacking)
-    parts = _parts(numbers, name, told) if not where and told.has_parts else ()
+    parts = _parts(numbers, name, published) if not where and published.has_parts else ()
     slope, intercept = calibration_of(having, lacking) if not where and not layout.noise else (None, None)
     return OutcomeFigures(
         name=name,
         positives=positives,
         brier=brier,
-        said=said,
+        said=predicted,
         were=positives / records if records else 0.0,
         auroc=area,
         auroc_within=within,
@@ -495,19 +495,19 @@ def calibration_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[Calib
     return found[0], found[1]
 
 
-def _parts(numbers: Numbers, name: str, told: PublishedFigures) -> tuple[ReliabilityPart, ...]:
+def _parts(numbers: Numbers, name: str, published: PublishedFigures) -> tuple[ReliabilityPart, ...]:
     parts = [("part", name, str(part)) for part in range(DECILES)]
     positives = [numbers[*part, "positives"] for part in parts]
     counts = [numbers[*part, "records"] for part in parts]
-    untold, few = told.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
+    untold, few = published.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
     found = []
     for part, count in enumerate(counts):
         bounds = part / DECILES, (part + 1) / DECILES
         if not count or part in untold or part in few:
             found.append(ReliabilityPart(*bounds, None if part in untold else count, None, None))
             continue
-        said = _mean(numbers[*parts[part], "said"], count)
-        found.append(ReliabilityPart(*bounds, count, said, positives[part] / count))
+        predicted = _mean(numbers[*parts[part], "said"], count)
+        found.append(ReliabilityPart(*bounds, count, predicted, positives[part] / count))
     return tuple(found)
 
 
@@ -558,8 +558,8 @@ def thresholds_of(one: OutcomeFigures, records: int) -> list[DecisionThreshold]:
 def _calibration_error(numbers: Numbers, name: str) -> float:
     total, records = 0.0, numbers["records",]
     for part in map(str, range(DECILES)):
-        said, positives = numbers["part", name, part, "said"], numbers["part", name, part, "positives"]
-        total += abs(said - (positives << SHIFT)) / (1 << SHIFT)
+        predicted, positives = numbers["part", name, part, "said"], numbers["part", name, part, "positives"]
+        total += abs(predicted - (positives << SHIFT)) / (1 << SHIFT)
     return total / records if records else 0.0
 
 

@@ -127,7 +127,7 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         for group in self.groups:
             found |= self._of_records(("group", group))
         if self.kind == CLASSIFICATION:
-            found |= {("confusion", true, said): RECORDS for true in self.classes for said in self.classes}
+            found |= {("confusion", true, answer): RECORDS for true in self.classes for answer in self.classes}
         for outcome in self.outcomes:
             for part in range(DECILES):
                 found |= {("part", outcome, str(part), what): RECORDS for what in ("records", "positives")}
@@ -201,14 +201,14 @@ def judged_sums(layout: EvaluationLayout, site: SiteAnswers, pooled: Numbers, no
         table = np.zeros((len(layout.classes),) * 2, np.int64)
         np.add.at(table, (site.y.astype(np.int64), site.answers.argmax(axis=1)), 1)
         for true, row in zip(layout.classes, table.tolist(), strict=True):
-            found |= {("confusion", true, said): count for said, count in zip(layout.classes, row, strict=True)}
-    for outcome, said, positive in _outcomes(layout, site):
-        parts = np.minimum((said * DECILES).astype(np.int64), DECILES - 1)
+            found |= {("confusion", true, answer): count for answer, count in zip(layout.classes, row, strict=True)}
+    for outcome, answer, positive in _outcomes(layout, site):
+        parts = np.minimum((answer * DECILES).astype(np.int64), DECILES - 1)
         for part in range(DECILES):
             inside = parts == part
             found["part", outcome, str(part), "records"] = int(inside.sum())
             found["part", outcome, str(part), "positives"] = int(positive[inside].sum())
-            found["part", outcome, str(part), "said"] = whole(said[inside])
+            found["part", outcome, str(part), "said"] = whole(answer[inside])
     score = score_of(layout, found, ())
     if score is not None and len(site.y) >= least:
         found["place", str(min(int(max(score, 0.0) * PLACES), PLACES - 1))] = 1
@@ -240,11 +240,11 @@ def _of_records(layout: EvaluationLayout, site: SiteAnswers, where: Name) -> dic
         truth, error = site.y[:, k].astype(np.float64), np.abs(site.answers[:, k] - site.y[:, k].astype(np.float64))
         found |= {(*where, "squared", label): whole(error * error), (*where, "absolute", label): whole(error)}
         found |= {(*where, "sum", label): whole(truth), (*where, "squares", label): whole(truth * truth)}
-    for outcome, said, positive in _outcomes(layout, site) if layout.outcomes else ():
+    for outcome, answer, positive in _outcomes(layout, site) if layout.outcomes else ():
         found[*where, "positives", outcome] = int(positive.sum())
-        found |= {(*where, "said", outcome): whole(said), (*where, "brier", outcome): whole((said - positive) ** 2)}
+        found |= {(*where, "said", outcome): whole(answer), (*where, "brier", outcome): whole((answer - positive) ** 2)}
         for what, rows in (("with", positive), ("without", ~positive)):
-            counts = np.bincount(np.searchsorted(EDGES, said[rows], side="right"), minlength=BINS)
+            counts = np.bincount(np.searchsorted(EDGES, answer[rows], side="right"), minlength=BINS)
             found |= {(*where, what, outcome, str(k)): count for k, count in enumerate(counts.tolist())}
     return found
 

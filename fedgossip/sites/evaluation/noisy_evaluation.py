@@ -51,7 +51,7 @@ class NoisyNumbers:
     @cached_property
     def units(self) -> Mapping[Name, int]:
         """Return one record's maximum contribution to each number."""
-        found: dict[Name, int] = {("confusion", true, said): 1 for true in self.classes for said in self.classes}
+        found: dict[Name, int] = {("confusion", true, answer): 1 for true in self.classes for answer in self.classes}
         found |= {("group", group, what): 1 for group in self.groups for what in ("right", "wrong")}
         for where in ((), *(("group", group) for group in self.groups)):
             for one in self.outcomes:
@@ -72,8 +72,8 @@ class NoisyNumbers:
         without parts.
         """
         k = len(self.outcomes)
-        said, brier = min(k, 1), min(k, 2)
-        return math.sqrt(1 + 2 * k + said + brier + (1 + k + said + brier if self.groups else 0))
+        answer, brier = min(k, 1), min(k, 2)
+        return math.sqrt(1 + 2 * k + answer + brier + (1 + k + answer + brier if self.groups else 0))
 
     @property
     def grains(self) -> float:
@@ -94,9 +94,9 @@ class NoisyNumbers:
         truth, answered = y.astype(np.int64), answers.argmax(axis=1)
         np.add.at(table, (truth, answered), 1)
         found: dict[Name, int] = {
-            ("confusion", true, said): count
+            ("confusion", true, answer): count
             for true, row in zip(self.classes, table.tolist(), strict=True)
-            for said, count in zip(self.classes, row, strict=True)
+            for answer, count in zip(self.classes, row, strict=True)
         }
         everybody = np.ones(len(truth), bool)
         found |= self._of_outcomes((), answers, truth, everybody)
@@ -111,20 +111,20 @@ class NoisyNumbers:
         found: dict[Name, int] = {}
         for one in self.outcomes:
             place = self.classes.index(one)
-            said, positive = answers[rows, place].clip(0, 1), truth[rows] == place
-            found[*where, "brier", one] = whole((said - positive) ** 2)
+            answer, positive = answers[rows, place].clip(0, 1), truth[rows] == place
+            found[*where, "brier", one] = whole((answer - positive) ** 2)
             for what, some in (("with", positive), ("without", ~positive)):
-                counts = np.bincount(np.searchsorted(EDGES, said[some], side="right"), minlength=BINS)
+                counts = np.bincount(np.searchsorted(EDGES, answer[some], side="right"), minlength=BINS)
                 found |= {(*where, what, one, str(k)): count for k, count in enumerate(counts.tolist())}
             if where:
-                found[*where, "said", one] = whole(said)
+                found[*where, "said", one] = whole(answer)
                 continue
-            parts = np.minimum((said * DECILES).astype(np.int64), DECILES - 1)
+            parts = np.minimum((answer * DECILES).astype(np.int64), DECILES - 1)
             for part in range(DECILES):
                 inside = parts == part
                 found["part", one, str(part), "having"] = int(positive[inside].sum())
                 found["part", one, str(part), "lacking"] = int((~positive[inside]).sum())
-                found["part", one, str(part), "said"] = whole(said[inside])
+                found["part", one, str(part), "said"] = whole(answer[inside])
         return found
 
     def hidden(self, numbers: Numbers, entropy: Entropy) -> Numbers:
@@ -141,7 +141,7 @@ class NoisyNumbers:
 
     def completed(self, numbers: Numbers) -> dict[Name, int]:
         """Return the numbers of an exact evaluation, without losses, from noisy sums, clipped to their ranges."""
-        cells = {(true, said): numbers["confusion", true, said] for true in self.classes for said in self.classes}
+        cells = {(true, answer): numbers["confusion", true, answer] for true in self.classes for answer in self.classes}
         records = max(0, sum(cells.values()))
         found: dict[Name, int] = {
             ("records",): records,
@@ -149,10 +149,10 @@ class NoisyNumbers:
         }
         found |= {("confusion", *names): max(0, count) for names, count in cells.items()}
         for one in self.outcomes:
-            positives = sum(cells[one, said] for said in self.classes)
+            positives = sum(cells[one, answer] for answer in self.classes)
             parts = [("part", one, str(part)) for part in range(DECILES)]
-            said = sum(numbers[*part, "said"] for part in parts)
-            found |= self._of_one((), one, numbers, records, (positives, said))
+            answer = sum(numbers[*part, "said"] for part in parts)
+            found |= self._of_one((), one, numbers, records, (positives, answer))
             for part in parts:
                 having, lacking = (max(0, numbers[*part, what]) for what in ("having", "lacking"))
                 found |= {(*part, "records"): having + lacking, (*part, "positives"): having}
@@ -167,19 +167,19 @@ class NoisyNumbers:
         return found
 
     def _of_one(self, where: Name, one: str, numbers: Numbers, records: int, sums: tuple[int, int]) -> dict[Name, int]:
-        positives, said = sums
+        positives, answer = sums
         found: dict[Name, int] = {(*where, "positives", one): _within(positives, records)}
-        found[*where, "said", one] = _within(said, records << SHIFT)
+        found[*where, "said", one] = _within(answer, records << SHIFT)
         found[*where, "brier", one] = _within(numbers[*where, "brier", one], records << SHIFT)
         bins: Sequence[Name] = [(*where, what, one, str(k)) for what in ("with", "without") for k in range(BINS)]
         return found | {name: numbers[name] for name in bins}
 
 
-def _inside(part: Name, said: int, records: int) -> int:
+def _inside(part: Name, answer: int, records: int) -> int:
     """Return the sum of predictions of so many records in a part, clipped to the part's bounds."""
     number = int(str(part[-1]))
     least, most = ((records * end << SHIFT) // DECILES for end in (number, number + 1))
-    return min(max(said, least), most)
+    return min(max(answer, least), most)
 
 
 def _within(value: int, most: int) -> int:

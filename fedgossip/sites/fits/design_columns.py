@@ -106,8 +106,8 @@ def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
         if few:
             lone, others = (", ".join([k for k in few if (k in one.uncounted) == are][:5]) for are in (True, False))
             rare = f"of under {agreed.suppress} records, or not told lest another be found"
-            told = [f"{lone} at too few sites" if lone else "", f"{others} {rare}" if others else ""]
-            text = f"column {one.name!r}: {'; '.join(filter(None, told))}"
+            reasons = [f"{lone} at too few sites" if lone else "", f"{others} {rare}" if others else ""]
+            text = f"column {one.name!r}: {'; '.join(filter(None, reasons))}"
             raise ConfigError(text, f"A coefficient of it would tell of them: {label}.")
 
 

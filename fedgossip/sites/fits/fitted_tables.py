@@ -26,18 +26,20 @@ def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
     Raises ConfigError for a file without the fitted columns, and for invalid cells.
     """
     table, d = CsvColumns(path), fit.design
-    said = predictions(fit, read_features(table, d.encoding, [d.outcome]))
-    known = [said.mean, said.low, said.high]
+    answers = predictions(fit, read_features(table, d.encoding, [d.outcome]))
+    known = [answers.mean, answers.low, answers.high]
     if d.family == "logistic":
-        chosen = [d.classes[int(one > 0.5)] for one in said.mean]
+        chosen = [d.classes[int(one > 0.5)] for one in answers.mean]
         named = f"probability of {d.of}"
-        added = {PREDICTED: chosen, f"probability of {d.classes[0]}": cells_of(1 - said.mean)}
+        added = {PREDICTED: chosen, f"probability of {d.classes[0]}": cells_of(1 - answers.mean)}
     else:
         named, added = f"{PREDICTED} {d.outcome}", {}
     names = [named, *(f"{named}, {b}" for b in BETWEEN)]
     added |= {name: cells_of(one) for name, one in zip(names, known, strict=True)}
-    if said.record is not None:
-        added |= {f"{d.outcome} of a record, {b}": cells_of(one) for b, one in zip(BETWEEN, said.record, strict=True)}
+    if answers.record is not None:
+        added |= {
+            f"{d.outcome} of a record, {b}": cells_of(one) for b, one in zip(BETWEEN, answers.record, strict=True)
+        }
     added |= marks_of(table, d.encoding, fit.bounds)
     return with_columns(table, added), unknown_of(table, d.encoding, [d.outcome])
 

@@ -81,15 +81,15 @@ def stated_evaluation(experiment: Experiment, facts: ModelFacts) -> tuple[Federa
 def opened_by(layout: EvaluationLayout) -> tuple[str, ...]:
     """Return the sums over all sites that the coordinator sees, in words."""
     of = "that each site has kept from its training" if layout.kept else "of each site, also those trained on"
-    told = [f"how well the model with weights {layout.model[:16]} answers on the records {of}: "
+    lines = [f"how well the model with weights {layout.model[:16]} answers on the records {of}: "
             f"the number of records, {layout.score}, and a histogram of its answers for each outcome"]  # fmt: skip
     if layout.groups:
-        told.append(f"the same of each of {len(layout.groups)} groups of {layout.group_column}")
+        lines.append(f"the same of each of {len(layout.groups)} groups of {layout.group_column}")
     if not layout.noise:
-        told.append("at how many sites the score is which, and how many sites the model tells its training to")
+        lines.append("at how many sites the score is which, and how many sites the model tells its training to")
     if layout.named:
-        told.append("the score of each site, by its id")
-    return tuple(told)
+        lines.append("the score of each site, by its id")
+    return tuple(lines)
 
 
 def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:
@@ -143,11 +143,11 @@ def _answers(
     if not len(trained):
         return SiteAnswers(answers, y, groups)
     known, known_y = asked(model, examples.train.subset(trained))
-    told = losses_of(layout.kind, known, known_y), right_of(layout.kind, known, known_y)
+    scores = losses_of(layout.kind, known, known_y), right_of(layout.kind, known, known_y)
     flagged = None
     if min(len(judged), len(trained)) >= LEAST:
         flagged = compared(layout.kind, (known, known_y), (answers, y)).flagged
-    return SiteAnswers(answers, y, groups, told, flagged)
+    return SiteAnswers(answers, y, groups, scores, flagged)
 
 
 Asked = tuple[np.ndarray, np.ndarray]

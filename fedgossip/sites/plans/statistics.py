@@ -56,16 +56,16 @@ def opened_by(task: StatisticsTask) -> tuple[str, ...]:
     """Return the sums over all sites that the coordinator sees, in words."""
     columns = task.layout.schema.columns
     categories = sum(bool(one.categories) for one in columns)
-    told = ["how many records"]
+    parts = ["how many records"]
     if numbers := len(columns) - categories:
-        told.append(f"of columns of numbers ({numbers}) the sum, the sum of squares, and a histogram")
+        parts.append(f"of columns of numbers ({numbers}) the sum, the sum of squares, and a histogram")
     if categories:
-        told.append(f"of columns of categories ({categories}) how many records and sites have each")
+        parts.append(f"of columns of categories ({categories}) how many records and sites have each")
     if task.layout.schema.missing == DROP:
-        told.append("how many records are left out for an empty cell")
+        parts.append("how many records are left out for an empty cell")
     if task.layout.schema.missing == INDICATOR:
-        told.append("how many sites have empty cells in each")
-    return (", ".join([*told, "and how many cells are empty"]),)
+        parts.append("how many sites have empty cells in each")
+    return (", ".join([*parts, "and how many cells are empty"]),)
 
 
 def statistics_task(

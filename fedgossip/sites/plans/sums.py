@@ -51,11 +51,11 @@ def noise_of(experiment: Experiment) -> float:
     return 0.0 if experiment.budget is None else experiment.budget.noise
 
 
-def check_exact(experiment: FederatedExperiment, are: str, told: str) -> None:
-    """Raise ConfigError without secure sums, and beside a budget; `are`: "a fit is", `told`: the exact results."""
+def check_exact(experiment: FederatedExperiment, are: str, disclosed: str) -> None:
+    """Raise ConfigError without secure sums, and beside a budget; `are`: "a fit is", `disclosed`: the exact results."""
     check_secure(experiment, are)
     if (unit := experiment.coordinator.privacy.unit) != "none":
-        text = f"coordinator.privacy.unit = {unit}: {told} exact, beside a budget"
+        text = f"coordinator.privacy.unit = {unit}: {disclosed} exact, beside a budget"
         raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
 
 
@@ -222,7 +222,7 @@ def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
 
     Returns lines about earlier releases.  Raises BudgetError where the budget or the ledger's limit is exceeded.
     """
-    said, run = [], secrets.token_hex(16)
+    lines, run = [], secrets.token_hex(16)
     for node in (one for one in range(plan.learners) if not plan.abstains(one)):
         source = plan.experiment.data.source.replace(PLACE, str(node))
         budget = plan.experiment.budget
@@ -230,16 +230,16 @@ def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
         with contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)) as ledger:
             if budget is None:
                 before = ledger.exact_before()
-                said += [f"site {node}: {_again(before, plan.experiment.task.kind)}"] if before else []
+                lines += [f"site {node}: {_again(before, plan.experiment.task.kind)}"] if before else []
                 ledger.note_exact(plan.experiment.task.kind, run)
             else:
                 _pay(ledger, budget, node, run, plan.experiment.rounds)
-    return said
+    return lines
 
 
 def _again(before: Mapping[str, int], kind: str) -> str:
-    told = f"released before without noise, of the same records: {counted(before)}"
-    return f"{told}; two sums of a kind tell of the sites that differ" if kind in before else told
+    text = f"released before without noise, of the same records: {counted(before)}"
+    return f"{text}; two sums of a kind tell of the sites that differ" if kind in before else text
 
 
 def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str, rounds: int) -> None:

@@ -66,8 +66,8 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) ->
                 constant.append(name)
         place += len(encoded[one.name].features)
     if not 0 < len(columns) <= MOST_COLUMNS:
-        told = f": {', '.join(constant[:5])} have one value at every site" if constant else ""
-        text = f"trees of {len(columns)} columns{told}"
+        sentence = f": {', '.join(constant[:5])} have one value at every site" if constant else ""
+        text = f"trees of {len(columns)} columns{sentence}"
         raise ConfigError(text, f"There are 1 to {MOST_COLUMNS}; leave some out, drop=A,B, or agree on others.")
     least = options.min_records or max(LEAST_RECORDS, agreed.suppress)
     if least < agreed.suppress:

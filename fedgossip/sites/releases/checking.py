@@ -119,14 +119,14 @@ def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[st
     weights, about = folder / release.model.file, folder / MODEL / MODEL_FACTS
     if release.model.file not in archive.names:
         return
-    found = said = hashlib.sha256(outside_files.read_bytes(weights, outside_files.LARGE)).hexdigest()
+    found = digest = hashlib.sha256(outside_files.read_bytes(weights, outside_files.LARGE)).hexdigest()
     try:
         if about.is_file():
-            said = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(about)).weights
+            digest = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(about)).weights
     except UnreadableError as error:
         yield f"{MODEL}/{MODEL_FACTS}: {error}"
         return
-    if not found == said == release.model.weights:
+    if not found == digest == release.model.weights:
         yield f"{release.model.file}: not the weights that the card tells of"
     if release.judged:
         from fedgossip.sites.evaluation import evaluated
@@ -226,11 +226,13 @@ def _owner(path: Path) -> int:
 def _released_log(folder: Path, one: Verification) -> ReleasedLog:
     facts = one.facts
     if "entries" in facts:
-        told = f"{facts['entries']} entries, {facts['first']} to {facts['last']}"
+        description = f"{facts['entries']} entries, {facts['first']} to {facts['last']}"
     else:
-        told = f"{facts.get('outcome') or 'no end'}, {facts.get('survivors', 0)} of {facts.get('cohort', 0)} in the sum"
-    told = told if one.sound else "; ".join(one.worded())
-    return ReleasedLog(one.path.relative_to(folder).as_posix(), one.what, one.sound, told)
+        description = (
+            f"{facts.get('outcome') or 'no end'}, {facts.get('survivors', 0)} of {facts.get('cohort', 0)} in the sum"
+        )
+    description = description if one.sound else "; ".join(one.worded())
+    return ReleasedLog(one.path.relative_to(folder).as_posix(), one.what, one.sound, description)
 
 
 def logs_of(contents: Mapping[str, bytes | Path]) -> tuple[ReleasedLog, ...]:

@@ -67,9 +67,9 @@ def _of_glm(fit: GlmFit) -> list[Markup | None]:
     of = f"{d.outcome} = {d.of}" if d.of else d.outcome
     null = "" if fit.null_deviance is None else f", {number(fit.null_deviance)} of the mean alone"
     aic = "" if fit.aic is None else f"; AIC {number(fit.aic)}"
-    said = f"A {d.family} model of {of}, of {_records(fit.records, fit.sites)}: deviance {number(fit.deviance)}"
+    text = f"A {d.family} model of {of}, of {_records(fit.records, fit.sites)}: deviance {number(fit.deviance)}"
     return [
-        paragraph(f"{said}{null}{aic}."),
+        paragraph(f"{text}{null}{aic}."),
         _estimates(fit.coefficients, RATIO.get(d.family)),
         _of_ratios(fit.coefficients, RATIO[d.family]) if d.family in RATIO else None,
         _remarks(d.against, fit.silent),
@@ -91,11 +91,11 @@ def _tests(fit: GlmFit) -> Markup | None:
 def _of_cox(fit: CoxFit) -> list[Markup | None]:
     d = fit.design
     unit = f" [{d.unit}]" if d.unit else ""
-    said = f"Proportional hazards of {d.time}{unit} until {d.event} = 1, of {_records(fit.records, fit.sites)}"
+    text = f"Proportional hazards of {d.time}{unit} until {d.event} = 1, of {_records(fit.records, fit.sites)}"
     agree = "" if fit.concordance is None else f"; concordance {number(fit.concordance)}, of pairs at one site"
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""
     return [
-        paragraph(f"{said}, {count(fit.events)} events{agree}{ridge}."),
+        paragraph(f"{text}, {count(fit.events)} events{agree}{ridge}."),
         _estimates(fit.coefficients, "hazard ratio"),
         _of_ratios(fit.coefficients, "hazard ratio"),
         _remarks(d.against, fit.silent),
@@ -104,9 +104,9 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
 
 def _of_curves(fit: CurveFit) -> list[Markup | None]:
     d, whole = fit.design, fit.everybody
-    said = f"Kaplan-Meier survival, {d.time} until {d.event} = 1, of {_records(whole.records, fit.sites)}"
+    text = f"Kaplan-Meier survival, {d.time} until {d.event} = 1, of {_records(whole.records, fit.sites)}"
     test = "" if fit.p is None else f"; log-rank test of the groups: p {number(fit.p)}"
-    found: list[Markup | None] = [paragraph(f"{said}, {count(whole.events)} events{test}.")]
+    found: list[Markup | None] = [paragraph(f"{text}, {count(whole.events)} events{test}.")]
     found.append(grid(_drawn_curves(fit), _medians(fit)))
     for one in (whole, *fit.groups):
         found += [paragraph(f"{d.group_column} = {one.name}")] if one.name else []
@@ -272,9 +272,9 @@ def _estimates(coefficients: tuple[Coefficient, ...], ratio: str | None) -> Mark
 
 
 def _remarks(against: tuple[str, ...], silent: tuple[str, ...]) -> Markup | None:
-    said = [f"Compared with: {', '.join(against)}."] if against else []
-    said += [f"Depend on each other, so have no errors: {', '.join(silent)}."] if silent else []
-    return paragraph("  ".join(said)) if said else None
+    remarks = [f"Compared with: {', '.join(against)}."] if against else []
+    remarks += [f"Depend on each other, so have no errors: {', '.join(silent)}."] if silent else []
+    return paragraph("  ".join(remarks)) if remarks else None
 
 
 def _records(records: int, sites: int) -> str:

@@ -356,25 +356,25 @@ def of_statistics(statistics: AgreedTable | None, budget: PrivacySection, *, cou
     """Return (what, words) of the statistics that the sites agreed on; `counted`: in the epsilon of the run."""
     if statistics is None:
         return []
-    told = "What the sites have agreed on before the training"
+    title = "What the sites have agreed on before the training"
     if not statistics.noise:
-        return [("statistics", f"{told} {EXACT}")]
+        return [("statistics", f"{title} {EXACT}")]
     cost = _alone(statistics.noise, ROUNDS, budget)
     by = "counts" if counted else "counts where the ledger of a site's key held them"
-    return [("statistics", f"{told} {cost}, which the epsilon above {by}.")]
+    return [("statistics", f"{title} {cost}, which the epsilon above {by}.")]
 
 
 def of_figures(evaluation: Evaluation | None, budget: PrivacySection, worth: float) -> list[tuple[str, str]]:
     """Return (what, words) of the figures by which the sites judged a model whose run is worth this epsilon."""
     if evaluation is None:
         return []
-    told = "What the sites have told to judge the model"
+    title = "What the sites have told to judge the model"
     if not evaluation.layout.noise:
-        return [("figures", f"{told} {EXACT}")]
+        return [("figures", f"{title} {EXACT}")]
     both = worth + epsilon([Mechanism(evaluation.layout.noise, 1.0, 1)], budget.delta)  # the simple sum of two promises
     cost = _alone(evaluation.layout.noise, 1, budget)
     total = f"with it that is at most {both:.4g} at delta {2 * budget.delta:g}"
-    return [("figures", f"{told} {cost}, which came after the epsilon above; {total}.")]
+    return [("figures", f"{title} {cost}, which came after the epsilon above; {total}.")]
 
 
 EXACT = "is exact, and outside of the budget."
@@ -382,8 +382,8 @@ EXACT = "is exact, and outside of the budget."
 
 def _alone(noise: float, releases: int, budget: PrivacySection) -> str:
     alone = epsilon([Mechanism(noise, 1.0, releases)], budget.delta)
-    said = "one release" if releases == 1 else f"{releases} releases"
-    return f"has noise of {noise:g} times what one record can add: {said}, epsilon {alone:.3g} alone"
+    text = "one release" if releases == 1 else f"{releases} releases"
+    return f"has noise of {noise:g} times what one record can add: {text}, epsilon {alone:.3g} alone"
 
 
 def _seen(plan: FederationPlan) -> str:

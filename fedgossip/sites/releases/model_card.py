@@ -105,8 +105,8 @@ def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tu
         yield name, _shifted(evaluation, "score"), f"{between}{on}"
     if evaluation and evaluation.places:
         of = f"{count(evaluation.records)} records of {evaluation.sites} sites together"
-        said = f"{evaluation.layout.score} of the worst of them, {of}; neither which one nor its records are disclosed"
-        yield "Worst site", _between(*evaluation.places[0]), said
+        text = f"{evaluation.layout.score} of the worst of them, {of}; neither which one nor its records are disclosed"
+        yield "Worst site", _between(*evaluation.places[0]), text
     privacy = release.privacy
     if privacy.epsilon is None:
         yield "Privacy ε", "none", "no budget: nothing is promised of single records"
@@ -126,7 +126,7 @@ def _use(release: Release, evaluation: Evaluation | None) -> Markup | None:
     return section(
         "What it is for",
         *(paragraph(part) for part in release.use.split("\n\n")),
-        facts_table("The study", [(what.capitalize(), said, "") for what, said in release.study])
+        facts_table("The study", [(what.capitalize(), text, "") for what, text in release.study])
         if release.study
         else None,
         facts_table(
@@ -173,14 +173,14 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
         )
     first = evaluation.outcomes[0] if evaluation.outcomes else None
     drawn = _calibration(first) if first else None
-    said = "Of records that the model gives such a probability, the share that has the outcome; on the line both agree"
+    text = "Of records that the model gives such a probability, the share that has the outcome; on the line both agree"
     return section(
         "How well it answers",
         paragraph(_how_exact(evaluation)),
         _outcomes(evaluation.outcomes),
         _slopes(evaluation.outcomes),
         grid(
-            figure("calibration", drawn, f"Calibration of {first.name}", f"{said}.") if first else None,
+            figure("calibration", drawn, f"Calibration of {first.name}", f"{text}.") if first else None,
             _confusion(evaluation),
         ),
         _curves(first, evaluation.records) if first else None,
@@ -288,10 +288,10 @@ def _curves(outcome: OutcomeFigures, records: int) -> Markup | None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         legend_above(axes)
 
-    said = f"At thresholds from {100 * points[0].at:.0f} to {100 * points[-1].at:.0f} %, between them straight lines."
+    text = f"At thresholds from {100 * points[0].at:.0f} to {100 * points[-1].at:.0f} %, between them straight lines."
     of = "True positives of a record, less false ones at the odds of the threshold."
     return grid(
-        figure("roc", draw("roc", HEIGHT, roc), f"ROC curve of {outcome.name}", said),
+        figure("roc", draw("roc", HEIGHT, roc), f"ROC curve of {outcome.name}", text),
         figure("decision", draw("decision", HEIGHT, decision), f"Decision curve of {outcome.name}", of),
     )
 
@@ -354,19 +354,20 @@ def _membership(evaluation: Evaluation | None) -> Markup | None:
 
 
 def _tested(evaluation: Evaluation) -> Markup:
-    told = evaluation.membership
-    if told is None and evaluation.layout.kept:
+    membership = evaluation.membership
+    if membership is None and evaluation.layout.kept:
         alone = "each site tests it alone, by fedgossip privacy membership"
         return paragraph(f"Not told: under a budget nothing is told of a site's own test; {alone}.", "notice")
-    if told is None:
+    if membership is None:
         return paragraph("Not tested: no site has kept records apart from its training.", "notice")
-    if told.flagged:
-        words = f"FLAGGED by {told.flagged} of {told.tested} sites: the model tells which records it was trained on."
+    if membership.flagged:
+        by = f"FLAGGED by {membership.flagged} of {membership.tested} sites"
+        words = f"{by}: the model tells which records it was trained on."
         return paragraph(words, "notice")
-    if not told.tested:
+    if not membership.tested:
         return paragraph("Not tested: no site has enough records, 20 trained on and 20 others.", "notice")
     return paragraph(
-        f"{plural(told.tested, 'site')} tested it on their own records; none could tell. That proves nothing of "
+        f"{plural(membership.tested, 'site')} tested it on their own records; none could tell. That proves nothing of "
         "stronger tests."
     )
 
@@ -403,12 +404,12 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
             moments = [number(one.mean) + _moved(at("mean")), number(one.deviation) + _moved(at("deviation"))]
         rows.append([one.name + (" (label)" if one.label else ""), kind, *cells, *moments])
     noisy = f", with noise of {number(statistics.noise)}" if statistics.noise else ""
-    said = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
-    said += MISSING_WORDS[statistics.schema.missing]
+    text = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
+    text += MISSING_WORDS[statistics.schema.missing]
     if isinstance(dropped := statistics.dropped, int):
-        said += f" {count(dropped)} records were left out for an empty cell."
+        text += f" {count(dropped)} records were left out for an empty cell."
     heads = ["Column", "Unit or categories", "There", "Missing", "Mean", "Deviation"]
-    return section("What it learned from", paragraph(said), folded("The columns", table(heads, rows, 4)))
+    return section("What it learned from", paragraph(text), folded("The columns", table(heads, rows, 4)))
 
 
 def _privacy(release: Release) -> Markup | None:

@@ -230,9 +230,9 @@ def _from_arcs(described: GraphFile, path: Path) -> Mixing:
     )
     own = np.asarray(1.0 - np.bincount(v[~loops], weights[~loops], n), np.float64)
     own[u[loops]] = weights[loops]
-    heard = np.bincount(v[~loops], weights[~loops], n) + own
+    received = np.bincount(v[~loops], weights[~loops], n) + own
     given = np.bincount(u[~loops], weights[~loops], n) + own
-    sums = [bool(np.abs(one - 1.0).max() <= TOLERANCE) for one in (heard, given)]
+    sums = [bool(np.abs(one - 1.0).max() <= TOLERANCE) for one in (received, given)]
     kept: Stochastic = "columns" if sums == [False, True] else "rows" if sums == [True, False] else "both"
     try:
         return assemble(topology, described.rule or "given", others[:, 1], others[:, 0], weights[~loops], own, kept)

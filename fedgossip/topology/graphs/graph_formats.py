@@ -62,9 +62,9 @@ def read(path: Path, text: str) -> GivenGraph | None:
     except ConfigError:
         raise
     except Exception as error:  # a damaged file raises what its reader likes
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         advice = "Write it again with networkx or scipy, or as a list of edges, one per line."
-        raise ConfigError(f"{path}: cannot be read: {said[:200]}", advice) from None
+        raise ConfigError(f"{path}: cannot be read: {reason[:200]}", advice) from None
 
 
 def _reader(path: Path, low: str) -> Callable[[Path, str], GivenGraph] | None:

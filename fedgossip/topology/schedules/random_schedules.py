@@ -71,9 +71,9 @@ def epidemic_local(n: int, s: int, seed: int) -> Random:
     def draw(stream: np.random.Generator) -> Mixing:
         topology = Topology.from_edges(n, _random_targets(stream, n, s), name, directed=True)
         starts, senders = topology.incoming
-        heard = np.diff(starts)
-        receivers = np.repeat(np.arange(n, dtype=np.int64), heard)
-        shares = np.asarray(1.0 / (1.0 + heard), np.float64)
+        counts = np.diff(starts)
+        receivers = np.repeat(np.arange(n, dtype=np.int64), counts)
+        shares = np.asarray(1.0 / (1.0 + counts), np.float64)
         return assemble(topology, "uniform", receivers, senders, shares[receivers], shares, "rows")
 
     left = (1.0 / s) * (1.0 - (1.0 - s / (n - 1)) ** n) - 1.0 / (n - 1)

@@ -59,13 +59,13 @@ def _classes(W: Any) -> IntArray:
 
     n, own = W.shape[0], W.diagonal()
     probes = seeds.stream(0, "twins", n).random((n, 2))
-    heard = W @ probes - own[:, None] * probes
+    received = W @ probes - own[:, None] * probes
     weights = _few(W.data)
     if weights is None:
-        pairs = [_joined(W, own, probes, heard)]
+        pairs = [_joined(W, own, probes, received)]
     else:  # joined twins: u and v have the same other senders, so that a row and w times oneself are equal
-        pairs = [_equal_rows(np.column_stack([heard + weight * probes, own])) for weight in weights]
-    pairs.append(_equal_rows(np.column_stack([heard, own])))
+        pairs = [_equal_rows(np.column_stack([received + weight * probes, own])) for weight in weights]
+    pairs.append(_equal_rows(np.column_stack([received, own])))
     one, other = np.concatenate(pairs).T
     graph = csr_array((np.ones(one.size, np.int8), (one, other)), shape=(n, n))
     return np.asarray(connected_components(graph, directed=False)[1], np.int64)
@@ -82,12 +82,12 @@ def _few(values: FloatArray) -> list[float] | None:
     return found
 
 
-def _joined(W: Any, own: FloatArray, probes: FloatArray, heard: FloatArray) -> IntArray:
+def _joined(W: Any, own: FloatArray, probes: FloatArray, received: FloatArray) -> IntArray:
     """Return the pairs [k, 2] of joined twins, whatever the weights."""
     rows = np.repeat(np.arange(W.shape[0]), np.diff(W.indptr))
     there = (W.indices > rows) & (np.abs(own[rows] - own[W.indices]) < NEAR)
     u, v, weight = rows[there], W.indices[there], W.data[there][:, None]
-    apart = (heard[u] + weight * probes[u]) - (heard[v] + weight * probes[v])
+    apart = (received[u] + weight * probes[u]) - (received[v] + weight * probes[v])
     alike = np.abs(apart).max(axis=1) < NEAR if len(u) else np.zeros(0, bool)
     return np.stack([u[alike], v[alike]], axis=1)
 

@@ -282,10 +282,10 @@ def turned(
     `whole`: creates the same mixing with its arrays, on first access.
     """
     n, offsets = topology.n, np.array(topology.circulant, np.int64)
-    heard = np.unique(-offsets % n if topology.directed else np.concatenate([offsets, -offsets]) % n)
-    values = np.full(heard.size + 1, weight)
-    values[0] = 1.0 - float(_sums(np.zeros_like(heard), values[1:], 1)[0])
-    row = np.concatenate([[0], heard]), values
+    sources = np.unique(-offsets % n if topology.directed else np.concatenate([offsets, -offsets]) % n)
+    values = np.full(sources.size + 1, weight)
+    values[0] = 1.0 - float(_sums(np.zeros_like(sources), values[1:], 1)[0])
+    row = np.concatenate([[0], sources]), values
     return Mixing(topology, rule, lambda: whole().entries, stochastic, row)
 
 

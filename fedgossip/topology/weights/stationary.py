@@ -64,9 +64,9 @@ def sinkhorn(topology: Topology) -> Mixing:
 def inverse(topology: Topology) -> Mixing:
     """Return the row-stochastic mixing in which every node averages its own and all received models equally."""
     starts, senders = topology.incoming
-    heard = np.diff(starts)
-    receivers = np.repeat(np.arange(topology.n, dtype=np.int64), heard)
-    shares = np.asarray(1.0 / (1.0 + heard), np.float64)
+    counts = np.diff(starts)
+    receivers = np.repeat(np.arange(topology.n, dtype=np.int64), counts)
+    shares = np.asarray(1.0 / (1.0 + counts), np.float64)
     return assemble(topology, "inverse", receivers, senders, shares[receivers], shares, "rows")
 
 

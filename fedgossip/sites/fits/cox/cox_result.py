@@ -134,13 +134,15 @@ def _chance(freedom: int, ratio: float) -> float:
 def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
     d = state.layout.design
     times = [d.grid[place] for place in state.ends.tolist()]
-    told = len(state.ends)
-    events = [row[:told] for row in state["events"].astype(int).tolist()]
+    published = len(state.ends)
+    events = [row[:published] for row in state["events"].astype(int).tolist()]
     at_risk = state["at_risk"].astype(int).tolist()
     risk = (
-        [reported_risk(there[:told], had, d.least) for there, had in zip(at_risk, events, strict=True)] if told else []
+        [reported_risk(there[:published], had, d.least) for there, had in zip(at_risk, events, strict=True)]
+        if published
+        else []
     )
-    rows = zip(d.strata, risk, events, np.cumsum(state.hazard, axis=1), strict=bool(told))
+    rows = zip(d.strata, risk, events, np.cumsum(state.hazard, axis=1), strict=bool(published))
     return tuple(
         StratumHazard(
             name,

@@ -50,7 +50,7 @@ def rounds_of(layout: CoxLayout) -> int:
 
 
 def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
-    return _shapes_of(layout.width, layout.strata, layout.told, tied=bool(layout.tied))
+    return _shapes_of(layout.width, layout.strata, layout.reported_times, tied=bool(layout.tied))
 
 
 @cache  # of numbers: a design with declared columns has no hash
@@ -133,16 +133,16 @@ class FittedHazards:
 
     def take(self, numbers: Numbers, sites: int) -> None:
         """Apply the sums of a round over so many sites."""
-        told = len(self.ends)
+        published = len(self.ends)
         match self.stage:
             case 0:
                 self._choose_times(self.layout.counts(numbers), sites)
             case 1:
-                self._take_risk(self.layout.risk(numbers, told), sites)
+                self._take_risk(self.layout.risk(numbers, published), sites)
             case 2:
                 self._take_moments(*self.layout.moments(numbers))
             case 3:
-                self._take_last(*self.layout.last(numbers, told), sites)
+                self._take_last(*self.layout.last(numbers, published), sites)
 
     def _choose_times(self, counts: Sequence[TimeCounts], sites: int) -> None:
         """Choose the reported times; without any the fit is over."""
@@ -168,8 +168,8 @@ class FittedHazards:
 
         With Efron's ties, sums over events are separate from sums over all at risk, and so censored records are too.
         """
-        told, found = len(self.ends), []
-        for risk, events in zip(self["at_risk"][:, :told], self["events"][:, :told], strict=True):
+        published, found = len(self.ends), []
+        for risk, events in zip(self["at_risk"][:, :published], self["events"][:, :published], strict=True):
             opened, happened = risk[events > 0], events[events > 0]
             apart = [*(opened[:-1] - opened[1:]), *opened[-1:]]
             if self.layout.tied:
@@ -188,10 +188,10 @@ class FittedHazards:
             self._go_to(halved(newton))
             self._set(stage=RISK if self.number("steps") < self.layout.design.steps else OVER)
             return
-        told = len(self.ends)
-        self["hazard"][:, :told] = sums.hazard
+        published = len(self.ends)
+        self["hazard"][:, :published] = sums.hazard
         if self.layout.tied:
-            self["spared"][:, :told] = sums.spared
+            self["spared"][:, :published] = sums.spared
         self._set(
             stage=MOMENTS, asked_records=sums.records, asked_sites=sites, asked_deviance=deviance,
             asked_shift=sums.shift, asked_gradient=sums.gradient - ridge * point, asked_between=sums.between,
@@ -237,7 +237,7 @@ class FittedHazards:
                 free = "stage", "told", "unused", "smallest", "sites", "fewest", "ends", "at_risk", "events"
                 fits = after.stage in (RISK, OVER) and self._alike(after, free)
             case 1:
-                told = (
+                published = (
                     "asked_records",
                     "asked_sites",
                     "asked_deviance",
@@ -246,7 +246,7 @@ class FittedHazards:
                     "asked_between",
                 )
                 seen = "stage", "points", "fewest"
-                fits = after.stage == MOMENTS and self._alike(after, (*seen, *told, "hazard", "spared"))
+                fits = after.stage == MOMENTS and self._alike(after, (*seen, *published, "hazard", "spared"))
                 if fits and clients and after.number("asked_sites") != clients:
                     return f"sums of {after.number('asked_sites')} sites, where {clients} were signed"
                 fits = fits or (after.stage in (RISK, OVER) and self._halved()._alike(after, seen))
@@ -295,9 +295,9 @@ class FittedHazards:
         if sums.records != self.number("records"):
             self._set(stage=RISK)
             return
-        told = len(self.ends)
-        self["hazard"][:, :told] = sums.hazard
-        self["events"][:, :told] = sums.events
+        published = len(self.ends)
+        self["hazard"][:, :published] = sums.hazard
+        self["events"][:, :published] = sums.events
         self._set(likelihood=sums.log_likelihood, pairs=pairs, right=right, stage=OVER)
         self._set(fewest=min(self.number("fewest"), sites))
 

@@ -107,7 +107,7 @@ class CoxLayout:
         return self.design.ties == EFRON
 
     @property
-    def told(self) -> int:
+    def reported_times(self) -> int:
         """Maximum number of reported times."""
         return min(TOLD, len(self.design.grid))
 
@@ -119,11 +119,11 @@ class CoxLayout:
     def opened(self) -> tuple[str, ...]:
         """Sums over all sites that the coordinator sees, in words."""
         d, of = self.design, f" of each of {self.strata} strata" if self.design.strata_column else ""
-        told = f"at each of at most {self.told} told times{of}, {self.width + 1} sums over all at risk then"
-        told += " and as many over those with their event then" if self.tied else ""
+        text = f"at each of at most {self.reported_times} told times{of}, {self.width + 1} sums over all at risk then"
+        text += " and as many over those with their event then" if self.tied else ""
         return (
             f"first the number of records{of}, and at {len(d.grid)} times of {d.time} those of events and censorings",
-            f"then, in each of at most {d.steps} steps, {told}; {len(self.upper[0])} of products of columns over all",
+            f"then, in each of at most {d.steps} steps, {text}; {len(self.upper[0])} of products of columns over all",
             "last pairs of records at one site that go in the order that is said",
         )
 
@@ -132,9 +132,9 @@ class CoxLayout:
         """Number of elements of the longest sum."""
         counts = self.strata * (1 + 2 * len(self.design.grid))
         more = 1 + self.width if self.tied else 0
-        risk = 2 + self.width + self.strata * self.told * (2 + self.width + more)
+        risk = 2 + self.width + self.strata * self.reported_times * (2 + self.width + more)
         moments = 1 + self.width + len(self.upper[0])
-        return max(counts, risk, moments, 4 + (3 if self.tied else 2) * self.strata * self.told)
+        return max(counts, risk, moments, 4 + (3 if self.tied else 2) * self.strata * self.reported_times)
 
     @cached_property
     def exact(self) -> ExactSums:
@@ -162,13 +162,13 @@ class CoxLayout:
             found.append(TimeCounts(records, np.array(others[:times], np.int64), np.array(others[times:], np.int64)))
         return found
 
-    def risk(self, numbers: Numbers, told: int) -> RiskSums:
+    def risk(self, numbers: Numbers, published: int) -> RiskSums:
         records, eta, *others = numbers
         shift, others = others[: self.width], others[self.width :]
-        cells = self.strata * told
+        cells = self.strata * published
         count = 2 + self.width + (1 + self.width if self.tied else 0)
         parts = [np.array(others[k * cells : (k + 1) * cells], object) for k in range(count)]
-        events, *reals = (part.reshape(self.strata, told) for part in parts)
+        events, *reals = (part.reshape(self.strata, published) for part in parts)
         s0, *s1 = (_reals(one) for one in reals[: 1 + self.width])
         found = RiskSums(records, real(eta), _reals(shift), events.astype(np.int64), s0, np.stack(s1, axis=-1))
         if not self.tied:
@@ -183,13 +183,13 @@ class CoxLayout:
         whole.T[self.upper] = whole[self.upper]
         return numbers[0], _reals(numbers[1 : 1 + self.width]), whole
 
-    def last(self, numbers: Numbers, told: int) -> tuple[RiskSums, int, float]:
+    def last(self, numbers: Numbers, published: int) -> tuple[RiskSums, int, float]:
         """Return the sums at the last point, without S1, the number of comparable pairs, and of concordant ones."""
         records, eta, pairs, right = numbers[:4]
-        cells = self.strata * told
+        cells = self.strata * published
         parts = [np.array(numbers[4 + k * cells : 4 + (k + 1) * cells], object) for k in range(2 + self.tied)]
         events, s0 = parts[:2]
-        shape, width = (self.strata, told), self.width
+        shape, width = (self.strata, published), self.width
         found = RiskSums(
             records, real(eta), np.zeros(width), events.astype(np.int64).reshape(shape), _reals(s0).reshape(shape),
             np.zeros((*shape, width)), *(_reals(one).reshape(shape) for one in parts[2:]),
@@ -218,37 +218,42 @@ class SiteHazards:
 
     def risk(self, ends: Whole, point: Values) -> Numbers:
         """Return the numbers of the reported times that end at these places of the grid, at a point [p]."""
-        told, index, eta, w = self._at(ends, point)
+        published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
-        parts = [self._events(cells, told, len(ends))]
+        parts = [self._events(cells, published, len(ends))]
         weighted = [w, *(w * column for column in r.columns)]
         parts += [self._at_risk(one, cells, len(ends)) for one in weighted]
-        parts += [self._of_events(one, cells, told, len(ends)) for one in weighted] if self.layout.tied else []
-        return [len(r.times), *self._total(eta[told]), *self._shift(told), *(one for part in parts for one in part)]
+        parts += [self._of_events(one, cells, published, len(ends)) for one in weighted] if self.layout.tied else []
+        return [
+            len(r.times),
+            *self._total(eta[published]),
+            *self._shift(published),
+            *(one for part in parts for one in part),
+        ]
 
     def moments(self, ends: Whole, point: Values, hazard: Values, spared: Values | None = None) -> Numbers:
         """`hazard`: at each reported time, [s, k]; `spared`: its reduction for records with their event then."""
-        told, index, _, w = self._at(ends, point)
+        published, index, _, w = self._at(ends, point)
         before = np.concatenate([np.zeros((len(hazard), 1)), np.cumsum(hazard, axis=1)], axis=1)
         share = before[self.records.strata, np.minimum(index + 1, len(ends))]
         if spared is not None:
-            share[told] -= spared[self.records.strata[told], index[told]]
+            share[published] -= spared[self.records.strata[published], index[published]]
         weight = w * share
         columns = self.records.columns
         found = [self._total(weight * columns[a] * columns[b])[0] for a, b in zip(*self.layout.upper, strict=True)]
-        return [len(self.records.times), *self._shift(told), *found]
+        return [len(self.records.times), *self._shift(published), *found]
 
     def last(self, ends: Whole, point: Values) -> Numbers:
-        told, index, eta, w = self._at(ends, point)
+        published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
         pairs = right = 0
         for stratum in range(self.layout.strata):
             rows = r.strata == stratum
             more, of_them = concordance(r.times[rows], r.events[rows], eta[rows])
             pairs, right = pairs + more, right + of_them
-        parts = [self._events(cells, told, len(ends)), self._at_risk(w, cells, len(ends))]
-        parts += [self._of_events(w, cells, told, len(ends))] if self.layout.tied else []
-        return [len(r.times), *self._total(eta[told]), pairs, right, *(one for part in parts for one in part)]
+        parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, len(ends))]
+        parts += [self._of_events(w, cells, published, len(ends))] if self.layout.tied else []
+        return [len(r.times), *self._total(eta[published]), pairs, right, *(one for part in parts for one in part)]
 
     def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
         """Return which events are reported, each record's reported time, eta and its hazard, [m] each."""
@@ -256,17 +261,17 @@ class SiteHazards:
         eta = linear_predictor(self.records.columns, point)
         return self.records.events & (index < len(ends)), index, eta, hazards_of(eta)
 
-    def _cells(self, index: Whole, told: int) -> Whole:
+    def _cells(self, index: Whole, published: int) -> Whole:
         """Return each record's cell among strata and reported times; the last cell is behind the last time."""
-        return np.asarray(self.records.strata * (told + 1) + index)
+        return np.asarray(self.records.strata * (published + 1) + index)
 
-    def _events(self, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
-        found = np.bincount(cells[told], minlength=self.layout.strata * (times + 1))
+    def _events(self, cells: Whole, published: npt.NDArray[np.bool_], times: int) -> Numbers:
+        found = np.bincount(cells[published], minlength=self.layout.strata * (times + 1))
         return found.reshape(-1, times + 1)[:, :-1].ravel().tolist()
 
-    def _of_events(self, values: Values, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
+    def _of_events(self, values: Values, cells: Whole, published: npt.NDArray[np.bool_], times: int) -> Numbers:
         """Return the sums over the reported events of each time."""
-        totals = exact_totals(values[told], cells[told], self.layout.strata * (times + 1))
+        totals = exact_totals(values[published], cells[published], self.layout.strata * (times + 1))
         return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 
     def _at_risk(self, values: Values, cells: Whole, times: int) -> Numbers:
@@ -281,8 +286,8 @@ class SiteHazards:
             found += sums
         return found
 
-    def _shift(self, told: npt.NDArray[np.bool_]) -> Numbers:
-        return [self._total(column[told])[0] for column in self.records.columns]
+    def _shift(self, published: npt.NDArray[np.bool_]) -> Numbers:
+        return [self._total(column[published])[0] for column in self.records.columns]
 
     def _total(self, values: Values) -> list[int]:
         return exact_totals(values, np.zeros(len(values), np.int64), 1)

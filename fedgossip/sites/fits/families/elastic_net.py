@@ -309,11 +309,11 @@ class ElasticNet:
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
         o, k = options_of(d.options), len(d.columns) + 1
         of = f"of {1 + o.folds} models, each but the first without a fold of the records, " if o.folds else ""
-        told = f"{of}the deviance, {k} sums of columns by residuals, {k * (k + 1) // 2} of products of columns"
+        text = f"{of}the deviance, {k} sums of columns by residuals, {k * (k + 1) // 2} of products of columns"
         rounds = 1 if o.family == "linear" else EACH * o.path + 1
         last = () if o.family == "linear" else (f"then, in each of at most {STEPS} steps, the same of one model",)
         first = f"first the number of records, sums of {d.outcome}, and of products of columns"
-        return first, f"then, in each of at most {rounds} steps, {told}", *last
+        return first, f"then, in each of at most {rounds} steps, {text}", *last
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> SiteSample:
         o = options_of(d.options)
@@ -373,8 +373,8 @@ class ElasticNet:
                 return "its sums lead to no point"
             x = site.x[mine]
             named = list(zip((INTERCEPT, *d.columns), x.T, strict=True))
-            if told := too_few(influences(family, x, model.point), unit, named, d.suppress):
-                return told
+            if reason := too_few(influences(family, x, model.point), unit, named, d.suppress):
+                return reason
         return ""
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
@@ -385,7 +385,7 @@ class ElasticNet:
         o, sums = path.options, path.models[0].sums
         assert sums is not None
 
-        def told(loss: float, records: int = 1) -> float:
+        def published(loss: float, records: int = 1) -> float:
             return rounded_to(loss, loss_error / records, 2)
 
         ratio = RATIO.get(o.family)
@@ -402,13 +402,13 @@ class ElasticNet:
             for one in path.found:
                 these = one.model.sums
                 assert these is not None
-                used, mean = int((one.model.best[1:] != 0).sum()), told(float(one.judged.mean()), sums.records)
-                points.append((one.size, used, told(these.deviance), mean, told(error_of(one), sums.records)))
+                used, mean = int((one.model.best[1:] != 0).sum()), published(float(one.judged.mean()), sums.records)
+                points.append((one.size, used, published(these.deviance), mean, published(error_of(one), sums.records)))
             tables.append(ResultTable("path", ("lambda", "columns", "deviance", "judged", "std. error"), tuple(points)))
         used = int((estimates[1:] != 0).sum())
         what = {1.0: "lasso", 0.0: "ridge"}.get(o.l1, f"elastic net of l1 {o.l1:g}")
         of = f"{d.outcome} = {d.classes[1]}" if d.classes else d.outcome
-        remarks = [f"deviance {told(sums.deviance):.8g} ({told(null):.8g} of the mean alone)"]
+        remarks = [f"deviance {published(sums.deviance):.8g} ({published(null):.8g} of the mean alone)"]
         if o.folds and path.chosen is not None:
             apart = f"lambda {path.found[sparse].size:.6g} is as good, to one standard error"
             remarks.append(

@@ -77,9 +77,9 @@ class MetaAnalysis:
         return first, {"weights": each, "estimates": signed, "squares": each}
 
     def opened(self, d: FamilyDesign) -> tuple[str, ...]:
-        told = f"over sites, of each of {len(d.columns)} coefficients of their own models"
+        text = f"over sites, of each of {len(d.columns)} coefficients of their own models"
         sums = "of weights by estimates, and of weights by squared estimates"
-        return f"the number of records; {told} sums of weights, of squared weights, {sums}", f"then {told} three again"
+        return f"the number of records; {text} sums of weights, of squared weights, {sums}", f"then {text} three again"
 
     def read(self, d: FamilyDesign, agreed: AgreedTable, file: TableFile) -> SiteEstimates:
         name = d.options["family"]

@@ -78,10 +78,10 @@ class TableOne:
             text = f"by={by}: {', '.join(few[:5])} of under {agreed.suppress} records, or at too few sites"
             raise ConfigError(text, "Figures of such a group would tell of its records: put categories together.")
         shown = [one for one in agreed.columns if one.name != by and (one.categories or one.deviation)]
-        told = [one for one in shown if not one.is_coded]
+        plain = [one for one in shown if not one.is_coded]
         return FamilyDesign(
-            family=self.name, options=options, outcome=by, classes=groups, columns=tuple(one.name for one in told),
-            mean=tuple(one.mean or 0.0 for one in told), deviation=tuple(one.deviation or 1.0 for one in told),
+            family=self.name, options=options, outcome=by, classes=groups, columns=tuple(one.name for one in plain),
+            mean=tuple(one.mean or 0.0 for one in plain), deviation=tuple(one.deviation or 1.0 for one in plain),
             constant=tuple(one.name for one in shown if one.is_coded), suppress=agreed.suppress, agreed=agreed.digest,
             encoding=TableEncoding(tuple(EncodedColumn(one.name, one.unit, one.categories) for one in agreed.columns)),
         )  # fmt: skip

@@ -257,8 +257,8 @@ def covariance(state: Newton, dispersion: float) -> Values:
     """
     assert state.sums is not None
     values, directions, scale = _spectrum(state.sums.information)
-    told = values >= SINGULAR
-    inverse = (directions[:, told] / values[told]) @ directions[:, told].T
+    regular = values >= SINGULAR
+    inverse = (directions[:, regular] / values[regular]) @ directions[:, regular].T
     found = dispersion * inverse * scale[:, None] * scale
     found[list(state.silent)] = found[:, list(state.silent)] = math.nan
     return found

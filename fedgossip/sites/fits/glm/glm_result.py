@@ -152,7 +152,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         dispersion = rounded_to(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
     loss_error = dispersion * math.sqrt(2 * max(free, 1))
 
-    def told(loss: float) -> float:
+    def published(loss: float) -> float:
         return rounded_to(loss, loss_error, 2) if few else loss
 
     of_t = (disperses and not layout.robust) or design.errors == QUASI
@@ -167,16 +167,16 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         records=sums.records,
         steps=state.steps,
         converged=state.converged,
-        deviance=told(sums.deviance),
-        null_deviance=None if first is None else told(first.deviance),
-        aic=None if disperses else told(sums.deviance + sums.least) + 2 * rank,
+        deviance=published(sums.deviance),
+        null_deviance=None if first is None else published(first.deviance),
+        aic=None if disperses else published(sums.deviance + sums.least) + 2 * rank,
         dispersion=dispersion,
         coefficients=tuple(found),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
         rank=rank,
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
-        pearson=None if pearson is None else told(pearson),
+        pearson=None if pearson is None else published(pearson),
         tests=tuple(tests),
         rounded=few,
     )
@@ -396,8 +396,8 @@ def variance_of(covariance: Sequence[Sequence[float | None]], x: Values) -> Valu
 
 def measured(fit: GlmFit, features: Values, y: Values) -> Mapping[str, float]:
     """Return measures of the predictions of the outcomes y [m]: classes as 0 and 1."""
-    said = predictions(fit, features)
-    mean, family = said.mean, fit.design.family
+    answers = predictions(fit, features)
+    mean, family = answers.mean, fit.design.family
     if family == "logistic":
         inside = np.clip(mean, 1e-300, 1 - 1e-16)
         loss = float(-np.mean(y * np.log(inside) + (1 - y) * np.log1p(-inside)))
@@ -415,8 +415,8 @@ def measured(fit: GlmFit, features: Values, y: Values) -> Mapping[str, float]:
         return found
     spread = float(((y - y.mean()) ** 2).sum())
     found |= {"R²": 1 - float(((y - mean) ** 2).sum()) / spread} if spread else {}
-    assert said.record is not None
-    low, high = said.record
+    assert answers.record is not None
+    low, high = answers.record
     if np.isfinite(low).all():
         found["share within their 95 % interval"] = float(np.mean((low <= y) & (y <= high)))
     return found

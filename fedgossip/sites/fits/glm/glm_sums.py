@@ -130,11 +130,11 @@ class GlmLayout:
     @property
     def opened(self) -> tuple[str, ...]:
         """Sums over all sites that the coordinator sees, in words."""
-        told = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
+        text = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
         squares = f", and {len(self._upper[0])} of products of columns by squared residuals" if self.robust else ""
         return (
             f"first the number of records, and the sum of {self.design.outcome}",
-            f"then, in each of at most {self.design.steps} steps, {told}",
+            f"then, in each of at most {self.design.steps} steps, {text}",
             *([f"at last the sum of squared residuals in units of their variance{squares}"] if self.has_last else []),
         )
 

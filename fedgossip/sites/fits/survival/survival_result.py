@@ -153,8 +153,8 @@ def log_rank(groups: Sequence[ReportedCounts]) -> LogRank | None:
     if not freedom:
         return None
     statistic = float(apart @ inverse @ apart)
-    told = tuple(expected.sum(1).tolist())
-    return LogRank(statistic, freedom, float(special.chdtrc(freedom, statistic)), told)
+    expected_events = tuple(expected.sum(1).tolist())
+    return LogRank(statistic, freedom, float(special.chdtrc(freedom, statistic)), expected_events)
 
 
 class CurvePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -224,12 +224,12 @@ def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> 
     d, whole = layout.design, layout.counts(numbers)
     all_of = {group: layout.counts(numbers, group) for group in d.groups}
     never = {group for group in d.groups if 0 < numbers["at", group] < SITES}
-    told, rest = choose_groups(all_of, whole, never, suppress)
+    published, rest = choose_groups(all_of, whole, never, suppress)
     there = {group for group in d.groups if all_of[group].records or group in never}
-    cells = [*told.values(), *([rest] if rest is not None else [])]
+    cells = [*published.values(), *([rest] if rest is not None else [])]
     ends = choose_report_times(cells, suppress)
-    if not ends and told:
-        told, cells = {}, [whole]
+    if not ends and published:
+        published, cells = {}, [whole]
         ends = choose_report_times(cells, suppress)
     if not ends:
         raise _too_few(d, int(whole.events.sum()), suppress)
@@ -237,16 +237,18 @@ def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> 
     counts = [report_counts(one, ends, suppress) for one in cells]
     added = (np.sum([getattr(one, name) for one in counts], axis=0) for name in ("risk", "events", "fewest", "most"))
     everybody = ReportedCounts(whole.records, *added)
-    test = log_rank(counts[: len(told)]) if len(told) > 1 else None
-    expected: Sequence[float | None] = test.expected if test else [None] * len(told)
+    test = log_rank(counts[: len(published)]) if len(published) > 1 else None
+    expected: Sequence[float | None] = test.expected if test else [None] * len(published)
     return CurveFit(
         design=d,
         sites=numbers["sites",],
         least=least,
         suppress=suppress,
         everybody=_curve(d, ALL, times, everybody, None),
-        groups=tuple(_curve(d, *one) for one in zip(told, [times] * len(told), counts, expected, strict=False)),
-        hidden=tuple(group for group in d.groups if group in there and group not in told),
+        groups=tuple(
+            _curve(d, *one) for one in zip(published, [times] * len(published), counts, expected, strict=False)
+        ),
+        hidden=tuple(group for group in d.groups if group in there and group not in published),
         statistic=test.statistic if test else None,
         freedom=test.freedom if test else None,
         p=test.p if test else None,

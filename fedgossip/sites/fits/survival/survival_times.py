@@ -205,8 +205,8 @@ def reported_risk(risk: Sequence[int], events: Sequence[int], least: int) -> lis
 
 
 def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
-    told = report_counts(group, ends, least)
-    return enough(int(told.risk[-1] - told.events[-1]), least)
+    published = report_counts(group, ends, least)
+    return enough(int(published.risk[-1] - published.events[-1]), least)
 
 
 @dataclass(frozen=True)
@@ -268,18 +268,18 @@ def choose_groups(
     reported group is withheld too.
     """
     there = {name: one for name, one in groups.items() if one.records}
-    told = {
+    published = {
         name: one
         for name, one in there.items()
         if name not in never and one.records >= least and enough(int(one.events.sum()), least)
     }
-    while told:
+    while published:
         rest = everybody
-        for one in told.values():
+        for one in published.values():
             rest = rest - one
         if not rest.records:
-            return told, None
-        if len(there) - len(told) > 1 and rest.records >= least and enough(int(rest.events.sum()), least):
-            return told, rest
-        told.pop(min(told, key=lambda name: told[name].records))
+            return published, None
+        if len(there) - len(published) > 1 and rest.records >= least and enough(int(rest.events.sum()), least):
+            return published, rest
+        published.pop(min(published, key=lambda name: published[name].records))
     return {}, everybody

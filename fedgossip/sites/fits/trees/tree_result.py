@@ -82,9 +82,9 @@ def trees_fit(growing: GrowingTrees, least: int) -> TreesFit | None:
                 gains[d.columns[column]] += gain
                 splits[d.columns[column]] += 1
     least_gain = max(1, d.suppress)
-    told = {name: float(round(gain / least_gain) * least_gain) for name, gain in gains.items()}
-    total = sum(told.values())
-    named = sorted(d.columns, key=lambda name: -told.get(name, 0.0))
+    published = {name: float(round(gain / least_gain) * least_gain) for name, gain in gains.items()}
+    total = sum(published.values())
+    named = sorted(d.columns, key=lambda name: -published.get(name, 0.0))
     opened, small = growing.opened
     trees = growing.done
     return TreesFit(
@@ -98,7 +98,7 @@ def trees_fit(growing: GrowingTrees, least: int) -> TreesFit | None:
         leaves=leaves,
         losses=tuple(rounded(one / growing.records, d.suppress / growing.records) for one in growing.losses[:trees]),
         gains=tuple(
-            ColumnGain(name=name, gain=told[name], share=told[name] / max(total, 1), splits=splits[name])
+            ColumnGain(name=name, gain=published[name], share=published[name] / max(total, 1), splits=splits[name])
             for name in named
             if splits[name]
         ),

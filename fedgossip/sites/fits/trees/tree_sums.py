@@ -302,7 +302,7 @@ class GrowingTrees:
 
     def _count(self, asked: Sequence[tuple[int, int]], records: Whole) -> None:
         bins, whole = self.layout.bins, [int(self.tree(self.done, output).records[node]) for output, node in asked]
-        self.x[_CELLS] += sum(int((bins.told(one) == bins.place).sum()) for one in whole)
+        self.x[_CELLS] += sum(int((bins.reporting_bins(one) == bins.place).sum()) for one in whole)
         self.x[_SMALL] += int(((records > 0) & (records < self.layout.design.suppress)).sum())
 
     def _decide(self, output: int, node: int, cells: Whole, below: int) -> None:
@@ -311,8 +311,8 @@ class GrowingTrees:
         info, value = self._info[self.done, output], self._value[self.done, output]
         tree = self.tree(self.done, output)
         whole = cells[: int(bins.sizes[0])].sum(axis=0)
-        told = bins.told(int(tree.records[node]))
-        split = best_split(bins, cells, told) if tree.size + 2 <= self.layout.nodes else None
+        reporting = bins.reporting_bins(int(tree.records[node]))
+        split = best_split(bins, cells, reporting) if tree.size + 2 <= self.layout.nodes else None
         info[node], value[node] = info_of(LEAF, int(whole[0])), leaf_value(d, whole)
         if split is None:
             return
@@ -490,15 +490,15 @@ class SiteMargins:
             nodes = [node for k, node in asked if k == output]
             if nodes:
                 tree = growing.tree(growing.done, output)
-                told = np.stack([layout.bins.told(int(tree.records[node])) for node in nodes])
+                reporting = np.stack([layout.bins.reporting_bins(int(tree.records[node])) for node in nodes])
                 at = self._at(tree)
-                parts.append(self._histogram(nodes, told, at, g[:, output], h[:, output]).reshape(-1))
+                parts.append(self._histogram(nodes, reporting, at, g[:, output], h[:, output]).reshape(-1))
         return np.concatenate(parts)
 
-    def _histogram(self, nodes: Sequence[int], told: Whole, at: Whole, g: Whole, h: Whole) -> Whole:
+    def _histogram(self, nodes: Sequence[int], reporting: Whole, at: Whole, g: Whole, h: Whole) -> Whole:
         """Return the sums of 1, g and h over the records of each node, as sent, [nodes, bins, channels].
 
-        `told` [nodes, bins]: the reported bin of each bin of a column.
+        `reporting` [nodes, bins]: the reported bin of each bin of a column.
         """
         bins, packed = self.layout.bins, self.layout.packed
         slot_of = np.full(self.layout.nodes, -1, np.int64)
@@ -510,7 +510,7 @@ class SiteMargins:
         _total(g)
         found = np.zeros((len(nodes), bins.count, kinds), np.int64)
         for column, (start, size) in enumerate(zip(bins.starts.tolist(), bins.sizes.tolist(), strict=True)):
-            places = slots * size + told[slots, start + self.table.bins[there, column]]
+            places = slots * size + reporting[slots, start + self.table.bins[there, column]]
             for channel, weight in enumerate(weights):
                 counted = np.bincount(places, weight, minlength=len(nodes) * size)
                 found[:, start : start + size, channel] = counted.reshape(len(nodes), size)
