@@ -476,7 +476,7 @@ class AllReduce:
         """Begin a view; it binds a next life, so it is on disk before any message of it is sent."""
         joined = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
-        if stuck := self._stuck(came or gone, now_ns):
+        if stuck := self._stuck(joined or gone, now_ns):
             return [*self._goodbye(), *self._finish(stuck)]
         self.exchange.renew(view.rounds)
         effects: list[Effect] = [self.at.checkpoint(self.group.saved(), durable=True)]
