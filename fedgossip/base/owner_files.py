@@ -1,5 +1,12 @@
 """Files and folders of a run, readable by their owner only: rows, models and traces reveal information on the data.
 
+Marks on them: what a command reads as its user's own because of where it lies (a key, a policy, the folder of an
+invite) bears a mark that this user's commands alone can write, for anybody can put a file of that name into a folder.
+
+    ~/.local/state/fedgossip/keys/marks    the secret of the marks; $XDG_STATE_HOME where that is set
+    "# mark: HEX" in a key or a policy     of the key pair; of the path, as people edit a policy
+    FOLDER/owner.mark                      of the folder's path
+
 Locks on open files: one process holds a lock at a time; the system releases it at the end of the process.
 
 By flock on Linux and macOS; on Windows by a lock on one byte far beyond the end (untested).
@@ -9,15 +16,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import importlib
 import os
 import secrets
+import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO, TypeVar, cast
+
+from fedgossip.base import outside_files
+from fedgossip.base.errors import ConfigError, NotWrittenError
 
 # Opening files while all descriptors may be taken for a while, by a burst of connections, say.
 
@@ -98,6 +111,76 @@ def _open(path: str, flags: int) -> int:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "a link, and a file was expected", path) from None
         raise
+
+
+_MARK_BYTES = 32
+"""Bytes of the secret of marks."""
+_MARK = "# mark: "
+ADOPT = "fedgossip keys own"
+"""The command by which a person takes a file or folder as their own."""
+
+
+def keys_folder() -> Path:
+    """Return the folder of secrets outside all runs: the owner's alone.  Raises NotWrittenError where there can be
+    none.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    here = getattr(os, "getuid", lambda: 0)()
+    wanted = state / "fedgossip" / "keys"
+    failure: OSError = PermissionError(errno.EACCES, "others can read this folder")
+    for path in (wanted, Path(tempfile.gettempdir()) / f"fedgossip-{here}" / "keys"):
+        try:
+            made(path)
+            facts = path.stat()
+        except OSError as error:  # a home that cannot be written to
+            failure = error
+            continue
+        if os.name != "posix" or (facts.st_uid == here and not facts.st_mode & 0o077):
+            return path
+    raise NotWrittenError(wanted, failure)
+
+
+def mark_of(content: bytes) -> str:
+    """Return the mark of a content that this user's commands write: 64 hex digits, which nobody else can compute.
+
+    Raises NotWrittenError where there can be no secret.
+    """
+    path = keys_folder() / "marks"
+    try:
+        with contextlib.suppress(FileExistsError), opened(path, "xb") as file:
+            file.write(secrets.token_bytes(_MARK_BYTES))
+        if len(outside_files.read_bytes(path)) != _MARK_BYTES:  # whoever began it was killed, or had no room
+            placed(path, secrets.token_bytes(_MARK_BYTES))
+        secret = outside_files.read_bytes(path)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+    return hmac.digest(secret, content, "sha256").hex()
+
+
+def is_mark(mark: str, content: bytes) -> bool:
+    """Whether a text is the mark of a content.  Raises NotWrittenError."""
+    return hmac.compare_digest(mark.encode(), mark_of(content).encode())
+
+
+def with_mark(text: str, what: str) -> str:
+    """Return the text of a file with this user's mark of `what` as its last line, in place of any other mark."""
+    lines = [line for line in text.splitlines() if not line.startswith(_MARK)]
+    return "\n".join([*lines, f"{_MARK}{mark_of(what.encode())}", ""])
+
+
+def check_marked(path: Path, text: str, what: str) -> None:
+    """Raise ConfigError for the text of a file without this user's mark of `what`."""
+    marks = [line.removeprefix(_MARK).strip() for line in text.splitlines() if line.startswith(_MARK)]
+    if not any(is_mark(mark, what.encode()) for mark in marks):
+        raise foreign(path)
+
+
+def foreign(path: Path) -> ConfigError:
+    """Return the refusal of what lies where this user's own would lie."""
+    text = f"{path}: no command of yours on this machine has made this, and whoever did chooses what it says"
+    return ConfigError(
+        text, f"Begin in another folder.  If it is yours, from elsewhere: {ADOPT} {shlex.quote(str(path))}"
+    )
 
 
 FAR = 1 << 40

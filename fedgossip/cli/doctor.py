@@ -14,8 +14,8 @@ import click
 
 from fedgossip.base import kernels
 from fedgossip.cli.people.invited import web_options
+from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.text import echo
-from fedgossip.core import run_format
 
 FOR_DEVELOPERS = ("all", "dev", "docs")
 """Extras that add no part of their own."""
@@ -28,13 +28,7 @@ FOR_DEVELOPERS = ("all", "dev", "docs")
     type=click.Path(path_type=Path),
     help="With --links: measure those to the machines in this file, which do the same.",
 )
-@click.option(
-    "--key",
-    type=click.Path(path_type=Path),
-    default=Path(run_format.PEER_KEY),
-    show_default=True,
-    help="With --endpoints or --reach: one's own key pair, from `fedgossip keys new`.",
-)
+@key_option("With --endpoints or --reach: one's own key pair, from `fedgossip keys new`.")
 @click.option(
     "--reach", metavar="URL", help="Try the way to a relay, step by step: wss://HOST/PATH, or relay://HOST:PORT."
 )

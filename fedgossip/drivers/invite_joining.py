@@ -1,5 +1,6 @@
 """The work of `fedgossip join`: sends requests with an invite, and stores the replies as the files of a member.
 
+    FOLDER/MARK/owner.mark       the mark of the user whose commands made the folder
     FOLDER/MARK/peer.key         this member's keys, made here
     FOLDER/MARK/experiment.toml  the proposal, once accepted
     FOLDER/MARK/endpoints.toml   the members at the start of the run
@@ -56,6 +57,7 @@ from fedgossip.core.messages import (
 )
 from fedgossip.core.run_format import ENDPOINTS, INVITE, ORGANISER_KEY, PEER_KEY
 from fedgossip.data.custom import code_by_key, code_in, importing_nothing
+from fedgossip.drivers.kept_keys import claim
 from fedgossip.drivers.members import is_open, is_open_to
 from fedgossip.experiment import (
     CoordinatorSection,
@@ -97,14 +99,17 @@ class Joined:
 
 
 def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Joined:
-    """Make, or find, the folder for an invite, and the keys where none are passed.  Raises ConfigError."""
+    """Make, or find, the folder for an invite, and the keys where none are passed.
+
+    Raises ConfigError, also for a folder that somebody else has prepared: what lies there is taken as one's own.
+    """
     given = Identity.load(key) if key else None
     path = base / invitation.mark
-    owner_files.made(path)
+    claim(path)
     key = key or path / run_format.PEER_KEY
     if given is None and not key.exists():
         Identity.new().save(key)
-    return Joined(path, key, given or Identity.load(key))
+    return Joined(path, key, given or Identity.own(key))
 
 
 def proposal(client: Asking, seconds: float = ANSWER_SECONDS) -> Proposal:
@@ -281,11 +286,12 @@ def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int,
     organiser = _identity(folder / ORGANISER_KEY)
     number = 1
     while (place := folder / (name if number == 1 else f"{name}-{number}")).exists():
+        claim(place)
         invite = _read(place / INVITE)
         if invite and not invite.ended:
             return _reopen(place, organiser, invite, experiment, seats)
         number += 1
-    owner_files.made(place)
+    claim(place)
     peer = _identity(place / PEER_KEY)
     made = Hosted(place, organiser, peer, Party(new_secret(), expires, seats), experiment, ports)
     made.keep(made.party)
@@ -334,7 +340,7 @@ def write_endpoints(folder: Path, organiser: str, members: Sequence[Entry]) -> N
 def _identity(path: Path) -> Identity:
     if not path.exists():
         Identity.new().save(path)
-    return Identity.load(path)
+    return Identity.own(path)
 
 
 def _read(path: Path) -> _Invite | None:

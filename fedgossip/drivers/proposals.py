@@ -17,7 +17,6 @@ member's own.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import re
 import tomllib
@@ -42,7 +41,6 @@ from fedgossip.data.custom import code_of, modules_of
 from fedgossip.data.data import CODE, SOURCES, USUAL_FOLDER
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL
-from fedgossip.drivers.kept_keys import mark_of
 from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.experiment.data_section import is_standard
 from fedgossip.net.invites.invite_client import ORGANISER
@@ -346,42 +344,24 @@ def check_agreed(proposal: Proposal, folder: Path) -> None:
     refused before anybody is asked, and `--yes` in a script that starts again agrees to nothing new.
     """
     now = hash_of_proposal(proposal)
-    before = _agreed(folder)[0] if (folder / run_format.PROPOSAL).exists() else now
+    before = agreed_here(folder) if (folder / run_format.PROPOSAL).exists() else now
     if before != now:
         text = f"the organiser proposes another run ({now[:16]}) than was agreed to with this invite ({before[:16]})"
         raise PeerError(text, "Ask why: another run is another invite.", peer=ORGANISER)
 
 
 def keep_agreed(proposal: Proposal, folder: Path) -> None:
-    """Write which proposal a person has agreed to, with this user's mark.  Raises NotWrittenError."""
-    now = hash_of_proposal(proposal)
-    _keep(folder / run_format.PROPOSAL, f"{now}\n{_mark(folder, now)}".encode())
+    """Write which proposal a person has agreed to, in a folder of their own.  Raises NotWrittenError."""
+    _keep(folder / run_format.PROPOSAL, hash_of_proposal(proposal).encode())
 
 
 def agreed_here(folder: Path) -> str:
-    """Return the hash of the proposal that this user has agreed to with the invite of this folder.
-
-    Raises ConfigError for a folder that somebody else has prepared: nobody would be asked again.
-    """
-    agreed, mark = _agreed(folder)
-    if not hmac.compare_digest(mark.encode(), _mark(folder, agreed).encode()):
-        text = f"{folder}: nobody has agreed to this by a command on this machine"
-        raise ConfigError(text, "Whose folder is it?  Begin in another one: --folder.")
-    return agreed
-
-
-def _agreed(folder: Path) -> tuple[str, str]:
-    """Return the hash of what was agreed to, and the mark of who has.  Raises ConfigError."""
+    """Return the hash of the proposal that was agreed to with the invite of this folder.  Raises ConfigError."""
     path = folder / run_format.PROPOSAL
     try:
-        agreed, _, mark = outside_files.read_text(path).partition("\n")
+        return outside_files.read_text(path).partition("\n")[0]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Put it back, or ask for a new invite.") from None
-    return agreed, mark
-
-
-def _mark(folder: Path, agreed: str) -> str:
-    return mark_of(f"agreed to {agreed} by the invite {folder.resolve().name}".encode())
 
 
 def keep_graph(proposal: Proposal, folder: Path) -> None:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
-from fedgossip.base import outside_files
+from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, NotWrittenError
 
@@ -59,28 +59,45 @@ class Identity:
         return Ed25519PrivateKey.from_private_bytes(seed)
 
     def save(self, path: Path, block: str = "") -> None:
-        """Write the pair, readable by the owner only, and below it the peer's own block for endpoints.toml.
+        """Write the pair, readable by the owner only, the peer's own block for endpoints.toml, and the user's mark.
 
         An existing file is never overwritten.  Raises ConfigError for one, and NotWrittenError; no new file is left
         then.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         pair = tomli_w.dumps({"public": self.public, "secret": self.secret})
+        about = f"\n# Its public block, for endpoints.toml:\n{block}" if block else ""
+        text = self.marked(f"# A fedgossip peer's key pair: keep this file to yourself.\n{pair}{about}")
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.") from None
         try:
             with os.fdopen(handle, "w") as file:
-                file.write("# A fedgossip peer's key pair: keep this file to yourself.\n" + pair)
-                file.write(f"\n# Its public block, for endpoints.toml:\n{block}" if block else "")
+                file.write(text)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise NotWrittenError(path, error) from None
 
+    def marked(self, text: str) -> str:
+        """Return the text of this pair's file with the user's mark.  Raises NotWrittenError."""
+        return owner_files.with_mark(text, f"key {self.public}")
+
+    @classmethod
+    def own(cls, path: Path) -> Identity:
+        """Read a pair that is the user's own because of where it lies.
+
+        Raises ConfigError as `load`, and for one that no command of this user has made.
+        """
+        identity = cls.load(path)
+        owner_files.check_marked(path, outside_files.read_text(outside_files.named(path)), f"key {identity.public}")
+        return identity
+
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """Read the pair.  Raises ConfigError for a file that others can read, or that is no pair."""
+        """Read the pair of a file that the user has named.  Raises ConfigError for a file that others can read, or that
+        is no pair.
+        """
         try:
             mode, text = path.stat().st_mode, outside_files.read_text(outside_files.named(path))
         except UnicodeDecodeError:

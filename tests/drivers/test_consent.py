@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -212,7 +211,7 @@ def test_a_graph_that_comes_with_an_invite_gets_a_name_of_ours_and_not_before_a_
     asked.shown(one, capsys, yes=True)
     kept = {path.relative_to(asked.place.path).as_posix() for path in asked.place.path.rglob("*") if path.is_file()}
     suffix = {"toml": "toml", "GML": "gml"}.get(name.rpartition(".")[2], "txt")
-    assert kept == {"peer.key", "proposal.hash", f"proposed-files/graph.{suffix}"}
+    assert kept == {"owner.mark", "peer.key", "proposal.hash", f"proposed-files/graph.{suffix}"}
     assert (asked.place.path / "peer.key").read_bytes() == key
     assert not custom.is_function(f"joined.{asked.invitation.mark}.proposed-files.graph:f")
 
@@ -320,24 +319,6 @@ def test_an_invite_need_not_stand_in_the_list_of_processes(
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{text}\n"))
     said = in_process(["join", "-" if way == "standard input" else "invite.txt"], tmp_path, monkeypatch, capsys)
     assert said.code == 2 and "an invite of another release" in said.err
-
-
-def test_a_folder_of_somebody_else_has_agreed_to_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One in which somebody types the command: it holds a pilot that was agreed to, and steps that are done."""
-    invitation = Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_secret(), int(time.time()) + 3600)
-    place = tmp_path / "joined" / invitation.mark
-    place.mkdir(parents=True)
-    for name in (tmp_path, place):
-        (name / "evil.py").write_text(EVIL)
-    (place / "endpoints.toml").write_text("")
-    (place / "experiment.toml").write_text('[coordinator]\nclients = 3\n[data]\nsource = "evil:data"\n')
-    for agreed in ("0" * 64, f"{'0' * 64}\n{'0' * 64}"):
-        (place / "proposal.hash").write_text(agreed)
-        said = in_process(["pilot", "join", written(invitation)], tmp_path, monkeypatch, capsys)
-        assert said.code == 2 and "nobody has agreed to this by a command on this machine" in said.err, said
-    assert not list(tmp_path.rglob("RAN"))
 
 
 # --- folders and files of others --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base import signals
+from fedgossip.cli.people.keys import POLICY
 from fedgossip.cli.run.participant import Participant, is_over, listens
 from fedgossip.cli.text import echo
 from fedgossip.core.run_format import ENDPOINTS, EXPERIMENT, HOSTED, ROWS
@@ -41,8 +42,6 @@ STOP_SECONDS = 30.0
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks of the record of the participant beside a script."""
-
-POLICY = "policy.toml"
 
 
 def web_options(command: Command) -> Command:

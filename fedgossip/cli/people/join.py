@@ -15,7 +15,8 @@ import click
 
 from fedgossip.base import outside_files
 from fedgossip.base.untrusted_text import line
-from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of, web_options
+from fedgossip.cli.people.invited import InvitedSeat, invite_text, keep_experiment, script_of, web_options
+from fedgossip.cli.people.keys import POLICY
 from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.sites.approval import approved_to_join
 from fedgossip.cli.text import columns, echo, moment

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,15 +13,42 @@ from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
 DEFAULT = Path(run_format.PEER_KEY)
+POLICY = Path("policy.toml")
 
 PORT = 5700
 """Default listening address of a peer."""
 
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _own(context: click.Context, option: click.Parameter, path: Path) -> Path:
+    """Return the path of a key or policy of this user's own.
+
+    A file that the command names is the user's word; one that is found by its usual name must bear the user's mark.
+    """
+    usual = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.DEFAULT
+    if usual and path.exists():
+        from fedgossip.net.identity import Identity
+        from fedgossip.plans.federated import policy
+
+        (policy.check_own if path == POLICY else Identity.own)(path)
+    return path
+
+
+def key_option(meaning: str, usual: Path = DEFAULT, name: str = "--key") -> Option:
+    """The option of a key of this user's own."""
+    return click.option(name, f"{usual.stem}_key" if usual != DEFAULT else "key", type=click.Path(path_type=Path),
+                        default=usual, show_default=True, callback=_own, help=meaning)  # fmt: skip
+
+
+def policy_option(meaning: str) -> Option:
+    """The option of the policy of this user's own."""
+    return click.option("--policy", type=click.Path(path_type=Path), default=POLICY, show_default=True,
+                        callback=_own, help=meaning)  # fmt: skip
+
+
 _CALLS = click.option("--client", "calls", is_flag=True, help="A client of a coordinator: it listens nowhere.")
-_ORGANISER = click.option(
-    "--organiser", "organiser_key", type=click.Path(path_type=Path), default=Path(run_format.ORGANISER_KEY),
-    show_default=True, help="The organiser's key.",
-)  # fmt: skip
+_ORGANISER = key_option("The organiser's key.", Path(run_format.ORGANISER_KEY), "--organiser")
 
 
 @click.group()
@@ -63,7 +92,7 @@ def _own_address() -> str:
 
 
 @keys.command()
-@click.argument("file", type=click.Path(path_type=Path), default=DEFAULT)
+@click.argument("file", type=click.Path(path_type=Path), default=DEFAULT, callback=_own)
 @click.option("--block", "whole", is_flag=True, help="Print the whole block that was printed when FILE was made.")
 @click.option("--id", "node", type=click.IntRange(min=0), help="Print the block with this id, and a new signature.")
 @click.option("--address", help="Where this peer listens, for the block.")
@@ -108,6 +137,41 @@ def organiser(out: Path) -> None:
     identity.save(out)
     echo(f"The secret key is in {out}, readable by you alone.  For the top of endpoints.toml:", err=True)
     echo(organiser_line(identity.verify), nl=False)
+
+
+@keys.command()
+@click.argument("path", type=click.Path(path_type=Path))
+def own(path: Path) -> None:
+    """Take PATH as your own: a key, a policy, or the folder of `host` or `join`, moved here or made elsewhere.
+
+    What you have not made yourself somebody else can read and choose: a stranger's key speaks in your name.
+    """
+    import tomllib
+
+    from fedgossip.base import outside_files, owner_files
+    from fedgossip.base.decoding import from_toml
+    from fedgossip.base.errors import ConfigError, NotWrittenError
+    from fedgossip.drivers import kept_keys
+    from fedgossip.net.identity import Identity
+    from fedgossip.plans.federated import policy
+
+    try:
+        if path.is_dir() and not path.is_symlink():
+            kept_keys.adopt(path)
+        else:
+            text = outside_files.read_text(path)
+            is_key = "secret" in from_toml(text)
+            if is_key:
+                text = Identity.load(path).marked(text)
+            else:
+                policy.read(path)
+                text = policy.marked(path, text)
+            owner_files.placed(path, text.encode())
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        raise ConfigError(f"{path}: neither a key pair nor a policy", "Name one, or the folder of an invite.") from None
+    echo(f"From now on {path} is taken as yours.", err=True)
 
 
 @keys.command()

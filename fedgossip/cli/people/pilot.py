@@ -22,6 +22,7 @@ from fedgossip.cli.people.host import (
 )
 from fedgossip.cli.people.invited import invite_text, keep_experiment
 from fedgossip.cli.people.join import OwnMachine, WaitingLines, shown_terms
+from fedgossip.cli.people.keys import POLICY
 from fedgossip.cli.people.pilot_steps import (
     DECLINED,
     HANDED,
@@ -285,7 +286,7 @@ def _agreed(
     experiment = proposals.experiment_of(proposal, files, tables)
     code = proposals.check_code(proposal, experiment, place.path.parent)
     _check_table(experiment, data)
-    own = OwnMachine(str(data or ""), "", None, None, place.path / "policy.toml", None, None)
+    own = OwnMachine(str(data or ""), "", None, None, place.path / POLICY, None, None)
     rows = shown_terms(declared_run(experiment), proposal, invitation, own, code)
     rows = [("Model", experiment.model.source) if row[0] == "Model" else row for row in rows if row[0] != "Sent"]
     echo(columns([*rows, ("Before it", "the plan is shown word by word, and nothing is sent until it is approved")]),

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo, some
-from fedgossip.core.run_format import ENDED, JOURNAL, MASKED, MODEL, MODEL_BEST, PEER_KEY, ROWS, SPENT, STEP
+from fedgossip.core.run_format import ENDED, JOURNAL, MASKED, MODEL, MODEL_BEST, ROWS, SPENT, STEP
 
 if TYPE_CHECKING:
     from fedgossip.cli.sites.approval import Gate
@@ -39,8 +40,7 @@ def options(command: Command) -> Command:
     given: list[Callable[[Command], Command]] = [
         click.option("--endpoints", type=click.Path(path_type=Path), required=True,
                      help="File with all participants' ids, addresses and public keys."),
-        click.option("--key", type=click.Path(path_type=Path), default=Path(PEER_KEY), show_default=True,
-                     help="One's own key pair, from `fedgossip keys new`."),
+        key_option("One's own key pair, from `fedgossip keys new`."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
                      help="Replace a key of the file; at all participants."),
         portable_option,
@@ -329,6 +329,7 @@ def write_step(folder: Path, command: str) -> None:
 
     A folder from somebody else must not choose a command, with `join --yes` or an experiment that names code.
     """
+    from fedgossip.base.owner_files import mark_of
     from fedgossip.runs.run_directory import write_whole
 
     words = shlex.split(command)[1:]
@@ -336,15 +337,13 @@ def write_step(folder: Path, command: str) -> None:
         words = [word for word in words if word != "--resume"]
     content: dict[str, Any] = {"in": os.fspath(Path.cwd()), "words": words}
     if not (folder / STEP).exists():  # `step` itself was given other words
-        content["mark"] = step_mark(words, str(content["in"]))
+        content["mark"] = mark_of(step_content(words, str(content["in"])))
         write_whole(folder / STEP, json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
-def step_mark(words: Sequence[str], place: str) -> str:
-    """Return the mark of a command and the folder that it is given in.  Raises NotWrittenError."""
-    from fedgossip.drivers.kept_keys import mark_of
-
-    return mark_of(json.dumps([list(words), place]).encode())
+def step_content(words: Sequence[str], place: str) -> bytes:
+    """Return what the mark of a command, and of the folder that it is given in, is of."""
+    return json.dumps([list(words), place]).encode()
 
 
 def _line(folder: Path) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.people.keys import policy_option
 from fedgossip.cli.run import participant
 from fedgossip.cli.text import echo
 
@@ -184,13 +185,7 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this is.")
 @participant.options
 @participant.folder_options
-@click.option(
-    "--policy",
-    type=click.Path(path_type=Path),
-    default=Path("policy.toml"),
-    show_default=True,
-    help="What this client insists on, from `fedgossip privacy policy`.",
-)
+@policy_option("What this client insists on, from `fedgossip privacy policy`.")
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path),

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from fedgossip.base.untrusted_text import line
-from fedgossip.cli.run.participant import SUMMING, is_over, step_mark
+from fedgossip.cli.run.participant import SUMMING, is_over, step_content
 from fedgossip.cli.text import echo
 from fedgossip.core.run_format import STEP
 
@@ -62,12 +62,12 @@ def _command_in(run: Path) -> tuple[list[str], str]:
 
     Raises ConfigError, also for a command that this user's own ones have not written there: it would run unseen.
     """
-    import hmac
     import shlex
 
     from fedgossip.base import outside_files
     from fedgossip.base.decoding import UnreadableError, json_value
     from fedgossip.base.errors import ConfigError
+    from fedgossip.base.owner_files import is_mark
 
     try:
         content = json_value(outside_files.read_text(run / STEP))
@@ -78,7 +78,7 @@ def _command_in(run: Path) -> tuple[list[str], str]:
         raise ConfigError(text, "Name the folder that --out gave, of a command with --links folder:DIR.") from None
     if words[:1] not in ([one] for one in _COMMANDS):
         raise ConfigError(f"{run / STEP}: {' '.join(words[:1])!r} is no participant", "Put a good copy there.")
-    if not hmac.compare_digest(mark.encode(), step_mark(words, place).encode()):
+    if not is_mark(mark, step_content(words, place)):
         text = f"{run / STEP}: no command of yours on this machine: fedgossip {line(shlex.join(words), 2000)}"
         raise ConfigError(text, f"If it is yours, type it with --once, in {line(place, 2000)}.")
     return [*words, *([] if "--once" in words else ["--once"])], place

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
-from fedgossip.core import run_format
 from fedgossip.core.terms import used_in
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def _experiment(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-KEY = click.option("--key", type=click.Path(path_type=Path), default=Path(run_format.PEER_KEY), show_default=True,
-                   help="The site's own key pair, from `fedgossip keys new`.")  # fmt: skip
+KEY = key_option("The site's own key pair, from `fedgossip keys new`.")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 

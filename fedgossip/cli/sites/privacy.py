@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json, times, wrapped
-from fedgossip.core.run_format import PEER_KEY, SPENT
+from fedgossip.core.run_format import SPENT
 
 if TYPE_CHECKING:
     from fedgossip.learning.models.loaded_model import LoadedModel
@@ -267,13 +268,7 @@ def policy(
 
 
 @privacy.command()
-@click.option(
-    "--key",
-    type=click.Path(path_type=Path),
-    default=Path(PEER_KEY),
-    show_default=True,
-    help="The key that has taken part.",
-)
+@key_option("The key that has taken part.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def spent(key: Path, delta: float, as_json: bool) -> None:
@@ -298,13 +293,7 @@ def _account(account: SpentBudget, delta: float) -> str:
 
 
 @privacy.command()
-@click.option(
-    "--key",
-    type=click.Path(path_type=Path),
-    default=Path(PEER_KEY),
-    show_default=True,
-    help="The key that has taken part: the ledger is beside it.",
-)
+@key_option("The key that has taken part: the ledger is beside it.")
 @click.option("--ledger", "path", type=click.Path(path_type=Path), help="The ledger, where it is not beside the key.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown, and limited.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.base.untrusted_text import line, quoted
+from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.text import columns, echo, print_json
 from fedgossip.core import run_format
 
@@ -52,9 +53,7 @@ def release() -> None:
     help="Folder of the coordinator, or of a site, with the logs to include.  [default: RUN]",
 )
 @click.option("--endpoints", type=PATH, help="All participants' keys.  [default: those in RUN]")
-@click.option(
-    "--key", type=PATH, default=Path(run_format.PEER_KEY), show_default=True, help="One's own key pair, which signs."
-)
+@key_option("One's own key pair, which signs.")
 @click.option("--out", type=PATH, help="File to write.  [default: NAME-release.zip]")
 def make(run: Path, use: Path, logs: tuple[Path, ...], endpoints: Path | None, key: Path, out: Path | None) -> int:
     """Make a release of RUN, the directory of a federated run: a page, card.html, and one signed zip with all of it."""

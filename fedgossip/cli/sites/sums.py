@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli import STOPPED
+from fedgossip.cli.people.keys import key_option, policy_option
 from fedgossip.cli.run.participant import folder_options
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
@@ -52,12 +53,10 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
         click.option("--dry-run", is_flag=True,
                      help="List the values to be opened, their receivers and the epsilon; send nothing."),
-        click.option("--policy", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
-                     help="What this site insists on, from `fedgossip privacy policy`: an approval, and for how long."),
+        policy_option("What this site insists on, from `fedgossip privacy policy`: an approval, and for how long."),
         click.option("--ledger", type=click.Path(path_type=Path),
                      help="Where the site notes what its records have spent.  [default: beside the key]"),
-        click.option("--key", type=click.Path(path_type=Path), default=Path(run_format.PEER_KEY), show_default=True,
-                     help="One's own key pair, from `fedgossip keys new`."),
+        key_option("One's own key pair, from `fedgossip keys new`."),
         click.option("--endpoints", type=click.Path(path_type=Path),
                      help="With others on their own machines: all participants' ids, addresses and public keys."),
         click.option("--id", "site", type=click.IntRange(min=0),

@@ -9,7 +9,6 @@ each other in the run's, as those of `run --on local` do.  An actor between them
 from __future__ import annotations
 
 import contextlib
-import hmac
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +28,6 @@ from fedgossip.drivers.clusters.mirror import Piece, apply, content_of
 from fedgossip.drivers.clusters.ray_cluster import END_SECONDS, RayParticipant, connected
 from fedgossip.drivers.clusters.resources import RAY, Resources, check_placeable
 from fedgossip.drivers.clusters.slurm import SlurmProcesses
-from fedgossip.drivers.kept_keys import mark_of
 from fedgossip.drivers.local import run_local_plan, specs_of
 from fedgossip.drivers.participant import check_recordable
 from fedgossip.drivers.peer_processes import RunProcesses, start_failure
@@ -105,7 +103,7 @@ def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
 
 
 def _keep(out: Path, wanted: Resources) -> None:
-    placed = _Placed(wanted, mark_of(msgspec.json.encode(wanted)))
+    placed = _Placed(wanted, owner_files.mark_of(msgspec.json.encode(wanted)))
     write_whole(out / run_format.PLACED, msgspec.json.encode(placed))
 
 
@@ -119,7 +117,7 @@ def saved_resources(run: Path) -> Resources:
         raise ResumeError(f"{path}: {error}", advice) from None
     # A cluster of somebody else's choice would receive the run, and answer with pickles; a name of a partition
     # with a line break would be a line of the job's script.
-    if not hmac.compare_digest(placed.mark.encode(), mark_of(msgspec.json.encode(placed.resources)).encode()):
+    if not owner_files.is_mark(placed.mark, msgspec.json.encode(placed.resources)):
         raise ResumeError(f"{path}: no command of yours on this machine asked for this cluster", advice)
     return placed.resources
 

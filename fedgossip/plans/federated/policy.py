@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.base import outside_files
+from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.core.machine import NodeId
@@ -198,12 +198,23 @@ def write(path: Path, policy: PolicyFile) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
-            file.write(text(policy))
+            file.write(marked(path, text(policy)))
     except FileExistsError:
         advice = "Compare it, or name another file with --out."
         raise ConfigError(f"{path}: there is a policy already", advice) from None
     except OSError as error:
         raise NotWrittenError(path, error) from None
+
+
+def marked(path: Path, text: str) -> str:
+    """Return the text of a policy at `path` with the user's mark, which outlives edits.  Raises NotWrittenError."""
+    return owner_files.with_mark(text, f"policy {path.resolve()}")
+
+
+def check_own(path: Path) -> None:
+    """Raise ConfigError for a policy that no command of this user has made, where it lies, or that is none."""
+    read(path)
+    owner_files.check_marked(path, outside_files.read_text(outside_files.named(path)), f"policy {path.resolve()}")
 
 
 def text(policy: PolicyFile) -> str:
