@@ -47,7 +47,7 @@ def claim(folder: Path) -> None:
     """Make a folder for this user's own files, or take one that this user's commands have made, at this path.
 
     Raises ConfigError for one that somebody else has prepared, whose keys, policy and consent would be taken as one's
-    own, and OSError.
+    own, NotWrittenError and OSError.
     """
     if not folder.is_symlink() and not (folder.exists() and any(folder.iterdir())):
         owner_files.made(folder)
@@ -61,8 +61,12 @@ def claim(folder: Path) -> None:
 
 
 def adopt(folder: Path) -> None:
-    """Mark a folder as this user's own.  Raises OSError and NotWrittenError."""
-    owner_files.placed(folder / OWNER_MARK, owner_files.mark_of(_of_folder(folder)).encode())
+    """Mark a folder as this user's own.  Raises NotWrittenError."""
+    mark = owner_files.mark_of(_of_folder(folder))
+    try:
+        owner_files.placed(folder / OWNER_MARK, mark.encode())
+    except OSError as error:
+        raise NotWrittenError(folder / OWNER_MARK, error) from None
 
 
 def _of_folder(folder: Path) -> bytes:

@@ -280,6 +280,6 @@ def test_who_has_no_room_on_the_disk_is_told_before_anybody_waits_for_it(
     disk.fill()
     words = ["join", invite, "--folder", str(disk.path / "joined")]
     said = in_process(words, disk.path, monkeypatch, capsys)
-    assert said.code == 2 and "peer.key" in said.errors[0] and len(said.err.splitlines()) == 2, said.err
+    assert said.code == 2 and "owner.mark" in said.errors[0] and len(said.err.splitlines()) == 2, said.err
     disk.free()
     assert not [*disk.path.rglob("peer.key")]
