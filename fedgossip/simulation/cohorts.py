@@ -34,7 +34,7 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import FOLLOWED_MOST, EventRow, PeerRow, Row
 from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
-from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
+from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling, mean_loss
 from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.federated.tier_sums import apart, counts_in
 from fedgossip.secure.encoding import NO_NOISE, RingEncoding
@@ -241,7 +241,7 @@ class _Ring:
         found = self.fixed.decode(self.total, self.clients)
         mean, coding = frozen(found.mean.astype(self.model.dtype)), self.rounds.coding
         vectors = (coding.whole(mean, self.number),) if coding else apart(mean, self.rounds.federated.clients.vectors)
-        facts: dict[str, object] = {"clients": found.clients, "loss": found.metrics.get("loss")}
+        facts: dict[str, object] = {"clients": found.clients, "loss": mean_loss(found.metrics)}
         if found.metrics.get("tested"):
             facts["score"] = found.metrics["measured"]
         facts |= counts_in(found, self.fixed)

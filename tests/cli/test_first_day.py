@@ -79,6 +79,27 @@ def test_loops_of_a_coordinator_make_as_many_rounds_as_loops_of_a_graph(method: 
     assert on_a_graph.summary["rounds"] == 7
 
 
+@pytest.mark.parametrize("logs", [(), (0, 2), (0, 1, 2)], ids=["none", "two", "all"])
+@pytest.mark.parametrize("secure", [True, False], ids=["secure", "clear"])
+def test_the_loss_of_a_round_is_the_mean_of_those_that_log_one(logs: tuple[int, ...], secure: bool) -> None:
+    def run() -> None:
+        model = net()
+        peer = fedgossip.join(model, SGD(model.parameters(), 0.1))
+        for _ in range(2):
+            if peer.node in logs:
+                peer.log(loss=1.0 + peer.node)
+            peer.step(examples=1 + peer.node)
+        peer.close()
+
+    content = experiment_of(Wished(3, coordinator=True, local_steps=1))
+    content["coordinator"]["secure"] = {"on": secure}
+    rows = fedgossip.simulate_loop(run, experiment=content).rows
+    losses = [row.loss for row in rows if isinstance(row, NetworkRow) and row.round]
+    weights = [1 + node for node in logs]
+    mean = sum(weight * weight for weight in weights) / sum(weights) if logs else None
+    assert losses == 2 * [mean and pytest.approx(mean, abs=0.02)]  # a secure sum rounds
+
+
 def test_a_budget_of_privacy_needs_a_number_of_rounds() -> None:
     content = experiment_of(Wished(5, coordinator=True))
     content["coordinator"]["privacy"] = {"unit": "client", "noise": 1.0, "max_epsilon": 8.0}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMAND, experiment, finish, free_ports, start, wait_until
+from commands import COMMAND, HANG_SECONDS, experiment, finish, free_ports, start, wait_until
 
 pytestmark = [
     pytest.mark.sockets,
@@ -62,11 +62,11 @@ def rounds_in(path: Path) -> int:
 
 @pytest.mark.parametrize("driver", ["sim", pytest.param("local", marks=pytest.mark.long)])  # short: test_endings.py
 def test_a_run_whose_terminal_is_closed_is_kept_and_goes_on(tmp_path: Path, driver: str) -> None:
-    experiment(tmp_path, n=3, rounds=3000 if driver == "local" else 20_000)
+    experiment(tmp_path, n=3, rounds=100_000)  # it cannot end before, on a loaded machine either
     with terminal("run", "experiment.toml", "--on", driver, "--out", "run", cwd=tmp_path) as shown:
-        wait_until(lambda: rounds_in(tmp_path / "run" / "metrics.jsonl") > 30, 60, "it learns")
+        wait_until(lambda: rounds_in(tmp_path / "run" / "metrics.jsonl") > 30, HANG_SECONDS, "it learns")
         shown.close()
-        assert shown.process.wait(60) == 129
+        assert shown.process.wait(HANG_SECONDS) == 129
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     again = finish(start(["run", "experiment.toml", "--out", "run"], tmp_path))

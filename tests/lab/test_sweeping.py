@@ -293,6 +293,8 @@ def test_a_claim_is_one_process_s_until_it_lets_go(tmp_path: Path) -> None:
     second = claims.claim(tmp_path, "cell")
     assert second is not None and (tmp_path / "cell.2").exists()
     second.release()
+    assert claims.claim(tmp_path, "cell", lambda: True) is None, "its holder finished it a moment ago"
+    assert not (tmp_path / "cell.3").exists()
 
 
 def test_a_claim_of_another_machine_counts_until_its_heartbeat_is_old(

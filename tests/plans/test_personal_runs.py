@@ -170,7 +170,10 @@ def test_a_participant_without_examples_to_test_on_is_counted_and_trains() -> No
 
 @pytest.mark.long
 @pytest.mark.sockets
-@pytest.mark.parametrize("one", [federated("ditto", 3, secure={"on": False}), gossip("mr-mtl", 4)])
+@pytest.mark.parametrize(
+    "one",
+    [federated("ditto", 3, secure={"on": False}, least_deadline=60.0), gossip("mr-mtl", 4, least_deadline=60.0)],
+)
 def test_stopped_processes_go_on_with_the_models_of_their_own(one: Content, tmp_path: Path) -> None:
     """In the clear: a secure sum that was going on is abandoned, with personal models and without; and a peer that had
     stopped a round ahead reports an exchange that is lost."""

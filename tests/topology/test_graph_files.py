@@ -185,6 +185,14 @@ def test_one_peer_alone_has_nothing_to_disagree_about(graph: str) -> None:
     assert forecast_of(resolve_schedule(graph, 1), 0.9).slem == 0.0
 
 
+@pytest.mark.parametrize("graph", ["shuffled:none", "every:2:none:none"])
+def test_rounds_that_together_leave_nodes_apart_are_refused_as_one_such_graph_is(graph: str) -> None:
+    assert resolve_schedule(graph, 4, allow_disconnected=True).n == 4
+    with pytest.raises(ConfigError, match="components"):
+        resolve_schedule(graph, 4)
+    assert resolve_schedule("every:3:ring:none", 4).n == resolve_schedule("shuffled:ring", 4).n == 4
+
+
 def test_an_edge_of_weight_zero_carries_nothing(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text("0 1 0.\n")
     found = load_mixing(tmp_path / "g.txt")

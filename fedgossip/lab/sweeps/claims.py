@@ -69,10 +69,12 @@ class Claim:
         os.close(self._lock)
 
 
-def claim(folder: Path, cell: str) -> Claim | None:
-    """Claim a cell; None where another has it.  Raises OSError."""
+def claim(folder: Path, cell: str, over: Callable[[], bool] = lambda: False) -> Claim | None:
+    """Claim a cell; None where another has it, or where it is over.  Raises OSError."""
     number = _newest(folder, cell)
-    if number and not _stale(folder / f"{cell}.{number}"):
+    if (
+        number and not _stale(folder / f"{cell}.{number}")
+    ) or over():  # in this order: outcomes are stored, then released
         return None
     path, following = folder / f"{cell}.{number + 1}", folder / f"{cell}.{number + 2}"
     part = folder / f".{uuid4().hex}"
@@ -158,12 +160,10 @@ def run_claimed(
 
     `outcome`: returns an existing outcome.  Raises KeyboardInterrupt where it was stopped; it can be resumed.
     """
-    held = claim(claims, name)
+    held = claim(claims, name, lambda: outcome() is not None)
     if held is None:
         return None
     try:
-        if (found := outcome()) is not None:  # another process finished it a moment ago
-            return found
         try:
             found = run_cell(experiment(), place, engine, report=report, watch=lambda _: held.check())
         except ClaimLostError:

@@ -411,6 +411,7 @@ class FederationPlan(PlanDefaults):
             adaptive=self.section.privacy.adaptive,
             noisy_tests=self.section.privacy.test_noise > 0,
             compared=self._compared,
+            loops=self.experiment.task.kind == "loop",
         )
 
     @property

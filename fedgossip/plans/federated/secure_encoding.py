@@ -99,6 +99,7 @@ class Numbers:
         bounds = {
             "steps": effective_steps(self.clients, most),
             "loss": s.score_max,
+            "logged": 1.0,
             "measured": score,
             "tested": float(self.weight_max),
         }

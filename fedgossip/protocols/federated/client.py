@@ -358,9 +358,9 @@ class Client:
 
     def _final(self, final: Final) -> list[Effect]:
         self.phase, self.model = "finished", final.vectors[0]
-        goodbye, facts = Leaving(final.round, done=True), {"rounds": final.round, "of": self.settings.rounds}
+        goodbye = Leaving(final.round, done=True)
         left = final.round < self.settings.may_end and not self.whole(self.model)
-        early = [Report("ended_early", facts, final.round)] if left else []
+        early = [client_round.ended_early(final.round, self.settings.rounds)] if left else []
         return [*self._let_go(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
 
 

@@ -2,7 +2,8 @@
 
     of unit      exact                                     covered: has noise, or follows from what has
     none         examples, steps, loss, kept, tests, cut,  -
-                 and of personal models gains, twentieth
+                 and of personal models gains, twentieth,
+                 of users' own loops logged
     record       examples, steps                           cut; kept and tests, where the count has noise of its own
     client       -                                         shorter, where the clip follows the updates
 
@@ -35,6 +36,7 @@ FACTS = (
     Fact("examples", ("examples",), "the number of examples"),
     Fact("steps", ("steps",), "the number of training steps"),
     Fact("loss", ("loss",), "the mean loss"),
+    Fact("logged", ("logged",), "whether its loop logs a loss"),
     Fact("kept", ("tested",), "the number of examples kept for tests"),
     Fact("tests", ("measured",), "how well the model does on the examples kept for tests"),
     Fact("gains", BEHIND, "whether its own model does worse than the shared one, and than one trained alone"),
@@ -88,7 +90,7 @@ def _fields_of(fields: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(field for fact in FACTS if fact.name in fields for field in fact.fields)
 
 
-EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name not in ("shorter", "gains", "twentieth")))
+EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name not in ("shorter", "gains", "twentieth", "logged")))
 """All facts in the clear, where nothing is hidden and clients test."""
 
 
@@ -101,12 +103,14 @@ def telling(
     adaptive: bool,
     noisy_tests: bool = False,
     compared: Sequence[str] = (),
+    loops: bool = False,
 ) -> Telling:
     """Return the facts that clients send where a budget protects `unit`: "none", "record" or "client".
 
     `secure`: through a secure sum, which reveals the total number of examples (`by_examples`) and the number of
     clipped updates.  `tested`: clients test the received model; `noisy_tests`: with noise on the count of right
     answers.  `adaptive`: the clip follows the updates.  `compared`: the facts on personal models, of secure sums alone.
+    `loops`: the clients are users' own loops, some of which may log no loss.
     """
     if unit == "client":
         return Telling(covered=("shorter",) if adaptive else ())
@@ -118,4 +122,12 @@ def telling(
     if unit == "record":
         return Telling(counts, cut)
     own = compared if secure and tested else ()
-    return Telling((*counts, "loss", *kept, *(["tests"] if tested else []), *own, *cut))
+    loss = ("loss", "logged") if secure and loops else ("loss",)
+    return Telling((*counts, *loss, *kept, *(["tests"] if tested else []), *own, *cut))
+
+
+def mean_loss(metrics: Mapping[str, float]) -> float | None:
+    """Return the mean loss of the clients of a secure sum that have one, weighted as the sum; None where none has."""
+    if not (share := metrics.get("logged", 1.0)):
+        return None
+    return metrics["loss"] / share if "loss" in metrics else None

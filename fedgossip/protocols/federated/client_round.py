@@ -22,6 +22,7 @@ import numpy as np
 
 from fedgossip.algorithms.federated.base import Vectors
 from fedgossip.base.errors import ProtocolError
+from fedgossip.base.limits import MOST
 from fedgossip.base.vectors import Vector, digest, frozen
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Message, Refusal, Secured
@@ -37,6 +38,11 @@ from fedgossip.secure.ring import words
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.session import ids_in, ranges
 from fedgossip.secure.session_history import UNRECORDED, Past
+
+
+def ended_early(round: int, rounds: int) -> Report:
+    """Report that the coordinator ended the run after `round` of `rounds`, which are MOST where loops end it."""
+    return Report("ended_early", {"rounds": round} | ({"of": rounds} if rounds < MOST else {}), round)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +73,7 @@ class PreparedContribution:
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Return the values of metrics, which a sum weighs: a count's over the weight, so that each client adds it."""
         told = {"steps": self.counted, "loss": self.loss, "measured": self.measured, "tested": self.tested}
+        told["logged"] = float(self.loss is not None)
         told |= {name: count / self.weight for name, count in self.counts.items()}
         return {name: float(told[name] or 0.0) for name in names}
 

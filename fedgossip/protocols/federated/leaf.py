@@ -44,7 +44,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured, Subtotal
 from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, Exchange, Given, LeafSum, Summation
 from fedgossip.protocols.federated.client import same_invitation
-from fedgossip.protocols.federated.client_round import ClientPart, Summand
+from fedgossip.protocols.federated.client_round import ClientPart, Summand, ended_early
 from fedgossip.protocols.federated.coordinator import CoordinatorSettings, counted_in
 from fedgossip.protocols.federated.gathering import EXHAUSTED, check_layout
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator
@@ -396,7 +396,7 @@ class LeafCoordinator:
         self.model = final.vectors[0]
         left: list[Effect] = []
         if final.round < self.settings.down.rounds and not self.settings.down.patience:
-            left = [Report("ended_early", {"rounds": final.round, "of": self.settings.down.rounds}, final.round)]
+            left = [ended_early(final.round, self.settings.down.rounds)]
         return [*self._let_go(), *left, *self._goodbye(final), *self._leave(final)]
 
     def _goodbye(self, final: Final | None = None) -> list[Effect]:

@@ -20,6 +20,7 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import NodeId
 from fedgossip.protocols.federated.aggregation_round import LeafSum
+from fedgossip.protocols.federated.client_metrics import mean_loss
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.encoding import NO_NOISE, NoiseRule, RingEncoding
 from fedgossip.secure.fixed_point import CLIPPED, DecodedSum
@@ -78,7 +79,7 @@ class SumReading:
 
     def facts(self, found: DecodedSum, fixed: RingEncoding) -> dict[str, object]:
         """Return the facts for the records."""
-        facts: dict[str, object] = {"clients": found.clients, "loss": found.metrics.get("loss")}
+        facts: dict[str, object] = {"clients": found.clients, "loss": mean_loss(found.metrics)}
         if fixed.tells == CLIPPED:
             facts["clipped"] = found.clipped
         if fixed.weight_max > 1:

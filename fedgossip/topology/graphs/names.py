@@ -19,7 +19,7 @@ from fedgossip.topology.graphs.grammar import (
     weighted_names,
 )
 from fedgossip.topology.graphs.graph import Topology, require_connected
-from fedgossip.topology.schedules.schedules import Schedule
+from fedgossip.topology.schedules.schedules import Schedule, union
 from fedgossip.topology.weights.mixing import Mixing
 from fedgossip.topology.weights.weights import build
 
@@ -105,7 +105,7 @@ def resolve_schedule(
 
     changing = schedule(graph, n, weights=weights, seed=seed, inner=inner)
     if changing is not None:
-        return changing
+        return changing if allow_disconnected else _meeting(changing, graph.strip().partition(":")[0])
     bringing = weighted(graph, n, seed) or _from_file(graph.strip(), n, base)
     if bringing is not None:
         if weights not in (None, bringing.rule):
@@ -115,6 +115,16 @@ def resolve_schedule(
         return bringing
     topology = resolve(graph, n, seed=seed, base=base, allow_disconnected=allow_disconnected)
     return build(topology, weights or topology.weights or "metropolis")
+
+
+def _meeting(changing: Schedule, head: str) -> Schedule:
+    """Return a schedule.  Raises ConfigError where its rounds together leave nodes apart: of rounds that repeat, and of
+    a graph without an edge; all other schedules join all nodes by their construction."""
+    if head == "every" and changing.period:
+        require_connected(union(changing))
+    elif head == "shuffled" and not len(changing.mixing(0).topology.edges):
+        require_connected(changing.mixing(0).topology)
+    return changing
 
 
 def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:

@@ -20,6 +20,7 @@ from test_federated import Run, digits
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import BySize, Poisson, Uniform
 from fedgossip.base.errors import ProtocolError
+from fedgossip.base.limits import MOST
 from fedgossip.base.vectors import Vector, digest, frozen
 from fedgossip.core.machine import (
     Checkpoint,
@@ -43,6 +44,7 @@ from fedgossip.data.data import load
 from fedgossip.drivers import image_write
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.client import Client, ClientSettings
 from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
@@ -415,6 +417,7 @@ def test_the_final_model_is_the_clients_result() -> None:
 def test_a_client_is_told_when_the_run_ended_early() -> None:
     ended, _, _ = client().handle(Received(COORDINATOR, Final(3, SCHEMA, (vector(4, 4),))), 0)
     assert (ended.name, ended.value) == ("ended_early", {"rounds": 3, "of": 10})
+    assert client_round.ended_early(3, MOST).value == {"rounds": 3}, "a run that its loops end has no last round"
 
 
 def test_a_client_that_hears_nothing_ends() -> None:
