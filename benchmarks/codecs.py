@@ -23,7 +23,7 @@ from fedgossip.algorithms.codecs.low_rank import LowRank
 from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.base.vectors import Vector
 from fedgossip.core.task import Segment
-from fedgossip.lab.costs.formulas import break_even
+from fedgossip.lab.costs.base import break_even
 
 NAMES = ("bf16", "fp16", "int8:256", "top-k:0.01", "random-k:0.01", "dgc:0.001", "qsgd:7", "terngrad", "sign")
 

@@ -25,7 +25,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.plans.fits import planned_fit
 
 SITES = 5

@@ -27,7 +27,7 @@ from fedgossip.data.dataset import Dataset
 from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseLogistic, SparseSteps
 from fedgossip.learning.linear.word_tables import WordTable
 from fedgossip.learning.linear.words import WordsTask, WordSteps
-from fedgossip.learning.processes.hogwild import HogwildLoop
+from fedgossip.learning.processes.engine import HogwildLoop
 from fedgossip.learning.processes.processes import StandingGroup
 from fedgossip.learning.task import TorchTask, TrainSettings
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from fedgossip.learning.one_model import weights
 from fedgossip.learning.processes.ipc import Channel, Message, Setup, SharedArrays, TrainOrder
-from fedgossip.learning.processes.serving import serve
+from fedgossip.learning.processes.processes import serve
 from fedgossip.learning.processes.worker import CollectiveWorker
 
 

@@ -34,7 +34,7 @@ from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.protocols.private import private_gossip
 from fedgossip.protocols.private.private_gossip import PrivateGossip
-from fedgossip.secure import ring
+from fedgossip.secure import fixed_point
 from fedgossip.secure.pairs import Grid, SeededPairs
 from fedgossip.secure.primitives import keystream
 from fedgossip.topology import Mixing, build, resolve
@@ -55,13 +55,13 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def floor_seconds(words: int, streams: int) -> float:
     """The keystream alone."""
-    zeros, into = bytes(4 * ring.BLOCK), bytearray(4 * ring.BLOCK)
+    zeros, into = bytes(4 * fixed_point.BLOCK), bytearray(4 * fixed_point.BLOCK)
 
     def run() -> None:
         for _ in range(streams):
             stream = keystream(os.urandom(32))
-            for start in range(0, words, ring.BLOCK):
-                size = 4 * min(ring.BLOCK, words - start)
+            for start in range(0, words, fixed_point.BLOCK):
+                size = 4 * min(fixed_point.BLOCK, words - start)
                 stream.update_into(memoryview(zeros)[:size], memoryview(into)[:size])
 
     return timed(run)[0]

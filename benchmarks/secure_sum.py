@@ -31,7 +31,7 @@ from crew import machine
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedgossip.secure import client as client_steps
-from fedgossip.secure import frames, graph, ring, server, shamir
+from fedgossip.secure import fixed_point, frames, graph, server, shamir
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
 from fedgossip.secure.primitives import keystream, public_of
@@ -90,14 +90,14 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def floor_seconds(words: int, streams: int) -> float:
     """The keystream alone: as many streams, each as long, in blocks of the same size; at most 2 GB, scaled."""
-    zeros, into = bytes(4 * ring.BLOCK), bytearray(4 * ring.BLOCK)
+    zeros, into = bytes(4 * fixed_point.BLOCK), bytearray(4 * fixed_point.BLOCK)
     sample = max(1, min(streams, 2_000_000_000 // (4 * words)))
 
     def run() -> None:
         for _ in range(sample):
             stream = keystream(os.urandom(32))
-            for start in range(0, words, ring.BLOCK):
-                size = 4 * min(ring.BLOCK, words - start)
+            for start in range(0, words, fixed_point.BLOCK):
+                size = 4 * min(fixed_point.BLOCK, words - start)
                 stream.update_into(memoryview(zeros)[:size], memoryview(into)[:size])
 
     return timed(run)[0] * streams / sample
@@ -190,7 +190,7 @@ class OneSession:
             "coordinator floor": floor_seconds(s.words, streams),
         }
 
-    def vectors(self, there: range) -> ring.Words:
+    def vectors(self, there: range) -> fixed_point.Words:
         """Mask and add the vectors of those that are there; return the plain sum."""
         expected = np.zeros(self.setting.words, np.uint32)
         real = client_steps.add_masks
@@ -258,8 +258,8 @@ def alone(setting: Setting, drop: float) -> dict[str, float]:
     vector, masks_of = np.zeros(words, np.uint32), [os.urandom(32) for _ in everybody]
 
     def masks() -> None:
-        ring.add_streams(vector, masks_of[: n // 2])
-        ring.subtract_streams(vector, masks_of[n // 2 :])
+        fixed_point.add_streams(vector, masks_of[: n // 2])
+        fixed_point.subtract_streams(vector, masks_of[n // 2 :])
 
     return {
         "client": timed(masks)[0],

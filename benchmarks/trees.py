@@ -27,7 +27,7 @@ from small_bins import table, tables
 
 from fedgossip import load_experiment
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.secure import ring
+from fedgossip.secure import fixed_point
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
 from fedgossip.sites.plans.fits import planned_fit
 
@@ -92,7 +92,7 @@ def shares(records: int, trees: int) -> str:
         fit = planned_fit(load_experiment("trees.toml", [f"model.source=trees:{trees}x6"]))
         plan, task, _ = fit.of_sites(range(SITES))
         spent = defaultdict[str, float](float)
-        counted(ring, "_apply", "masks", spent)
+        counted(fixed_point, "_apply", "masks", spent)
         counted(SiteMargins, "numbers", "histograms", spent)
         begun = time.process_time()
         simulate_plan(plan, task=task)

@@ -29,7 +29,7 @@ from fedgossip.base.errors import PeerError
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.relays.relay import Limits, Relay
 from fedgossip.net.relays.relay_client import ask_relay
-from fedgossip.net.relays.relay_protocol import ANSWER, CALL, LISTEN, NO_TARGET, TOKEN_BYTES
+from fedgossip.net.relays.roster_file import ANSWER, CALL, LISTEN, NO_TARGET, TOKEN_BYTES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from commands import free_ports, wait_until

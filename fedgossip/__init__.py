@@ -124,4 +124,4 @@ def __dir__() -> list[str]:
 
 
 if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()) is not None:
-    importlib.import_module("fedgossip.report.page.notebook").register(_shell)
+    importlib.import_module("fedgossip.report.page.page").register(_shell)

@@ -17,15 +17,14 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.data.objectives import EVALUATION
 from fedgossip.experiment import FederatedExperiment, load_experiment
-from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
-from fedgossip.secure.ring import Words
+from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
+from fedgossip.secure.fixed_point import Words
 from fedgossip.sites.evaluation.evaluation_sums import ROUNDS, EvaluationLayout, EvaluationTask, SiteAnswers
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout
 from fedgossip.sites.fits.glm.glm_sums import GlmLayout
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, TreesLayout
-from fedgossip.sites.plans.fits import planned_fit
-from fedgossip.sites.plans.statistics import statistics_plan, statistics_task
+from fedgossip.sites.plans.fits import planned_fit, statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import asking, plan_of_sums
 
 KINDS = ("glm", "cox", "kaplan-meier", "trees", "firth")

@@ -41,7 +41,7 @@ from fedgossip.protocols.federated import secure_round
 from fedgossip.protocols.federated.client import Client
 from fedgossip.protocols.federated.coordinator import Coordinator
 from fedgossip.runs.audit_recorder import Recorder
-from fedgossip.secure.ring import Words, centred
+from fedgossip.secure.fixed_point import Words, centred
 from fedgossip.secure.server import Summed
 
 Twist = Callable[[Message], Message]

@@ -20,9 +20,8 @@ import numpy as np
 
 from fedgossip.secure import Encoding, secrets, server, sign_card
 from fedgossip.secure.client import SecAggClient
-from fedgossip.secure.fixed_point import Quantised
+from fedgossip.secure.fixed_point import Quantised, little
 from fedgossip.secure.primitives import derive, keystream, signer
-from fedgossip.secure.ring import little
 from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember, model_hash, proposal
 
 FILE = Path(__file__).parent / "secure" / "fg-secagg-1.json"

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedgossip.secure import checks, frames, primitives, secrets, server, session
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
-from fedgossip.secure.fixed_point import FixedPoint, Quantised
+from fedgossip.secure.fixed_point import FixedPoint, Quantised, Words
 from fedgossip.secure.primitives import Entropy, Sign
-from fedgossip.secure.ring import Words
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.server import Summed, Summing, invite
 from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, RosterMember, model_hash, proposal

@@ -22,7 +22,7 @@ from fedgossip.core.records import Row
 from fedgossip.core.roles import CLIENT, SERVER, Role, Roles
 from fedgossip.core.task import LocalTask, Segment
 from fedgossip.experiment import Experiment
-from fedgossip.experiment.kinds import RUN_KINDS, RunKind
+from fedgossip.experiment.reading import RUN_KINDS, RunKind
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.federated.client import Client, ClientSettings

@@ -22,16 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip.audit.compare import Crossing, TrafficRecord, fates_of
 from fedgossip.audit.records import content_of, transcripts
 from fedgossip.audit.transcript import STAGES, Round, Said, WrongError, wrong
-from fedgossip.audit.verify import Fault, Verification
+from fedgossip.audit.verify import Crossing, Fault, TrafficRecord, Verification, fates_of
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
 from fedgossip.secure.checks import keys_are_signed
-from fedgossip.secure.encoding import RingEncoding
-from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.encoding import ExactSums, RingEncoding
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.primitives import digest, small_order, verify
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, ranges, round_of, sid0_of

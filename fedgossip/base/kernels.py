@@ -1,4 +1,6 @@
-"""Selection of torch's kernels.  Its libraries read the environment once, at their first computation.
+"""Tuning of a process before torch is imported: its kernels, memory and imports.
+
+Selection of torch's kernels.  Its libraries read the environment once, at their first computation.
 
     reproducible   MKL_CBWR=AUTO: a product has the same bits whatever it shares a call with.  The default,
                    since an update depends on its job alone; without it MKL rounds some odd shapes differently in a
@@ -9,12 +11,18 @@
 Importing `fedgossip` calls `prepare` before any other module, so it applies to the command line, the warmed parent of
 local peers, the processes of a team and a user's own program.  A value set by the user is kept, except in portable
 runs.
+
+Tuning of the process: memory reuse, imports of large packages, and where processes that it starts import from.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os  # others are imported at their use, so that importing fedgossip is cheap
 import sys
+from collections.abc import Iterator
 from functools import cache
 
 MKL, ATEN = "MKL_CBWR", "ATEN_CPU_CAPABILITY"
@@ -152,3 +160,47 @@ def processor_mark() -> int:
     import hashlib
 
     return int.from_bytes(hashlib.sha256(processor().encode()).digest()[:4], "big") or 1
+
+
+PYTHON = (sys.executable, "-P")
+"""Start of the command line of another process of ours.
+
+Without -P `python -m` imports what lies in the folder where it is started, numpy.py for example, before installed
+packages: that folder may be a stranger's.
+"""
+
+# The amount of freed memory that the C library keeps for reuse.
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+
+def keep(block: int, total: int) -> None:
+    """Keep freed blocks of up to `block` bytes for reuse, `total` bytes in all, in this process from now on.
+
+    glibc returns such blocks to the system at each free, and a page fault per 4 KiB of the next one costs more than
+    writing to it.  No effect with other C libraries.
+    """
+    allocator = getattr(ctypes.CDLL(None), "mallopt", None)
+    if allocator is not None:
+        allocator(_M_MMAP_THRESHOLD, block)
+        allocator(_M_TRIM_THRESHOLD, total)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Import, or make a population, with the garbage collector off: nothing of it is garbage.
+
+    Its scans of imported objects take a tenth of torch's import time, and those of a million seats half of the set-up.
+    What was imported is of the oldest generation then: the next collections do not scan it.
+    """
+    before, modules = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            if len(sys.modules) > modules and not gc.get_freeze_count():  # which counts what is frozen, one by one
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation, without a scan
+            gc.enable()

@@ -43,7 +43,7 @@ COMMANDS = {
     "peer": ("fedgossip.cli.run.peer", "Run one peer of a run over several machines."),
     "coordinator": ("fedgossip.cli.run.peer", "Run the coordinator of a federated run over several machines."),
     "client": ("fedgossip.cli.run.peer", "Run one client of a federated run over several machines."),
-    "step": ("fedgossip.cli.run.step", "Go on with a run by folder, as far as that is possible now."),
+    "step": ("fedgossip.cli.run.peer", "Go on with a run by folder, as far as that is possible now."),
     "worker": ("fedgossip.cli.run.peer", "Run one worker of a parallel run over several machines."),
     "server": ("fedgossip.cli.run.peer", "Run one server of a parallel run over several machines."),
     "manager": (
@@ -73,7 +73,7 @@ COMMANDS = {
     ),
     "release": ("fedgossip.cli.sites.release", "A model with its card, privacy, lineage and logs in one signed file."),
     "fit": ("fedgossip.cli.sites.fit", "Fit a linear, logistic or Poisson model to all sites' tables, by secure sums."),
-    "table": ("fedgossip.cli.run.table", "Show or write the trained rows of a run whose model is a table."),
+    "table": ("fedgossip.cli.run.runs", "Show or write the trained rows of a run whose model is a table."),
     "replay": (
         "fedgossip.cli.run.replay",
         "Replay the events of a run in fresh machines, and compare the bits.",

@@ -16,7 +16,7 @@ import click
 from fedgossip.base.errors import EXIT_CODES, ConfigError, nearest
 from fedgossip.cli.text import echo, print_json
 from fedgossip.core import run_format, run_summary
-from fedgossip.core.event_kinds import event_kinds
+from fedgossip.core.records import event_kinds
 from fedgossip.core.terms import terms
 from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
 from fedgossip.lab.lectures.topics import name_of

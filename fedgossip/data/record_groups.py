@@ -17,7 +17,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.cells import class_name, is_missing, number_in, shown
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, declared_columns, parted
-from fedgossip.data.columns.encoded_tables import check_read, found_columns, refused
+from fedgossip.data.columns.table_schema import check_read, found_columns, refused
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 

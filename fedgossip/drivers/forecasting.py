@@ -15,7 +15,7 @@ from fedgossip.core.forecasts import RunForecast, ScoreForecast
 from fedgossip.core.records import NetworkRow, Row
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
-from fedgossip.experiment.gossip_sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
+from fedgossip.experiment.run_sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
 from fedgossip.plans import compose
 from fedgossip.plans.gossip.gossip import GossipPlan
 from fedgossip.runs.run_directory import Foretold

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fedgossip.base import signals, untrusted_text
-from fedgossip.base.imports import PYTHON, uncollected
+from fedgossip.base.kernels import PYTHON, uncollected
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:

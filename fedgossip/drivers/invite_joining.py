@@ -66,8 +66,7 @@ from fedgossip.experiment import (
     GossipExperiment,
     ParallelExperiment,
 )
-from fedgossip.experiment.coordinator_sections import CODEC_CODE
-from fedgossip.experiment.gossip_sections import GRAPH_CODE
+from fedgossip.experiment.run_sections import CODEC_CODE, GRAPH_CODE
 from fedgossip.net.endpoints import Endpoint, block, check_reachable, is_signed, organiser_line, signed
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invites.invitation import Invitation, new_secret

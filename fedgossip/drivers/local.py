@@ -22,7 +22,7 @@ from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, RunPro
 from fedgossip.experiment import BEST, Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan, faults_of
-from fedgossip.plans.gossip.adversary import check_real
+from fedgossip.plans.gossip.gossip_checks import check_real
 from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import record_of
 from fedgossip.runs import incarnations

@@ -32,7 +32,7 @@ from fedgossip.protocols.members.roster import Roster
 from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSchedule
 from fedgossip.runs.run_directory import write_whole
 from fedgossip.topology import Schedule, resolve_schedule
-from fedgossip.topology.weights.stationary import SIZES
+from fedgossip.topology.weights.weights import SIZES
 
 
 def graphs_of(plan: GossipPlan) -> Make:

@@ -22,15 +22,14 @@ from fedgossip.data.record_groups import source_digest
 from fedgossip.drivers.members import Informed, member_of
 from fedgossip.experiment import BEST, FederatedExperiment, GossipExperiment
 from fedgossip.net.connections import check_clients
-from fedgossip.net.descriptors import check_links
 from fedgossip.net.endpoints import Endpoints, Members
 from fedgossip.net.folders.folder_links import FolderLinks
 from fedgossip.net.hub.client import ClientLinks
-from fedgossip.net.hub.server import CoordinatorLinks
-from fedgossip.net.hub.tier import TierLinks
+from fedgossip.net.hub.server import CoordinatorLinks, TierLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.relays.reachability import DIRECT, Ways
+from fedgossip.net.sockets import check_links
 from fedgossip.net.transport import Transport
 from fedgossip.plans.federated.credentials import real
 from fedgossip.plans.federated.federation import FederationPlan

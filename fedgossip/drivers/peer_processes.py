@@ -29,7 +29,7 @@ import msgspec
 
 from fedgossip.base import kernels, outside_files, signals
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.faults import MOST_IN_VAIN, FaultScript, Happening, RunProgress, Strike, Turn

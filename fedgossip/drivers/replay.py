@@ -33,8 +33,7 @@ from fedgossip.plans.gossip.gossip import peer_of
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.collect import last_word
 from fedgossip.runs.incarnations import trace_path
-from fedgossip.runs.trace.events import TraceError, described
-from fedgossip.runs.trace.files import Opening, Reading, TraceEntry, refusal
+from fedgossip.runs.trace.files import Opening, Reading, TraceEntry, TraceError, described, refusal
 
 
 @dataclass(frozen=True)

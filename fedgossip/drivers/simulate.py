@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, nearest
-from fedgossip.base.imports import uncollected
+from fedgossip.base.kernels import uncollected
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Machine, NodeId, Report
@@ -31,8 +31,8 @@ from fedgossip.experiment import BEST, GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan, faults_of, network_settings
-from fedgossip.plans.gossip.adversary import check_real
 from fedgossip.plans.gossip.gossip import peer_of, recovers
+from fedgossip.plans.gossip.gossip_checks import check_real
 from fedgossip.plans.gossip.own_graphs import given_schedule
 from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
@@ -42,7 +42,7 @@ from fedgossip.runs.run_directory import Foretold, Run, RunDirectory, TrainedTab
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.runs.table_files import save_table, table_of_checkpoints
 from fedgossip.runs.tracking import Tracking
-from fedgossip.secure.simulation_cache import remembering
+from fedgossip.secure.primitives import remembering
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import VACANT, Simulator
 from fedgossip.topology import Mixing, Schedule

@@ -6,11 +6,18 @@ unknown keys with the nearest known one, checks each value against the limits in
 check of its kind.
 """
 
-from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection, SecureSection
 from fedgossip.experiment.data_section import DataSection, TaskSection
-from fedgossip.experiment.gossip_sections import AlgorithmSection, TopologySection
-from fedgossip.experiment.parallel_sections import MAPREDUCE, ParallelSection, ServerSection
 from fedgossip.experiment.reading import checked, file_kept_in, load_experiment
+from fedgossip.experiment.run_sections import (
+    MAPREDUCE,
+    AlgorithmSection,
+    CoordinatorSection,
+    ParallelSection,
+    PrivacySection,
+    SecureSection,
+    ServerSection,
+    TopologySection,
+)
 from fedgossip.experiment.sections import (
     BEST,
     GIVEN,

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import msgspec
 
 from fedgossip.algorithms.codecs.base import LinearCodec
-from fedgossip.algorithms.codecs.blocks import Int8
-from fedgossip.algorithms.codecs.casts import BFloat16, Half
 from fedgossip.algorithms.codecs.low_rank import low_rank_of
 from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.quantized import BFloat16, Half, Int8
 from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.gossip.names import METHODS
@@ -25,11 +24,11 @@ from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.ragged import check_buckets
-from fedgossip.experiment.coordinator_sections import CODEC_CODE
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
-from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
-from fedgossip.experiment.parallel_sections import (
+from fedgossip.experiment.run_sections import (
+    ALGORITHM_CODE,
     ASYNC,
+    CODEC_CODE,
     LBFGS,
     MAPREDUCE,
     SERVED,

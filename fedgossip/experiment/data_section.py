@@ -17,7 +17,7 @@ from fedgossip.data import data
 from fedgossip.data.columns.table_schema import AGREED, FEDERATED, LEVELS, MISSING, REFUSE, TEST
 from fedgossip.data.custom import NamesCode
 from fedgossip.data.objectives import AS_THE_DATA, CODE, CONVEX, KINDS, LOOP, SPARSE, SUMS
-from fedgossip.learning.exchangeable import LORA
+from fedgossip.learning.one_model.flat import LORA
 
 SHARE = 0.9
 """The largest share of examples that can be kept apart."""

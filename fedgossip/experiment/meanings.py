@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.base.limits import ABOVE_0, KnownNames, Limit, between
-from fedgossip.experiment.kinds import RUN_KINDS
-from fedgossip.experiment.reading import keys_of, section_in
+from fedgossip.experiment.reading import RUN_KINDS, keys_of, section_in
 from fedgossip.experiment.sections import COMPARE, CompareSection
 from fedgossip.faults import KINDS
 

@@ -25,10 +25,17 @@ from fedgossip.base.scores import ACCURACY, NO_SCORE, Score
 from fedgossip.base.untrusted_text import masked
 from fedgossip.data.custom import code_in, is_function
 from fedgossip.data.objectives import LOOP, SPARSE, SUMS, Objective, is_of_model, objective_of, score_of, score_of_loops
-from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
 from fedgossip.experiment.data_section import DataSection, TaskSection
-from fedgossip.experiment.gossip_sections import AdversarySection, AlgorithmSection, ForecastSection, TopologySection
-from fedgossip.experiment.parallel_sections import OuterSection, ParallelSection
+from fedgossip.experiment.run_sections import (
+    AdversarySection,
+    AlgorithmSection,
+    CoordinatorSection,
+    ForecastSection,
+    OuterSection,
+    ParallelSection,
+    PrivacySection,
+    TopologySection,
+)
 from fedgossip.faults import Fault
 from fedgossip.learning.models import architectures
 from fedgossip.learning.settings import TrainSettings

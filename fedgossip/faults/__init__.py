@@ -10,18 +10,23 @@ sockets; both decide alike.
 """
 
 from fedgossip.faults.script import (
+    KINDS,
     LOST,
     MOST_IN_VAIN,
     NOTHING,
+    NS,
     UNHARMED,
     Fate,
+    Fault,
     FaultScript,
+    Flap,
     Happening,
+    Partition,
     RunProgress,
+    Slow,
     Strike,
     Turn,
 )
-from fedgossip.faults.words import KINDS, NS, Fault, Flap, Partition, Slow
 
 __all__ = [
     "KINDS",

@@ -17,8 +17,8 @@ import torch
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId, Produced, Report
+from fedgossip.core.metrics import ResidentModels
 from fedgossip.core.model_fingerprint import Likeness
-from fedgossip.core.resident_models import ResidentModels
 from fedgossip.core.task import Job, Segment, StackTraining, Update, WholeModel
 from fedgossip.data.custom import place_of
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
@@ -42,8 +42,7 @@ from fedgossip.learning.one_model.losses import Criterion, not_finite
 from fedgossip.learning.one_model.module_engine import Assignment, ModuleLoop, predictions_of
 from fedgossip.learning.one_model.scoring import Scoring, check_together
 from fedgossip.learning.one_model.stretches import GradientStretches
-from fedgossip.learning.processes.engine import DistributedLoop, ProcessesLoop, Source
-from fedgossip.learning.processes.hogwild import HogwildLoop
+from fedgossip.learning.processes.engine import DistributedLoop, HogwildLoop, ProcessesLoop, Source
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 from fedgossip.learning.untrained import check_gradients
 

@@ -33,8 +33,19 @@ from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.owner_files import patiently
 from fedgossip.core.machine import NodeId
 from fedgossip.core.wire import CHUNK_BYTES
-from fedgossip.net.descriptors import FILES, LINUX, break_off, brought, check_files, pause, raise_open_files, shut_down
-from fedgossip.net.sockets import NOW, Waker, ZmqSocket
+from fedgossip.net.sockets import (
+    FILES,
+    LINUX,
+    NOW,
+    Waker,
+    ZmqSocket,
+    break_off,
+    brought,
+    check_files,
+    pause,
+    raise_open_files,
+    shut_down,
+)
 from fedgossip.net.streams import stream_port
 from fedgossip.net.transport import Rejected
 

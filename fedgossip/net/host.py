@@ -56,7 +56,6 @@ from fedgossip.core.meter import Meter
 from fedgossip.core.records import EventRow, PeerRow, Row, event_row
 from fedgossip.core.task import HeldTask, LocalTask, give_memory, memory_of
 from fedgossip.net.endpoints import Endpoint, is_web
-from fedgossip.net.greeting import refused
 from fedgossip.net.training_thread import Evaluate, TrainingThread, WorkerPorts
 from fedgossip.net.transport import (
     NOBODY,
@@ -69,6 +68,7 @@ from fedgossip.net.transport import (
     Relocated,
     Routed,
     Transport,
+    refused,
 )
 
 # The record of a host's refusals: each cause at once, and again at every tenfold of its count.

@@ -6,7 +6,7 @@ name the participants and say who learns, whose rounds and vectors count, who is
 keeps a signed log.  Drivers choose by them, and all texts about a run take their words from them: out of roles.json
 while it goes on, out of the summary afterwards.
 
-Gossip, federation and parallel steps are plans, a line each in `experiment.kinds.RUN_KINDS`: `compose` reads the
+Gossip, federation and parallel steps are plans, a line each in `experiment.reading.RUN_KINDS`: `compose` reads the
 file's kind and makes the plan; the simulator, local processes, peers, resume and replay know none of them.  A report
 and a watched run have pages of their own for a run with a leader, and for graphs.  What one participant alone has
 (identity, roster, policy, the lines of its log) is `Own`: `Credentials`, or pairs of keys; a simulation makes it from

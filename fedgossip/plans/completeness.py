@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedgossip.base.vectors import Vector
-from fedgossip.core.event_kinds import HALF_MISSING, SKIPPED
 from fedgossip.core.machine import NodeId
-from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.records import HALF_MISSING, SKIPPED, EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
 from fedgossip.core.task import Segment, first_wrong
 

@@ -24,7 +24,7 @@ from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import NOT_SAID, Likeness
 from fedgossip.core.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
-from fedgossip.experiment.kinds import RUN_KINDS
+from fedgossip.experiment.reading import RUN_KINDS
 from fedgossip.faults import FaultScript
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.plans.own_parts import check_schedule

@@ -1,7 +1,7 @@
 """The interface between drivers and the plan of a run, independent of the method.
 
 `gossip` and `federation` implement it; `compose.plan` picks by the section that the experiment has, out of
-`experiment.kinds.RUN_KINDS`.
+`experiment.reading.RUN_KINDS`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.algorithms.gossip.choco import Choco
-from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
 from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, GossipExperiment, ParallelExperiment

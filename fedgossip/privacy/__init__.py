@@ -14,6 +14,6 @@ accountant PRV.  Without sub-sampling neither is needed.  docs/privacy/privacy.m
 and to whom.
 
 A round of a budget: `budget` asks `accounting` for the epsilon with one more release, refuses one that does not fit,
-and the machine (`protocols.federated.gathering`) logs the spend before the release leaves; `plans.federated` has the
-ledger.
+and the machine (`protocols.federated.aggregation_round`) logs the spend before the release leaves; `plans.federated`
+has the ledger.
 """

@@ -30,7 +30,7 @@ from fedgossip.privacy.accounting import (
     tight,
 )
 from fedgossip.privacy.budget import UNITS, Spend
-from fedgossip.protocols.federated.client_metrics import Telling
+from fedgossip.protocols.federated.client_round import Telling
 
 WEIGHTINGS = ("clients", "examples")
 

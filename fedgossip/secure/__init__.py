@@ -31,7 +31,7 @@ client masks once in a round of the run, rounds only go up, and its log has the 
 (`session_history`).  Batches and rounding follow from the round, so two sums of one round would differ by one client's
 update and nothing else.
 
-A simulation is one process that is everybody, and leaves out what only keeps participants apart (`simulation_cache`,
+A simulation is one process that is everybody, and leaves out what only keeps participants apart (`primitives`,
 bounded in bytes).  A pair's secret is a hash of the two public keys in place of an X25519 agreement; a key is derived,
 a short mask stream drawn and a seal opened once for both ends; a signature made in that process is not checked, any
 other is, and keys of small order are refused; a frame packed there is not decoded again.  The bytes are those of the

@@ -6,9 +6,8 @@ from collections.abc import Sequence, Set
 
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.primitives import small_order, verify
+from fedgossip.secure.primitives import once, once_for, small_order, verify
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster
-from fedgossip.secure.simulation_cache import once, once_for
 
 
 def keys_are_signed(keys: frames.Keys, descriptor: Descriptor, round: int, roster: ParticipantRoster) -> bool:

@@ -19,9 +19,8 @@ from fedgossip.base.decoding import UnreadableError, from_msgpack
 from fedgossip.base.errors import ProtocolError
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.graph import COHORT_MAX
-from fedgossip.secure.primitives import Sign, digest, transcript, verify
+from fedgossip.secure.primitives import Sign, digest, memory, transcript, verify
 from fedgossip.secure.session import Descriptor, Hash, Id
-from fedgossip.secure.simulation_cache import memory
 
 FRAME_MAX = 1 << 20
 SIGNATURE = 64

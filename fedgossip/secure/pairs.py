@@ -37,6 +37,7 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import BLOCK, RowGroups, Vector, empty, frozen
 from fedgossip.core.messages import CHECK_WORDS, RunKey
+from fedgossip.secure.fixed_point import Words
 from fedgossip.secure.primitives import (
     Agreement,
     Entropy,
@@ -50,7 +51,6 @@ from fedgossip.secure.primitives import (
     transcript,
     verify,
 )
-from fedgossip.secure.ring import Words
 
 
 class Pairs(Protocol):

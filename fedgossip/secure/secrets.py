@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from fedgossip.secure import shamir
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
+from fedgossip.secure.fixed_point import Words, add_streams, subtract_streams
 from fedgossip.secure.frames import Keys, commitment
 from fedgossip.secure.primitives import (
     Agreement,
@@ -28,7 +29,6 @@ from fedgossip.secure.primitives import (
     transcript,
     unseal,
 )
-from fedgossip.secure.ring import Words, add_streams, subtract_streams
 from fedgossip.secure.session import Descriptor
 
 

@@ -20,8 +20,8 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding
+from fedgossip.secure.fixed_point import RING_BITS
 from fedgossip.secure.primitives import LABEL, Sign, digest, transcript, verify
-from fedgossip.secure.ring import RING_BITS
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]

@@ -33,10 +33,9 @@ from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.encoding import SumEncoding, SumResult, Values
-from fedgossip.secure.fixed_point import Quantised
+from fedgossip.secure.fixed_point import RING_BITS, Quantised, little
 from fedgossip.secure.graph import COHORT_MAX
 from fedgossip.secure.primitives import Entropy, Sign, keystream, signer
-from fedgossip.secure.ring import RING_BITS, little
 from fedgossip.secure.session import (
     LIVES,
     ParticipantRoster,

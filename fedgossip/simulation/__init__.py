@@ -4,7 +4,7 @@ It imports `protocols`, `algorithms`, `topology`, `faults` and `core`.  `simulat
 in the order in which it was requested: (number, node, event), over a seeded `network`.  A machine's `Send` is
 scheduled at the time at which the link delivers it; the receiver gets `Received`.
 
-Training is lazy and in batches (`lazy_training`).  A Train effect is scheduled to finish at a virtual time and is
+Training is lazy and in batches (`network`).  A Train effect is scheduled to finish at a virtual time and is
 not computed.  When the first such event is due, *every outstanding job* is computed in one call, since their inputs
 are fixed already; the history is unchanged, and 20 000 jobs of random speeds need 933 calls.  An AddingMachine reports
 the elements that it adds up, and the simulator counts the time of that.

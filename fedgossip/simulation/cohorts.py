@@ -34,11 +34,17 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import FOLLOWED_MOST, EventRow, PeerRow, Row
 from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
-from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling, mean_loss
-from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
-from fedgossip.protocols.federated.tier_sums import apart, counts_in
+from fedgossip.protocols.federated.aggregation_round import apart, counts_in
+from fedgossip.protocols.federated.client_round import (
+    EVERYTHING,
+    Chances,
+    PreparedContribution,
+    Telling,
+    integers,
+    mean_loss,
+)
 from fedgossip.secure.encoding import NO_NOISE, RingEncoding
-from fedgossip.secure.ring import RING_BITS, add
+from fedgossip.secure.fixed_point import RING_BITS, add
 
 
 def check_cohorts(sampling: Sampling, clients: int) -> None:

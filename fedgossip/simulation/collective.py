@@ -35,13 +35,11 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row
 from fedgossip.core.task import Job, LocalTask, Update, perform_jobs
 from fedgossip.core.wire import wire_bytes
-from fedgossip.protocols.allreduce.chunk_exchange import chunk_message, contribution_of
 from fedgossip.protocols.allreduce.coded_fragments import RoundCoding
 from fedgossip.protocols.allreduce.reduction import Chunk
-from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSums
+from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSums, chunk_message, contribution_of
 from fedgossip.protocols.allreduce.worker_state import UnsentUpdates
-from fedgossip.protocols.servers.model_parts import pieces
-from fedgossip.protocols.servers.shard_coding import CodedPushes, ShardCoding
+from fedgossip.protocols.servers.model_parts import CodedPushes, ShardCoding, pieces
 
 MeanOf = Callable[[Sequence[Contribution], int, str, Sequence[Meter]], Vector]
 """(every worker's contribution, round, schema, meters) -> their mean gradient [d].

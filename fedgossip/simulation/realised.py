@@ -25,9 +25,8 @@ import numpy.typing as npt
 from fedgossip.algorithms.gossip.base import GossipAlgorithm, State, Step, Vectors, restored, saved
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector, frozen, scaled_difference
-from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.machine import NodeId
-from fedgossip.core.records import EventRow, PeerRow, Row
+from fedgossip.core.records import EventRow, PeerRow, Row, kind_of
 from fedgossip.simulation.stacked import StackedExchange, combined
 from fedgossip.topology import Mixing, Schedule
 from fedgossip.topology.weights.mixing import Stochastic

@@ -18,13 +18,13 @@ from typing import Any
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.base.vectors import Vector
-from fedgossip.core.metrics import Network
+from fedgossip.core.metrics import Disagreement, Network, ResidentModels, ResidentTask
 from fedgossip.core.records import EventRow, Row
-from fedgossip.core.resident_models import Disagreement, ResidentModels, ResidentTask
 from fedgossip.core.task import LocalTask
-from fedgossip.simulation.round_bytes import Edges, RoundBytes
 from fedgossip.simulation.stacked import (
     PLAIN,
+    Edges,
+    RoundBytes,
     Stack,
     StackedAttackers,
     StackedExchange,

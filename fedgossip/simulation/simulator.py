@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from fedgossip.base.errors import ProtocolError
-from fedgossip.base.imports import uncollected
+from fedgossip.base.kernels import uncollected
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import (
     AddingMachine,
@@ -66,24 +66,26 @@ from fedgossip.core.task import Job, LocalTask, choose_rows, give_memory, memory
 from fedgossip.core.timeline import TimelineLog
 from fedgossip.core.wire import wire_bytes
 from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, Fate, FaultScript, Happening, RunProgress, Strike, Turn
-from fedgossip.simulation.event_queue import (
+from fedgossip.simulation.network import (
     NO_COST,
+    NS,
     OF_PEERS,
     AddedUp,
     Begin,
     Coming,
     Cost,
     Instants,
+    LazyTraining,
     Link,
     Lives,
     Look,
     Queued,
     Restart,
     SimulatedLinks,
+    SimulatedNetwork,
     Wake,
+    awaited_stretches,
 )
-from fedgossip.simulation.lazy_training import LazyTraining, awaited_stretches
-from fedgossip.simulation.network import NS, SimulatedNetwork
 
 Table = Mapping[type[object], Callable[..., None]]
 """The method for each type of event or effect."""

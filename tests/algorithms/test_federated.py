@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedgossip.algorithms.federated import fednova, robust
+from fedgossip.algorithms.federated import fedavg, robust
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, effective_steps, restored, saved
 from fedgossip.algorithms.federated.fedavg import staleness_weight
 from fedgossip.algorithms.federated.names import ALGORITHMS, make
@@ -458,7 +458,7 @@ def test_feddyn_ends_at_the_minimum_of_the_mean_where_fedavg_ends_elsewhere(alph
 def test_fednovas_norm_is_the_sum_of_what_each_gradient_counts(steps: int, momentum: float) -> None:
     """a = [1 - rho^tau, ..., 1 - rho] / (1 - rho) (Wang et al. 2020, section 4.1); tau where rho = 0."""
     a = [(1 - momentum ** (steps - j)) / (1 - momentum) for j in range(steps)]
-    assert fednova.accumulated(steps, momentum) == pytest.approx(sum(a))
+    assert fedavg.accumulated(steps, momentum) == pytest.approx(sum(a))
 
 
 def test_fednova_is_tau_eff_times_the_mean_of_the_normalised_updates() -> None:

@@ -13,8 +13,7 @@ from fedgossip import simulate
 from fedgossip.algorithms.federated.base import Aggregate
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.gossip.base import Step, restored, saved
-from fedgossip.algorithms.gossip.diloco import DiLoCo
-from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.algorithms.gossip.outer import DiLoCo, OuterStep
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, digest, frozen, ordered_mix, subtract
 from fedgossip.core.records import NetworkRow

@@ -35,7 +35,7 @@ from fedgossip.core.messages import Accepted, Account, Leaving, Model, Parcel
 from fedgossip.core.metrics import Network
 from fedgossip.core.task import LocalTask
 from fedgossip.faults import Fault, FaultScript
-from fedgossip.faults.words import Crash, Drop, Duplicate, Reorder
+from fedgossip.faults.script import Crash, Drop, Duplicate, Reorder
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.protocols.push_sum.push_peer import LIFE, PushSettings
 from fedgossip.protocols.push_sum.push_sum import AsyncPushSum, SyncPushSum

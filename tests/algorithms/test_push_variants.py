@@ -15,8 +15,7 @@ import pytest
 
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.gossip.base import MODEL, Slot, Step
-from fedgossip.algorithms.gossip.push_diging import PushDIGing
-from fedgossip.algorithms.gossip.push_momentum import PushMomentum
+from fedgossip.algorithms.gossip.push_sum import PushDIGing, PushMomentum
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
 from fedgossip.plans import compose

@@ -33,8 +33,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.completeness import of_numbers
 from fedgossip.runs.run_directory import Run
 from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.fixed_point import FINE, LIMBS, mean_statistics, words_of_statistics
-from fedgossip.secure.ring import add
+from fedgossip.secure.fixed_point import FINE, LIMBS, add, mean_statistics, words_of_statistics
 
 DIRECTED = "directed-exponential"
 APART = ("dsgd", "push-sum", "push-diging", "relaysgd", "choco", "window-doubling")

@@ -11,10 +11,9 @@ from audit_kit import Kept, forged, kept, log_of
 from forging import gone_outlines, resigned
 from secure_kit import Room, public
 
-from fedgossip.audit.compare import compare
 from fedgossip.audit.entries import entries
 from fedgossip.audit.log import OWN
-from fedgossip.audit.verify import Verification, verify_log
+from fedgossip.audit.verify import Verification, compare, verify_log
 from fedgossip.audit.verify_round import verify_transcript
 from fedgossip.core.run_format import AUDIT_LOG
 from fedgossip.secure import frames

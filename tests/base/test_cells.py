@@ -16,8 +16,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.data import data
 from fedgossip.data.agreed.agreed_table import read_examples
 from fedgossip.data.columns.declarations import plain
-from fedgossip.data.columns.encoded_tables import read_features
-from fedgossip.data.columns.table_schema import SiteColumns, schema_of
+from fedgossip.data.columns.table_schema import SiteColumns, read_features, schema_of
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.record_groups import table_digest
 from fedgossip.data.tables import labels_of

@@ -16,7 +16,7 @@ from kernels_seen import FOLDER
 from fedgossip import load_experiment, simulate
 from fedgossip.base import kernels
 from fedgossip.base.errors import ConfigError
-from fedgossip.cli.wording import event_text, federated_text
+from fedgossip.cli.run.progress import event_text, federated_text
 from fedgossip.core.records import EventRow
 from fedgossip.drivers import peer_processes
 from fedgossip.drivers.local import run_local_plan

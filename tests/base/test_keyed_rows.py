@@ -13,7 +13,7 @@ from fuzz_casts import SCENES, STRANGER, Cast, Scene, Sender
 from over_sockets import run_over_sockets
 
 from fedgossip import simulate
-from fedgossip.algorithms.descent.adagrad import FTRL
+from fedgossip.algorithms.descent.adam import FTRL
 from fedgossip.algorithms.descent.names import make_descent
 from fedgossip.algorithms.descent.row_filters import KEY_CACHE, Pushing, make_filter
 from fedgossip.algorithms.descent.rows import RowDescent, RowSum

@@ -60,7 +60,7 @@ for name in every():
         count += 1
 assert count > 350, count
 
-from fedgossip.net.descriptors import raise_open_files
+from fedgossip.net.sockets import raise_open_files
 assert raise_open_files() == sys.maxsize
 from fedgossip.cli import main
 for words in (["--help"], ["run", sys.argv[1], "--no-report", "--out", "run"], ["board", "--help"]):

@@ -28,7 +28,7 @@ from fedgossip import load_model
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli import cli
-from fedgossip.cli.wording import words_for
+from fedgossip.cli.run.progress import words_for
 from fedgossip.report.board.pages import Board, Catalogue
 
 pytestmark = pytest.mark.sockets  # the run of the honest folder is one of processes

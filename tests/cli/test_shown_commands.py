@@ -17,7 +17,7 @@ from pages import README, ROOT, blocks
 
 import fedgossip
 from fedgossip.cli import cli
-from fedgossip.experiment.kinds import RUN_KINDS
+from fedgossip.experiment.reading import RUN_KINDS
 from fedgossip.lab.sweeps.grid import read_sweep
 
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]

@@ -136,7 +136,7 @@ def test_a_stick_that_is_not_there_is_a_line_and_every_waits_for_it(
             away.rename(shared)
         typed(["step", "out0"], tmp_path)
 
-    monkeypatch.setattr("fedgossip.cli.run.step.time.sleep", sleep)
+    monkeypatch.setattr("fedgossip.cli.run.peer.time.sleep", sleep)
     said = typed(["step", "out1", "--every", "1h"], tmp_path)
     assert said.code == 0 and said.err.count("nothing of this run is there") == 2
     step_all(tmp_path, range(2))

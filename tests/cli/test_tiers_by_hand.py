@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import fedgossip
 from fedgossip.base.vectors import digest
-from fedgossip.cli.wording import federated_text, words_for
+from fedgossip.cli.run.progress import federated_text, words_for
 from fedgossip.core.records import EventRow, PeerRow, read_rows
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose

@@ -10,9 +10,8 @@ import pytest
 from fedgossip import simulate
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.meter import Meter
-from fedgossip.core.metrics import ROUNDS_OPEN, Network
+from fedgossip.core.metrics import ROUNDS_OPEN, Network, _size
 from fedgossip.core.records import NetworkRow, PeerRow, Row
-from fedgossip.core.resident_models import _size
 from fedgossip.runs.run_directory import Run
 
 

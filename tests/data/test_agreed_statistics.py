@@ -48,10 +48,10 @@ from fedgossip.drivers.proposals import shared
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.plans import compose
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.exact_sums import ExactSums, as_vector, words_of
-from fedgossip.secure.ring import add
+from fedgossip.secure.encoding import ExactSums, as_vector, words_of
+from fedgossip.secure.fixed_point import add
 from fedgossip.secure.session import Policy, proposal
-from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
+from fedgossip.sites.plans.fits import agreed_from, statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import from_seed
 
 SITES = 5
@@ -286,7 +286,7 @@ def test_gaps_words_and_units_reach_the_model_as_agreed(tmp_path: Path) -> None:
     assert run.accuracy["averaged"] is not None and run.accuracy["averaged"] > 0.9
     model = load_model(tmp_path / "run")
     assert model.facts.columns == ("height", "marker", "dose", "ward=A", "ward=B", "ward=C", "ward=rare")
-    from fedgossip.data.columns.encoded_tables import read_features
+    from fedgossip.data.columns.table_schema import read_features
     from fedgossip.data.tables import CsvColumns
 
     (tmp_path / "new.csv").write_text("ward,dose,marker,height [cm]\nB,,1e6,150\n,2,1e6,150\n")

@@ -24,13 +24,12 @@ from fedgossip.data.columns.declarations import (
     file_declaration,
     restricted_spline,
 )
-from fedgossip.data.columns.encoded_tables import read_features
-from fedgossip.data.columns.table_schema import BadCell, SiteColumns, TableSchema, schema_of
+from fedgossip.data.columns.table_schema import BadCell, SiteColumns, TableSchema, read_features, schema_of
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import TableFile, table_file
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.plans.tasks import schema_of_experiment
-from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
+from fedgossip.sites.plans.fits import agreed_from, statistics_plan, statistics_task
 
 SITES = 5
 

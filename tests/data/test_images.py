@@ -177,7 +177,7 @@ class Table:
 def as_a_command(table: Table, command: str) -> None:
     """Have `rebirth` run a function of Python's for a node that is called so: what an image could do before."""
     node, nobody = "os:system", table.many("list")
-    restart = table.add("object", "fedgossip.simulation.event_queue:Restart", [])
+    restart = table.add("object", "fedgossip.simulation.network:Restart", [])
     zero = table.many("tuple", 0, 0)
     table.put("rebirth", table.add("function", "fedgossip.data.custom:call"))
     coming = table.many("list", table.many("tuple", 1, node, restart, zero, zero))

@@ -16,7 +16,7 @@ from commands import in_process, start
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.drivers.clusters.meeting import JobLife
-from fedgossip.drivers.clusters.participant_process import own_host
+from fedgossip.drivers.clusters.node import own_host
 
 EXPERIMENT = """
 rounds = {rounds}

@@ -22,7 +22,7 @@ from spying import Seen, spying
 
 from fedgossip import ConfigError, load_model, simulate
 from fedgossip.base.errors import NetworkError, PeerError
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.cli.people import join as joining_command
 from fedgossip.cli.people.join import OwnMachine
 from fedgossip.core.messages import Proposal
@@ -36,11 +36,11 @@ from fedgossip.drivers.clusters.resources import Resources
 from fedgossip.drivers.proposals import proposal_of, shared
 from fedgossip.drivers.replay import machine_of
 from fedgossip.experiment import load_experiment
-from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.meanings import keys
+from fedgossip.experiment.reading import RUN_KINDS
 from fedgossip.lab.edge.onnx_model import exported_facts
 from fedgossip.learning.models import model_files
-from fedgossip.net import descriptors
+from fedgossip.net import sockets
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
 from fedgossip.plans import compose
@@ -193,7 +193,7 @@ def test_a_machine_that_may_not_open_the_files_takes_no_seat(asked: Asked, monke
     plan = compose.plan(proposals.experiment_of(one, asked.folder))
     own = OwnMachine("", "", None, None, asked.place.path / "policy.toml", None, None)
     client: Any = SimpleNamespace(ask_all=list)  # requests parts of a common test set, of which there is none
-    monkeypatch.setattr(descriptors, "raise_open_files", lambda: 64)
+    monkeypatch.setattr(sockets, "raise_open_files", lambda: 64)
     with pytest.raises(NetworkError, match=r"99 partners need \d+ open files"):
         joining_command._take_part(client, one, plan, asked.place, own, None, "fedgossip join")
 

@@ -33,9 +33,8 @@ from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import simulate as driver
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
-from fedgossip.experiment.coordinator_sections import BY_LOSSES
-from fedgossip.experiment.gossip_sections import FORECAST_LEVELS
-from fedgossip.experiment.kinds import RUN_KINDS
+from fedgossip.experiment.reading import RUN_KINDS
+from fedgossip.experiment.run_sections import BY_LOSSES, FORECAST_LEVELS
 from fedgossip.faults import KINDS
 from fedgossip.learning.personal.names import PERSONAL
 from fedgossip.learning.settings import SLOTS

@@ -12,7 +12,7 @@ import pytest
 from sklearn import datasets
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.imports import uncollected
+from fedgossip.base.kernels import uncollected
 from fedgossip.cli import cli
 from fedgossip.data import bundled
 from fedgossip.learning import untrained
@@ -153,7 +153,7 @@ def test_imports_without_the_collector_leave_it_as_it_was(monkeypatch: pytest.Mo
 
 SCANNED = """
 import gc
-from fedgossip.base.imports import uncollected
+from fedgossip.base.kernels import uncollected
 with uncollected():
     import fedgossip.core.task
     imported = [[] for _ in range(1000)]

@@ -9,12 +9,10 @@ import pytest
 from rich.text import Text
 
 from fedgossip.cli.run import progress
-from fedgossip.cli.run.progress import Progress, _bar
+from fedgossip.cli.run.progress import Progress, _bar, event_text, words_for
 from fedgossip.cli.text import console
-from fedgossip.cli.wording import event_text, words_for
-from fedgossip.core.event_kinds import event_kinds
 from fedgossip.core.meter import Meter
-from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, event_kinds
 from fedgossip.core.roles import federated_roles, peer_roles
 
 

@@ -11,9 +11,8 @@ from string import Formatter
 import pytest
 from rooms import FILES
 
-from fedgossip.cli.wording import event_text
-from fedgossip.core.event_kinds import event_kinds, kind_of
-from fedgossip.core.records import EventRow
+from fedgossip.cli.run.progress import event_text
+from fedgossip.core.records import EventRow, event_kinds, kind_of
 
 
 def sources(may_matter: Callable[[str], object]) -> Iterator[tuple[Path, ast.Module]]:

@@ -23,7 +23,7 @@ from fedgossip.data.custom import code_of, modules_of
 from fedgossip.data.dataset import Dataset, from_arrays
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.probing import frozen_of, probe_of
-from fedgossip.net.greeting import refused
+from fedgossip.net.transport import refused
 from fedgossip.plans.federated import policy
 
 # --- the source -------------------------------------------------------------------------------------------------------

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 from fedgossip.base.decoding import UnreadableError
 from fedgossip.base.untrusted_text import cell_text, json_text, line, masked, printable
-from fedgossip.cli import text, wording
+from fedgossip.cli import text
 from fedgossip.cli.run import progress
 from fedgossip.core.messages import Refusal
 from fedgossip.core.messages.federated import REFUSALS
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import peer_roles
 from fedgossip.core.wire import VOCABULARY
-from fedgossip.protocols.federated.gathering import EXHAUSTED
+from fedgossip.protocols.federated.aggregation_round import EXHAUSTED
 from fedgossip.report.page.markup import text as marked
 from fedgossip.secure.aborts import Reason
 
@@ -93,7 +93,7 @@ def test_the_line_that_moves_shows_names_and_events_as_they_are_written(monkeypa
 def test_a_reason_comes_out_as_words(capsys: pytest.CaptureFixture[str], reason: str) -> None:
     with progress.Progress("run", 3, peer_roles(4)) as plain:
         plain(EventRow(1, 0, "abstained", {"peer": 1, "reason": reason}))
-    text.echo(wording.event_text(EventRow(1, 0, "abstained", {"peer": 1, "reason": reason})), err=True)
+    text.echo(progress.event_text(EventRow(1, 0, "abstained", {"peer": 1, "reason": reason})), err=True)
     said = capsys.readouterr().err
     assert said and not obeyed(said)
 

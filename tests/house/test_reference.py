@@ -15,7 +15,7 @@ from fedgossip.base.errors import EXIT_CODES, FedgossipError
 from fedgossip.cli import COMMANDS, main
 from fedgossip.cli.explain import CODE, COMMAND, EVENT, KEY, Term, entries
 from fedgossip.cli.topology.topology import COMPARED
-from fedgossip.core.event_kinds import event_kinds
+from fedgossip.core.records import event_kinds
 from fedgossip.core.terms import SITES, first_sentence, terms, terms_of, used_in
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.meanings import REQUIRED, keys, written

@@ -15,7 +15,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import PeerRow, Row
 from fedgossip.drivers import peer_processes
-from fedgossip.experiment.kinds import RUN_KINDS
+from fedgossip.experiment.reading import RUN_KINDS
 from fedgossip.report.page import write_report
 from tests.commands import in_process
 

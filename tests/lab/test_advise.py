@@ -15,10 +15,19 @@ from commands import Said, in_process
 from fedgossip import load_experiment, simulate
 from fedgossip.cli.topology.advise import sentence
 from fedgossip.lab.advise import candidates
-from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, verified, ways
-from fedgossip.lab.advise.network import PRESETS, AdvisedLinks, links_of, times_of
+from fedgossip.lab.advise.candidates import (
+    GRAPHS,
+    PRESETS,
+    AdviceAsked,
+    AdvisedLinks,
+    front,
+    links_of,
+    times_of,
+    verified,
+    ways,
+)
 from fedgossip.lab.advise.rates import alone, best_rate, everybody, neighbours_of, rounds_of_one_merge
-from fedgossip.lab.costs.formulas import neighbours
+from fedgossip.lab.costs.base import neighbours
 from fedgossip.topology import forecast_of, resolve_schedule
 
 RESNET_50 = 25.6e6 * 4

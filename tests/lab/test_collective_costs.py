@@ -20,7 +20,7 @@ from fedgossip.core.wire import wire_bytes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.lab.costs.base import EqualLinks
-from fedgossip.lab.costs.timeline import Act, TimedStep, seconds_of_rounds
+from fedgossip.lab.costs.methods import Act, TimedStep, seconds_of_rounds
 from fedgossip.plans import compose
 
 ROUNDS = 2

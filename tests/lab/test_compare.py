@@ -15,13 +15,12 @@ import pytest
 from fedgossip import load_experiment
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.lab.compare import USUAL
-from fedgossip.cli.wording import event_text
+from fedgossip.cli.run.progress import event_text
 from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.experiment.reading import content_of
 from fedgossip.lab.compare.cells import Cell, experiment_for, workers_of
 from fedgossip.lab.compare.measured import MeasuredCell, Point, _parts
-from fedgossip.lab.compare.names import PARADIGMS, paradigm_of
-from fedgossip.lab.compare.setting import Setting
+from fedgossip.lab.compare.names import PARADIGMS, Setting, paradigm_of
 from fedgossip.lab.compare.verdict import comparison, sentence
 from fedgossip.lab.costs.base import EqualLinks, TrainingTimes
 from fedgossip.report.page.reading import read_run

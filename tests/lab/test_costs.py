@@ -12,10 +12,18 @@ from fedgossip import simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.core.messages import TAIL
 from fedgossip.core.records import NetworkRow
-from fedgossip.lab.costs.base import Cost, EqualLinks, TrainingTimes, mean_of
-from fedgossip.lab.costs.formulas import all_reduce, crossover, neighbours, strong_scaling, through_servers
-from fedgossip.lab.costs.methods import ROUNDS, RUNS, collective, gossip, gossip_steps, pairs, served
-from fedgossip.lab.costs.timeline import seconds_of_rounds
+from fedgossip.lab.costs.base import (
+    Cost,
+    EqualLinks,
+    TrainingTimes,
+    all_reduce,
+    crossover,
+    mean_of,
+    neighbours,
+    strong_scaling,
+    through_servers,
+)
+from fedgossip.lab.costs.methods import ROUNDS, RUNS, collective, gossip, gossip_steps, pairs, seconds_of_rounds, served
 from fedgossip.topology.graphs.names import resolve_schedule
 from fedgossip.topology.schedules.schedules import Schedule
 

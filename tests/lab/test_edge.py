@@ -19,7 +19,7 @@ from fedgossip import ConfigError, load_model
 from fedgossip.base.errors import TrainingError
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
-from fedgossip.lab.edge import bench, distillation, export, pruning, quantization, run_examples
+from fedgossip.lab.edge import bench, compression, distillation, onnx_model, run_examples
 from fedgossip.lab.edge.onnx_model import OnnxModel, open_onnx
 from fedgossip.learning.one_model.losses import Criterion
 
@@ -39,7 +39,7 @@ def type_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def exported(tmp_path: Path, content: dict[str, Any], **how: Any) -> OnnxModel:
     trained(tmp_path, content)
     model = load_model(tmp_path / "run", **how)
-    export.write(export.graph_of(model), model, tmp_path / "model.onnx")
+    onnx_model.write(onnx_model.graph_of(model), model, tmp_path / "model.onnx")
     return open_onnx(tmp_path / "model.onnx")
 
 
@@ -70,7 +70,7 @@ def test_a_file_is_sound_and_says_what_it_is(tmp_path: Path, model: str, layers:
     file = exported(tmp_path, experiment(model=model))
     graph = onnx.load(file.path)
     onnx.checker.check_model(graph, full_check=True)
-    assert [one.version for one in graph.opset_import if not one.domain] == [export.OPSET]
+    assert [one.version for one in graph.opset_import if not one.domain] == [onnx_model.OPSET]
     assert layers <= {node.op_type for node in graph.graph.node}
     assert file.facts.source == model and file.facts.classes == tuple("0123456789")
     assert b"site-packages" not in file.path.read_bytes() and str(tmp_path).encode() not in file.path.read_bytes()
@@ -130,12 +130,12 @@ def test_a_forward_pass_without_a_graph_is_refused_in_a_line(tmp_path: Path, mon
 def test_a_file_that_answers_otherwise_than_torch_is_not_written(tmp_path: Path) -> None:
     trained(tmp_path, experiment(model="mlp:64-8-10"))
     model = load_model(tmp_path / "run")
-    graph = export.graph_of(model)
+    graph = onnx_model.graph_of(model)
     weight = next(one for one in graph.graph.initializer if len(one.dims) == 2)
     values = onnx.numpy_helper.to_array(weight) + np.float32(0.01)
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     with pytest.raises(TrainingError, match="differ from torch's by"):
-        export.write(graph, model, tmp_path / "model.onnx")
+        onnx_model.write(graph, model, tmp_path / "model.onnx")
     assert not [*tmp_path.glob("model.onnx*")]
 
 
@@ -179,17 +179,17 @@ def test_eight_bits_are_smaller_and_answer_as_well(tmp_path: Path, type_in: Any)
 def test_short_names_and_constants_kept_once_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path, experiment(model="cnn:small"))
     model = load_model(tmp_path / "run")
-    graph, examples = export.graph_of(model), held_out(experiment(model="cnn:small"))
+    graph, examples = onnx_model.graph_of(model), held_out(experiment(model="cnn:small"))
     rows = examples.x[:40].astype(np.float32)
 
     def eight_bits(name: str) -> tuple[OnnxModel, set[str]]:
-        made = quantization.static(graph, examples)
-        export.write(made, model, tmp_path / name, within=None)
+        made = compression.static(graph, examples)
+        onnx_model.write(made, model, tmp_path / name, within=None)
         return open_onnx(tmp_path / name), {one.name for one in made.graph.initializer}
 
     short, names = eight_bits("short.onnx")
     with monkeypatch.context() as patched:
-        patched.setattr(quantization, "compact", lambda graph, layers: None)
+        patched.setattr(compression, "compact", lambda graph, layers: None)
         long, _ = eight_bits("long.onnx")
     assert np.array_equal(short(rows), long(rows))
     assert short.path.stat().st_size < long.path.stat().st_size - 3000
@@ -226,7 +226,7 @@ def test_units_that_give_nothing_go_first_and_no_answer_changes(tmp_path: Path, 
             layer.weight[silent] = 0
             assert layer.bias is not None
             layer.bias[silent] = 0
-    found = pruning.structured(model, 0.5)
+    found = compression.structured(model, 0.5)
     x = np.random.default_rng(6).normal(8, 4, (20, 64))
     assert found.facts.source == thinner and np.abs(found(x) - model(x)).max() < 1e-5
 
@@ -253,9 +253,9 @@ def test_two_epochs_bring_back_what_half_of_the_units_knew_with_the_same_bits_tw
     path = run_examples.needed_experiment(tmp_path / "run")
     examples = run_examples.trained_on(path, None, everybody=True).examples
     settings = run_examples.settings_of(tmp_path / "run")
-    found = [distillation.retrained(pruning.structured(whole, 0.5), examples, settings, 2) for _ in range(2)]
+    found = [distillation.retrained(compression.structured(whole, 0.5), examples, settings, 2) for _ in range(2)]
     accuracy = whole.evaluate(test)["accuracy"]
-    assert pruning.structured(whole, 0.5).evaluate(test)["accuracy"] < accuracy - 0.01  # something was lost
+    assert compression.structured(whole, 0.5).evaluate(test)["accuracy"] < accuracy - 0.01  # something was lost
     assert found[0].evaluate(test)["accuracy"] >= accuracy - 0.01
     assert all(
         torch.equal(one, other)
@@ -343,7 +343,7 @@ def test_bad_input_gets_a_line_and_advice(tmp_path: Path, type_in: Any, line: st
         opset = [onnx.helper.make_opsetid("", 18)]
         made = onnx.helper.make_model(graph, ir_version=9, opset_imports=opset)
         if said:
-            export.set_metadata(made, "fedgossip", said)
+            onnx_model.set_metadata(made, "fedgossip", said)
         (tmp_path / f"{name}.onnx").write_bytes(made.SerializeToString())
     found = type_in(line)
     assert found.code == 2 and wanted in found.err and len(found.err.splitlines()) <= 3

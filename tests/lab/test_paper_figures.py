@@ -17,7 +17,7 @@ from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.page import page_of, rounds_to_target, runs_of_table, write_paper
 from fedgossip.lab.sweeps.table import SweepTable, table_of
 from fedgossip.report.page.learning_curves import holm, robust_limits, student_p
-from fedgossip.report.page.sweep import latex
+from fedgossip.report.page.sweep_figures import latex
 
 T_OF_3 = 4.302653  # t(0.975) with 2 degrees of freedom, any table
 QUADRATIC = {

@@ -24,7 +24,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.drivers.clusters import meeting
-from fedgossip.lab.sweeps import claims, worker
+from fedgossip.lab.sweeps import cells, worker
 from fedgossip.lab.sweeps.cells import CellOutcome
 from fedgossip.lab.sweeps.folder import TRIAL_SEEDS, SweepFolder, TunedKey, Tuning, tuning_of
 from fedgossip.lab.sweeps.grid import SweepCell, read_sweep
@@ -285,31 +285,31 @@ def test_a_value_is_chosen_by_any_recorded_number(tmp_path: Path, better: str, b
 
 
 def test_a_claim_is_one_process_s_until_it_lets_go(tmp_path: Path) -> None:
-    first = claims.claim(tmp_path, "cell")
-    assert first is not None and claims.claim(tmp_path, "cell") is None
-    assert claims.holder(tmp_path, "cell") == (claims.socket.gethostname(), os.getpid())
+    first = cells.claim(tmp_path, "cell")
+    assert first is not None and cells.claim(tmp_path, "cell") is None
+    assert cells.holder(tmp_path, "cell") == (cells.socket.gethostname(), os.getpid())
     first.release()
-    assert claims.holder(tmp_path, "cell") is None
-    second = claims.claim(tmp_path, "cell")
+    assert cells.holder(tmp_path, "cell") is None
+    second = cells.claim(tmp_path, "cell")
     assert second is not None and (tmp_path / "cell.2").exists()
     second.release()
-    assert claims.claim(tmp_path, "cell", lambda: True) is None, "its holder finished it a moment ago"
+    assert cells.claim(tmp_path, "cell", lambda: True) is None, "its holder finished it a moment ago"
     assert not (tmp_path / "cell.3").exists()
 
 
 def test_a_claim_of_another_machine_counts_until_its_heartbeat_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = claims.claim(tmp_path, "cell")
+    held = cells.claim(tmp_path, "cell")
     assert held is not None
-    monkeypatch.setattr(claims.socket, "gethostname", lambda: "another")
-    assert claims.claim(tmp_path, "cell") is None
-    old = time.time() - claims.STALE - 5
+    monkeypatch.setattr(cells.socket, "gethostname", lambda: "another")
+    assert cells.claim(tmp_path, "cell") is None
+    old = time.time() - cells.STALE - 5
     os.utime(tmp_path / "cell.1", (old, old))
-    taken = claims.claim(tmp_path, "cell")
+    taken = cells.claim(tmp_path, "cell")
     assert taken is not None
-    monkeypatch.setattr(held, "_beaten", time.monotonic() - claims.STALE)
-    with pytest.raises(claims.ClaimLostError):
+    monkeypatch.setattr(held, "_beaten", time.monotonic() - cells.STALE)
+    with pytest.raises(cells.ClaimLostError):
         held.check()
     taken.release()
     held.release()
@@ -317,15 +317,15 @@ def test_a_claim_of_another_machine_counts_until_its_heartbeat_is_old(
 
 @pytest.mark.sockets
 def test_a_cell_of_a_process_that_was_killed_is_free_at_once(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from fedgossip.lab.sweeps.claims import claim\n"
+    code = "import sys, time; from pathlib import Path; from fedgossip.lab.sweeps.cells import claim\n"
     code += "claim(Path(sys.argv[1]), 'cell'); print('has it', flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout and process.stdout.readline() == "has it\n"
-    assert claims.claim(tmp_path, "cell") is None
+    assert cells.claim(tmp_path, "cell") is None
     process.kill()
     process.wait()
     process.stdout.close()
-    taken = claims.claim(tmp_path, "cell")
+    taken = cells.claim(tmp_path, "cell")
     assert taken is not None
     taken.release()
 

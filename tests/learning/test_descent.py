@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgossip.algorithms.descent.adagrad import Adagrad
-from fedgossip.algorithms.descent.adam import LAMB, Adam
+from fedgossip.algorithms.descent.adam import LAMB, Adagrad, Adam
 from fedgossip.algorithms.descent.base import norm
 from fedgossip.algorithms.descent.sgd import LARS, SGD
 from fedgossip.base.vectors import Vector, frozen

@@ -14,8 +14,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Terms
-from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
-from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.flat import Layout, averaged_buffers, trained_parameters
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.learning.own_loop.terms import GradientTerms
 from fedgossip.plans import compose

@@ -22,7 +22,7 @@ from fedgossip.core.machine import Terms
 from fedgossip.core.task import Job
 from fedgossip.learning.one_model.batches import BatchPlan
 from fedgossip.learning.one_model.module_engine import ModuleLoop
-from fedgossip.learning.processes.hogwild import HogwildLoop
+from fedgossip.learning.processes.engine import HogwildLoop
 from fedgossip.learning.processes.ipc import COUNTER, LOST, Channel, Message, Setup, SharedArrays, TrainReply, race_of
 from fedgossip.learning.processes.processes import Group
 from fedgossip.learning.processes.worker import HogwildWorker

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedgossip import simulate
 from fedgossip.base.errors import TrainingError
-from fedgossip.cli.wording import event_text
+from fedgossip.cli.run.progress import event_text
 from fedgossip.core.machine import Report, Terms
 from fedgossip.core.records import EventRow
 from fedgossip.core.task import Job, Update

@@ -26,7 +26,7 @@ from fedgossip.base.owner_files import patiently
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Contribution, Invite, Model
 from fedgossip.core.wire import CHUNK_BYTES
-from fedgossip.net import connections, descriptors
+from fedgossip.net import connections, sockets
 from fedgossip.net.connections import UNHEARD_BYTES
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub.client import ClientLinks
@@ -162,8 +162,8 @@ def test_what_waits_of_a_connection_that_is_broken_off_is_never_read() -> None:
         receiver, _ = listener.accept()
         with receiver:
             sender.sendall(bytes(1 << 16))
-            wait_until(lambda: descriptors.brought(receiver.fileno()) == (0, 1 << 16), SECONDS, "all is there")
-            descriptors.break_off(receiver.fileno(), lambda _: True)
+            wait_until(lambda: sockets.brought(receiver.fileno()) == (0, 1 << 16), SECONDS, "all is there")
+            sockets.break_off(receiver.fileno(), lambda _: True)
             for end in (receiver, sender):
                 with pytest.raises(ConnectionResetError):
                     end.recv(1)
@@ -296,12 +296,12 @@ def test_while_callers_are_kept_out_nobody_comes_in_and_then_they_do() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        descriptors.pause(listener.fileno(), paused=True)
+        sockets.pause(listener.fileno(), paused=True)
         with socket.socket() as caller:
             caller.setblocking(False)
             assert caller.connect_ex(listener.getsockname()) == errno.EINPROGRESS
             assert not select.select([], [caller], [], 0.2)[1]
-            descriptors.pause(listener.fileno(), paused=False)
+            sockets.pause(listener.fileno(), paused=False)
             assert select.select([], [caller], [], SECONDS)[1]
             assert caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
@@ -367,7 +367,7 @@ def test_a_file_is_opened_when_there_is_a_descriptor_again() -> None:
 
 
 def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
-    program = "import resource as r\nfrom fedgossip.net.descriptors import raise_open_files\n"
+    program = "import resource as r\nfrom fedgossip.net.sockets import raise_open_files\n"
     program = program.replace("\\\n", "\n")
     limit = "r.setrlimit(r.RLIMIT_NOFILE, (200, 900)); print(raise_open_files(), r.getrlimit(r.RLIMIT_NOFILE))"
     said = subprocess.run([sys.executable, "-c", program + limit], capture_output=True, text=True, check=True)

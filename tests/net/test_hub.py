@@ -26,7 +26,7 @@ from fedgossip.core.wire import CHUNK_BYTES, wire_bytes
 from fedgossip.drivers.local import run_local
 from fedgossip.net import connections
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub import router_sender, upload_slots
+from fedgossip.net.hub import router_sender
 from fedgossip.net.hub import server as hubs
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.router_sender import CHUNKS_IN_A_ROW, MODELS, SPEAKING_CHUNKS, ClientLine, FairSender
@@ -84,7 +84,7 @@ def test_what_is_said_on_a_link_that_is_down_is_lost() -> None:
 
 
 def test_however_many_send_at_once_only_so_many_vectors_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_slots, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(router_sender, "QUIET_SECONDS", 60.0)
     n = 12
     with wheel(n, turns_at_once=3) as w:
         w.start()
@@ -414,7 +414,7 @@ def test_models_that_nobody_takes_are_let_go_however_many_clients_wait_for_them(
 def test_one_that_goes_silent_in_the_middle_of_its_message_gives_way_and_loses_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upload_slots, "STALLED_SECONDS", 0.3)
+    monkeypatch.setattr(router_sender, "STALLED_SECONDS", 0.3)
     with wheel(2, turns_at_once=1) as w:
         w.start()
         falls_silent_after(w.spokes[0], 2 + CHUNKS // 2)
@@ -584,7 +584,7 @@ def test_a_message_may_take_long_if_only_it_goes_on(monkeypatch: pytest.MonkeyPa
         slow.send(mark(b"H", 3), header(**fields, examples=1, steps=1, loss=0.0))
         events: list[LinkEvent] = []
         for index in range(CHUNKS):
-            passes[0] = 0.9 * upload_slots.STALLED_SECONDS
+            passes[0] = 0.9 * router_sender.STALLED_SECONDS
             slow.send(mark(b"C", 3, index), bytes(CHUNK_BYTES))
             left = CHUNKS - 1 - index
             events += heard_until(w.hub, lambda heard, left=left: w.hub._clients[0].assembler.missing_chunks == left)  # type: ignore[misc]

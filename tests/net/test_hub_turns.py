@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedgossip.net.hub.control_frames import ASK, GO, parse, word
-from fedgossip.net.hub.upload_slots import (
+from fedgossip.net.hub.router_sender import (
     FAST_CHUNKS,
     QUIET_SECONDS,
     STALLED_SECONDS,
@@ -13,6 +12,7 @@ from fedgossip.net.hub.upload_slots import (
     ListeningClock,
     Turns,
 )
+from fedgossip.net.links.outbox import ASK, GO, parse, word
 
 
 def test_so_many_have_a_turn_and_the_others_follow_in_the_order_in_which_they_asked() -> None:

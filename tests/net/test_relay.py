@@ -32,17 +32,18 @@ from fedgossip.net.relays import relay_client, splice
 from fedgossip.net.relays.reachability import Ways
 from fedgossip.net.relays.relay import Limits
 from fedgossip.net.relays.relay_client import RelayClient
-from fedgossip.net.relays.relay_protocol import (
+from fedgossip.net.relays.roster_file import (
     ANSWER,
     CALL,
     GREETING_BYTES,
     LISTEN,
     NO_TARGET,
+    Allowed,
+    Roll,
     greeting,
     request,
     verified_request,
 )
-from fedgossip.net.relays.roster_file import Allowed, Roll
 from fedgossip.net.streams import streams
 from fedgossip.net.streams.stream_port import PORT_ABOVE
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed

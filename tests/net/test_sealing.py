@@ -15,8 +15,8 @@ from zmq.utils import z85
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.wire import FrameError
-from fedgossip.net.descriptors import LINUX
 from fedgossip.net.identity import Identity
+from fedgossip.net.sockets import LINUX
 from fedgossip.net.streams import sealing
 from fedgossip.net.streams.sealed_stream import (
     HEAD_BYTES,

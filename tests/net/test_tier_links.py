@@ -17,7 +17,7 @@ from fedgossip.drivers.participant import transport_of
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import signed
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.hub.tier import TierLinks
+from fedgossip.net.hub.server import TierLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Arrived, LinkUp, Transport
 from fedgossip.plans import compose

@@ -27,7 +27,7 @@ from fedgossip.net.invites.invitation import Invitation, read, written
 from fedgossip.net.relays import relay_client, web_stream, web_way
 from fedgossip.net.relays.relay import Door, Limits
 from fedgossip.net.relays.relay_client import ask_relay
-from fedgossip.net.relays.relay_protocol import ANSWER, CALL, ECHO, ECHO_BYTES, LISTEN, NO_TARGET, TOKEN_BYTES
+from fedgossip.net.relays.roster_file import ANSWER, CALL, ECHO, ECHO_BYTES, LISTEN, NO_TARGET, TOKEN_BYTES
 from fedgossip.net.relays.splice import Stream, StreamSink, hang_up, settled
 from fedgossip.net.relays.web_stream import MESSAGE_BYTES, WebStream
 from fedgossip.net.relays.web_way import open_web

@@ -14,7 +14,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.records import NetworkRow, PeerRow
 from fedgossip.plans import compose
-from fedgossip.plans.gossip.adversary import roles_with
+from fedgossip.plans.gossip.gossip_checks import roles_with
 
 N, LIARS = 10, [3, 4, 8]
 HONEST = [node for node in range(N) if node not in LIARS]

@@ -267,7 +267,7 @@ def test_what_keeps_a_budget_is_not_traced() -> None:
 
 
 def test_the_event_reads_as_a_sentence() -> None:
-    from fedgossip.cli.wording import federated_text
+    from fedgossip.cli.run.progress import federated_text
 
     row = EventRow(0, 1, "spent_before", {"epsilon": 2.4771, "limit": 8.0, "releases": 5})
     assert federated_text(row) == "epsilon 2.477 of 8 was spent in other runs with this key, on the same data"

@@ -20,8 +20,7 @@ from fedgossip.data.partitions import kept_apart
 from fedgossip.drivers.resume import resume
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
-from fedgossip.plans.personal import with_personal
-from fedgossip.plans.tasks import examples_of
+from fedgossip.plans.tasks import examples_of, with_personal
 from fedgossip.report.page import write_report
 
 ALL = "finetune", "ditto", "mr-mtl", "apfl", "fedrep", "pfedme", "ifca"

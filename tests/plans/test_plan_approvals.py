@@ -22,7 +22,7 @@ from fedgossip.experiment.sections import StudySection
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.plans.approvals import plan_statement, statement_words
+from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import Approval, ApprovalRequest, HowLong, read_signed, request_of
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
@@ -354,7 +354,7 @@ contact = "Dr. Weber"
 
 def test_every_key_of_the_study_has_its_words_in_a_shown_plan() -> None:
     """Its keys are of the plan and its hash: nobody signs one that was not shown."""
-    assert tuple(statement_words.STUDY) == StudySection.__struct_fields__
+    assert tuple(plan_statement.STUDY) == StudySection.__struct_fields__
 
 
 def test_a_plan_shows_what_people_agreed_on_beside_the_run(desk: Desk) -> None:
@@ -375,7 +375,7 @@ def test_a_plan_shows_what_people_agreed_on_beside_the_run(desk: Desk) -> None:
         assert words in shown
     assert stated(path).hash not in (before.hash, stated(path, "study.contact=Dr. Webes").hash)
     sent = replace_text(stated(path), "study.purpose", "To \x1b[2Jlearn\nbudget  none")
-    (purpose,) = (text for what, text in statement_words.lines(sent) if what == "purpose")
+    (purpose,) = (text for what, text in plan_statement.lines(sent) if what == "purpose")
     assert purpose == "To [2Jlearn budget none"
 
 

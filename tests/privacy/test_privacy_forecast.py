@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from secure_kit import entropy_of
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.plans.federated.secure_encoding import Clip, bit, bits_noise, share_shorter, split
 from fedgossip.privacy.accounting import Mechanism, epsilon, guarantee, meaning, noise_for, tight
-from fedgossip.privacy.adaptive import Clip, bit, bits_noise, share_shorter, split
 from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
 from fedgossip.privacy.wording import lines, verdict
-from fedgossip.protocols.federated.client_metrics import Telling
+from fedgossip.protocols.federated.client_round import Telling
 from fedgossip.secure.encoding import client_sigma
 from fedgossip.secure.noise import discrete_gaussian
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 from test_watch_page import ask, rendered
 
-from fedgossip.cli.wording import words_for
+from fedgossip.cli.run.progress import words_for
 from fedgossip.report.board import heads, pages
 from fedgossip.report.board.pages import COLUMNS, POINTS_MAX, RUNS_AT_ONCE, Board, Catalogue, RunCurves
 from fedgossip.report.watch.local_server import HttpAnswer, LocalServer

@@ -14,7 +14,7 @@ import pytest
 
 import fedgossip
 from fedgossip.base.errors import ConfigError, FedgossipError
-from fedgossip.report.page import notebook
+from fedgossip.report.page import page
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
 SMALL = {"rounds": 2, "topology": {"graph": "ring", "n": 4}}
@@ -38,7 +38,7 @@ class Shell:
 @pytest.fixture(scope="module")
 def shell() -> Shell:
     found = Shell()
-    notebook.register(found)
+    page.register(found)
     return found
 
 
@@ -115,7 +115,7 @@ def test_a_sweep_is_displayed(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_every_displayed_class_exists() -> None:
-    for home, name, _ in notebook.SHOWN:
+    for home, name, _ in page.SHOWN:
         assert getattr(sys.modules.get(home) or __import__(home, fromlist=["x"]), name).__module__ == home
 
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.cli.wording import event_text
+from fedgossip.cli.run.progress import event_text
 from fedgossip.core.records import EventRow, Row, RowWriter
 from fedgossip.report.watch import snapshot
 from fedgossip.report.watch.federation import POINTS_KEPT, Curve

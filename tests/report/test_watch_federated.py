@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_watch_page import drawn, rendered, site
 
-from fedgossip.cli.wording import words_for
+from fedgossip.cli.run.progress import words_for
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
 from fedgossip.core.roles import federated_roles
 from fedgossip.report.watch import snapshot

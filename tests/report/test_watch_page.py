@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from fedgossip.base.errors import NetworkError
-from fedgossip.cli.wording import event_text, words_for
+from fedgossip.cli.run.progress import event_text, words_for
 from fedgossip.core.records import EventRow
 from fedgossip.report.watch import local_server, snapshot
 from fedgossip.report.watch.follow import Follower

@@ -25,9 +25,8 @@ from fedgossip.drivers.replay import replay_trace
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.runs import checkpoints
-from fedgossip.runs.checkpoints import About, RefusedError, Stored, tensor_file
-from fedgossip.runs.trace.events import TraceError
-from fedgossip.runs.trace.files import FRAME, MAGIC, Opening, Reading, Trace, Traced
+from fedgossip.runs.checkpoints import About, RefusedError, Stored, keeper
+from fedgossip.runs.trace.files import FRAME, MAGIC, Opening, Reading, Trace, Traced, TraceError
 
 MUTANTS = 200
 EVIL: list[Any] = [
@@ -92,7 +91,7 @@ def closed(path: Path, header: Any, body: bytes, monkeypatch: pytest.MonkeyPatch
     """Write it as one would who knows how: with the hash that it then has."""
     if isinstance(header, dict) and isinstance(meta := header.get("__metadata__"), dict) and "about" in meta:
         meta["about"] = json.dumps(meta["about"])
-        monkeypatch.setattr(tensor_file, "_hash", lambda *_: meta.get("sha256"))
+        monkeypatch.setattr(keeper, "_hash", lambda *_: meta.get("sha256"))
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
 

@@ -23,7 +23,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.protocols.federated.coordinator import Coordinator
 from fedgossip.secure.aborts import Reason, Stage
-from fedgossip.secure.ring import Words, centred
+from fedgossip.secure.fixed_point import Words, centred
 
 VICTIM = 3
 CLOSE = 0.1

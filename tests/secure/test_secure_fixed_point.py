@@ -13,9 +13,8 @@ from secure_kit import entropy_of, numbers
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.fixed_point import BLOCK, FixedPoint, centred, words
 from fedgossip.secure.noise import discrete_gaussian
-from fedgossip.secure.ring import BLOCK, centred, words
 
 
 def vector(*values: float) -> np.ndarray[Any, Any]:

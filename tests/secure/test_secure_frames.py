@@ -22,8 +22,8 @@ from secure_kit import MODEL, Course, Room, plain_sum, public, run, signer
 from fedgossip.base.errors import FedgossipError, ProtocolError
 from fedgossip.secure import frames, primitives, secrets
 from fedgossip.secure.aborts import RoundAbandoned
+from fedgossip.secure.primitives import remembering
 from fedgossip.secure.secrets import Secret
-from fedgossip.secure.simulation_cache import remembering
 
 FRAMES = 45
 """Frames of a session of five clients that are mutated: five to each, four from each."""

@@ -18,9 +18,9 @@ from secure_kit import entropy_of, numbers
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure import noise
 from fedgossip.secure.encoding import client_sigma, rounded_norm, sum_gap
+from fedgossip.secure.fixed_point import centred, words
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.primitives import keystream
-from fedgossip.secure.ring import centred, words
 
 
 def pmf(sigma: float, reach: int) -> np.ndarray[Any, Any]:

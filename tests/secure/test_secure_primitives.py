@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import entropy_of
 
-from fedgossip.secure import graph, primitives, ring, shamir
-from fedgossip.secure.primitives import Secret, keystream, transcript
-from fedgossip.secure.simulation_cache import REMEMBERED_BYTES, Remembered, memory, remembering
+from fedgossip.secure import fixed_point, graph, primitives, shamir
+from fedgossip.secure.primitives import REMEMBERED_BYTES, Remembered, Secret, keystream, memory, remembering, transcript
 
 # --- the standards' vectors -------------------------------------------------------------------------------------------
 
@@ -156,30 +155,30 @@ def test_keys_of_small_order_are_those_with_which_everybody_agrees_on_zero() -> 
 # --- the ring ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [1, 7, ring.BLOCK, ring.BLOCK + 3, 3 * ring.BLOCK + 1])
-@pytest.mark.parametrize("streams", [0, 1, ring.STREAMS, ring.STREAMS + 1, 2 * ring.STREAMS + 5])
+@pytest.mark.parametrize("length", [1, 7, fixed_point.BLOCK, fixed_point.BLOCK + 3, 3 * fixed_point.BLOCK + 1])
+@pytest.mark.parametrize("streams", [0, 1, fixed_point.STREAMS, fixed_point.STREAMS + 1, 2 * fixed_point.STREAMS + 5])
 def test_added_streams_are_the_sum_of_the_streams_and_come_off_again(length: int, streams: int) -> None:
     keys = [hashlib.sha256(bytes([i])).digest() for i in range(streams)]
     total = np.arange(length, dtype=np.uint32)
     expected = total.astype(np.uint64)
     for key in keys:
         expected += np.frombuffer(keystream(key).update(bytes(4 * length)), "<u4")
-    ring.add_streams(total, keys)
+    fixed_point.add_streams(total, keys)
     assert (total == (expected % 2**32).astype(np.uint32)).all()
-    ring.subtract_streams(total, iter(keys))
+    fixed_point.subtract_streams(total, iter(keys))
     assert (total == np.arange(length)).all()
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=20))
 def test_signed_integers_survive_the_ring(numbers: list[int]) -> None:
-    assert ring.centred(ring.words(np.array(numbers, np.int64))).tolist() == numbers
+    assert fixed_point.centred(fixed_point.words(np.array(numbers, np.int64))).tolist() == numbers
 
 
 def test_a_uniform_mask_from_the_ring_leaves_nothing_to_see() -> None:
     """Zeros and large numbers, masked, have the same statistics: each byte value about equally often."""
     for fill in (0, 0x7FFFFFFF):
         words = np.full(1 << 16, fill, np.uint32)
-        ring.add_streams(words, [b"m" * 32])
+        fixed_point.add_streams(words, [b"m" * 32])
         counts = np.bincount(words.view(np.uint8), minlength=256)
         assert abs(counts - 1024).max() < 6 * 32  # six standard deviations of a binomial
 

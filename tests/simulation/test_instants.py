@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgossip.core.machine import Started
-from fedgossip.simulation.event_queue import NO_COST, Instants
+from fedgossip.simulation.network import NO_COST, Instants
 
 NOW = 0, 0
 

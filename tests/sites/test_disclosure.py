@@ -29,7 +29,7 @@ from fedgossip.data.agreed.suppression import suppressed
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
 from fedgossip.learning.models.trees import LOGISTIC, TreesDesign, encoded_trees
-from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
 from fedgossip.sites.evaluation.evaluated import read as evaluation_file
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence

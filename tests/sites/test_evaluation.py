@@ -36,8 +36,8 @@ from fedgossip.data.record_groups import NOT_SAID
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import PrivacySection
 from fedgossip.net import endpoints
-from fedgossip.net.greeting import refused
 from fedgossip.net.identity import Identity
+from fedgossip.net.transport import refused
 from fedgossip.plans.tasks import examples_of
 from fedgossip.sites.evaluation.evaluated import (
     Evaluation,

@@ -23,7 +23,7 @@ from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.task import Job
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, GlmTask, SiteRecords

@@ -16,7 +16,7 @@ from test_cox import drawn, layout_of, site_of
 from fedgossip import load_experiment
 from fedgossip.core.task import Job
 from fedgossip.privacy.accounting import Mechanism, epsilon
-from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, EvaluationTask, SiteAnswers
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards, initial, requested_sums
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone

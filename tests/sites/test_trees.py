@@ -31,7 +31,7 @@ from fedgossip.learning.models.trees import (
     encoded_trees,
 )
 from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
+from fedgossip.secure.encoding import ExactSums, as_vector, long_numbers, long_words, words_in
 from fedgossip.sites.fits.trees.tree_result import tree_options
 from fedgossip.sites.fits.trees.tree_sums import (
     GrowingTrees,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedgossip.topology import Mixing, Topology, build, resolve, spectrum
-from fedgossip.topology.spectra import eigen, inertia
+from fedgossip.topology.spectra import eigen
+from fedgossip.topology.spectra.spectrum import WORK_LIMIT, banded_work, proven_ends
 
 FORMULAS = {
     "path": (eigen.path, nx.path_graph),
@@ -143,7 +144,7 @@ def test_factors_prove_both_ends_of_200_graphs_or_say_nothing():
     for number in range(200):
         mixing = _drawn(number)
         values = dense(mixing)
-        found = inertia.proven_ends(mixing.sparse(), float(values[-1]))
+        found = proven_ends(mixing.sparse(), float(values[-1]))
         if found is None:
             continue
         proven += 1
@@ -154,11 +155,11 @@ def test_factors_prove_both_ends_of_200_graphs_or_say_nothing():
 
 def test_factors_refuse_a_low_end_that_is_none():
     mixing = build(resolve("grid:6x6"))
-    assert inertia.proven_ends(mixing.sparse(), float(dense(mixing)[-1]) + 0.1) is None
+    assert proven_ends(mixing.sparse(), float(dense(mixing)[-1]) + 0.1) is None
 
 
 def test_an_expander_is_not_factored():
     """Its factors would be dense: the work that a banded order would cost says so."""
     mixing = build(resolve("regular:4", 20_000))
-    assert inertia.banded_work(mixing.sparse()) > inertia.WORK_LIMIT
-    assert inertia.banded_work(build(resolve("tree", 20_000)).sparse()) < 1e6
+    assert banded_work(mixing.sparse()) > WORK_LIMIT
+    assert banded_work(build(resolve("tree", 20_000)).sparse()) < 1e6

@@ -18,8 +18,8 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import digest
 from fedgossip.plans import compose
 from fedgossip.topology import Cycle, Mixing, Topology, build, forecast_of, ready, resolve, resolve_schedule, spectrum
-from fedgossip.topology.graphs import equitopo
-from fedgossip.topology.schedules import leja, matcha
+from fedgossip.topology.graphs import families
+from fedgossip.topology.schedules import cycles, random_schedules
 
 EIGHT = 5.1e-9
 
@@ -124,7 +124,7 @@ def test_pairs_along_a_shift_leave_their_published_share_of_the_worst_direction(
     for shift in range(1, n):
         for start in range(n):
             W = np.eye(n)
-            for i, j in equitopo.pairs_along(n, shift, start):
+            for i, j in families.pairs_along(n, shift, start):
                 W[i, i] = W[j, j] = 1 - given
                 W[i, j] = W[j, i] = given
             total += W.T @ (np.eye(n) - 1 / n) @ W
@@ -135,7 +135,7 @@ def test_pairs_along_a_shift_leave_their_published_share_of_the_worst_direction(
 
 
 def test_a_pair_is_a_shift_apart_and_nobody_has_two():
-    pairs = equitopo.pairs_along(9, 4, 7)
+    pairs = families.pairs_along(9, 4, 7)
     assert pairs[0].tolist() == [7, 2]
     assert ((pairs[:, 1] - pairs[:, 0]) % 9 == 4).all()
     assert len(set(pairs.ravel().tolist())) == pairs.size
@@ -149,9 +149,9 @@ MATCHINGS = [[(1, 5), (6, 7), (0, 4), (2, 3)], [(1, 7), (3, 6)], [(1, 0), (3, 7)
 @pytest.mark.parametrize(("budget", "printed"), [(0.5, 0.643977), (0.75, 0.607932), (0.25, 0.816113)])
 def test_matcha_finds_the_published_probabilities(budget, printed):
     """Wang et al. (2019), their 8 nodes and matchings; printed from a projected ascent, so to about 2e-6."""
-    laplacians = [matcha.laplacian(8, np.array(m)) for m in MATCHINGS]
-    p = matcha.activation(laplacians, budget)
-    step, left = matcha.best_step(laplacians, p)
+    laplacians = [random_schedules.laplacian(8, np.array(m)) for m in MATCHINGS]
+    p = random_schedules.activation(laplacians, budget)
+    step, left = random_schedules.best_step(laplacians, p)
     assert left == pytest.approx(printed, abs=3e-6)
     ready = resolve_schedule(f"matcha:{budget}:matcha-8", seed=1)
     assert np.linalg.eigvalsh(ready.moment(np.eye(8) - 1 / 8))[-1] == pytest.approx(printed, abs=3e-6)
@@ -163,14 +163,14 @@ def test_matcha_finds_the_published_probabilities(budget, printed):
 
 def test_probabilities_are_the_best_there_are():
     """l_2(sum p L) is concave: no other p within the budget has more, of 2000 drawn; and it is near what it says."""
-    laplacians = [matcha.laplacian(8, np.array(m)) for m in MATCHINGS]
+    laplacians = [random_schedules.laplacian(8, np.array(m)) for m in MATCHINGS]
     value = lambda p: np.linalg.eigvalsh(np.tensordot(p, np.array(laplacians), 1))[1]  # noqa: E731
-    p, random = matcha.activation(laplacians, 0.4), np.random.default_rng(0)
+    p, random = random_schedules.activation(laplacians, 0.4), np.random.default_rng(0)
     best = value(p)
     for _ in range(2000):
         other = np.clip(p + random.normal(0, 10 ** random.uniform(-4, 0), 5), 0, 1)
         other = other * min(1, 2.0 / other.sum())
-        assert value(other) <= best * (1 + matcha.GAP)
+        assert value(other) <= best * (1 + random_schedules.GAP)
 
 
 @settings(max_examples=60, deadline=None)
@@ -178,7 +178,7 @@ def test_probabilities_are_the_best_there_are():
 def test_edges_are_coloured_with_at_most_one_colour_more_than_the_degree(n, p, seed):
     """Vizing: every matching has each node once, together they are the edges."""
     graph = Topology.from_networkx(nx.gnp_random_graph(n, p, seed=seed))
-    found = matcha.decomposed(graph)
+    found = random_schedules.decomposed(graph)
     assert len(found) <= int(graph.degrees().max(initial=0)) + 1
     assert all(len(set(m.ravel().tolist())) == m.size for m in found)
     assert sorted(tuple(e) for m in found for e in m.tolist()) == sorted(map(tuple, graph.edges.tolist()))
@@ -218,8 +218,8 @@ def test_leja_ends_at_the_exact_mean_of_a_fixed_graph(graph, n, rounds):
 def test_leja_refuses_a_graph_on_which_rounding_would_grow():
     with pytest.raises(ConfigError, match=r"leja:karate: 29 distinct eigenvalues"):
         resolve_schedule("leja:karate")
-    mu = leja.distinct(ready("karate"))
-    assert leja.growth(leja.leja_order(mu)) > leja.MOST_GROWTH
+    mu = cycles.distinct(ready("karate"))
+    assert cycles.growth(cycles.leja_order(mu)) > cycles.MOST_GROWTH
 
 
 def test_shuffled_gives_a_graph_new_places_in_every_round():

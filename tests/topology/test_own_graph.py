@@ -27,7 +27,7 @@ from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import CODE
 from fedgossip.data.custom import codes_of
 from fedgossip.drivers.members import check_open, graphs_of
-from fedgossip.net.greeting import refused
+from fedgossip.net.transport import refused
 from fedgossip.plans import compose
 from fedgossip.topology import Cycle, Mixing, Schedule, Topology, build, resolve, resolve_schedule
 

@@ -6,10 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 
 from fedgossip.algorithms.codecs.base import Codec
-from fedgossip.algorithms.codecs.blocks import Int8
-from fedgossip.algorithms.codecs.casts import BFloat16, Half
 from fedgossip.algorithms.codecs.low_rank import LOW_RANK
-from fedgossip.algorithms.codecs.quantized import QSGD, Sign, TernGrad
+from fedgossip.algorithms.codecs.quantized import QSGD, BFloat16, Half, Int8, Sign, TernGrad
 from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK, TopK
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import MOST

@@ -1,4 +1,6 @@
-"""A few levels for each element, drawn so that the mean over many draws is the element.
+"""Codecs that round each element: to two bytes, to one, or to a few levels.
+
+A few levels for each element, drawn so that the mean over many draws is the element.
 
 qsgd:s     s levels on each side of 0, of the norm of its bucket of 512 elements: ||v|| sign(v) (l or l + 1) / s
            (Alistarh, Grubic, Li, Tomioka and Vojnovic, QSGD, NeurIPS 2017).  E ||Q(v)||² <= t ||v||² with
@@ -14,6 +16,17 @@ The sign of each element, times the mean magnitude of its tensor.
 
 Without a memory of what was left out, steps along signs may climb (Karimireddy, Rebjock, Stich and Jaggi, Error
 feedback fixes SignSGD, ICML 2019); with it they descend as the gradient's do.
+
+Each element as one of 255 levels between the largest of its block and the negative of that.
+
+int8:B has a scale for every B elements, the largest magnitude among them.  To the nearest level; or by chance to one of
+the two that it lies between, so that the mean is right ("stochastic").
+
+Each element in two bytes: as a bfloat16 or as a half, rounded to the nearest, of two equally near to the even one.
+
+bf16 has the exponents of float32 and 8 bits of precision; fp16 has 11 bits between 6.1e-5 and 65504.  An element below
+the smallest normal number of its type is off by more than its share, and may be sent as 0: what was left out of it is
+in the sender's memory.  So is the remainder of an element beyond 65504.
 """
 
 from __future__ import annotations
@@ -223,3 +236,107 @@ class Sign(Codec):
         for scale, part in zip(scales, layout.stretches, strict=True):
             vector[part] = np.where(bits[part], -scale, scale)
         return vector
+
+
+LEVELS = 127
+"""On each side of 0."""
+
+
+@dataclass(frozen=True)
+class Int8(Codec):
+    """d bytes, and a scale of the vector's type for every block: d + 4 ceil(d / block) of float32."""
+
+    block: int = 256
+    stochastic: bool = False
+
+    @property
+    def unbiased(self) -> bool:
+        return self.stochastic
+
+    def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
+        """Nearest: off by half a level of the largest at most, in each of `block` elements."""
+        return 0.0 if self.stochastic else max(0.0, 1 - self.block / (2 * LEVELS) ** 2)
+
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return layout.length + layout.itemsize * -(-layout.length // self.block)
+
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
+        starts = np.arange(0, layout.length, self.block)
+        scales = np.maximum.reduceat(np.abs(vector), starts)
+        levels = vector / np.repeat(np.where(scales > 0, scales, 1), self.block)[: layout.length]
+        levels *= layout.dtype.type(LEVELS)
+        if self.stochastic:
+            levels += turn.own.random(layout.length, np.float32)
+            np.floor(levels, out=levels)
+        else:
+            np.rint(levels, out=levels)
+        np.clip(levels, -LEVELS, LEVELS, out=levels)
+        return as_bytes(scales, levels.astype(np.int8))
+
+    def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
+        ends = payload.size - layout.length
+        scales, levels = of_bytes(payload[:ends], layout.dtype), payload[ends:].view(np.int8)
+        if levels.min() < -LEVELS:
+            raise self.refused(layout, f"has a level below -{LEVELS}")
+        if not scales.min() >= 0:  # nor of a nan
+            raise self.refused(layout, "has a negative scale")
+        vector = levels.astype(layout.dtype)
+        vector /= layout.dtype.type(LEVELS)  # and not the scale, which may be the least number there is
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses what is not finite
+            vector *= np.repeat(scales, self.block)[: layout.length]
+        return vector
+
+
+LARGEST_HALF = float(np.finfo(np.float16).max)
+_LARGEST_BFLOAT16 = np.uint32(0x7F7F0000)
+
+
+@dataclass(frozen=True)
+class BFloat16(Codec):
+    """2 d bytes."""
+
+    name: str = "bf16"
+
+    def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
+        return 1 - 2.0**-16  # half a unit in the eighth bit is 2^-9 of an element
+
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return 2 * layout.length
+
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
+        return as_bytes((rounded_bits(vector.astype(np.float32)) >> np.uint32(16)).astype(np.uint16))
+
+    def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        bits = of_bytes(payload, np.uint16).astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32).astype(layout.dtype)
+
+
+def rounded_bits(vector: Vector) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Return the bits of float32 numbers [d], rounded to the upper 16; what would round to infinity stays finite."""
+    bits = np.ascontiguousarray(vector).view(np.uint32)
+    sign, size = bits & np.uint32(0x80000000), bits & np.uint32(0x7FFFFFFF)
+    size = size + np.uint32(0x7FFF) + ((size >> np.uint32(16)) & np.uint32(1))
+    found: np.ndarray[tuple[int], np.dtype[np.uint32]] = sign | np.minimum(
+        size & np.uint32(0xFFFF0000), _LARGEST_BFLOAT16
+    )
+    return found
+
+
+@dataclass(frozen=True)
+class Half(Codec):
+    """2 d bytes; an element that is too large for a half goes as the largest one."""
+
+    name: str = "fp16"
+
+    def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
+        return 1 - 2.0**-16
+
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return 2 * layout.length
+
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
+        return as_bytes(np.clip(vector, -LARGEST_HALF, LARGEST_HALF).astype(np.float16))
+
+    def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        return of_bytes(payload, np.float16).astype(layout.dtype)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedgossip.algorithms.descent.adagrad import FTRL, Adagrad
-from fedgossip.algorithms.descent.adam import LAMB, Adam
+from fedgossip.algorithms.descent.adam import FTRL, LAMB, Adagrad, Adam
 from fedgossip.algorithms.descent.base import Descent
 from fedgossip.algorithms.descent.sgd import LARS, SGD
 from fedgossip.core.task import Segment

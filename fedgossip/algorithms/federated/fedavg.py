@@ -1,4 +1,6 @@
-"""Federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017), algorithm 1:
+"""Federated averaging, and what differs from it by the averaged vector: FedProx, FedBuff, FedNova and FedSGD.
+
+Federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017), algorithm 1:
 
     server    x <- x + eta * sum_k (n_k / n) u_k        n_k: client k's examples, n their sum over the cohort
     client    u_k = ClientUpdate(x) - x                  E passes over its examples, in batches of B
@@ -22,6 +24,25 @@ FedBuff (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, AISTATS 2022):
 
 s(t) = 1 / sqrt(1 + t) (their section 5).  Here with the mean by weights, sum s u / sum s, which keeps the step's length
 when all are stale.  The server may be any other, FedAdam say; `protocols.federated.buffered` is the machine.
+
+FedNova (Wang, Liu, Liang, Joshi and Poor, NeurIPS 2020), equations 8 and 11:
+
+    client    d_k = u_k / ||a_k||_1                        u_k: its update, of tau_k steps
+    server    x <- x + tau_eff * sum_k p_k d_k             p_k = n_k / n,  tau_eff = sum_k p_k ||a_k||_1
+
+    ||a||_1 = tau                                                  plain SGD
+              (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)    with momentum rho
+
+A client that takes ten times as many steps as the others does not pull the model towards its own optimum ten times as
+hard.  Where all take the same number it is FedAvg, to rounding.
+
+Federated SGD (McMahan et al. 2017): the clients send gradients, the server takes the step.
+
+    client    g_k = grad F_k(x)                          one step on all of its examples: B = infinity, E = 1
+    server    x <- x - eta * sum_k (n_k / n) g_k
+
+With eta the clients' learning rate it is FedAvg with one local step, to rounding.  Where a client has several batches
+in a round, g_k is the mean of their gradients, all at x.
 """
 
 from __future__ import annotations
@@ -86,3 +107,83 @@ def proximal(mu: float = 0.01, weighting: str = "examples") -> Training:
 def staleness_weight(staleness: int) -> float:
     """Return 1 / sqrt(1 + staleness)."""
     return 1 / math.sqrt(1 + staleness)
+
+
+def accumulated(steps: float, momentum: float = 0.0) -> float:
+    """Return ||a||_1: how many gradients' worth of change `steps` steps make, momentum starting at rest."""
+    if momentum == 0.0:
+        return steps
+    left: float = momentum**steps
+    return (steps - momentum * (1 - left) / (1 - momentum)) / (1 - momentum)
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """The client.  `momentum`: that of its training settings."""
+
+    momentum: float = 0.0
+
+    vectors = 1
+    gradient = False
+
+    def weight(self, examples: int) -> float:
+        return float(examples)
+
+    def effective(self, steps: int) -> float:
+        """Return ||a_k||_1, whose weighted mean is tau_eff."""
+        return accumulated(steps, self.momentum)
+
+    def terms(self, _received: Vectors, _memory: Vectors) -> Terms:
+        return Terms(momentum=self.momentum)
+
+    def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        return (linear((1 / self.effective(work.steps), work.update)),), memory
+
+
+@dataclass(frozen=True)
+class Nova:
+    """The server: x <- x + lr * tau_eff * mean d; tau_eff is the mean of the clients' effective steps."""
+
+    lr: float = 1.0
+
+    def start(self, x: Vector) -> ServerModel:
+        return ServerModel(x)
+
+    def broadcast(self, state: ServerModel) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
+        return ServerModel(linear((1, state.x), (self.lr * aggregate.steps, aggregate.vectors[0])))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The client: g_k, of the model's length."""
+
+    vectors = 1
+    gradient = True
+
+    def weight(self, examples: int) -> float:
+        return float(examples)
+
+    def terms(self, _received: Vectors, _memory: Vectors) -> Terms:
+        return Terms()
+
+    def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        return (work.update,), memory
+
+
+@dataclass(frozen=True)
+class GradientServer:
+    """The server: x <- x - lr * mean gradient."""
+
+    lr: float = 0.1
+
+    def start(self, x: Vector) -> ServerModel:
+        return ServerModel(x)
+
+    def broadcast(self, state: ServerModel) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
+        return ServerModel(linear((1, state.x), (-self.lr, aggregate.vectors[0])))

@@ -14,12 +14,17 @@ from typing import Any
 from fedgossip.algorithms.federated import fedopt, robust
 from fedgossip.algorithms.federated.base import Aggregation, Federated
 from fedgossip.algorithms.federated.cocoa import dual_rules
-from fedgossip.algorithms.federated.fedavg import ServerSgd, Training, proximal
-from fedgossip.algorithms.federated.feddyn import Dynamic, DynamicServer
-from fedgossip.algorithms.federated.fednova import Normalised, Nova
+from fedgossip.algorithms.federated.fedavg import (
+    Gradient,
+    GradientServer,
+    Normalised,
+    Nova,
+    ServerSgd,
+    Training,
+    proximal,
+)
 from fedgossip.algorithms.federated.fedopt import Momentum
-from fedgossip.algorithms.federated.fedsgd import Gradient, GradientServer
-from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
+from fedgossip.algorithms.federated.scaffold import Controlled, Dynamic, DynamicServer, Scaffold
 from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.base.errors import ConfigError, nearest

@@ -1,15 +1,25 @@
-"""D-PSGD (Lian et al., NeurIPS 2017), adapt-then-combine:
+"""D-PSGD in both orders: adapt-then-combine, and combine-then-adapt.
+
+D-PSGD (Lian et al., NeurIPS 2017), adapt-then-combine:
 
     x_i  <-  sum_j W_ij (x_j + u_j)         u_j: the change that node j's local steps made
 
 Where we differ: the paper's algorithm 1 applies a gradient taken at x_i to the mixed vector (combine, then adapt); this
 form trains first and mixes the result, as today's systems do.  The stationary disagreement of the two differs, and
 `tests/net/test_identity.py` distinguishes them by number.  With several local steps u_j is their sum (local SGD).
+
+D-PSGD as its paper writes it (Lian et al., NeurIPS 2017, algorithm 1), combine-then-adapt:
+
+    x_i  <-  sum_j W_ij x_j  +  u_i         u_i: the change that node i's local steps made, from x_i
+
+A peer ends a round with an unmixed update of its own, so peers stay further apart than in the other order;
+`algorithm.options = { order = "cta" }` of `dsgd`.  Where we differ: the vector goes out after the training, so that
+mixing and training are not done at the same time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
 from fedgossip.base.vectors import Vector, add
@@ -51,3 +61,40 @@ class DSGD:
 
     def rejoined(self, state: Iterate, model: Vector) -> Iterate:  # noqa: ARG002
         return Iterate(model)
+
+
+@dataclass(frozen=True, eq=False)
+class UnmixedState:
+    """`x` [d] or [n, d]: the model; `update` waits until the round is mixed, None otherwise."""
+
+    x: Vector
+    update: Vector | None = None
+
+
+class CombineThenAdapt:
+    """The mix uses the model before the training."""
+
+    slots = (MODEL,)
+    needs = Needs()
+
+    def start(self, x: Vector) -> UnmixedState:
+        return UnmixedState(x)
+
+    def trained(self, state: UnmixedState, update: Vector | None, step: Step) -> tuple[UnmixedState, Vectors]:  # noqa: ARG002
+        return UnmixedState(state.x, update), (state.x,)
+
+    def mixed(self, state: UnmixedState, mixed: Vectors) -> UnmixedState:
+        (x,) = mixed
+        return UnmixedState(x if state.update is None else add(x, state.update))
+
+    def model(self, state: UnmixedState) -> Vector:
+        return state.x
+
+    def seen(self, state: UnmixedState, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: UnmixedState, differences: Vectors) -> UnmixedState:
+        return replace(state, x=add(state.x, *differences))
+
+    def rejoined(self, state: UnmixedState, model: Vector) -> UnmixedState:  # noqa: ARG002
+        return UnmixedState(model)

@@ -6,16 +6,40 @@
 So what a link carries at a time is a fragment, and not the model: the staggered synchronisation of Streaming DiLoCo
 (Douillard and others, Streaming DiLoCo with overlapping communication, 2025), whose fragments are layers.  Here they
 are as nearly equal as rows of tensors allow, so that the peak falls by their number whatever the layers are.
+
+DiLoCo on any graph, a fragment at a time: of a model cut in F parts one goes out in a round, each in its turn.
+
+With f the fragment of the round, and v and rest beginning with 0:
+
+    train from x_i + rest_i                 -> u_i
+    rest_i     <-  rest_i + u_i             trained and not sent yet
+    D_i[f]     =   sum_j W_ij (x_j + rest_j)[f] - x_i[f]
+    v_i[f]     <-  beta v_i[f] + D_i[f]
+    x_i[f]     <-  x_i[f] + lr (beta v_i[f] + D_i[f])
+    rest_i[f]  <-  0
+
+That is Streaming DiLoCo (Douillard and others, Streaming DiLoCo with overlapping communication, 2025) with the round of
+a graph where the paper has a collective; its step is that of `diloco`, so one fragment is that algorithm.  Here
+fragments are stretches of equal length, and not layers: the fullest round has 1 / F of the bytes, whatever the model.
+
+What goes out is 0 outside the fragment, before it is mixed and after, and on a link the fragment alone travels
+(`protocols/gossip/sync_gossip`): so a late model is counted in the fragment of its own round.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import EllipsisType
 
+import numpy as np
+
+from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
+from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, add, frozen, linear, subtract
 from fedgossip.core.task import Segment
 
 FRAGMENTS_MAX = 1024
@@ -80,3 +104,69 @@ def _between_rows(place: int, segments: Sequence[Segment]) -> int:
             row = _row(one)
             return one.start + (place - one.start + row // 2) // row * row
     return place
+
+
+@dataclass(frozen=True, eq=False)
+class Unsent:
+    """Arrays [d] or [n, d]: the model that others know, the outer momentum, and what was trained and not sent."""
+
+    x: Vector
+    v: Vector
+    rest: Vector
+    round: int = -1
+    """The round of `rest`, of the current or last sent fragment; -1: none."""
+
+
+class FragmentedDiLoCo:
+    """`count` fragments, 1 to FRAGMENTS_MAX.  Raises ConfigError for others."""
+
+    slots = (MODEL,)
+
+    def __init__(self, outer: OuterStep, count: int) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= FRAGMENTS_MAX:
+            text = f"diloco: fragments = {count!r}; expected a whole number from 1 to {FRAGMENTS_MAX:,}"
+            raise ConfigError(text, "Take 4, say: each goes out in every fourth round.")
+        self.outer, self.count = outer, count
+        self.needs = Needs(linear=True, elements=count)
+
+    def fragments(self, length: int) -> Fragments:
+        """Return where models [length] are cut.  Raises ConfigError for fewer elements than fragments."""
+        return fragments_of(length, count=self.count)
+
+    def start(self, x: Vector) -> Unsent:
+        zeros = frozen(np.zeros_like(x))
+        return Unsent(x, zeros, zeros)
+
+    def trained(self, state: Unsent, update: Vector | None, step: Step) -> tuple[Unsent, Vectors]:
+        grown = state.rest if update is None else add(state.rest, update)
+        part = self._part(state.x, step.round)
+        left, goes = grown.copy(), np.zeros_like(state.x)
+        left[part], goes[part] = 0, add(state.x[part], grown[part])
+        return replace(state, rest=frozen(left), round=step.round), (frozen(goes),)
+
+    def mixed(self, state: Unsent, mixed: Vectors) -> Unsent:
+        part = self._part(state.x, state.round)
+        x, v = state.x.copy(), state.v.copy()
+        x[part], v[part] = self.outer.taken(x[part], v[part], subtract(mixed[0][part], x[part]))
+        return replace(state, x=frozen(x), v=frozen(v))
+
+    def model(self, state: Unsent) -> Vector:
+        return add(state.x, state.rest)
+
+    def seen(self, state: Unsent, outgoing: Vectors) -> Vector:
+        part, model = self._part(state.x, state.round), self.model(state).copy()
+        model[part] = outgoing[0][part]
+        return frozen(model)
+
+    def corrected(self, state: Unsent, differences: Vectors) -> Unsent:
+        """Count a late model as `diloco` does; it is 0 outside the fragment of its round."""
+        (late,) = differences
+        return replace(state, x=linear((1, state.x), (self.outer.gain, late)), v=add(state.v, late))
+
+    def rejoined(self, state: Unsent, model: Vector) -> Unsent:
+        """Keep the unsent remainder."""
+        return replace(state, x=subtract(model, state.rest))
+
+    def _part(self, x: Vector, round: int) -> tuple[EllipsisType, slice]:
+        """Return where the fragment of a round is in [d], or in each row of [n, d]."""
+        return (..., self.fragments(x.shape[-1]).part(round))

@@ -1,4 +1,6 @@
-"""Gradient tracking, adapt-then-combine (DSGT: Pu and Nedic, Distributed stochastic gradient tracking methods,
+"""Agreement on the optimum of the common loss, however unlike the data are: gradient tracking, and D2.
+
+Gradient tracking, adapt-then-combine (DSGT: Pu and Nedic, Distributed stochastic gradient tracking methods,
 Mathematical Programming 187, 2021; DIGing: Nedic, Olshevsky and Shi, SIAM J. Optim. 27, 2017):
 
     y_i  <-  c_i + u_i                      u_i: the change that node i's local steps made, from x_i
@@ -10,6 +12,19 @@ the optimum of the common loss however unlike their data are, where D-PSGD with 
 
 Two vectors go out, so a message has twice the bytes of D-PSGD's.  Where we differ: the papers track gradients; u_i is
 -rate times the gradient for one plain step, and the sum of several local steps otherwise.
+
+D2 (Tang, Lian, Yan, Zhang and Liu, ICML 2018), which is exact diffusion (Yuan, Ying, Zhao and Sayed, IEEE
+Transactions on Signal Processing 67, 2019):
+
+    x_i  <-  sum_j W_ij (x_j + u_j + c_j)   u_j: the change that node j's local steps made, from x_j
+    c_i  <-  x_i - (x_i before) - u_i       c_i begins with 0
+
+which is x' = W (2 x - x_before - eta g + eta g_before), the papers' line.  sum_i c_i stays 0, so the mean moves by the
+mean update, and the peers agree on the optimum of the common loss with one vector a message.
+
+Stable for one symmetric W with lambda_n > -1/3 (exactly: > -1 / (3 - 2 eta L), L the curvature).  Metropolis weights
+of an even ring are on the edge, those of a 4 x 4 torus beyond it, where it diverges: weights = "lazy" is always inside.
+A message that is lost leaves a bias that later rounds do not mend.
 """
 
 from __future__ import annotations
@@ -17,7 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Slot, Step, Vectors
-from fedgossip.base.vectors import Vector, add, subtract
+from fedgossip.base.vectors import Vector, add, linear, subtract
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,3 +77,44 @@ class GradientTracking:
 
     def rejoined(self, state: Tracked, model: Vector) -> Tracked:  # noqa: ARG002
         return Tracked(model)
+
+
+@dataclass(frozen=True, eq=False)
+class Diffused:
+    """Arrays [d] or [n, d]; `correction` is None where it is zero, `update` until a round is trained."""
+
+    x: Vector
+    correction: Vector | None = None
+    update: Vector | None = None
+
+
+class D2:
+    """A peer that goes on from another model begins with c = 0."""
+
+    slots = (MODEL,)
+    needs = Needs(sums="both", constant=True, symmetric=True, lambda_n=-1 / 3, linear=True, lossless=True)
+
+    def start(self, x: Vector) -> Diffused:
+        return Diffused(x)
+
+    def trained(self, state: Diffused, update: Vector | None, step: Step) -> tuple[Diffused, Vectors]:  # noqa: ARG002
+        sent = state.x if update is None else add(state.x, update)
+        return replace(state, update=update), (sent if state.correction is None else add(sent, state.correction),)
+
+    def mixed(self, state: Diffused, mixed: Vectors) -> Diffused:
+        (x,) = mixed
+        moved = subtract(x, state.x) if state.update is None else linear((1, x), (-1, state.x), (-1, state.update))
+        return Diffused(x, moved)
+
+    def model(self, state: Diffused) -> Vector:
+        return state.x
+
+    def seen(self, state: Diffused, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: Diffused, differences: Vectors) -> Diffused:
+        (x,) = differences
+        return replace(state, x=add(state.x, x), correction=x if state.correction is None else add(state.correction, x))
+
+    def rejoined(self, state: Diffused, model: Vector) -> Diffused:  # noqa: ARG002
+        return Diffused(model)

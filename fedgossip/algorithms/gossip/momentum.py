@@ -1,4 +1,6 @@
-"""D-PSGD with momentum mixed like the model (Yu, Jin and Yang, ICML 2019):
+"""Momentum on graphs: mixed like the model, DecentLaM, and quasi-global momentum.
+
+D-PSGD with momentum mixed like the model (Yu, Jin and Yang, ICML 2019):
 
     M_i  <-  beta M_i + u_i                 u_i: the change that node i's local steps made, from x_i; M begins with 0
     x_i  <-  sum_j W_ij (x_j + M_j)
@@ -9,6 +11,24 @@ nesterov: x_i  <-  sum_j W_ij (x_j + u_j + beta M_j), with the new M: the step l
 Two vectors go out.  Momentum of each peer's own is `train.momentum`: it turns the peers' disagreement into that of a
 step eta / (1 - beta); mixed, the momentum is nearly that of the mean.  M is a displacement, -rate times the paper's
 momentum, so it is multiplied by the new rate over the old one where the rate changes.
+
+DecentLaM (Yuan, Chen, Huang, Zhang, Pan, Xu and Yin, ICCV 2021), momentum of what the mixing makes of a step:
+
+    M_i  <-  beta M_i + sum_j W_ij (x_j + u_j) - x_i      u_j: the change that node j's local steps made, from x_j
+    x_i  <-  x_i + M_i                                    M begins with 0
+
+One vector goes out.  M is 0 where D-PSGD without momentum would stand still, so the two have the same stationary
+disagreement: momentum does not multiply it.  The paper's g~ = (x - W (x - eta g)) / eta is -(M - beta M_before) / eta.
+M is a displacement, -rate times the paper's momentum: see `momentum`.
+
+Quasi-global momentum (Lin, Karimireddy, Stich and Jaggi, ICML 2021), of the move that peers make together:
+
+    x_i  <-  sum_j W_ij (x_j + u_j + beta M_j)    u_j: the change that node j's local steps made, from x_j
+    M_i  <-  mu M_i + (1 - mu) (x_i - x_i before)     M begins with 0
+
+One vector goes out.  The stationary disagreement is that of D-PSGD to the digit, for where nothing moves M is 0, while
+momentum of each peer's own multiplies it.  Where we differ: the paper applies beta M in each of several local steps,
+here it acts once a round, on their sum.  M is a displacement, -rate times the paper's momentum: see `momentum`.
 """
 
 from __future__ import annotations
@@ -20,7 +40,7 @@ import numpy as np
 
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Slot, Step, Vectors
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.vectors import Vector, add, linear
+from fedgossip.base.vectors import Vector, add, linear, subtract
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +124,79 @@ class MixedMomentum:
     def corrected(self, state: MomentumState, differences: Vectors) -> MomentumState:
         x, motion = differences
         return replace(state, x=add(state.x, x), motion=motion if state.motion is None else add(state.motion, motion))
+
+    def rejoined(self, state: MomentumState, model: Vector) -> MomentumState:  # noqa: ARG002
+        return MomentumState(model)
+
+
+class DecentLaM:
+    """`beta` in [0, 1)."""
+
+    slots = (MODEL,)
+    needs = Needs(symmetric=True, plain_sgd=True)
+
+    def __init__(self, beta: float = 0.9) -> None:
+        self.beta = share("beta", beta)
+
+    def start(self, x: Vector) -> MomentumState:
+        return MomentumState(x)
+
+    def trained(self, state: MomentumState, update: Vector | None, step: Step) -> tuple[MomentumState, Vectors]:
+        return at_rate(state, step), (state.x if update is None else add(state.x, update),)
+
+    def mixed(self, state: MomentumState, mixed: Vectors) -> MomentumState:
+        moved = subtract(mixed[0], state.x)
+        motion = moved if state.motion is None else linear((self.beta, state.motion), (1, moved))
+        return MomentumState(add(state.x, motion), motion, state.rate)
+
+    def model(self, state: MomentumState) -> Vector:
+        return state.x
+
+    def seen(self, state: MomentumState, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: MomentumState, differences: Vectors) -> MomentumState:
+        (x,) = differences
+        return replace(state, x=add(state.x, x), motion=x if state.motion is None else add(state.motion, x))
+
+    def rejoined(self, state: MomentumState, model: Vector) -> MomentumState:  # noqa: ARG002
+        return MomentumState(model)
+
+
+class QuasiGlobal:
+    """`beta` and `mu` in [0, 1)."""
+
+    slots = (MODEL,)
+    needs = Needs(plain_sgd=True)
+
+    def __init__(self, beta: float = 0.9, mu: float = 0.9) -> None:
+        self.beta, self.mu = share("beta", beta), share("mu", mu)
+
+    def start(self, x: Vector) -> MomentumState:
+        return MomentumState(x)
+
+    def trained(self, state: MomentumState, update: Vector | None, step: Step) -> tuple[MomentumState, Vectors]:
+        now = at_rate(state, step)
+        sent = state.x if update is None else add(state.x, update)
+        return now, (sent if now.motion is None else linear((1, sent), (self.beta, now.motion)),)
+
+    def mixed(self, state: MomentumState, mixed: Vectors) -> MomentumState:
+        (x,) = mixed
+        moved = (1 - self.mu, subtract(x, state.x))
+        kept = [] if state.motion is None else [(self.mu, state.motion)]
+        return MomentumState(x, linear(*kept, moved), state.rate)
+
+    def model(self, state: MomentumState) -> Vector:
+        return state.x
+
+    def seen(self, state: MomentumState, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: MomentumState, differences: Vectors) -> MomentumState:
+        (x,) = differences
+        moved = (1 - self.mu, x)
+        kept = [] if state.motion is None else [(1.0, state.motion)]
+        return replace(state, x=add(state.x, x), motion=linear(*kept, moved))
 
     def rejoined(self, state: MomentumState, model: Vector) -> MomentumState:  # noqa: ARG002
         return MomentumState(model)

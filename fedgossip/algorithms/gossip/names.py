@@ -20,21 +20,13 @@ import numpy as np
 from fedgossip.algorithms.codecs.base import Codec
 from fedgossip.algorithms.gossip.base import WEIGHT, GossipAlgorithm, Needs, Slot, Step, Vectors
 from fedgossip.algorithms.gossip.choco import Choco
-from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
-from fedgossip.algorithms.gossip.d2 import D2
-from fedgossip.algorithms.gossip.decentlam import DecentLaM
-from fedgossip.algorithms.gossip.diloco import DiLoCo
-from fedgossip.algorithms.gossip.dsgd import DSGD
-from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
-from fedgossip.algorithms.gossip.gradient_tracking import GradientTracking
-from fedgossip.algorithms.gossip.momentum import MixedMomentum
-from fedgossip.algorithms.gossip.outer import BETA, LR, OuterStep
-from fedgossip.algorithms.gossip.push_diging import PushDIGing
-from fedgossip.algorithms.gossip.push_momentum import PushMomentum
-from fedgossip.algorithms.gossip.push_sum import PushSum
-from fedgossip.algorithms.gossip.quasi_global import QuasiGlobal
+from fedgossip.algorithms.gossip.dsgd import DSGD, CombineThenAdapt
+from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.gradient_tracking import D2, GradientTracking
+from fedgossip.algorithms.gossip.momentum import DecentLaM, MixedMomentum, QuasiGlobal
+from fedgossip.algorithms.gossip.outer import BETA, LR, DiLoCo, OuterStep, SlowMo
+from fedgossip.algorithms.gossip.push_sum import PushDIGing, PushMomentum, PushSum
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
-from fedgossip.algorithms.gossip.slowmo import SlowMo
 from fedgossip.algorithms.gossip.two_tap import TwoTap
 from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
 from fedgossip.base.errors import ConfigError, TrainingError, nearest

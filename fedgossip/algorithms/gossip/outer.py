@@ -1,4 +1,6 @@
-"""The outer step: momentum over the displacements of rounds of local training.
+"""Outer steps along the displacement of a round, or of several: DiLoCo and SlowMo.
+
+The outer step: momentum over the displacements of rounds of local training.
 
     v  <-  beta v + D                   D: the displacement of a round; v begins with 0
     x  <-  x + lr v                     nesterov: x + lr (beta v + D)
@@ -7,15 +9,58 @@
 models, 2023), whose outer step is Nesterov's; without nesterov it is the server of FedAvgM (Hsu, Qi and Brown, 2019).
 lr = 1 and beta = 0 add D.  One source for a server (`federated/fedavgm`), peers of a graph (`diloco`) and workers
 of a collective (`descent/outer`), so they have the same bits where they have the same D.
+
+DiLoCo on any graph: local steps, then an outer step along the round's displacement (`outer`).
+
+    s_i  =   x_i + u_i                      u_i: what node i's local steps made, with an optimiser of its own
+    D_i  =   sum_j W_ij s_j - x_i
+    v_i  <-  beta v_i + D_i                 v begins with 0
+    x_i  <-  x_i + lr (beta v_i + D_i)      without nesterov: x_i + lr v_i
+
+On the complete graph all x are one, D is the mean change, and this is DiLoCo (Douillard and others, 2023); without
+nesterov it is FedAvgM with every client in every round.  On random pairs D_i is half of what both have learned and half
+of what parts them, as in the outer step of NoLoCo (Kolehmainen and others, 2025), which gives these two parts factors
+of their own and sends both; here they have one, and a message is one vector.
+
+Where we differ: the papers' average is a collective; here it is a round of the graph, whatever that is.  D holds the
+disagreement beside the change, so v does too.  That has two effects, both exact on a quadratic: the disagreement that
+lasts is that of D-PSGD, lambda / (1 - lambda) times the changes', and not 1 / (1 - beta) times more, as with a momentum
+of each peer's own changes; and peers converge at Nesterov's rate on slow graphs.  An eigenvalue lambda of the weights
+must be above 1 - 2 (1 + beta) / (lr (1 + 2 beta)), which is -0.94 for .7 and .9.  On pairs that change
+(`random-matching`) Nesterov's form is stable (disagreement times .907 a round for .7 and .9), the other is not (1.014
+for 16 peers): there take a beta of .5.
+
+SlowMo has the same step over several rounds (`slowmo`); its v follows the learning rate, and this one is of whole
+rounds, whatever their rate was.
+
+SlowMo (Wang, Tantia, Ballas and Rabbat, ICLR 2020): slow momentum over rounds of another algorithm, the base.
+
+    every E rounds, with x' what the base has made of x since anchor = x:
+        D       <-  x' - anchor
+        v       <-  beta v + D                  v begins with 0
+        x       <-  anchor + alpha v            nesterov: anchor + alpha (beta v + D)
+        anchor  <-  x
+
+alpha = 1 and beta = 0 are the base, to the bit: x is summed as x' + (alpha - 1) D + alpha beta v.  What the base keeps
+beside x (momentum, corrections) stays.  v is a displacement, -rate times the paper's, see `momentum`.
+
+The paper averages all models exactly before each of these steps.  That average is a round of the complete graph, so it
+stands where graphs do: `topology.graph = "every:12:complete:ring"` has it in every 12th round, in which the slow step
+is.  With any other graph each peer takes the step on its own model, as the paper's variant without the average.  On the
+complete graph, with nesterov, it is the outer step of DiLoCo (Douillard et al., 2023).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from fedgossip.algorithms.gossip.base import MODEL, GossipAlgorithm, Needs, Slot, Step, Vectors
+from fedgossip.algorithms.gossip.momentum import MomentumState, at_rate, share, yes_or_no
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.vectors import Vector, linear
+from fedgossip.base.vectors import Vector, add, frozen, linear, subtract
 
 LR, BETA = 0.7, 0.9  # DiLoCo's
 
@@ -54,3 +99,137 @@ class OuterStep:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """Arrays [d] or [n, d]: the model, and the outer momentum, a displacement."""
+
+    x: Vector
+    v: Vector
+
+
+class DiLoCo:
+    """`lr` above 0, `beta` in [0, 1).  Raises ConfigError for others."""
+
+    slots = (MODEL,)
+    needs = Needs()
+
+    def __init__(self, lr: float = LR, beta: float = BETA, *, nesterov: bool = True) -> None:
+        self.outer = OuterStep(lr, beta, nesterov)
+
+    def start(self, x: Vector) -> Outer:
+        return Outer(x, frozen(np.zeros_like(x)))
+
+    def trained(self, state: Outer, update: Vector | None, step: Step) -> tuple[Outer, Vectors]:  # noqa: ARG002
+        return state, (state.x if update is None else add(state.x, update),)
+
+    def moved(self, state: Outer, models: Vector) -> tuple[Outer, Vectors]:
+        return state, (models,)
+
+    def mixed(self, state: Outer, mixed: Vectors) -> Outer:
+        return Outer(*self.outer.taken(state.x, state.v, subtract(mixed[0], state.x)))
+
+    def model(self, state: Outer) -> Vector:
+        return state.x
+
+    def seen(self, state: Outer, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: Outer, differences: Vectors) -> Outer:
+        """Count a late model as the step of its round would have."""
+        (late,) = differences
+        return Outer(linear((1, state.x), (self.outer.gain, late)), add(state.v, late))
+
+    def rejoined(self, state: Outer, model: Vector) -> Outer:
+        """The momentum stays: it covers past rounds, independent of their peers."""
+        return replace(state, x=model)
+
+
+@dataclass(frozen=True, eq=False)
+class SlowState:
+    """`base`: the base's state; `slow`: the anchor and v; `since`: rounds since the anchor was set."""
+
+    base: Any
+    slow: MomentumState
+    since: int = 0
+
+
+class SlowMo:
+    """Extends `base`, with states that have a field x, the model.  `every` from 1, `alpha` above 0, `beta` in [0, 1).
+
+    Raises ConfigError for others.
+    """
+
+    def __init__(
+        self,
+        base: GossipAlgorithm[Any],
+        every: int = 12,
+        alpha: float = 1.0,
+        beta: float = 0.7,
+        *,
+        nesterov: bool = False,
+    ) -> None:
+        self.base, self.beta, self.nesterov = base, share("beta", beta), yes_or_no("nesterov", nesterov)
+        self.every, self.alpha = _rounds(every), _step(alpha)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return self.base.slots
+
+    @property
+    def needs(self) -> Needs:
+        return self.base.needs
+
+    def start(self, x: Vector) -> SlowState:
+        return SlowState(self.base.start(x), MomentumState(x))
+
+    def trained(self, state: SlowState, update: Vector | None, step: Step) -> tuple[SlowState, Vectors]:
+        begun, outgoing = self.base.trained(state.base, update, step)
+        return replace(state, base=begun, slow=at_rate(state.slow, step)), outgoing
+
+    def mixed(self, state: SlowState, mixed: Vectors) -> SlowState:
+        after, since = self.base.mixed(state.base, mixed), state.since + 1
+        if since < self.every:
+            return replace(state, base=after, since=since)
+        moved, before = subtract(after.x, state.slow.x), state.slow.motion
+        motion = moved if before is None else linear((self.beta, before), (1, moved))
+        carried = motion if self.nesterov else before
+        more = [(self.alpha - 1, moved)] if self.alpha != 1 else []
+        more += [(self.alpha * self.beta, carried)] if self.beta and carried is not None else []
+        x = linear((1, after.x), *more) if more else after.x
+        return SlowState(replace(after, x=x), MomentumState(x, motion, state.slow.rate))
+
+    def model(self, state: SlowState) -> Vector:
+        return self.base.model(state.base)
+
+    def seen(self, state: SlowState, outgoing: Vectors) -> Vector:
+        return self.base.seen(state.base, outgoing)
+
+    def corrected(self, state: SlowState, differences: Vectors) -> SlowState:
+        """Count a late model; right after a slow step as if that step had seen it."""
+        after = self.base.corrected(state.base, differences)
+        if state.since or state.slow.motion is None:
+            return replace(state, base=after)
+        late = subtract(after.x, state.base.x)
+        gain = self.alpha * (1 + self.beta if self.nesterov else 1)
+        x = after.x if gain == 1 else linear((1, after.x), (gain - 1, late))
+        return replace(
+            state, base=replace(after, x=x), slow=replace(state.slow, x=x, motion=add(state.slow.motion, late))
+        )
+
+    def rejoined(self, state: SlowState, model: Vector) -> SlowState:
+        return SlowState(self.base.rejoined(state.base, model), MomentumState(model))
+
+
+def _rounds(every: Any) -> int:
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+        return every
+    text = f"algorithm.options: every is {every!r}; expected a number of rounds from 1 on"
+    raise ConfigError(text, "Take 12.")
+
+
+def _step(alpha: Any) -> float:
+    if isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 < alpha < float("inf"):
+        return float(alpha)
+    raise ConfigError(f"algorithm.options: alpha is {alpha!r}; expected a number above 0", "Take 1.0.")

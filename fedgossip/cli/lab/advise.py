@@ -101,8 +101,8 @@ def _measured(asked: MeshAsked, one: AdvisedMesh) -> AdvisedMesh:
 
 
 def _costs(asked: MeshAsked, links: str, compute: float | None, cores: int | None) -> StepCosts:
+    from fedgossip.lab.advise.candidates import links_of
     from fedgossip.lab.advise.mesh import StepCosts, measured_compute, measured_links
-    from fedgossip.lab.advise.network import links_of
     from fedgossip.lab.costs.base import FittedLink
 
     rows = asked.experiment.train.batch_size

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.run.portable import portable_option
+from fedgossip.cli.run.participant import portable_option
 from fedgossip.cli.text import columns, echo, print_json, short, talk_to_stderr
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def export(
     finds the ranges of inner values on examples that the run's first participant trained on, or on --data.
     """
     from fedgossip.base.errors import ConfigError
-    from fedgossip.lab.edge.export import WITHIN, check_free, graph_of, write
+    from fedgossip.lab.edge.onnx_model import WITHIN, check_free, graph_of, write
     from fedgossip.learning.models.loaded_model import load_model
 
     check_free(to)
@@ -91,11 +91,11 @@ def export(
         loaded, pruned = _pruned(model, loaded, prune, epochs, data, structured=structured, run_code=run_code)
     graph = graph_of(loaded)
     if quantize is not None:
-        from fedgossip.lab.edge import quantization
+        from fedgossip.lab.edge import compression
 
-        graph = quantization.dynamic(graph) if examples is None else quantization.static(graph, examples)
+        graph = compression.dynamic(graph) if examples is None else compression.static(graph, examples)
     if prune is not None:
-        from fedgossip.lab.edge.export import also
+        from fedgossip.lab.edge.onnx_model import also
 
         also(graph, f"{100 * prune:g} % pruned")
     written = write(graph, loaded, to, within=WITHIN if quantize is None else None)
@@ -118,12 +118,12 @@ def _pruned(
     run_code: bool,
 ) -> tuple[LoadedModel, str]:
     """Return the pruned model, trained again on request, and the changes in words."""
-    from fedgossip.lab.edge import pruning
+    from fedgossip.lab.edge import compression
 
     if not structured:
         words = f"{100 * share:g} % of the weights are zero; neither size nor latency change: --structured changes both"
-        return pruning.zeroed(loaded, share), words
-    found = pruning.structured(loaded, share)
+        return compression.zeroed(loaded, share), words
+    found = compression.structured(loaded, share)
     words = f"{loaded.facts.source} to {found.facts.source}, {100 * share:g} % of the units of each hidden layer"
     if epochs is None:
         return found, f"{words}; --epochs 2 trains what is left"
@@ -159,7 +159,7 @@ def _learned_from(
 
 def _file(facts: Any, to: Path) -> list[list[str]]:
     """Report the written file, its inputs and its outputs."""
-    from fedgossip.lab.edge.export import OPSET, output_of
+    from fedgossip.lab.edge.onnx_model import OPSET, output_of
     from fedgossip.report.page.numbers import data_size
 
     text = facts.vocabulary is not None

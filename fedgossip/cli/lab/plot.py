@@ -58,7 +58,7 @@ def plot(
     from fedgossip.lab.sweeps.page import runs_of
     from fedgossip.report.page.drawing import save
     from fedgossip.report.page.learning_curves import known_axes, known_measures, learning_curves
-    from fedgossip.report.page.sweep import csv_of
+    from fedgossip.report.page.sweep_figures import csv_of
 
     runs = runs_of(folders)
     known = known_measures(runs)

@@ -13,8 +13,7 @@ import click
 
 from fedgossip.base.errors import needed
 from fedgossip.cli.people.invited import InvitedSeat, script_of, web_options
-from fedgossip.cli.run.participant import folder_options
-from fedgossip.cli.run.portable import portable_option
+from fedgossip.cli.run.participant import folder_options, portable_option
 from fedgossip.cli.text import echo, moment
 from fedgossip.core import run_format
 

@@ -325,7 +325,7 @@ def shown_terms(
 
     from fedgossip.drivers import proposals
     from fedgossip.experiment.sections import ENDLESS
-    from fedgossip.plans.approvals.statement_words import study_lines
+    from fedgossip.plans.approvals.plan_statement import study_lines
 
     e, terms = run.experiment, run.terms(proposal.parameters, proposals.ITEM_BYTES.get(proposal.dtype, 4))
     epochs = f"{'at most ' if e.train.fewest_epochs else ''}{e.train.local_epochs} epochs"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.run.portable import portable_option, run_code_option
+from fedgossip.cli.run.participant import portable_option, run_code_option
 from fedgossip.cli.run.run import concluded
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format

@@ -1,4 +1,8 @@
-"""One participant of a run over several machines: what `peer`, `worker`, `server`, `client`, ... have in common."""
+"""One participant of a run over several machines: what `peer`, `worker`, `server`, `client`, ... have in common.
+
+Options of several commands: `--portable`, of those that read an experiment to take part in it, and `--run-code`, of
+those that read untrusted files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,6 @@ import click
 
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.people.keys import key_option
-from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo, some
 from fedgossip.core.run_format import ENDED, JOURNAL, MASKED, MODEL, MODEL_BEST, ROWS, SPENT, STEP
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from fedgossip.plans.tasks import DataShares
     from fedgossip.runs.peer_files import PeerEnded
     from fedgossip.secure.session import Policy
+
 
 Command = Callable[..., Any]
 
@@ -353,3 +357,21 @@ def _line(folder: Path) -> str:
         place = words.index("--out")
         del words[place : place + 2]
     return shlex.join(["fedgossip", *words, "--out", str(folder), "--resume"])
+
+
+run_code_option = click.option(
+    "--run-code", is_flag=True, help="Allow the files to name code to run, and places to write to."
+)
+"""Without it nothing is imported that a run directory, a trace or a model's folder names, and no record sent there."""
+
+
+def portable_option(command: Command) -> Command:
+    """Let a command that has `--set`, as `overrides`, take `--portable` too."""
+
+    @click.option("--portable", is_flag=True, help="The same bits on unlike processors: --set train.portable=true.")
+    @functools.wraps(command)
+    def taken(*given: Any, portable: bool, overrides: tuple[str, ...], **named: Any) -> Any:
+        more = ("train.portable=true",) if portable else ()
+        return command(*given, overrides=(*overrides, *more), **named)
+
+    return taken

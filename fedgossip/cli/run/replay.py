@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.run.portable import run_code_option
+from fedgossip.cli.run.participant import run_code_option
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _unrecorded(recorded: Collection[int], lives: int) -> str:
 
 
 def _show(entry: TraceEntry) -> None:
-    from fedgossip.runs.trace.events import described
+    from fedgossip.runs.trace.files import described
 
     echo(f"{entry.number:6d}  {entry.now_ns / 1e9:9.4f} s  {described(entry.event)}")
     for line in entry.answer or []:

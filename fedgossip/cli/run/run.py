@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli import STOPPED
-from fedgossip.cli.run.portable import portable_option, run_code_option
+from fedgossip.cli.run.participant import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
 from fedgossip.core import run_format
-from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.records import kind_of
 from fedgossip.core.roles import roles_in
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.data.objectives import read_score

@@ -74,7 +74,7 @@ def _rest(follower: Follower) -> None:
 
 def _print(follower: Follower) -> None:
     """Print the table whole: a pipe and a scrolling terminal have room for every peer."""
-    from fedgossip.cli.wording import words_for
+    from fedgossip.cli.run.progress import words_for
     from fedgossip.report.watch.table import Screen
 
     out, words = console(), words_for(follower.state.roles)
@@ -86,7 +86,7 @@ def _live(follower: Follower) -> None:
     """Renew the table until the run ends, then leave the last one on the screen."""
     from rich.live import Live
 
-    from fedgossip.cli.wording import words_for
+    from fedgossip.cli.run.progress import words_for
     from fedgossip.report.watch.table import Screen
 
     follower.poll()
@@ -114,7 +114,7 @@ def _last_line(follower: Follower) -> str:
 
 def _lines(follower: Follower) -> None:
     """Print a line per round and per event until the run ends."""
-    from fedgossip.cli.wording import words_for
+    from fedgossip.cli.run.progress import words_for
     from fedgossip.report.watch.table import StatusLines
 
     lines = StatusLines(follower, words_for(follower.state.roles))
@@ -142,7 +142,7 @@ def _print_line(text: str) -> None:
 
 def _serve(follower: Follower, port: int, opened: bool) -> None:
     """Serve the page until Ctrl-C, also after the run's end: it may still be open in a browser."""
-    from fedgossip.cli.wording import words_for
+    from fedgossip.cli.run.progress import words_for
     from fedgossip.report.watch import snapshot
     from fedgossip.report.watch.local_server import Site
 
@@ -184,7 +184,7 @@ def board(folder: Path, port: int, opened: bool) -> None:
     It moves with the runs that go on.  Only files are read: nothing is written, and no run can be disturbed.
     """
     from fedgossip.base.errors import ConfigError
-    from fedgossip.cli.wording import words_for
+    from fedgossip.cli.run.progress import words_for
     from fedgossip.report.board.pages import served
 
     if not folder.is_dir():

@@ -203,8 +203,7 @@ def _participant(path: Path) -> int | None:
 
 def _compared(verdict: Verification, others: list[Verification], *, every: bool) -> Verification:
     """Return the verdict with every disagreement with the others; `every`: there are no more files than these."""
-    from fedgossip.audit.compare import compare, unheard
-    from fedgossip.audit.verify import Fault
+    from fedgossip.audit.verify import Fault, compare, unheard
 
     mine, found = verdict.account, list[str]()
     for other in (one.account for one in others):

@@ -241,7 +241,7 @@ def _together(
     from fedgossip.data.agreed.sums_task import from_system
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.models.model_files import found
-    from fedgossip.net.greeting import OTHER_MODEL
+    from fedgossip.net.transport import OTHER_MODEL
     from fedgossip.sites.plans.evaluation import evaluation_plan, evaluation_task, opened_by
     from fedgossip.sites.plans.sums import from_seed
 

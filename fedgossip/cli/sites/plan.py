@@ -11,7 +11,7 @@ import click
 
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.people.keys import key_option
-from fedgossip.cli.run.portable import portable_option, run_code_option
+from fedgossip.cli.run.participant import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
 from fedgossip.core.terms import used_in
 
@@ -145,14 +145,14 @@ def diff(
     any.
     """
     from fedgossip.base.errors import ConfigError
-    from fedgossip.plans.approvals import statement_words
+    from fedgossip.plans.approvals import plan_statement
 
     _, now = stated(experiment, overrides, seed, model, run_code=run_code)
     before = _approvals(key).last()
     if before is None:
         advice = "Read the whole: fedgossip plan show; then sign it: fedgossip plan approve."
         raise ConfigError(f"{key} has approved no plan that stands", advice)
-    found = statement_words.changes(before, now)
+    found = plan_statement.changes(before, now)
     if as_json:
         print_json({"approved": before.hash, "now": now.hash, "changes": found})
         return int(bool(found))
@@ -385,9 +385,9 @@ def _approvals(key: Path) -> SiteApprovals:
 
 def _print_statement(statement: PlanStatement) -> None:
     from fedgossip.cli.text import wrapped
-    from fedgossip.plans.approvals import statement_words
+    from fedgossip.plans.approvals import plan_statement
 
-    found = statement_words.lines(statement)
+    found = plan_statement.lines(statement)
     echo(wrapped(found, WIDTH))
     echo("\nIts words (all: fedgossip explain WORD)")
     echo(wrapped(used_in(text for line in found for text in line).items(), WIDTH))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.cli.people.keys import key_option
-from fedgossip.cli.run.portable import portable_option
+from fedgossip.cli.run.participant import portable_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json, times, wrapped
 from fedgossip.core.run_format import SPENT
 

@@ -54,8 +54,7 @@ def advise(
     By the cost model of `fedgossip compare`, and the rate at which noisy quadratics shrink: an order of ways, and not
     the seconds of your training.
     """
-    from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, verified, ways
-    from fedgossip.lab.advise.network import links_of, times_of
+    from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, links_of, times_of, verified, ways
     from fedgossip.topology import resolve_schedule
 
     wanted = tuple(graphs.split()) or GRAPHS
@@ -111,9 +110,8 @@ def _learned(
     data: Path, target: str, given: tuple[int | None, float | None, bool], links: str, compute: str,
     graphs: Sequence[str], algorithms: Sequence[str],
 ) -> tuple[AdviceAsked, list[AdvisedWay]]:  # fmt: skip
-    from fedgossip.lab.advise.candidates import AdviceAsked
+    from fedgossip.lab.advise.candidates import AdviceAsked, links_of, times_of
     from fedgossip.lab.advise.learned import learned_task, learned_ways
-    from fedgossip.lab.advise.network import links_of, times_of
 
     if any(given):
         raise click.UsageError("--n, --parameters and --verify do not go with --data, which determines the training")

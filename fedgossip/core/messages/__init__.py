@@ -40,6 +40,7 @@ from fedgossip.core.messages.base import (
     CountOrNone,
     Expected,
     Frame,
+    Hello,
     Kind,
     Note,
     Numbers,
@@ -78,7 +79,6 @@ from fedgossip.core.messages.gossip import (
     RunKey,
     RunKeys,
 )
-from fedgossip.core.messages.hosts import Hello
 from fedgossip.core.messages.members import (
     FILE_PART,
     GRAPH_LETTERS,

@@ -12,6 +12,8 @@
             return ("float32", expected.length), ("uint8", expected.length)
 
 Its header on the wire, its allocation limits, the mutated frames of the tests and the trace are derived from it.
+
+Messages between hosts, below the machines.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.base.vectors import Vector
+from fedgossip.core.model_fingerprint import Likeness
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
@@ -111,3 +114,30 @@ def declared(kind: Kind) -> Kind:
     """Register a message for the network."""
     DECLARED.append(kind)
     return kind
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class Hello(Note):
+    """The first message on a link, between hosts: peers of two experiments, or of two layouts, must not mix.
+
+    `experiment` is the hash of the resolved experiment, `schema` of the parameter layout, `version` fedgossip's.
+    `incarnation` counts the starts of the sender: higher after a crash.  `process` is drawn at its start and
+    distinguishes two processes with one identity; 0: not given.  `processor` is a hash of the processor's name where
+    that affects the bits of the result; 0: it does not.  `code`, `frozen` and `probe` are those of `Likeness`.
+    """
+
+    schema: str
+    experiment: str
+    version: str
+    incarnation: Count = 0
+    process: Count = 0
+    processor: Count = 0
+    code: Code = ""
+    frozen: Numbers = ()
+    probe: Numbers = ()
+
+    @property
+    def likeness(self) -> Likeness:
+        """Return the fields compared within a tolerance."""
+        return Likeness(self.code, self.frozen, self.probe)

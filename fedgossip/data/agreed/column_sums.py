@@ -29,7 +29,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.suppression import EDGES, ColumnSums
 from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN, SchemaColumn, SiteColumns, TableSchema
-from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.primitives import Entropy
 

@@ -29,9 +29,9 @@ from fedgossip.base.vectors import Vector, empty, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, Update
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.exact_sums import ExactSums, integers_of, words_in, words_of
+from fedgossip.secure.encoding import ExactSums, integers_of, words_in, words_of
+from fedgossip.secure.fixed_point import little
 from fedgossip.secure.primitives import Entropy
-from fedgossip.secure.ring import little
 from fedgossip.secure.session_history import AskedBefore
 
 Draw = Callable[[NodeId, int], Entropy]

@@ -4,6 +4,8 @@
 
 The job's environment determines the participant.  Before the job's time is over Slurm sends SIGTERM; the participant
 says goodbye, its checkpoint is on disk, and the job is queued again.
+
+The process of one participant on a node: that which `run --on local` starts, in an environment of its own.
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from fedgossip.base import outside_files
-from fedgossip.base.errors import FedgossipError, needed
+import msgspec
+
+from fedgossip.base import kernels, outside_files
+from fedgossip.base.errors import ConfigError, FedgossipError, needed
+from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import JobLife, check_shared, read_job
-from fedgossip.drivers.clusters.participant_process import own_host, start_participant
+from fedgossip.net.relays.addresses import LOOPBACK, address_of_interface, address_towards, own_addresses
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.peer_files import failed, try_to_report
 
@@ -102,6 +109,32 @@ def _requeue(job: str, life: JobLife) -> None:
         state = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
         if state.stdout.strip() == "RUNNING":
             subprocess.run(["scontrol", "requeue", job], capture_output=True, timeout=30, check=False)
+
+
+def start_participant(
+    spec: Mapping[str, Any], here: str, path: Sequence[str], *, cpus: int, portable: bool
+) -> subprocess.Popen[bytes]:
+    """Start a participant; it says goodbye on SIGTERM, and when this process exits."""
+    threads = {f"{library}_NUM_THREADS": str(cpus) for library in ("OMP", "OPENBLAS", "MKL")}
+    words = [*PYTHON, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
+    environment = {**kernels.environment(portable=portable), **threads, "PYTHONPATH": os.pathsep.join(path)}
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, cwd=here, env=environment)
+
+
+def own_host(own: str, hosts: Sequence[str], interface: str = "") -> str:
+    """Return the address of this node for those on `hosts`: that of the interface with the route to the first of them.
+    Raises ConfigError for an interface that does not exist.
+    """
+    if interface:
+        found = address_of_interface(interface)
+        if found is None:
+            raise ConfigError(f"{own}: no network interface {interface} with an address", "Name another: --interface.")
+        return found
+    others = [host for host in hosts if host != own]
+    if not others:
+        return LOOPBACK
+    towards = address_towards(f"tcp://{others[0]}:1", 1) or own_addresses(1)[0]
+    return towards.removeprefix("tcp://").rpartition(":")[0]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from fedgossip.drivers.participant import check_recordable
 from fedgossip.drivers.peer_processes import RunProcesses, start_failure
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.plans.gossip.adversary import check_real
+from fedgossip.plans.gossip.gossip_checks import check_real
 from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
 
 Tell = Callable[[str], None]

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedgossip.base import outside_files, signals
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, needed
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import SEEN_SECONDS, JobLife, PlacedJob, probe_in, write_job
 from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources

@@ -53,7 +53,7 @@ from fedgossip.drivers.loops.seats import (
 from fedgossip.drivers.loops.task import LoopTask, Meeting, Released, without_first
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.experiment.sections import GossipExperiment
-from fedgossip.learning.exchangeable import BOTH, LORA, PRODUCT
+from fedgossip.learning.one_model.flat import BOTH, LORA, PRODUCT
 from fedgossip.learning.own_loop import adapters
 from fedgossip.learning.own_loop.parameters import Exchanged, optimizers_of
 from fedgossip.learning.own_loop.terms import (

@@ -15,7 +15,7 @@ import msgspec
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT, LOG, OVER, PEERS, SEAT

@@ -20,7 +20,7 @@ import msgspec
 from fedgossip.base import kernels, outside_files, owner_files, signals
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
 from fedgossip.core.run_format import ENDED, LAUNCHED, LOG, SEAT

@@ -41,8 +41,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import CONVEX, Objective
 from fedgossip.experiment import Experiment, load_experiment
-from fedgossip.lab.costs.base import EqualLinks, FittedLink, fitted
-from fedgossip.lab.costs.formulas import all_gather, all_reduce
+from fedgossip.lab.costs.base import EqualLinks, FittedLink, all_gather, all_reduce, fitted
 from fedgossip.learning.dp_sgd.record_privacy import check_private
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.models import models
@@ -52,8 +51,7 @@ from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.processes.ipc import Channel, Message, Setup, SharedArrays, TrainOrder, TrainReply
 from fedgossip.learning.processes.plans import Plan, plan_of, stages_of
 from fedgossip.learning.processes.process_memory import memory_of
-from fedgossip.learning.processes.processes import Group
-from fedgossip.learning.processes.serving import serve
+from fedgossip.learning.processes.processes import Group, serve
 from fedgossip.learning.processes.worker import meet
 from fedgossip.learning.settings import ATTENTIONS, LET_GO, RING, TrainSettings
 from fedgossip.learning.task import TorchTask

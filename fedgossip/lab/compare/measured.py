@@ -14,14 +14,13 @@ from statistics import fmean
 
 from fedgossip.base.vectors import empty
 from fedgossip.core import run_format
-from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.messages import TAIL
-from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, kind_of, read_rows
 from fedgossip.core.task import Job
 from fedgossip.drivers.simulate import examples_of
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.lab.compare.cells import Cell, CellGrid, DoneCell, run_cells
-from fedgossip.lab.compare.setting import Setting
+from fedgossip.lab.compare.names import Setting
 from fedgossip.lab.costs.base import Cost, EqualLinks, TrainingTimes
 from fedgossip.lab.costs.methods import Buckets
 from fedgossip.learning.settings import TrainSettings

@@ -14,8 +14,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.core import run_format
 from fedgossip.data.dataset import Dataset
-from fedgossip.lab.edge.export import drawn
-from fedgossip.lab.edge.onnx_model import AnsweringModule, OnnxModel
+from fedgossip.lab.edge.onnx_model import AnsweringModule, OnnxModel, drawn
 from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import found
 

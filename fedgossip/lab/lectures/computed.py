@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.algorithms.codecs.base import CodecTurn, VectorLayout
-from fedgossip.algorithms.codecs.casts import BFloat16
 from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.quantized import BFloat16
 from fedgossip.base import seeds
 from fedgossip.base.vectors import frozen
 from fedgossip.core.timeline import Bar, Timeline
-from fedgossip.lab.lectures.measures import MeasuredLecture
+from fedgossip.lab.lectures.trained import MeasuredLecture
 from fedgossip.report.page.lectures import Plot, PlottedCurve, Stacks
 from fedgossip.report.page.timeline import NamedTimeline
 

@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedgossip.lab.lectures import computed, measures, trained
-from fedgossip.lab.lectures.measures import MeasuredLecture
+from fedgossip.lab.lectures import computed, trained
 from fedgossip.lab.lectures.topics import Topic, TopicNumber, topics, value_of
+from fedgossip.lab.lectures.trained import MeasuredLecture
 from fedgossip.report.page.lectures import LecturePage, LectureRow, Picture
 
 MEASURES: Mapping[str, Callable[..., MeasuredLecture]] = {
     name: function
-    for module in (measures, computed, trained)
+    for module in (trained, computed, trained)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
 from fedgossip.data.bundled import diabetes
 from fedgossip.data.idx import VARIABLE

@@ -29,10 +29,8 @@ from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import NetworkRow
 from fedgossip.drivers.simulate import simulate
-from fedgossip.lab.costs.base import EqualLinks
-from fedgossip.lab.costs.formulas import all_reduce, neighbours
-from fedgossip.lab.costs.methods import gossip_steps
-from fedgossip.lab.costs.timeline import seconds_of_rounds
+from fedgossip.lab.costs.base import EqualLinks, all_reduce, neighbours
+from fedgossip.lab.costs.methods import gossip_steps, seconds_of_rounds
 from fedgossip.lab.sweeps.sweep import sweep
 from fedgossip.lab.sweeps.table import SweepTable, paired_difference
 from fedgossip.runs.run_directory import Run

@@ -34,8 +34,7 @@ from fedgossip.base.limits import Within, limits_of
 from fedgossip.base.scores import HIGHER, LOWER
 from fedgossip.core.run_format import CELLS, FAILURE, SWEEP
 from fedgossip.data.idx import keep_files
-from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal, write_failure
-from fedgossip.lab.sweeps.claims import run_claimed
+from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal, run_claimed, write_failure
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, named, read_sweep
 from fedgossip.report.page.learning_curves import measured_values
 from fedgossip.report.page.reading import RecordedRun, read_run

@@ -23,8 +23,7 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.core import run_format
 from fedgossip.experiment import Experiment, load_experiment
-from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in
-from fedgossip.lab.sweeps.claims import run_claimed
+from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, run_claimed
 from fedgossip.lab.sweeps.sweep import on_cluster
 from fedgossip.lab.sweeps.worker import Stopped, main
 from fedgossip.runs.run_directory import write_whole

@@ -36,7 +36,6 @@ from fedgossip.report.page.learning_curves import (
     student_interval,
 )
 from fedgossip.report.page.reading import RecordedRun, read_run
-from fedgossip.report.page.sweep import paper, written
 from fedgossip.report.page.sweep_figures import (
     Order,
     Points,
@@ -44,6 +43,8 @@ from fedgossip.report.page.sweep_figures import (
     SweepPage,
     SweepPoint,
     SweepPoints,
+    paper,
+    written,
 )
 
 FACTS = (("gap", "spectral gap"), ("n_w", "effective neighbours n_W"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ConfigError, NetworkError, needed
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.drivers.clusters.ray_cluster import END_SECONDS, RayCommand, connected
 from fedgossip.drivers.clusters.resources import LOCAL, SLURM
 from fedgossip.drivers.clusters.slurm import path_of_ours

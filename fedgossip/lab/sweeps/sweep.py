@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.base.imports import PYTHON
+from fedgossip.base.kernels import PYTHON
 from fedgossip.drivers.clusters.meeting import probe_in
-from fedgossip.lab.sweeps.cells import CellOutcome
-from fedgossip.lab.sweeps.claims import holder
+from fedgossip.lab.sweeps.cells import CellOutcome, holder
 from fedgossip.lab.sweeps.folder import Ended, SweepFolder
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, read_sweep
 from fedgossip.lab.sweeps.table import SweepTable, table_of

@@ -1,7 +1,7 @@
 """Training of many simulated nodes at once, as rows of one array, with the bits of one model alone.
 
 It imports `one_model`, `learning.settings` and torch; `simulation.resident_rounds` calls it through
-`core.resident_models`.
+`core.metrics`.
 
 A job of 64 nodes: `job_blocks` groups jobs, `stacked_engine` trains a stack of linear layers by batched products,
 `job_blocks` any other module on a GPU, up to 64 jobs in one gradient: vmap of grad of functional_call, over rows [k,

@@ -27,7 +27,7 @@ import torch
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, one_scale_each
-from fedgossip.core.resident_models import ROUNDINGS, Disagreement
+from fedgossip.core.metrics import ROUNDINGS, Disagreement
 from fedgossip.learning.many_nodes.convolutions import Shape
 from fedgossip.learning.many_nodes.stacked_steps import StepLayout, Steps
 from fedgossip.learning.many_nodes.workspace import Workspace, stack_of

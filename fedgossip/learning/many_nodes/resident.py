@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from fedgossip.base import imports
+from fedgossip.base import kernels
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, one_scale_each
-from fedgossip.core.resident_models import Disagreement, disagreement
+from fedgossip.core.metrics import Disagreement, disagreement
 from fedgossip.learning.many_nodes.device_stack import MOST_GRAPHS, DeviceStack, Rows, StackEngine
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.many_nodes.stacked_steps import mean_losses
@@ -61,7 +61,7 @@ class HostStack:
     def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:  # noqa: ARG002
         self.n, self._engine, self._most = n, engine, min(n, engine.plain_block)
         self.device = engine.device
-        imports.keep(KEPT_BLOCK, KEPT)
+        kernels.keep(KEPT_BLOCK, KEPT)
         sizes = numbers_of(engine.shape)
         # of numpy's: it asks the system for large pages, which torch does not
         self._models = [torch.from_numpy(np.zeros((n, size), np.float32)) for size in sizes]

@@ -15,7 +15,7 @@ from fedgossip.base.cells import class_name, shown
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.untrusted_text import cell_text
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, plain
-from fedgossip.data.columns.encoded_tables import declared, found_columns, number_of, read_features
+from fedgossip.data.columns.table_schema import declared, found_columns, number_of, read_features
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.data import load
 from fedgossip.data.dataset import OF_COLUMNS, Dataset

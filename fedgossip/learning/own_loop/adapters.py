@@ -23,8 +23,7 @@ from torch import nn
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, add, empty, frozen
 from fedgossip.core.adapter_names import half_of, other_half, product_name
-from fedgossip.learning.exchangeable import FFA, PRODUCT
-from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.flat import FFA, PRODUCT, Layout
 from fedgossip.learning.own_loop.parameters import Exchanged
 
 SMALLEST = 1e-7

@@ -16,8 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import Vector, all_finite, empty, frozen
 from fedgossip.core.task import Segment
-from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
-from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.flat import Layout, averaged_buffers, trained_parameters
 from fedgossip.learning.one_model.probing import projected
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")

@@ -10,9 +10,7 @@ from urllib.parse import parse_qsl
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import limits_of
 from fedgossip.learning.personal.base import PersonalMethod
-from fedgossip.learning.personal.clusters import Ifca
-from fedgossip.learning.personal.pulled import Ditto, Finetune, MeanRegularised
-from fedgossip.learning.personal.stepped import Apfl, FedRep, PFedMe
+from fedgossip.learning.personal.methods import Apfl, Ditto, FedRep, Finetune, Ifca, MeanRegularised, PFedMe
 
 METHODS: Mapping[str, tuple[type[Any], str]] = {
     "finetune": (Finetune, "the shared model, trained further"),

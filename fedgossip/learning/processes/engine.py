@@ -8,7 +8,23 @@ several tasks of one process have groups of their own, and the process with the 
 Start and end of the processes: `processes`.  Process 0 replies for the group where all replies would be equal.
 
 A step equals the step of one process to rounding, see `group`: with "ddp" each process has the whole model, with
-"fsdp" a part of it (`fsdp`).  With "hogwild" there are no common steps: `hogwild`.
+"fsdp" a part of it (`fsdp`).  With "hogwild" there are no common steps.
+
+Hogwild!: the processes of a client step on one model in shared memory, without a lock and without waiting.
+
+    each of P processes, until its share of the batches is done:
+        g  <-  the gradient of its next batch, at the present model
+        model  <-  model - rate * g          in place, while the others read and write it
+
+A step may begin from a model with half of another's step, and where two processes write an element at once one of the
+two updates is lost.  Where examples affect few elements each that is rare; a dense model writes all of them in every
+step.  The result depends on the speeds of the processes: no run has the bits of another.
+
+Lost updates are measured with `train.count_lost`: each process counts its writes, and adds 1 to a counter per element
+in shared memory with the same race; the deficit of the counters is the number of lost updates.
+
+Source: F. Niu, B. Recht, C. Re, S. Wright, Hogwild!: a lock-free approach to parallelizing stochastic gradient
+descent, NIPS 2011.
 """
 
 from __future__ import annotations
@@ -32,11 +48,13 @@ from fedgossip.data.ragged import parts_of
 from fedgossip.learning.many_nodes.stacked_engine import Outcome, State
 from fedgossip.learning.one_model import module_engine
 from fedgossip.learning.one_model.flat import Layout
-from fedgossip.learning.one_model.module_engine import Assignment, Done, Sums
+from fedgossip.learning.one_model.module_engine import PERSONAL, Assignment, Done, Sums
 from fedgossip.learning.one_model.scoring import Scoring, Tally
 from fedgossip.learning.one_model.sharing import GpuSharing
 from fedgossip.learning.processes import processes
 from fedgossip.learning.processes.ipc import (
+    COUNTER,
+    LINE,
     STATE,
     ArrayPlace,
     Evaluated,
@@ -45,9 +63,10 @@ from fedgossip.learning.processes.ipc import (
     Shapes,
     TrainOrder,
     TrainReply,
+    race_of,
 )
 from fedgossip.learning.processes.processes import Group, StandingGroup
-from fedgossip.learning.settings import BF16, TrainSettings
+from fedgossip.learning.settings import BF16, HOGWILD, TrainSettings
 
 if TYPE_CHECKING:
     from fedgossip.learning.processes.process_memory import ProcessMemory
@@ -206,3 +225,43 @@ class DistributedLoop(ProcessesLoop):
 def _named(state: State) -> dict[str, npt.NDArray[Any]]:
     """Return a node's state by the names that it has among the arrays of a job."""
     return {f"{STATE}{name}": np.asarray(array) for name, array in state.items()}
+
+
+class HogwildLoop(ProcessesLoop):
+    """Trains in processes that all step on one line of shared memory: personal parameters, then the vector."""
+
+    def __init__(
+        self, module: nn.Module, layout: Layout, train: Dataset, test: Dataset, settings: TrainSettings, **how: Any
+    ) -> None:
+        super().__init__(module, layout, train, test, settings, **how)
+        self._fresh = Layout.personal_of(module, settings.stays).read(module)
+        self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {LINE: ("float32", (len(self._fresh) + layout.length,))}
+        if settings.count_lost:
+            self._shapes[COUNTER] = ("int32", (self.trained,))
+
+    def train_one(self, job: Assignment) -> Outcome:
+        p = len(self._fresh)
+        with self.standing.working() as group:
+            found = group.found.room(self._shapes)
+            views = group.found.views(found)
+            self._lay(job, views)
+            answers = group.ask(self.order(group, job, found, {}))
+            race = race_of([one for one in answers if isinstance(one, TrainReply)], views)
+            line = views[LINE].copy()
+        if p:
+            job.state[PERSONAL] = line[:p].copy()
+        outcome = module_engine.outcome(job.vector, line[p:].copy(), Done(race.loss, 0))
+        return outcome._replace(logged=race.logged)
+
+    def gradient_one(self, job: Assignment) -> Outcome:  # noqa: ARG002
+        """Raise ConfigError: its processes take steps, and a gradient takes none."""
+        advice = 'Use parallel = "ddp", or a method whose participants train: gossip, [coordinator], parallel.outer.'
+        raise ConfigError(f'parallel = "{HOGWILD}": its processes take steps, and a gradient takes none', advice)
+
+    def _lay(self, job: Assignment, views: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write the arrays that all processes step on."""
+        p = len(self._fresh)
+        views[LINE][:p] = job.state.get(PERSONAL, self._fresh)
+        views[LINE][p:] = job.vector
+        if COUNTER in views:
+            views[COUNTER][:] = 0

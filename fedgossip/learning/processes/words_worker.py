@@ -18,7 +18,7 @@ from fedgossip.learning.processes.ipc import (
     TrainOrder,
     TrainReply,
 )
-from fedgossip.learning.processes.serving import LifeSigns, OrderTaker, serve
+from fedgossip.learning.processes.processes import LifeSigns, OrderTaker, serve
 
 
 class WordsWorker:

@@ -52,7 +52,7 @@ from fedgossip.learning.processes.ipc import (
     TrainOrder,
     TrainReply,
 )
-from fedgossip.learning.processes.serving import LifeSigns, OrderTaker, serve
+from fedgossip.learning.processes.processes import LifeSigns, OrderTaker, serve
 from fedgossip.learning.settings import BF16, HOGWILD, TrainSettings, rank_of
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -7,7 +7,7 @@ the answer.
 Sending (`router_sender`): one chunk in turn for each client, by streams four.  What a connection does not take is
 tried again after 2 to 100 ms.
 
-Receiving (`upload_slots`): a message of more than one chunk waits for its turn, so the coordinator's memory does not
+Receiving (`router_sender`): a message of more than one chunk waits for its turn, so the coordinator's memory does not
 grow with its clients.  Two are received at once; a third and a fourth where those bring less than 100 MB/s of 0.1 s in
 which the coordinator reads.
 

@@ -1,7 +1,7 @@
 """The links of a client: one DEALER that dials its coordinator, and a sealed stream beside it.  Binds nothing.
 
 ZeroMQ dials again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
-A large message waits for its turn, and all that is sent after it waits too; see `upload_slots`.
+A large message waits for its turn, and all that is sent after it waits too; see `router_sender`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,25 @@ from fedgossip.core.wire import Assembler
 from fedgossip.net import sockets
 from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
-from fedgossip.net.hub import control_frames
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.links import partner_link
-from fedgossip.net.links.outbox import Cuts, Outbox, Pair, check_last, frame_error, read, read_sealed, skip, zmq_body
+from fedgossip.net.links.outbox import (
+    ANSWERS,
+    ASK,
+    GO,
+    TWIN,
+    Cuts,
+    Outbox,
+    Pair,
+    check_last,
+    frame_error,
+    parse,
+    read,
+    read_sealed,
+    skip,
+    word,
+    zmq_body,
+)
 from fedgossip.net.measuring.traffic import Traffic
 from fedgossip.net.relays.reachability import Routing
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
@@ -171,7 +186,7 @@ class ClientLinks(Wakeable):
         if self._asked == outbox.transfer:
             return None
         self._asked = outbox.transfer
-        outbox.add_control(control_frames.word(control_frames.ASK, outbox.transfer))
+        outbox.add_control(word(ASK, outbox.transfer))
         return outbox.next()
 
     @property
@@ -224,7 +239,7 @@ class ClientLinks(Wakeable):
                 return
 
     def _read_message(self, dealer: ZmqSocket, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
-        kind, transfer = control_frames.parse(mark.bytes)
+        kind, transfer = parse(mark.bytes)
         if kind == SEAL:
             text = dealer.recv() if mark.more else b""
             check_last(dealer)
@@ -232,7 +247,7 @@ class ClientLinks(Wakeable):
                 events.append(refused)
             return None
         self.streams.count_received(self._call)
-        if kind not in control_frames.ANSWERS or not mark.more:
+        if kind not in ANSWERS or not mark.more:
             message = read(dealer, mark, self._assembler)
             self._count_vectors()
             return message
@@ -243,10 +258,10 @@ class ClientLinks(Wakeable):
 
     def _read_control(self, kind: bytes, transfer: int, events: list[LinkEvent]) -> None:
         """Take a control frame."""
-        if kind == control_frames.TWIN:
+        if kind == TWIN:
             text = "another process with our key is connected to the coordinator, and was here before"
             events.append(Rejected(self._coordinator, "twin", text, "Stop one of the two."))
-        elif kind == control_frames.GO and transfer == self._asked:
+        elif kind == GO and transfer == self._asked:
             self._turn = transfer
 
     # --- the sealed stream ------------------------------------------------------------------------------------------
@@ -255,9 +270,9 @@ class ClientLinks(Wakeable):
         """Offer the coordinator a stream, where the link has none and that is due."""
         if (now := self.streams.tick()) is None or not self._up or self._coordinator is None:
             return
-        if word := self.streams.offers(self._call, now):
+        if offered := self.streams.offers(self._call, now):
             self._call.relayed = bool(self.routing.relay_of(self._coordinator))
-            self._outbox.add_control(word)
+            self._outbox.add_control(offered)
             self._flush()
 
     def _turn_streams(self, events: list[LinkEvent]) -> None:
@@ -277,8 +292,8 @@ class ClientLinks(Wakeable):
                     if call.stream is not None:
                         self.streams.watch(call)
                     return
-                kind, transfer = control_frames.parse(call.stream.mark)
-                if kind in control_frames.ANSWERS:
+                kind, transfer = parse(call.stream.mark)
+                if kind in ANSWERS:
                     call.stream.open()
                     self._read_control(kind, transfer, events)
                     self._flush()

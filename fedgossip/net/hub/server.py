@@ -1,4 +1,6 @@
-"""The coordinator's end of links that only its clients open: one ROUTER that receives and sends, and beside each of its
+"""The coordinator's end of links that only its clients open, and the links of a leaf coordinator, which has both ends.
+
+The coordinator's end of links that only its clients open: one ROUTER that receives and sends, and beside each of its
 connections a sealed stream, which takes over once it is up.  It opens no connection.
 
 A client's first message on a connection is its Hello; the reply is ours, and from then on the client receives its
@@ -7,9 +9,14 @@ messages on that connection.  The sender of a message is the client that the all
     same process, or a later life of it, on a new connection      the old one is closed
     another process with the key of a present client              waits until that one is gone
 
-`send` never blocks; see `router_sender`.  Large messages arrive by turns; see `upload_slots`.
+`send` never blocks, and large messages arrive by turns: see `router_sender`.
 
 One client in its coordinator's links: the connection that it has greeted on, and one that waits.
+
+The links of a leaf coordinator: a coordinator's end towards its clients, a client's towards its own coordinator.
+
+Both are the links of a flat run, each with sockets of its own and the same key; one thread owns both.  `poll` waits at
+the end with the clients, by slices, and looks at the other between them.
 """
 
 from __future__ import annotations
@@ -27,13 +34,14 @@ from fedgossip.core.wire import Assembler, FrameError
 from fedgossip.net import sockets
 from fedgossip.net.connections import Callers, Connections, check_clients, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints
-from fedgossip.net.hub import control_frames, upload_slots
-from fedgossip.net.hub.control_frames import CHUNK
-from fedgossip.net.hub.router_sender import ClientLine, FairSender
-from fedgossip.net.hub.upload_slots import Turns
+from fedgossip.net.hub import router_sender
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.router_sender import ClientLine, FairSender, Turns
 from fedgossip.net.identity import Identity, check_public
-from fedgossip.net.links.outbox import Cuts, Outbox, check_last, frame_error, read, read_sealed, skip
+from fedgossip.net.links import outbox
+from fedgossip.net.links.outbox import CHUNK, Cuts, Outbox, check_last, frame_error, read, read_sealed, skip
 from fedgossip.net.measuring.traffic import Traffic
+from fedgossip.net.relays.reachability import Ways
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, AllowList, Wakeable, Waker, ZmqSocket
 from fedgossip.net.streams.sealed_way import SEAL, CalledStream
 from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
@@ -50,7 +58,7 @@ class CoordinatorLinks(Wakeable):
     """The coordinator's end.  Bind first (`address` then has the real port), `connect` when clients' keys are known."""
 
     def __init__(
-        self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = upload_slots.TURNS
+        self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = router_sender.TURNS
     ) -> None:
         """`identity` None leaves encryption out: for measuring its cost, reachable from no command."""
         suites = suites_wanted()
@@ -58,7 +66,7 @@ class CoordinatorLinks(Wakeable):
         self._clients: dict[NodeId, ConnectedClient] = {}
         self._hello = Hello("", "", "")
         self._expected = Expected("", "", 0)
-        self.turns, self._listening = upload_slots.Turns(turns_at_once), upload_slots.ListeningClock()
+        self.turns, self._listening = router_sender.Turns(turns_at_once), router_sender.ListeningClock()
         self._late: list[LinkEvent] = []
         self._probed = 0.0
         self._cuts = Cuts()
@@ -102,7 +110,7 @@ class CoordinatorLinks(Wakeable):
         """
         check_clients(len(partners))
         self._hello, self._expected = hello, expected
-        self.turns = upload_slots.Turns(self._at_once, expected.payload_bytes)
+        self.turns = router_sender.Turns(self._at_once, expected.payload_bytes)
         for node in partners:
             self.meet(node, endpoints[node])
 
@@ -157,7 +165,7 @@ class CoordinatorLinks(Wakeable):
             self._lost(self._clients[line.node], self._late)
         rest_ms = 0 if self._late else self._speaker.rest_ms(timeout_ms)
         if self.turns.waiting:
-            rest_ms = min(rest_ms, int(1000 * upload_slots.QUIET_SECONDS))
+            rest_ms = min(rest_ms, int(1000 * router_sender.QUIET_SECONDS))
         self._listening.back(time.monotonic())
         ready = dict(self.poller.poll(rest_ms))
         events, self._late = self._late, []
@@ -215,18 +223,18 @@ class CoordinatorLinks(Wakeable):
         self, client: ConnectedClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]
     ) -> AnyMessage | None:
         """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
-        kind, transfer = control_frames.parse(mark.bytes)
+        kind, transfer = outbox.parse(mark.bytes)
         known = client.is_on(name)
         if kind == SEAL:
             self._answer(client, name, mark, transfer, events, known=known)
             return None
         self.streams.count_curve_message(client.node, name)
-        if known and kind == control_frames.ASK and mark.more:
+        if known and kind == outbox.ASK and mark.more:
             self.router.recv()
             check_last(self.router)
             self.turns.ask(client.node, transfer)
             return None
-        if known and kind == control_frames.CHUNK and not client.up:  # the rest of one that broke with the connection
+        if known and kind == outbox.CHUNK and not client.up:  # the rest of one that broke with the connection
             skip(self.router)
             return None
         message = read(self.router, mark, client.assembler if known else Assembler(None))
@@ -294,8 +302,8 @@ class CoordinatorLinks(Wakeable):
                     if way.stream is not None:
                         self.streams.watch(way)
                     return False
-                kind, transfer = control_frames.parse(way.stream.mark)
-                if kind == control_frames.ASK:
+                kind, transfer = outbox.parse(way.stream.mark)
+                if kind == outbox.ASK:
                     way.stream.open()
                     self.turns.ask(client.node, transfer)
                     continue
@@ -340,7 +348,7 @@ class CoordinatorLinks(Wakeable):
             self.traffic.note_frame(node, more=False)
             events.append(Rejected(node, "stalled", f"client {node} went silent in the middle of a message"))
         for node, transfer in self.turns.next(now, heard_all=heard_all):
-            self._speaker.send_control(self._clients[node].line, control_frames.word(control_frames.GO, transfer))
+            self._speaker.send_control(self._clients[node].line, outbox.word(outbox.GO, transfer))
 
     def _probe(self) -> None:
         """Send a frame without meaning to clients that are sent nothing else."""
@@ -349,7 +357,7 @@ class CoordinatorLinks(Wakeable):
         self._probed = now
         for client in self._clients.values():
             if client.up and not client.line.outbox:
-                self._speaker.send_control(client.line, control_frames.word(control_frames.NOTHING))
+                self._speaker.send_control(client.line, outbox.word(outbox.NOTHING))
 
     # --- presence of clients --------------------------------------------------------------------------------------
 
@@ -363,7 +371,7 @@ class CoordinatorLinks(Wakeable):
                 self._callers.hang_up(client.next.descriptor)
             client.next = connection
             events.append(Arrived(client.node, connection.hello))  # the host sees that there are two
-            self._speaker.send_control_to(connection.name, control_frames.word(control_frames.TWIN))
+            self._speaker.send_control_to(connection.name, outbox.word(outbox.TWIN))
             return
         if client.up and client.here:
             if client.here.descriptor >= 0:
@@ -470,3 +478,83 @@ class ConnectedClient:
         elif self.assembler.missing_chunks > 1 and not turns.has(self.node, transfer):
             self.assembler.give_up()
             raise FrameError("unasked", "a large message whose turn it is not")
+
+
+SLICE_MS = 10
+"""Maximum wait before the link upwards is looked at again: a message from above waits so long, of rounds of seconds."""
+
+
+class TierLinks:
+    """A `Transport`.  Bind first, as `CoordinatorLinks`; `above` is the coordinator of this one."""
+
+    def __init__(self, node: NodeId, above: NodeId, bind: str, identity: Identity | None) -> None:
+        self.node, self.above = node, above
+        self._down = CoordinatorLinks(node, bind, identity)
+        self._up = ClientLinks(node, identity)
+        self._up.count_with(self._down.traffic)
+
+    @property
+    def address(self) -> str:
+        return self._down.address
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        return (*self._down.partners, *self._up.partners)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._down.bytes_sent + self._up.bytes_sent
+
+    @property
+    def dropped(self) -> int:
+        return self._down.dropped + self._up.dropped
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes of vectors on each link, of both ends."""
+        return self._down.traffic
+
+    @property
+    def idle(self) -> bool:
+        return self._down.idle and self._up.idle
+
+    def reach(self, ways: Ways) -> None:
+        """Reach the coordinator above by these ways, where its address cannot be called."""
+        self._up.routing.reach(ways)
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Admit those of `partners` that are below, and call the one above."""
+        self._down.connect([node for node in partners if node != self.above], endpoints, expected, hello)
+        self._up.connect([self.above], endpoints, expected, hello)
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        self._end_of(node).meet(node, endpoint)
+
+    def part(self, node: NodeId) -> None:
+        self._end_of(node).part(node)
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        self._end_of(to).send(to, message)
+
+    def _end_of(self, node: NodeId) -> ClientLinks | CoordinatorLinks:
+        return self._up if node == self.above else self._down
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen at either end; return what happened."""
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            rest_ms = max(0, int(1000 * (until - time.monotonic())))
+            events = [*self._up.poll(0), *self._down.poll(min(rest_ms, SLICE_MS))]
+            if events or rest_ms <= SLICE_MS:
+                return events
+
+    def wake(self) -> None:
+        self._down.wake()
+
+    def wake_on_signals(self) -> None:
+        self._down.wake_on_signals()
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send upwards first: those below may still wait for the last model, which they are sent at once."""
+        self._up.close(drain_seconds)
+        self._down.close(drain_seconds)

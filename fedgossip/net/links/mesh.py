@@ -22,9 +22,19 @@ from fedgossip.core.wire import Assembler, FrameError
 from fedgossip.net import sockets
 from fedgossip.net.connections import FLOOD, Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
-from fedgossip.net.hub.control_frames import parse
 from fedgossip.net.identity import Identity, check_public
-from fedgossip.net.links.outbox import Cuts, Outbox, Pair, check_last, frame_error, read, read_sealed, skip, zmq_body
+from fedgossip.net.links.outbox import (
+    Cuts,
+    Outbox,
+    Pair,
+    check_last,
+    frame_error,
+    parse,
+    read,
+    read_sealed,
+    skip,
+    zmq_body,
+)
 from fedgossip.net.links.partner_link import PartnerLink, call, hang_up
 from fedgossip.net.measuring.traffic import Traffic
 from fedgossip.net.relays.reachability import Routing

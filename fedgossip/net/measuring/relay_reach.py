@@ -9,7 +9,7 @@ import time
 from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.relay_client import CONNECT_SECONDS, ask_relay, open_relay
-from fedgossip.net.relays.relay_protocol import ECHO, NO_TARGET
+from fedgossip.net.relays.roster_file import ECHO, NO_TARGET
 from fedgossip.net.relays.splice import Stream, hang_up, settled
 from fedgossip.net.relays.web_stream import WebStream
 from fedgossip.net.relays.web_way import Said

@@ -7,7 +7,7 @@ answer, those by TCP first.
 
 ZeroMQ is not aware of a relay (`relay`, `relay_client`): the caller connects to a port of its own machine, the called
 peer accepts from its own machine, and in between an agent's thread passes bytes on.  A key is proved to a relay by
-X25519 with a fresh key of the relay's (`relay_protocol`).  A relay is reached by TCP, or by the web: a WebSocket
+X25519 with a fresh key of the relay's (`roster_file`).  A relay is reached by TCP, or by the web: a WebSocket
 (`web_stream`) carries the same bytes then, through the network's proxy (`web_way`).
 
 Addresses at which this peer can be dialled are looked up every second.  When they change, all links are made again and

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgossip.base.errors import ConfigError, NetworkError, PeerError
 from fedgossip.net.endpoints import RELAY
-from fedgossip.net.relays.relay_protocol import (
+from fedgossip.net.relays.roster_file import (
     ALIVE,
     CALL,
     CALLED,
@@ -32,11 +32,11 @@ from fedgossip.net.relays.relay_protocol import (
     REQUEST_BYTES,
     TOKEN_BYTES,
     YES,
+    Allowed,
     RelayRequest,
     greeting,
     verified_request,
 )
-from fedgossip.net.relays.roster_file import Allowed
 from fedgossip.net.relays.splice import (
     PIECE_BYTES,
     LoopThread,

@@ -17,7 +17,7 @@ from zmq.utils import z85
 from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
 from fedgossip.net.endpoints import RELAY, TCP, is_web
 from fedgossip.net.identity import Identity
-from fedgossip.net.relays.relay_protocol import (
+from fedgossip.net.relays.roster_file import (
     ALIVE,
     ANSWER,
     CALL,

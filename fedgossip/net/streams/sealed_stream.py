@@ -19,8 +19,7 @@ from collections import deque
 from typing import Any
 
 from fedgossip.core.wire import FRAME_BYTES_MAX, MARK_BYTES, FrameError
-from fedgossip.net.descriptors import unacknowledged
-from fedgossip.net.sockets import PROBE_AGAIN_SECONDS, PROBE_SECONDS, SILENCE_MS
+from fedgossip.net.sockets import PROBE_AGAIN_SECONDS, PROBE_SECONDS, SILENCE_MS, unacknowledged
 from fedgossip.net.streams.sealing import TAG_BYTES, Opener, Sealer
 
 _HEAD = struct.Struct(f"<{MARK_BYTES}sI")

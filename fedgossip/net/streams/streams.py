@@ -20,11 +20,9 @@ import zmq
 
 from fedgossip.core.machine import NodeId
 from fedgossip.core.wire import FrameError
-from fedgossip.net.descriptors import shut_down
-from fedgossip.net.hub.control_frames import parse
 from fedgossip.net.identity import Identity
-from fedgossip.net.links.outbox import Pair, skip
-from fedgossip.net.sockets import NOW, Waker, ZmqSocket
+from fedgossip.net.links.outbox import Pair, parse, skip
+from fedgossip.net.sockets import NOW, Waker, ZmqSocket, shut_down
 from fedgossip.net.streams import sealed_stream
 from fedgossip.net.streams.sealed_stream import Buffers, SealedStream
 from fedgossip.net.streams.sealed_way import SEAL, CalledStream, SealedWay, StreamCall, seal_word

@@ -57,20 +57,18 @@ from fedgossip.plans.plan import (
 from fedgossip.plans.statistics_checks import check_federated_statistics
 from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols.federated import client_round
+from fedgossip.protocols.federated.aggregation_round import ClientsBelow, SumReading
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.clear_tier import AnsweringInIntegers, ClearSumming
 from fedgossip.protocols.federated.client import Abstaining, Answering, Client, ClientSettings, Plainly, Securely, never
-from fedgossip.protocols.federated.client_metrics import Telling, telling
-from fedgossip.protocols.federated.client_round import Chances
+from fedgossip.protocols.federated.client_round import Chances, Telling, telling
 from fedgossip.protocols.federated.coordinator import PHASES, Coordinator, CoordinatorSettings, state_in
 from fedgossip.protocols.federated.leaf import LeafCoordinator, LeafSettings, SumAnswering
 from fedgossip.protocols.federated.secure_round import SecureSumming, SessionTerms
-from fedgossip.protocols.federated.tier_sums import ClientsBelow, SumReading
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient
-from fedgossip.secure.encoding import NO_NOISE
-from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.encoding import NO_NOISE, ExactSums
 from fedgossip.secure.session import ParticipantRoster, Policy
 from fedgossip.secure.session_history import AskedBefore, Questions
 from fedgossip.simulation.cohorts import Rounds, check_cohorts, run_rounds

@@ -10,25 +10,23 @@ from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.cocoa import DualAscent
-from fedgossip.algorithms.federated.fedavg import Training
-from fedgossip.algorithms.federated.feddyn import Dynamic
-from fedgossip.algorithms.federated.fednova import Normalised
+from fedgossip.algorithms.federated.fedavg import Normalised, Training
 from fedgossip.algorithms.federated.robust import ByRule
-from fedgossip.algorithms.federated.scaffold import Controlled
+from fedgossip.algorithms.federated.scaffold import Controlled, Dynamic
 from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, SPARSE, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
-from fedgossip.experiment.coordinator_sections import BY_LOSSES
+from fedgossip.experiment.run_sections import BY_LOSSES
 from fedgossip.learning.linear.convex import LASSO
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM
 from fedgossip.plans.federated.tree import Tree, tree_of
 from fedgossip.plans.own_parts import codec_named, own_federated
-from fedgossip.plans.personal import check_personal_clients
+from fedgossip.plans.tasks import check_personal_clients
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
 

@@ -15,7 +15,7 @@ from fedgossip.plans.federated.credentials import Logged
 from fedgossip.plans.tasks import task_of_dry_run
 from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.forecast import PrivacyForecast
-from fedgossip.protocols.federated.client_metrics import Telling
+from fedgossip.protocols.federated.client_round import Telling
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment, PrivacySection
@@ -85,7 +85,7 @@ def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:
 
 def statistics_cost(experiment: Experiment) -> Mechanism | None:
     """Return the cost of the statistics agreed on before a run; None where no epsilon covers them."""
-    from fedgossip.data.agreed.statistics_task import ROUNDS
+    from fedgossip.data.agreed.agreed_table import ROUNDS
     from fedgossip.data.columns.table_schema import FEDERATED
     from fedgossip.privacy.accounting import Mechanism
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.roles import TIER, Role, Roles, federated_roles
-from fedgossip.experiment.coordinator_sections import CoordinatorSection, TierSection
+from fedgossip.experiment.run_sections import CoordinatorSection, TierSection
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN, ids_in
 

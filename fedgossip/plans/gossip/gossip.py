@@ -15,26 +15,31 @@ import msgspec
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.algorithms.gossip.choco import Choco
 from fedgossip.algorithms.gossip.dsgd import DSGD
-from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.names import METHODS, Method, Told, given, make, own
 from fedgossip.algorithms.gossip.running_statistics import with_statistics
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
-from fedgossip.core.event_kinds import MISSED, SKIPPED, SKIPPED_MIX
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.metrics import Network
-from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.records import MISSED, SKIPPED, SKIPPED_MIX, EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import LocalTask, Segment, statistics_in
 from fedgossip.data import custom
 from fedgossip.experiment import GIVEN, GossipExperiment
-from fedgossip.experiment.coordinator_sections import CODEC_CODE
-from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
+from fedgossip.experiment.run_sections import ALGORITHM_CODE, CODEC_CODE
 from fedgossip.plans.completeness import Lacking, of_gossip, with_exchanges
 from fedgossip.plans.federated.credentials import Logged, Own
-from fedgossip.plans.gossip.adversary import attack_in, attackers_of, check_adversary, check_real, roles_with
-from fedgossip.plans.gossip.gossip_checks import check_fragments, check_pair
+from fedgossip.plans.gossip.gossip_checks import (
+    attack_in,
+    attackers_of,
+    check_adversary,
+    check_fragments,
+    check_pair,
+    check_real,
+    roles_with,
+)
 from fedgossip.plans.gossip.gossip_machines import (
     GossipMode,
     GossipRun,
@@ -58,10 +63,9 @@ from fedgossip.plans.gossip.gossip_words import (
 )
 from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.own_parts import codec_named
-from fedgossip.plans.personal import check_personal_peers
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Plan, PlanDefaults, Results, RunOutlook, Seat
 from fedgossip.plans.statistics_checks import check_gossip_statistics
-from fedgossip.plans.tasks import example_counts
+from fedgossip.plans.tasks import check_personal_peers, example_counts
 from fedgossip.protocols.gossip.attacker import Attacker
 from fedgossip.protocols.transfer.state_transfer import Recovering
 from fedgossip.secure.pairs import SeededPairs
@@ -83,7 +87,7 @@ from fedgossip.topology import (
     weighted_names,
 )
 from fedgossip.topology.spectra.pairwise import PairwiseRates, pairwise_rates
-from fedgossip.topology.weights.stationary import SIZES, weighted
+from fedgossip.topology.weights.weights import SIZES, weighted
 
 NOT_IN_STEP = frozenset({MISSED, SKIPPED, SKIPPED_MIX})
 """Events of exchanges that did not take place in their round."""

@@ -12,9 +12,8 @@ from typing import Any
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.algorithms.gossip.choco import Choco
-from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
-from fedgossip.algorithms.gossip.dsgd import DSGD
-from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.dsgd import DSGD, CombineThenAdapt
+from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
 from fedgossip.algorithms.gossip.running_statistics import combined_apart
 from fedgossip.algorithms.robust.combine import Combination
@@ -23,7 +22,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
 from fedgossip.plans.federated.credentials import Credentials
-from fedgossip.plans.gossip.adversary import attack_in, attackers_of
+from fedgossip.plans.gossip.gossip_checks import attack_in, attackers_of
 from fedgossip.plans.own_parts import combination_named
 from fedgossip.plans.plan import Seat, nanoseconds
 from fedgossip.protocols.gossip import async_gossip, sync_gossip

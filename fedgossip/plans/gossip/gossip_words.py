@@ -10,7 +10,7 @@ import numpy as np
 
 from fedgossip.algorithms.codecs.base import VectorLayout
 from fedgossip.algorithms.gossip.choco import Choco
-from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import CodedModel, Model, ModelFragment
 from fedgossip.core.records import NetworkRow, Row

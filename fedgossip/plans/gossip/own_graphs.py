@@ -30,7 +30,7 @@ from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.base.limits import CalledWith
 from fedgossip.data import custom
 from fedgossip.experiment import GIVEN, Experiment
-from fedgossip.experiment.gossip_sections import GRAPH_CODE, WEIGHTS_CODE
+from fedgossip.experiment.run_sections import GRAPH_CODE, WEIGHTS_CODE
 from fedgossip.plans.tasks import example_counts, label_counts
 from fedgossip.topology import (
     Cycle,
@@ -49,7 +49,7 @@ from fedgossip.topology.graphs import learned
 from fedgossip.topology.graphs.graph import FloatArray, IntArray
 from fedgossip.topology.spectra.heterogeneity import label_shares, placed
 from fedgossip.topology.weights.mixing import TOLERANCE, Stochastic, dense_weights
-from fedgossip.topology.weights.stationary import SIZES, weighted
+from fedgossip.topology.weights.weights import SIZES, weighted
 
 LOOKED_AT = 4
 """Rounds of a schedule that never repeats, before anything runs."""

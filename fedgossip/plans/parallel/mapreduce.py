@@ -23,7 +23,7 @@ import numpy as np
 from fedgossip.algorithms.codecs.base import VectorLayout
 from fedgossip.algorithms.federated.base import ClientRule, Federated
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
-from fedgossip.algorithms.federated.fedsgd import Gradient
+from fedgossip.algorithms.federated.fedavg import Gradient
 from fedgossip.algorithms.federated.lbfgs import LBFGS, DescentServer
 from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import Uniform
@@ -35,8 +35,7 @@ from fedgossip.core.roles import CLIENT, SERVER, Role, Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import LocalTask
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
-from fedgossip.plans.parallel.coding import codec_of, gradient_sender
-from fedgossip.plans.parallel.shared_steps import SharedSteps
+from fedgossip.plans.parallel.shared_steps import SharedSteps, codec_of, gradient_sender
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.federated.client import Client, ClientSettings
 from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings

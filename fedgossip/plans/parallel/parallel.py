@@ -19,11 +19,16 @@ from fedgossip.core.records import Row
 from fedgossip.core.roles import Role, Roles
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.experiment import ParallelExperiment
-from fedgossip.experiment.parallel_sections import LBFGS, MAPREDUCE, SERVED
-from fedgossip.plans.parallel.coding import coded_updates, fragment_sums, low_rank_words, payload_sent
+from fedgossip.experiment.run_sections import LBFGS, MAPREDUCE, SERVED
 from fedgossip.plans.parallel.mapreduce import LineSearchPlan, MapReducePlan
 from fedgossip.plans.parallel.parameter_server import ServerPlan
-from fedgossip.plans.parallel.shared_steps import SharedSteps
+from fedgossip.plans.parallel.shared_steps import (
+    SharedSteps,
+    coded_updates,
+    fragment_sums,
+    low_rank_words,
+    payload_sent,
+)
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.allreduce.allreduce import AllReduce, AllReduceSettings
 from fedgossip.protocols.allreduce.round_sums import RoundSums

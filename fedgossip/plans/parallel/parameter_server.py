@@ -28,18 +28,16 @@ from fedgossip.core.task import Job, LocalTask, RowTask, Segment
 from fedgossip.data.custom import function, given_by, is_function
 from fedgossip.data.objectives import SPARSE
 from fedgossip.experiment import ParallelExperiment
-from fedgossip.experiment.parallel_sections import ASYNC, SERVED
+from fedgossip.experiment.run_sections import ASYNC, SERVED
 from fedgossip.learning.linear.word_tables import word_table
-from fedgossip.plans.parallel.coding import codec_of, gradient_sender
-from fedgossip.plans.parallel.shared_steps import SharedSteps
+from fedgossip.plans.parallel.shared_steps import SharedSteps, codec_of, gradient_sender
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
-from fedgossip.protocols.servers.model_parts import CodedParts, ModelParts, WholeParts
+from fedgossip.protocols.servers.model_parts import CodedParts, CodedPushes, ModelParts, ShardCoding, WholeParts
 from fedgossip.protocols.servers.row_parts import RowParts
 from fedgossip.protocols.servers.server import ParameterServer, ServerSettings
 from fedgossip.protocols.servers.server_manager import ManagerSettings, ServerManager
 from fedgossip.protocols.servers.server_worker import PushPullWorker, WorkerSettings
 from fedgossip.protocols.servers.shard_clocks import ShardClocks, StepPerClock, StepPerPush, restore
-from fedgossip.protocols.servers.shard_coding import CodedPushes, ShardCoding
 from fedgossip.simulation.collective import as_it_is, first_collective, run_collective, served_by
 
 

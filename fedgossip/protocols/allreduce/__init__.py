@@ -12,15 +12,15 @@ before it, or where the answer to a question does not name it.  The question is 
 link (`chunk_links`, RFC 6298) and keeps its place behind the chunks, so a link slower than the first timeout carries
 none twice.  An acknowledgement is 55 to 67 bytes: 9 of the frame's mark, 17 of its kind, 24 of its fields' names,
 which every header has, so that an unknown one is refused.  A worker can be one round ahead, so there is room for two
-(`chunk_exchange`).
+(`round_sums`).
 
-A missing worker (`worker_group`).  Where a worker is gone, or a round is not done in time, the workers
-report to all how far they are, and the lowest proposes a view: which workers go on.  A view needs more than half of
-the last view, and of the last one in which a round was done.  In one view a round has one result.  A worker that is
-behind requests the state from a donor in pieces (`transfer.state_fetch`); otherwise the round is done again.  Too few
-workers wait for the others until `start_timeout`.  A view is in the checkpoint before anything of it is sent, so the
-next life of a worker is bound by it.  A worker that the others went on without asks to return (WorkerReturn): the
-lowest stops after its round, and the view grows.
+A missing worker (`worker_group`).  Where a worker is gone, or a round is not done in time, the workers report to all
+how far they are, and the lowest proposes a view: which workers go on.  A view needs more than half of the last view,
+and of the last one in which a round was done.  In one view a round has one result.  A worker that is behind requests
+the state from a donor in pieces (`transfer.state_transfer`); otherwise the round is done again.  Too few workers wait
+for the others until `start_timeout`.  A view is in the checkpoint before anything of it is sent, so the next life of a
+worker is bound by it.  A worker that the others went on without asks to return (WorkerReturn): the lowest stops after
+its round, and the view grows.
 
 Local training in place of gradients: with `parallel.outer` the Train is local training, its update takes the
 gradient's place, and the descent is the outer step (DiLoCo); codecs, views, fetched states and goodbyes are the same.

@@ -24,16 +24,17 @@
 and from everywhere Stopping to finished.
 
 A round: every worker requests its gradient at the common model, or a training from it (`local`); then the moves of the
-table begin (`chunk_exchange`), or with `overlap` those of each bucket once its part of the gradient is computed; the
+table begin (`round_sums`), or with `overlap` those of each bucket once its part of the gradient is computed; the
 mean by examples takes the step, the same bits everywhere.  With `delay` a worker trains for the next round while this
 one is summed, so that links and processors work at the same time: from its present point, moved by the momentum; its
 next start has the outer step in place of both (as in Streaming DiLoCo, Douillard and others, 2025, which leaves the
 momentum to the end of the delay).
 
 Where a worker is gone, or a round is not done by its deadline, the others agree on a view (`regroup`).  Either one of
-them has completed the open round, and all others fetch its state (`state_fetch`), or none has, and the members of the
-view repeat it on their gradients: nothing is counted twice.  A worker that returns from a crash or a partition asks
-for readmission: after the round the lowest one stops, and all agree on a view with it, in which it fetches the state.
+them has completed the open round, and all others fetch its state (`state_transfer`), or none has, and the members of
+the view repeat it on their gradients: nothing is counted twice.  A worker that returns from a crash or a partition
+asks for readmission: after the round the lowest one stops, and all agree on a view with it, in which it fetches the
+state.
 """
 
 from __future__ import annotations
@@ -83,13 +84,18 @@ from fedgossip.core.messages import (
     WorkerRefused,
     WorkerReturn,
 )
-from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange, UnsummableError, contribution_of
 from fedgossip.protocols.allreduce.coded_fragments import RoundCoding
-from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSums
+from fedgossip.protocols.allreduce.round_sums import (
+    ChunkExchange,
+    Contribution,
+    RoundSums,
+    UnsummableError,
+    contribution_of,
+)
 from fedgossip.protocols.allreduce.worker_group import GroupWaits, WorkerGroup, enough
 from fedgossip.protocols.allreduce.worker_state import UnsentUpdates, WorkerState
-from fedgossip.protocols.gossip.deadlines import Deadline
-from fedgossip.protocols.transfer.state_fetch import StateFetch
+from fedgossip.protocols.gossip.partner_set import Deadline
+from fedgossip.protocols.transfer.state_transfer import StateFetch
 
 AT_WORK = ("training", "reducing", "catching")
 

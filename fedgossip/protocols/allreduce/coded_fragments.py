@@ -27,7 +27,6 @@ from fedgossip.base.errors import ResumeError
 from fedgossip.base.vectors import Vector, add, frozen, subtract, summable
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import TAIL
-from fedgossip.protocols.allreduce.chunk_exchange import contribution_of
 from fedgossip.protocols.allreduce.reduction import LowRankReduction
 from fedgossip.protocols.allreduce.round_sums import (
     CodedSums,
@@ -35,6 +34,7 @@ from fedgossip.protocols.allreduce.round_sums import (
     RoundSum,
     RoundSums,
     coded_contribution,
+    contribution_of,
     weight_of,
 )
 

@@ -23,7 +23,7 @@ is reported, so a reported round survives any crash; the open round is abandoned
 were never counted though they were to take part are reported as `never_counted`.
 
 `aggregation_round` declares `Exchange`, the seam at which a secure sum takes the place of the plain one.  `buffered`
-is FedBuff: no cohorts, a server step after every K answers.  `client_metrics` declares what a client sends beside its
+is FedBuff: no cohorts, a server step after every K answers.  `client_round` declares what a client sends beside its
 vectors, and the plan's text is made from it.
 
 A secure round (`secure_round`, `client_round`).  Invite -> keys (once; the next ones travel with the masked vector)

@@ -6,28 +6,57 @@ The coordinator opens an exchange, passes the clients' messages to it, and reads
 
 `phase` names the awaited messages; each has a deadline of its own, which the coordinator sets whenever the name
 changes.
+
+The meaning of an unmasked sum of integers: a mean for the server's step, or one term of a coordinator's own sum.
+
+In a tree of coordinators every client rounds, clips, weighs and hides its numbers as in a flat run, and coordinators
+add integers. So the sum at the root, and the mean that is decoded from it there, do not depend on the tree.
+
+A sum of coordinators says itself how many clients are in it: each has added one to its count.  That count, as every
+element, is checked against the bounds of so many clients at each coordinator that sees a sum.
+
+Contributions in the clear, added on arrival: of one round, or of one step of a buffered server.
+
+The spending of a privacy budget by a machine: a line in its log first, then the release that it pays for.
+
+In this order a crash can only count a release that was never made.  An exhausted budget ends the machine's part:
+from fedgossip.protocols.federated.client_round import mean_loss, mean_loss
+nothing unpaid is released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Aggregate, ClientRule, ServerRule, State, saved
+from fedgossip.algorithms.federated.adapter_distance import AdapterDistance
+from fedgossip.algorithms.federated.base import (
+    Accumulator,
+    Aggregate,
+    ClientRule,
+    ServerRule,
+    State,
+    Vectors,
+    effective_steps,
+    saved,
+)
 from fedgossip.algorithms.federated.coded import UploadCodec
+from fedgossip.algorithms.federated.sums import NotSummableError, mean_of
 from fedgossip.algorithms.sampling import Draw, Sampling
-from fedgossip.base.errors import ProtocolError
-from fedgossip.base.vectors import all_finite
-from fedgossip.core.machine import Effect, NodeId, Report, Send
+from fedgossip.base.errors import BudgetError, ProtocolError
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.base.vectors import Vector, all_finite, frozen
+from fedgossip.core.adapter_names import ADAPTER_DISTANCE
+from fedgossip.core.gains import COUNTS
+from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured, Subtotal
 from fedgossip.protocols.federated.client_round import Chances
-from fedgossip.protocols.federated.gathering import Gathered
-from fedgossip.secure.encoding import Noise, RingEncoding
-from fedgossip.secure.fixed_point import Quantised
-from fedgossip.secure.ring import Words
+from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding
+from fedgossip.secure.fixed_point import CLIPPED, DecodedSum, Quantised, Words
 
 NOT_FINITE = "NOT_FINITE"
 """The reason of an abandoned round with a model that is not finite."""
@@ -254,3 +283,184 @@ def stepped(server: ServerRule[State], before: State, aggregate: Aggregate) -> S
     with np.errstate(over="ignore", invalid="ignore"):
         state = server.step(before, aggregate)
     return state if all(map(all_finite, saved(state).values())) else None
+
+
+@dataclass(frozen=True)
+class ClientsBelow:
+    """The numbers of clients that a coordinator may have in its sum."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class SumReading:
+    """How a coordinator reads the sum of its members."""
+
+    rule: ClientRule
+    kind: np.dtype[np.floating]
+    noise: NoiseRule | None = None
+    """The noise of each client, whatever coordinators are between."""
+    coding: UploadCodec | None = None
+    """Of the summed elements, where not all are."""
+    below: Mapping[NodeId, ClientsBelow] = field(default_factory=dict)
+    """Of members that are coordinators; others are one client each."""
+    onward: bool = False
+    """Whether the sum is for another coordinator."""
+
+    def decoded(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> DecodedSum:
+        """Return the values in a sum over `members`.  Raises RoundAbandoned for a sum that these cannot make."""
+        noise = self.noise.at(fixed) if self.noise else NO_NOISE
+        return fixed.decode(total, self._clients(total, members, fixed), noise.sigma, noise.bit_sigma)
+
+    def _clients(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> int:
+        """Return the number of clients in a sum, as it states it where members are coordinators."""
+        if not self.below:
+            return len(members)
+        if total.shape != (fixed.words,):
+            raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {fixed.words} were agreed")
+        count = fixed.clients_in(total)
+        least = sum(self.below[node].least for node in members)
+        most = sum(self.below[node].most for node in members)
+        if not least <= count <= most:
+            text = f"a sum that says {count} clients, of coordinators that have {least} to {most}"
+            raise RoundAbandoned(Reason.OVERFLOW, text)
+        return count
+
+    def result(self, found: DecodedSum, total: Words, round: int) -> Aggregate | LeafSum:
+        """Return the end of a round with this sum."""
+        if self.onward:
+            return LeafSum(total, found.clients)
+        mean = frozen(found.mean.astype(self.kind))
+        vectors = (self.coding.whole(mean, round),) if self.coding else apart(mean, self.rule.vectors)
+        return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0))
+
+    def facts(self, found: DecodedSum, fixed: RingEncoding) -> dict[str, object]:
+        """Return the facts for the records."""
+        facts: dict[str, object] = {"clients": found.clients, "loss": mean_loss(found.metrics)}
+        if fixed.tells == CLIPPED:
+            facts["clipped"] = found.clipped
+        if fixed.weight_max > 1:
+            facts["examples"] = round(found.samples)
+        if found.metrics.get("tested"):
+            facts["score"] = found.metrics["measured"]
+        return facts | counts_in(found, fixed)
+
+
+def counts_in(found: DecodedSum, fixed: RingEncoding) -> dict[str, int]:
+    """Return the counts over clients in a sum; {} where none of them counted.
+
+    Each client has added the weight's unit, limit / weight_max, rounded, so the counts are exact.
+    """
+    unit = fixed.limit / fixed.weight_max
+    once = found.samples * unit / max(1, round(unit))
+    counts = {name: round(value * once) for name, value in found.metrics.items() if name in COUNTS}
+    return counts if any(counts.values()) else {}
+
+
+def apart(vector: Vector, count: int) -> Vectors:
+    """Split a vector that `client_round.joined` has concatenated."""
+    length = vector.size // count
+    return tuple(vector[k * length : (k + 1) * length] for k in range(count))
+
+
+LOSS_MOST = 1e30
+"""Maximum loss that a client may report: sums over many clients with many examples stay finite."""
+
+
+class Gathered:
+    """`aggregate` and `facts` contain exactly the added contributions; memory is that of the accumulator.
+
+    `like`: the invitation, with the layout of every contribution.  `score`: what clients measure.  `adapters`: measures
+    what the mean of the updates makes of adapters, if any.
+    """
+
+    def __init__(
+        self, accumulator: Accumulator, like: Invite, score: Score = ACCURACY, adapters: AdapterDistance | None = None
+    ) -> None:
+        self.accumulator, self.like, self.score, self.adapters = accumulator, like, score, adapters
+        self.clients = self.examples = 0
+        self.losses: list[tuple[int, float]] = []
+        self.scores: list[tuple[int, float]] = []
+
+    def check(self, sender: NodeId, message: Contribution) -> None:
+        """Raise ProtocolError for a contribution of another layout, or with an impossible score."""
+        where = _of(sender, message)
+        check_layout(where, sender, message.schema, message.vectors, self.like)
+        measured = 0.0 <= message.measured <= 1.0 if self.score.share else abs(message.measured) <= LOSS_MOST
+        bounded = abs(message.loss or 0.0) <= LOSS_MOST and measured  # both false for a nan
+        if message.examples < 1 or message.steps < 1 or not bounded:
+            counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
+            raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
+
+    def add(self, sender: NodeId, message: Contribution, rule: ClientRule, share: float = 1.0) -> None:
+        """Add a checked contribution, with `share` of the weight that its rule gives it.
+
+        Raises ProtocolError, and changes nothing, where its numbers cannot be added.
+        """
+        weight, steps = rule.weight(message.examples) * share, effective_steps(rule, message.steps)
+        try:
+            self.accumulator.add(sender, weight, message.vectors, steps)
+        except NotSummableError:
+            text = f"{_of(sender, message)} is not finite, or too large to be summed"
+            raise ProtocolError(text, "Did its training explode?", peer=sender) from None
+        if self.adapters:
+            self.adapters.add(sender, weight, message.vectors[0])
+        self.clients += 1
+        self.examples += message.examples
+        if message.loss is not None:
+            self.losses.append((message.examples, message.loss))
+        if message.tested:
+            self.scores.append((message.tested, message.measured))
+
+    def aggregate(self) -> Aggregate:
+        return self.accumulator.aggregate()
+
+    def facts(self) -> dict[str, object]:
+        """Return the facts for the records: the number of clients and of examples, the mean loss, and any scores."""
+        loss = mean_of(self.losses) if self.losses else None
+        found: dict[str, object] = {"clients": self.clients, "examples": self.examples, "loss": loss}
+        if self.scores:
+            found["score"] = mean_of(self.scores)
+            found["worst"] = self.score.worst(score for _, score in self.scores)
+        if self.adapters and (apart := self.adapters.value()) is not None:
+            found[ADAPTER_DISTANCE] = apart
+        return found
+
+
+def _of(sender: NodeId, message: Contribution) -> str:
+    return f"round {message.round}: the contribution of client {sender}"
+
+
+def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:
+    """Raise ProtocolError where the vectors do not have the layout of `like`."""
+    shapes = [(v.dtype, v.shape) for v in vectors]
+    if schema != like.schema or shapes != [(v.dtype, v.shape) for v in like.vectors]:
+        text = f"{where} is of another layout (schema {schema:.16}, ours {like.schema}; {len(vectors)} vectors)"
+        raise ProtocolError(text, "Give every client the same [model] section and algorithm.", peer=sender)
+
+
+EXHAUSTED = "BUDGET"
+"""The reason of a refusal."""
+
+
+class RoundBudget(Protocol):
+    """The budget of one participant, less the spending of earlier lives."""
+
+    @property
+    def epsilon(self) -> float:
+        """The spent epsilon."""
+        ...
+
+    def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
+        """Spend the cost of one round, and return its lines of the log.  Raises BudgetError; nothing is spent then."""
+        ...
+
+
+def spent(facts: Mapping[str, int | float | str]) -> Log:
+    return Log("spent", facts)
+
+
+def budget_reached(error: BudgetError, round: int) -> Report:
+    """Return the report of a budget that does not allow the next round."""
+    return Report("budget", {"text": str(error), "advice": error.advice}, round)

@@ -45,8 +45,7 @@ from fedgossip.core.machine import (
     Stopping,
 )
 from fedgossip.core.messages import Contribution, Final, Invite, Leaving
-from fedgossip.protocols.federated.aggregation_round import NOT_FINITE, stepped
-from fedgossip.protocols.federated.gathering import Gathered
+from fedgossip.protocols.federated.aggregation_round import NOT_FINITE, Gathered, stepped
 from fedgossip.protocols.gossip.failures import too_few
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 

@@ -23,12 +23,11 @@ from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import ProtocolError
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.core.messages import Invite, Message, Refusal, Subtotal
-from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, LeafSum
+from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, LeafSum, SumReading
 from fedgossip.protocols.federated.client_round import Chances, ClientPart, Summand
-from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.encoding import NO_NOISE, Noise, RingEncoding
-from fedgossip.secure.ring import Words, add
+from fedgossip.secure.fixed_point import Words, add
 
 
 @dataclass

@@ -46,9 +46,16 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Message, Refusal, Secured
 from fedgossip.protocols.federated import client_round
-from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
-from fedgossip.protocols.federated.client_round import Chances, ClientPart, PlainPart, PreparedContribution, SecurePart
-from fedgossip.protocols.federated.gathering import EXHAUSTED, RoundBudget, budget_reached, check_layout, spent
+from fedgossip.protocols.federated.aggregation_round import EXHAUSTED, RoundBudget, budget_reached, check_layout, spent
+from fedgossip.protocols.federated.client_round import (
+    EVERYTHING,
+    Chances,
+    ClientPart,
+    PlainPart,
+    PreparedContribution,
+    SecurePart,
+    Telling,
+)
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator, used_up
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.secrets import Ahead

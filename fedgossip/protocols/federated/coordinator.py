@@ -69,19 +69,22 @@ from fedgossip.core.messages import Final, Invite, Leaving, Refusal, Subtotal
 from fedgossip.core.records import FOLLOWED_MOST
 from fedgossip.core.task import Segment
 from fedgossip.protocols.federated.aggregation_round import (
+    EXHAUSTED,
     NOT_FINITE,
     Abandoned,
     Answer,
     Exchange,
+    Gathered,
     Given,
     PlainRound,
+    RoundBudget,
     Summation,
+    budget_reached,
+    spent,
     stepped,
 )
-from fedgossip.protocols.federated.gathering import EXHAUSTED, Gathered, RoundBudget, budget_reached, spent
-from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.failures import too_few, used_up
-from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
+from fedgossip.protocols.gossip.partner_set import ROLL_NS, Deadline, PartnerSet
 from fedgossip.secure.session import round_of
 
 # The facts of a coordinator's checkpoints, from which its next life begins.

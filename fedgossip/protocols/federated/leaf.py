@@ -42,11 +42,19 @@ from fedgossip.core.machine import (
     Stopping,
 )
 from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured, Subtotal
-from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, Exchange, Given, LeafSum, Summation
+from fedgossip.protocols.federated.aggregation_round import (
+    EXHAUSTED,
+    Abandoned,
+    Answer,
+    Exchange,
+    Given,
+    LeafSum,
+    Summation,
+    check_layout,
+)
 from fedgossip.protocols.federated.client import same_invitation
 from fedgossip.protocols.federated.client_round import ClientPart, Summand, ended_early
 from fedgossip.protocols.federated.coordinator import CoordinatorSettings, counted_in
-from fedgossip.protocols.federated.gathering import EXHAUSTED, check_layout
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator
 from fedgossip.protocols.gossip.partner_set import PartnerSet
 from fedgossip.secure.session import round_of

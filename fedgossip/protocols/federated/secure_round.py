@@ -31,8 +31,7 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import digest
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send, Witness
 from fedgossip.core.messages import Invite, MaskedInput, Message, Refusal, Secured
-from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, LeafSum
-from fedgossip.protocols.federated.tier_sums import SumReading
+from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, LeafSum, SumReading
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, Reason, RoundAbandoned, Stage
 from fedgossip.secure.encoding import NO_NOISE, NoiseRule, RingEncoding

@@ -58,10 +58,10 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone, Send, SetTimer, Trained
 from fedgossip.core.messages import Ack, Answer, Decline, Leaving, Message, Offer, Query
-from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.learner import Learner, VectorCheck
 from fedgossip.protocols.gossip.lifecycle import FRESH, Lifecycle, RunLimits
 from fedgossip.protocols.gossip.pairing import Flight, Pairing, Rule
+from fedgossip.protocols.gossip.partner_set import Deadline
 
 
 @dataclass(frozen=True, slots=True)

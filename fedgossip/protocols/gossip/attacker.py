@@ -17,7 +17,7 @@ from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, lies
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Effect, Event, Finish, Machine, NodeId, Received, RoundDone, Send
 from fedgossip.core.messages import Model
-from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule
+from fedgossip.protocols.gossip.mailbox import MixingSchedule
 
 ROUNDS_KEPT = 16
 """Maximum number of rounds of stored models, honest and forged: a neighbour may request a past round again."""

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 from fedgossip.algorithms.gossip.base import State
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, SetTimer
-from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.lifecycle import AGAIN_NS, Lifecycle, RunLimits
-from fedgossip.protocols.gossip.mailbox import Sources
-from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule
+from fedgossip.protocols.gossip.mailbox import MixingSchedule, Sources
+from fedgossip.protocols.gossip.partner_set import Deadline
 
 # When to stop waiting in a synchronous round.
 

@@ -1,11 +1,16 @@
-"""Why a machine ends early: the failure in `Finish`, which the driver raises when all records are written."""
+"""Why a machine ends early or refuses a message.
+
+Why a machine ends early: the failure in `Finish`, which the driver raises when all records are written.
+
+A refused message is an effect, where the rest of its event counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedgossip.base.errors import BudgetError
-from fedgossip.core.machine import Failure, NodeId
+from fedgossip.base.errors import BudgetError, ProtocolError
+from fedgossip.core.machine import Failure, NodeId, Refused
 
 
 def no_neighbour_joined(missing: Sequence[NodeId]) -> Failure:
@@ -57,3 +62,14 @@ def too_few(round: int, facts: Mapping[str, object]) -> Failure:
 def used_up(error: BudgetError) -> Failure:
     """Return the failure of a participant with too small a budget for the next release."""
     return Failure("budget", str(error), error.advice)
+
+
+def refused_by(error: ProtocolError, round: int) -> Refused:
+    """Return the effect for a message that a machine has refused with `error`: its state is unchanged."""
+    return Refused(error.peer, "refused", str(error), round, error.advice)
+
+
+def far_ahead(sender: NodeId, round: int, rounds: int) -> Refused:
+    """Return the effect for a message with a round beyond the run's `rounds`."""
+    text = f"node {sender} reports {round} completed rounds; the run has {rounds}"
+    return Refused(sender, "far_ahead", text, 0, "Were the peers started from the same experiment file?")

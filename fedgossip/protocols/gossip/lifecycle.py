@@ -63,10 +63,9 @@ from fedgossip.core.machine import (
     Trained,
 )
 from fedgossip.core.messages import Leaving, Message
-from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.failures import no_neighbour_joined
 from fedgossip.protocols.gossip.learner import Learner
-from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
+from fedgossip.protocols.gossip.partner_set import ROLL_NS, Deadline, PartnerSet
 
 # Waits of a gossip peer at the beginning and at the end, the same for all machines.
 

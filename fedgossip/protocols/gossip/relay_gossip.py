@@ -37,8 +37,7 @@ from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report,
 from fedgossip.core.messages import Account, Leaving, Message, RelaySum
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.gossip.learner import Learner, VectorCheck
-from fedgossip.protocols.gossip.mailbox import Mailbox, Sources
-from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, leads_of
+from fedgossip.protocols.gossip.mailbox import Mailbox, MixingSchedule, Sources, leads_of
 
 SAID_ROUNDS = 2
 """Number of rounds of sums kept for requests of a neighbour: the open one, and the one before."""

@@ -26,7 +26,7 @@ kept despite losses.  Only an arc without its reverse (directed graphs) has no r
 the mean, and is reported as `one_sided`; push-sum is the method for such graphs.  A rule that is no sum
 (`algorithms/robust/combine`) leaves out late models, as its result with them cannot be recomputed.
 
-A peer that sends its neighbours one fragment of its model in each round (`algorithms/gossip/fragmented_diloco`).
+A peer that sends its neighbours one fragment of its model in each round (`algorithms/gossip/fragments`).
 
 Wraps the machine of synchronous gossip, which sends and receives vectors that are 0 outside the fragment of their
 round, with its accounts of edges: a round counts at both ends of an edge or at neither.  Links carry the fragment
@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from fedgossip.algorithms.gossip.base import MODEL, GossipAlgorithm, State, Step, Vectors
-from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo, Unsent
+from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo, Unsent
 from fedgossip.algorithms.robust.combine import LINEAR, Combination
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen, ordered_mix, scaled_difference, subtract
@@ -65,8 +65,17 @@ from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.gossip.edge_ledger import EdgeLedger
 from fedgossip.protocols.gossip.learner import Learner, VectorCheck
 from fedgossip.protocols.gossip.lifecycle import FRESH
-from fedgossip.protocols.gossip.mailbox import ExchangedRound, Mailbox, OwnWeights, Sources
-from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, given_up, is_constant, leads_of, view_of
+from fedgossip.protocols.gossip.mailbox import (
+    ExchangedRound,
+    Mailbox,
+    MixingSchedule,
+    OwnWeights,
+    Sources,
+    given_up,
+    is_constant,
+    leads_of,
+    view_of,
+)
 from fedgossip.protocols.gossip.partner_set import LATELY_ROUNDS
 
 

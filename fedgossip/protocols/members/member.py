@@ -49,8 +49,7 @@ from fedgossip.core.messages import (
     PingReq,
     Pong,
 )
-from fedgossip.protocols.gossip.failures import no_neighbour_joined
-from fedgossip.protocols.gossip.refusals import far_ahead, refused_by
+from fedgossip.protocols.gossip.failures import far_ahead, no_neighbour_joined, refused_by
 from fedgossip.protocols.members.membership import Membership, Outcome
 from fedgossip.protocols.members.roster import boundary_after
 from fedgossip.protocols.members.roster_schedule import RosterSchedule

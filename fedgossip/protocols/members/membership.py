@@ -72,8 +72,7 @@ from fedgossip.core.messages import (
     Revocation,
     Suspicion,
 )
-from fedgossip.protocols.gossip.failures import sent_away, superseded
-from fedgossip.protocols.gossip.refusals import far_ahead
+from fedgossip.protocols.gossip.failures import far_ahead, sent_away, superseded
 from fedgossip.protocols.members.failure_detector import (
     Blames,
     Dissemination,

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import MEMBERS_MAX, ConfirmDead, Entry, News, Revocation, Suspicion
-from fedgossip.protocols.members import verdicts
-from fedgossip.protocols.members.roster import LAST_INCARNATION, LAST_ROUND, Roster
+from fedgossip.protocols.members.roster import LAST_INCARNATION, LAST_ROUND, Roster, with_verdict
 
 Sign = Callable[[bytes], str]
 Verify = Callable[[str, bytes, str], bool]
@@ -87,7 +86,7 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
                 roster = replace(roster, entries={**roster.entries, item.node: item})
             case ConfirmDead():
                 before = roster.verdicts.get(item.node, ())
-                verdicts_ = verdicts.with_verdict(before, item)
+                verdicts_ = with_verdict(before, item)
                 if verdicts_ is not before:
                     roster = replace(roster, verdicts={**roster.verdicts, item.node: verdicts_})
         if roster is not known:

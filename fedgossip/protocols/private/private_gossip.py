@@ -40,18 +40,16 @@ from typing import Any, cast
 import numpy as np
 
 from fedgossip.algorithms.gossip.base import Step
-from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
-from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.dsgd import DSGD, CombineThenAdapt
 from fedgossip.base.errors import ProtocolError, TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
 from fedgossip.core.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, Message, RunKey, RunKeys
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.gossip.learner import Learner
-from fedgossip.protocols.gossip.mailbox import Sources
-from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, RoundWeights, given_up, leads_of
+from fedgossip.protocols.gossip.mailbox import MixingSchedule, RoundWeights, Sources, given_up, leads_of
+from fedgossip.secure.fixed_point import Words
 from fedgossip.secure.pairs import Grid, Pairs, masked, opened, words_of
-from fedgossip.secure.ring import Words
 from fedgossip.topology.exposure.exposure import NEIGHBOURS_MIN
 
 # The public keys of a private run at one peer: masks need those of all senders to its receivers.

@@ -45,10 +45,10 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen, ordered_mix
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone, Send, SetTimer, Trained
 from fedgossip.core.messages import Accepted, Account, Leaving, Message, Parcel
-from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.learner import Learner, VectorCheck
 from fedgossip.protocols.gossip.lifecycle import FRESH, Lifecycle, RunLimits
-from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule
+from fedgossip.protocols.gossip.mailbox import MixingSchedule
+from fedgossip.protocols.gossip.partner_set import Deadline
 
 WEIGHT_MOST = 2.0**31
 """Maximum weight of a parcel: the number of nodes of the largest network."""

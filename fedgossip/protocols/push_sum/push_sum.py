@@ -51,9 +51,8 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, add, ordered_mix
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, Send, SetTimer
 from fedgossip.core.messages import Account
-from fedgossip.protocols.gossip.deadlines import Deadline
-from fedgossip.protocols.gossip.mailbox import Sources
-from fedgossip.protocols.gossip.mixing_schedule import leads_of
+from fedgossip.protocols.gossip.mailbox import Sources, leads_of
+from fedgossip.protocols.gossip.partner_set import Deadline
 from fedgossip.protocols.push_sum.push_peer import PushPeer, part_of, weight_of
 
 # Received shares of mass, by sender and round, until the round in which they count.

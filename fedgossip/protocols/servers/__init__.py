@@ -24,6 +24,6 @@ A step makes another table that shares all untouched rows with the old one (`alg
 and readers keep theirs without a copy.  A row that was never touched is a function of (seed, row, column), made where
 it is read.
 
-Codecs (`shard_coding`, `model_parts`).  A shard is coded by itself, by one value at both ends.  A gradient is coded
+Codecs (`model_parts`).  A shard is coded by itself, by one value at both ends.  A gradient is coded
 when it is divided, so a repeated push is the same at whichever server; what was left out moves on with the clock.
 """

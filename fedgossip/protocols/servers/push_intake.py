@@ -37,11 +37,10 @@ from fedgossip.core.messages import (
     ShardPush,
 )
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink, PushChunk
-from fedgossip.protocols.gossip.deadlines import Deadline
-from fedgossip.protocols.servers.model_parts import Assembly, pieces
+from fedgossip.protocols.gossip.partner_set import Deadline
+from fedgossip.protocols.servers.model_parts import Assembly, ShardCoding, check_coded, pieces
 from fedgossip.protocols.servers.row_parts import KeyLists
 from fedgossip.protocols.servers.shard_clocks import Gradient, ShardClocks
-from fedgossip.protocols.servers.shard_coding import ShardCoding, check_coded
 
 MISSED_MAX = 1000
 """Maximum number of steps between a reading and its push that is counted by itself; more are counted as this."""

@@ -79,10 +79,10 @@ from fedgossip.core.messages import (
     TenureTaken,
 )
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink, PushChunk
+from fedgossip.protocols.servers.model_parts import ShardCoding
 from fedgossip.protocols.servers.push_intake import Attendance, HeldPull, PushIntake, WaitingPulls
 from fedgossip.protocols.servers.row_parts import KeyLists
 from fedgossip.protocols.servers.shard_clocks import ShardChange, ShardClocks, saved_shards
-from fedgossip.protocols.servers.shard_coding import ShardCoding
 from fedgossip.protocols.servers.tenure_shards import MakeShard, TenureShards
 
 OfRows = RowKeys | SomeKeys | RowPull | RowPush | NoRows

@@ -72,8 +72,7 @@ from fedgossip.core.messages import (
 )
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink
 from fedgossip.protocols.allreduce.round_sums import weight_of
-from fedgossip.protocols.servers.model_parts import Assembly, ModelParts, WholeParts
-from fedgossip.protocols.servers.shard_coding import ShardCoding, check_coded
+from fedgossip.protocols.servers.model_parts import Assembly, ModelParts, ShardCoding, WholeParts, check_coded
 
 BYES_MAX = 5
 """Maximum number of goodbyes to a server that does not answer."""

@@ -27,8 +27,7 @@ from fedgossip.report.page.drawing import (
     stack,
     zoomable,
 )
-from fedgossip.report.page.figures import Line
-from fedgossip.report.page.gains import who_gains
+from fedgossip.report.page.figures import Line, who_gains
 from fedgossip.report.page.markup import Markup, cards, facts_table, figure, folded, grid, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, plural, shown_round
 from fedgossip.report.page.participation import Participation, ReportedEvent, Took

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.records import kind_of
 from fedgossip.core.roles import Roles
 
 # Numbers of rounds as people count them: completed rounds, or the open one.

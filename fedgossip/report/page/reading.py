@@ -18,10 +18,9 @@ from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.untrusted_text import masked
-from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.forecasts import RunForecast, read_forecast
 from fedgossip.core.gains import COUNTS, NAMES, OWN_TESTED, OwnScores, last_scores
-from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed
+from fedgossip.core.records import LoggedNumbers, LoggedPoint, kind_of, renamed
 from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
 from fedgossip.core.timeline import Timeline, read_timeline

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fedgossip.core.event_kinds import event_kinds
+from fedgossip.core.records import event_kinds
 from fedgossip.report.page.markup import Markup, text
 from fedgossip.report.page.reading import RecordedRun
 

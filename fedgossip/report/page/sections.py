@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.untrusted_text import line
-from fedgossip.core.event_kinds import event_kinds
+from fedgossip.core.records import event_kinds
 from fedgossip.report.page import drawing, figures, graphs, timeline
 from fedgossip.report.page.forecast import Band, sentence
 from fedgossip.report.page.markup import (

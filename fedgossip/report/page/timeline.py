@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.records import kind_of
 from fedgossip.core.timeline import ACTIVITIES, Activity, Timeline
 from fedgossip.report.page.drawing import (
     AMBER,
@@ -44,7 +44,7 @@ THICK = 0.52
 COLUMNS = 2
 ALIKE = 3.0
 MARKS = {"ended": ("x", ORANGE), "again": ("^", GREEN), "asleep": ("v", AMBER), "awake": ("^", AMBER)}
-"""Marker and colour by the state that an event implies (`core/event_kinds`)."""
+"""Marker and colour by the state that an event implies (`core/records`)."""
 ROUND_ENDS = "end of a round"
 
 

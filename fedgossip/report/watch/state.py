@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from fedgossip.base.scores import ACCURACY, Score
-from fedgossip.core.event_kinds import event_kinds, kind_of
 from fedgossip.core.forecasts import NarrowedForecast, RunForecast
-from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow, Row
+from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow, Row, event_kinds, kind_of
 from fedgossip.core.roles import PEERS, Roles
 from fedgossip.report.watch.federation import Curve, Federation, Led, Mark, Peer
 from fedgossip.report.watch.places import MOST_EDGES

@@ -11,10 +11,12 @@ of the seed and of the round.
 """
 
 from fedgossip.runs.checkpoints.keeper import (
+    DTYPES,
     MAY_DIFFER,
     SECONDS,
     About,
     Checkpoints,
+    RefusedError,
     Stored,
     begin_life,
     check_same,
@@ -23,9 +25,10 @@ from fedgossip.runs.checkpoints.keeper import (
     incarnation_of,
     load,
     read,
+    take,
     write,
+    write_tensors,
 )
-from fedgossip.runs.checkpoints.tensor_file import DTYPES, RefusedError, take, write_tensors
 
 __all__ = [
     "DTYPES",

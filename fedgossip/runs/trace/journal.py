@@ -30,8 +30,18 @@ from fedgossip.base.decoding import from_msgpack
 from fedgossip.base.errors import NotWrittenError, ResumeError
 from fedgossip.base.version import __version__
 from fedgossip.core.machine import Event
-from fedgossip.runs.trace.events import Array, put_together, raw, taken_apart
-from fedgossip.runs.trace.files import ENCODER, FRAME, HEADER_BYTES_MAX, ArrayShape, arrays_in, shapes_of
+from fedgossip.runs.trace.files import (
+    ENCODER,
+    FRAME,
+    HEADER_BYTES_MAX,
+    Array,
+    ArrayShape,
+    arrays_in,
+    put_together,
+    raw,
+    shapes_of,
+    taken_apart,
+)
 
 MAGIC = b"fgjourn1"
 

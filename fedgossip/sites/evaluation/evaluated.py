@@ -27,8 +27,16 @@ from fedgossip.data.agreed.suppression import (
     suppressed,
 )
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
-from fedgossip.sites.evaluation.evaluation_sums import PLACES, SITES, EvaluationLayout, score_of
-from fedgossip.sites.evaluation.noisy_evaluation import DECILES, SHIFT, Name, Numbers
+from fedgossip.sites.evaluation.evaluation_sums import (
+    DECILES,
+    PLACES,
+    SHIFT,
+    SITES,
+    EvaluationLayout,
+    Name,
+    Numbers,
+    score_of,
+)
 
 FORMAT = 1
 Z = 1.959963984540054

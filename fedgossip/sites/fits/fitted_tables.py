@@ -10,7 +10,7 @@ import numpy as np
 from fedgossip.base.cells import is_missing
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
-from fedgossip.data.columns.encoded_tables import declared, found_columns, number_of, read_features
+from fedgossip.data.columns.table_schema import declared, found_columns, number_of, read_features
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import PREDICTED, class_places, with_columns
 from fedgossip.sites.fits.glm.glm import Values

@@ -1,21 +1,350 @@
-"""Every kind of fit by sums, a line each, by the first word of model.source."""
+"""Runs of exact sums over sites: statistics, and every kind of fit, by the first word of model.source.
+
+Every kind of fit by sums, a line each, by the first word of model.source.
+
+Statistics of all sites' tables: the run of each family of named sums.
+
+Sites fit one generalised linear model together: a federated run of Newton steps, with exact sums.
+
+Statistics that sites agree on before training: a federated run of two rounds with exact sums.
+
+Sites fit proportional hazards together: a federated run of two rounds for each step, of exact sums.
+
+Sites estimate survival together: a federated run of two rounds, of exact counts.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlencode
 
-from fedgossip.experiment import Experiment
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError, TooFewPeersError, nearest
+from fedgossip.base.vectors import Vector
+from fedgossip.core import run_format
+from fedgossip.core.machine import NodeId
+from fedgossip.core.run_format import CURVES, FIT
+from fedgossip.core.task import WholeModel
+from fedgossip.data.agreed.agreed_table import (
+    ROUNDS,
+    AgreedTable,
+    StatisticsTask,
+    agreed_of,
+    common_moments,
+    read_for_fit,
+)
+from fedgossip.data.agreed.column_sums import SumLayout, check_bounded
+from fedgossip.data.agreed.sums_task import Draw, from_system
+from fedgossip.data.columns.table_schema import (
+    DROP,
+    FEDERATED,
+    INDICATOR,
+    SchemaColumn,
+    SiteColumns,
+    TableSchema,
+    categories_in,
+)
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.objectives import CLASSIFICATION, COX, GLM, REGRESSION, STATISTICS, SURVIVAL, TABLES
+from fedgossip.data.table_files import TableFile
+from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.tasks import is_unagreed
-from fedgossip.sites.plans.cox import COX_RUN
-from fedgossip.sites.plans.families import FAMILY_RUNS
-from fedgossip.sites.plans.glm import GLM_RUN
-from fedgossip.sites.plans.statistics import stated_statistics
-from fedgossip.sites.plans.sums import PlannedFit, SumsRun, planned
-from fedgossip.sites.plans.survival import SURVIVAL_RUN
+from fedgossip.plans.tasks import is_unagreed, schema_of_experiment, site_file
+from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
+from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
+from fedgossip.sites.fits.design_columns import bounds_of, check_counted, design_columns
+from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, PredictingFamily, SumsFamily, fit_of
+from fedgossip.sites.fits.families.names import FAMILIES
+from fedgossip.sites.fits.glm import glm, glm_result
+from fedgossip.sites.fits.glm.glm import scaled
+from fedgossip.sites.fits.glm.glm_result import SOURCE_OF, GlmFit, layer_of
+from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, GlmTask, SiteRecords, known_outcomes
+from fedgossip.sites.fits.survival import survival_result, survival_sums
+from fedgossip.sites.fits.survival.survival_result import CurveFit
+from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes, SurvivalTask
+from fedgossip.sites.fits.survival.survival_times import checked_times, grid_of, places_of
+from fedgossip.sites.plans.sums import (
+    PlannedFit,
+    SumsRun,
+    asking,
+    layer_model,
+    noise_of,
+    plan_of_sums,
+    planned,
+    sites_that_fit,
+)
 from fedgossip.sites.plans.trees import TREES_RUN
+
+
+def _run_of(family: SumsFamily) -> SumsRun:
+    def kinds(source: str) -> Sequence[str]:
+        _options(family, source)
+        return family.kinds
+
+    def layout(experiment: FederatedExperiment, agreed: AgreedTable) -> FamilyLayout:
+        return FamilyLayout(family.design(_options(family, experiment.model.source), agreed), family)
+
+    def read(layout: FamilyLayout, agreed: AgreedTable, file: TableFile) -> Any:
+        return family.read(layout.design, agreed, file)
+
+    def model(layout: FamilyLayout, agreed: AgreedTable, vector: Vector) -> WholeModel | None:
+        found = cast(PredictingFamily, family).model(layout.design, layout.pooled(vector), agreed)
+        return None if found is None else layer_model(layout.design, *found, agreed)
+
+    return SumsRun(
+        family.name, TABLES, run_format.TABLES, kinds, layout, lambda layout: layout.rounds, read, FamilyTask, fit_of,
+        model=model if family.predicts else None,
+    )  # fmt: skip
+
+
+def _options(family: SumsFamily, source: str) -> dict[str, str]:
+    """Return the options in model.source.  Raises ConfigError for an unknown one."""
+    found = dict(sorted(parse_qsl(source.partition("?")[2], keep_blank_values=True)))
+    for name in found:
+        if name not in family.options:
+            advice = nearest(name, family.options) if family.options else f'Write model.source = "{family.name}".'
+            raise ConfigError(f"model.source = {source!r}: option {name!r} is not known", advice)
+    return found
+
+
+FAMILY_RUNS = tuple(map(_run_of, FAMILIES.values()))
+
+KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in glm.FAMILIES}
+STEPS, SCORING = 16, 32
+"""Maximum number of Newton steps, of which five to eight are usual, and of Fisher's of a gamma model, some ten."""
+
+
+def family_of(source: str) -> str:
+    """Return the family that model.source names.  Raises ConfigError for an unknown one."""
+    kind, _, family = source.partition("?")[0].partition(":")
+    if kind != GLM or family not in glm.FAMILIES:
+        advice = (
+            nearest(family, glm.FAMILIES) if kind == "glm" else f'Set model.source = "glm:{next(iter(glm.FAMILIES))}".'
+        )
+        raise ConfigError(f"model.source = {source!r}: not a generalised linear model", advice)
+    return family
+
+
+def _errors_of(source: str) -> str:
+    """Return the errors that model.source names, "" for those of the family.  Raises ConfigError for other options."""
+    options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    errors = options.pop("errors", "")
+    if options or errors not in ("", ROBUST, QUASI):
+        advice = f"It has one option: errors={ROBUST} or errors={QUASI}."
+        raise ConfigError(f"model.source = {source!r}: no such option", advice)
+    return errors
+
+
+def _design(family: str, agreed: AgreedTable, errors: str) -> GlmDesign:
+    labels = agreed.schema.labels
+    if len(labels) > 1:
+        raise ConfigError(f"glm:{family}: {len(labels)} label columns", "One model has one outcome: name one column.")
+    classes = labels[0].categories
+    if family == "logistic" and len(classes) != 2:
+        classes_told = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
+        raise ConfigError(f"glm:logistic: {labels[0].name!r} has {classes_told}", "It is of two: yes and no.")
+    check_counted(agreed, labels)
+    if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
+        text = f"glm:gamma: {labels[0].name!r} has few different values"
+        raise ConfigError(text, "It is of times, costs, concentrations; of a few numbers take glm:poisson or ordinal.")
+    c = design_columns(agreed, f"glm:{family}")
+    return GlmDesign(
+        family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,
+        encoding=agreed.encoding, columns=c.names,
+        places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
+        agreed=agreed.digest, steps=SCORING if family == "gamma" else STEPS, errors=errors or msgspec.UNSET,
+    )  # fmt: skip
+
+
+def _kinds(source: str) -> Sequence[str]:
+    _errors_of(source)
+    return (KIND_OF[family_of(source)],)
+
+
+def _layout(experiment: FederatedExperiment, agreed: AgreedTable) -> GlmLayout:
+    source = experiment.model.source
+    return GlmLayout(_design(family_of(source), agreed, _errors_of(source)))
+
+
+def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRecords:
+    found = read_for_fit(file, agreed, KIND_OF[layout.design.family])
+    y = known_outcomes(layout.design, found.y.reshape(len(found)).astype("f8"))
+    return SiteRecords(scaled(layout.design, found.x), y)
+
+
+def _fit(layout: GlmLayout, agreed: AgreedTable, vector: Vector, least: int) -> GlmFit | None:
+    found = glm_result.fit_of(layout, vector, least, agreed.suppress)
+    return None if found is None else msgspec.structs.replace(found, bounds=bounds_of(agreed))
+
+
+def _model(layout: GlmLayout, agreed: AgreedTable, vector: Vector) -> WholeModel | None:
+    fit = _fit(layout, agreed, vector, 1)
+    if fit is None or not fit.converged:
+        return None
+    family = fit.design.family
+    return layer_model(fit.design, SOURCE_OF[family], layer_of(family, np.array(fit.eta)), agreed)
+
+
+GLM_RUN = SumsRun(
+    GLM, GLM, FIT, _kinds, _layout, lambda layout: layout.rounds, _records,
+    GlmTask, _fit, model=_model,
+)  # fmt: skip
+
+COX_STEPS = 16
+"""Maximum number of Newton steps; four to seven are usual."""
+COX_LEAST = 10
+"""Minimum number of events of a reported time where no other is set; data.suppress where that is more."""
+COX_NUMBERS = 1 << 16
+"""Maximum number of whole numbers in a sum: 2 MiB."""
+COX_RIDGES = 1e9
+
+
+def _cox_layout(experiment: FederatedExperiment, agreed: AgreedTable) -> CoxLayout:
+    layout = CoxLayout(_cox_design(experiment.model.source, agreed))
+    if layout.numbers > COX_NUMBERS:
+        text = f"{layout.numbers:,} numbers in a sum; there are at most {COX_NUMBERS:,}"
+        raise ConfigError(text, "Leave columns out, drop=A,B, or take fewer times or strata.")
+    return layout
+
+
+def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
+    time, event = time_and_event(COX, agreed)
+    options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    strata_column = options.pop("strata", "")
+    ties = options.pop("ties", BRESLOW)
+    if ties not in (BRESLOW, EFRON):
+        raise ConfigError(f"model.source = {source!r}: ties={ties}", f"It is {BRESLOW} or {EFRON}.")
+    least = _cox_number(source, "events", options.pop("events", str(max(COX_LEAST, agreed.suppress))), 1, 1 << 30)
+    ridge = _cox_number(source, "ridge", options.pop("ridge", "0"), 0, COX_RIDGES)
+    if least != math.floor(least) or least < agreed.suppress:
+        text = f"model.source = {source!r}: events={least:g}; data.suppress is {agreed.suppress}"
+        raise ConfigError(text, f"A told time has a whole number of events, {agreed.suppress} or more.")
+    without = f"{COX}?{urlencode(options, safe=',')}" if options else COX
+    strata = column_of_words(source, strata_column, agreed)
+    column = next(one for one in agreed.columns if one.name == time.name)
+    c = design_columns(agreed, COX, 0, [strata_column])
+    return CoxDesign(
+        time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column), least=int(least), ties=ties,
+        ridge=ridge,
+        strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
+        places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
+        agreed=agreed.digest, steps=COX_STEPS,
+    )  # fmt: skip
+
+
+def _cox_number(source: str, name: str, text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise ConfigError(f"model.source = {source!r}: {name}={text}", f"It is a number from {low:g} to {high:g}.")
+    return value
+
+
+def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> TimedRecords:
+    d = layout.design
+    found = read_for_fit(file, agreed, REGRESSION, (d.time, d.event))
+    times, events = checked_site(found, d.grid, (d.time, d.event))
+    strata = np.zeros(len(found), np.int64)
+    if d.strata_column:
+        strata = categories_in(found.x, d.strata_column, agreed.encoding.columns)
+    if (strata < 0).any():
+        text = f"column {d.strata_column!r}: empty in {int((strata < 0).sum())} records"
+        raise ConfigError(text, "A stratum has to be known: fill the cells, or leave the rows out.")
+    scale = zip(d.places, d.mean, d.deviation, strict=True)
+    columns = [np.ascontiguousarray((found.x[:, place] - mean) / deviation) for place, mean, deviation in scale]
+    return TimedRecords(columns, times, places_of(d.grid, times), events, strata)
+
+
+def _cox_fit(layout: CoxLayout, agreed: AgreedTable, vector: Vector, least: int) -> CoxFit | None:
+    found = cox_fit(layout, vector, least)
+    return None if found is None else msgspec.structs.replace(found, bounds=bounds_of(agreed))
+
+
+COX_RUN = SumsRun(
+    COX, COX, FIT, lambda _: (REGRESSION,), _cox_layout, rounds_of, _cox_records, CoxTask,
+    _cox_fit, server=CoxServer,
+)  # fmt: skip
+
+KAPLAN_MEIER = "kaplan-meier"
+GROUPS = 20
+"""Maximum number of groups."""
+
+
+def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, SchemaColumn]:
+    """Return both label columns.  Raises ConfigError for another number of them."""
+    labels = agreed.schema.labels
+    if len(labels) != 2:
+        text = f"{name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
+        raise ConfigError(text, "Name two, the time and then the event (1 or 0): label=days,died.")
+    return labels[0], labels[1]
+
+
+def column_of_words(source: str, name: str, agreed: AgreedTable) -> tuple[str, ...]:
+    """Return the categories of the grouping column, () for "".  Raises ConfigError."""
+    words = {one.name: one.categories for one in agreed.schema.features if one.categories}
+    if name and name not in words:
+        text = f"model.source = {source!r}: {name!r} is no column of words"
+        raise ConfigError(text, nearest(name, words) if words else "There is none: leave it out.")
+    groups = words.get(name, ())
+    if len(groups) > GROUPS:
+        text = f"model.source = {source!r}: {len(groups)} groups; there are at most {GROUPS}"
+        raise ConfigError(text, "Take a column of fewer categories.")
+    return groups
+
+
+def _survival_design(source: str, agreed: AgreedTable) -> CurveDesign:
+    time, event = time_and_event(KAPLAN_MEIER, agreed)
+    name, _, query = source.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    by = options.pop("by", "")
+    without = f"{name}?{urlencode(options, safe=',')}" if options else name
+    column = next(one for one in agreed.columns if one.name == time.name)
+    return CurveDesign(
+        time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column),
+        group_column=by, groups=column_of_words(source, by, agreed), agreed=agreed.digest,
+    )  # fmt: skip
+
+
+def _survival_times(layout: CurveLayout, agreed: AgreedTable, file: TableFile) -> SiteTimes:
+    d = layout.design
+    found = read_for_fit(file, agreed, REGRESSION, [one.name for one in agreed.columns])  # no column is summed
+    times, events = checked_site(found, d.grid, (d.time, d.event))
+    groups = categories_in(found.x, d.group_column, agreed.encoding.columns) if d.group_column else None
+    return SiteTimes(places_of(d.grid, times), events, groups)
+
+
+def checked_site(
+    found: Dataset, grid: Sequence[float], names: Sequence[str]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return times and events of a site's records, [m].  Raises ConfigError as `checked_times`."""
+    y = np.asarray(found.y, "f8")
+    checked_times(grid, y[:, 0], y[:, 1], names)
+    return np.ascontiguousarray(y[:, 0]), y[:, 1] == 1
+
+
+def _curves(layout: CurveLayout, agreed: AgreedTable, vector: Vector, least: int) -> CurveFit | None:
+    numbers = layout.numbers(vector)
+    there = numbers["sites",] >= least and numbers["of", ALL]
+    return survival_result.fit_of(layout, numbers, agreed.suppress, least) if there else None
+
+
+SURVIVAL_RUN = SumsRun(
+    KAPLAN_MEIER, SURVIVAL, CURVES, lambda _: (REGRESSION,),
+    lambda experiment, agreed: CurveLayout(_survival_design(experiment.model.source, agreed)),
+    lambda _: survival_sums.ROUNDS, _survival_times,
+    lambda layout, sites, _: SurvivalTask(layout, sites), _curves,
+)  # fmt: skip
 
 FITS: Sequence[SumsRun] = (GLM_RUN, TREES_RUN, SURVIVAL_RUN, COX_RUN, *FAMILY_RUNS)
 
@@ -50,3 +379,76 @@ def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] |
     fit = planned_fit(experiment)
     plan, task, _ = fit.of_sites([])
     return plan, statement_of(plan, task, fit.layout.opened)
+
+
+def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema]:
+    """Return the plan of the run that computes the statistics of an experiment, and their schema.
+
+    Raises ConfigError without secure sums, without columns to agree on, beside a budget that hides clients, and without
+    bounds.
+    """
+    if not isinstance(experiment, FederatedExperiment):
+        advice = "Give at least:  [coordinator]  clients = 5"
+        raise ConfigError("no [coordinator]: statistics are sums over clients", advice)
+    if experiment.data.scale != FEDERATED:
+        raise ConfigError('data.scale is "source": there is nothing to agree on', f'Set data.scale = "{FEDERATED}".')
+    c = experiment.coordinator
+    if not c.secure.on:
+        raise ConfigError("coordinator.secure.on = false: statistics are secure sums", "Leave it out.")
+    if c.privacy.unit == "client":
+        text = "coordinator.privacy.unit = client: whole tables are hidden, and statistics tell of them"
+        raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
+    schema = schema_of_experiment(experiment)
+    if experiment.budget is not None:
+        check_bounded(schema)
+    noise = noise_of(experiment)
+    return plan_of_sums(experiment, STATISTICS, ROUNDS, SumLayout(schema, noise).exact), schema
+
+
+def stated_statistics(experiment: Experiment) -> tuple[FederationPlan, PlanStatement]:
+    """Return the run that computes the statistics of an experiment, and its plan as a run of its own."""
+    plan, schema = statistics_plan(experiment)
+    plan, task, _ = statistics_task(plan, schema, [])
+    return plan, statement_of(plan, task, opened_by(task), schema)
+
+
+def opened_by(task: StatisticsTask) -> tuple[str, ...]:
+    """Return the sums over all sites that the coordinator sees, in words."""
+    columns = task.layout.schema.columns
+    categories = sum(bool(one.categories) for one in columns)
+    parts = ["how many records"]
+    if numbers := len(columns) - categories:
+        parts.append(f"of columns of numbers ({numbers}) the sum, the sum of squares, and a histogram")
+    if categories:
+        parts.append(f"of columns of categories ({categories}) how many records and sites have each")
+    if task.layout.schema.missing == DROP:
+        parts.append("how many records are left out for an empty cell")
+    if task.layout.schema.missing == INDICATOR:
+        parts.append("how many sites have empty cells in each")
+    return (", ".join([*parts, "and how many cells are empty"]),)
+
+
+def statistics_task(
+    plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId], draw: Draw = from_system
+) -> tuple[FederationPlan, StatisticsTask, Mapping[NodeId, ConfigError]]:
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
+
+    def read(node: NodeId) -> SiteColumns:
+        site = SiteColumns(site_file(plan.experiment, node), schema, plan.experiment.data.suppress)
+        StatisticsTask(schema, {node: site})
+        return site
+
+    plan, sites, refused = sites_that_fit(plan, held, read)
+    common = partial(common_moments, str(plan.experiment.data.test))
+    levels = plan.experiment.data.levels
+    return asking(plan, StatisticsTask(schema, sites, noise_of(plan.experiment), draw, common, levels), refused)
+
+
+def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:
+    """Return the statistics of the sums.  Raises TooFewPeersError after an incomplete round."""
+    numbers = task.layout.numbers(vector) if vector is not None else {}
+    counted = [place for place, count in numbers.items() if place[1:2] in (("bin",), ("of",)) and count]
+    if not numbers.get(("sites",)) or not counted:
+        text = "too few sites came together for both rounds of sums"
+        raise TooFewPeersError(text, "Agree again when they are there: coordinator.min_clients are needed.")
+    return agreed_of(schema, numbers, suppress, task.layout.noise, task.common, task.levels)

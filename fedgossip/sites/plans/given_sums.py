@@ -28,11 +28,10 @@ from fedgossip.data.agreed.sums_task import SumsTask
 from fedgossip.experiment import Experiment
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.secure import ExactEncoding, Reason, RoundAbandoned
-from fedgossip.secure.exact_sums import ExactSums, integers_of, words_in, words_of
-from fedgossip.secure.ring import Words, little
+from fedgossip.secure.encoding import ExactSums, integers_of, words_in, words_of
+from fedgossip.secure.fixed_point import Words, little
 from fedgossip.secure.session_history import AskedBefore
-from fedgossip.sites.plans.fits import planned_fit
-from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
+from fedgossip.sites.plans.fits import agreed_from, planned_fit, statistics_plan, statistics_task
 
 
 class GivenSums(Protocol):

@@ -36,7 +36,7 @@ from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.ledger import SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import purse_of
 from fedgossip.plans.tasks import schema_of_experiment, site_file
-from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.encoding import ExactSums
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import tensors_of
 

@@ -38,7 +38,7 @@ from fedgossip.learning.models.model_files import ModelFacts
 from fedgossip.net.endpoints import load_blocks, roster_of
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import JOINING, read_signed, site_of
-from fedgossip.plans.approvals.statement_words import study_of
+from fedgossip.plans.approvals.plan_statement import study_of
 from fedgossip.secure.session import ParticipantRoster
 from fedgossip.sites.releases.released import ASK, FORMAT, Release, ReleasedLog, ReleaseError, SignedZip, open_signed
 

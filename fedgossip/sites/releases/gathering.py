@@ -34,7 +34,7 @@ from fedgossip.core.run_format import (
     USE,
 )
 from fedgossip.data.agreed import agreed_table
-from fedgossip.data.agreed.statistics_task import ROUNDS
+from fedgossip.data.agreed.agreed_table import ROUNDS
 from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.objectives import REGRESSION
 from fedgossip.experiment import PrivacySection, file_kept_in, load_experiment
@@ -43,7 +43,7 @@ from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import Approval, read_signed, site_of
-from fedgossip.plans.approvals.statement_words import study_of
+from fedgossip.plans.approvals.plan_statement import study_of
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.privacy.accounting import Mechanism, epsilon, meaning
 from fedgossip.privacy.forecast import PrivacyPlan

@@ -20,8 +20,8 @@ from fedgossip.base import outside_files
 from fedgossip.base.cells import number_in
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.topology.graphs import grammar, graph_formats
-from fedgossip.topology.graphs.given_graphs import GivenGraph, mixing_of, topology_of
 from fedgossip.topology.graphs.graph import IntArray, Topology, require_connected
+from fedgossip.topology.graphs.graph_formats import GivenGraph, mixing_of, topology_of
 from fedgossip.topology.spectra.spectrum import spectrum
 from fedgossip.topology.weights.mixing import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.weights.weights import build, rule_names

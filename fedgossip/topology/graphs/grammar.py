@@ -15,9 +15,9 @@ import numpy as np
 
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
-from fedgossip.topology.graphs import equitopo, families
+from fedgossip.topology.graphs import families
 from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
-from fedgossip.topology.schedules import cycles, leja, matcha, random_schedules
+from fedgossip.topology.schedules import cycles, random_schedules
 from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Schedule
 from fedgossip.topology.weights.mixing import Mixing, assemble
 from fedgossip.topology.weights.weights import build
@@ -304,14 +304,14 @@ def _kautz(request: Request) -> Mixing:
 
 def _equi_static(both_ways: bool) -> Callable[[Request], Mixing]:
     def made(request: Request) -> Mixing:
-        return equitopo.static(request.size(), request.numbers(int, 1)[0], request.seed, both_ways)
+        return families.static(request.size(), request.numbers(int, 1)[0], request.seed, both_ways)
 
     return made
 
 
 def _equi_dynamic(make: Callable[[int, float, int], Schedule]) -> Callable[[Request], Schedule]:
     def made(request: Request) -> Schedule:
-        eta = request.numbers(float, 1)[0] if request.arguments else equitopo.ETA
+        eta = request.numbers(float, 1)[0] if request.arguments else families.ETA
         return make(request.size(), eta, request.seed)
 
     return made
@@ -323,11 +323,11 @@ def _matcha(request: Request) -> Schedule:
         share = float(budget)
     except ValueError:
         raise ConfigError(f"graph {request.spec!r}: no budget", f"Write it as {request.form}.") from None
-    return matcha.matcha(request.graph(graph), share, request.seed)
+    return random_schedules.matcha(request.graph(graph), share, request.seed)
 
 
 def _leja(request: Request) -> Schedule:
-    return leja.leja(request.graph(request.arguments))
+    return cycles.leja(request.graph(request.arguments))
 
 
 def _shuffled(request: Request) -> Schedule:
@@ -436,10 +436,10 @@ SCHEDULES: dict[str, TimeVarying] = {
         "el-local:4", "each sends to 4 new random others; the mean may wander", _local, ("uniform", "push")
     ),
     "equi-dynamic": TimeVarying(
-        "equi-dynamic", "one random shift of a circle per round", _equi_dynamic(equitopo.dynamic), ()
+        "equi-dynamic", "one random shift of a circle per round", _equi_dynamic(families.dynamic), ()
     ),
     "u-equi-dynamic": TimeVarying(
-        "u-equi-dynamic", "pairs along a random shift, new in every round", _equi_dynamic(equitopo.dynamic_pairs), ()
+        "u-equi-dynamic", "pairs along a random shift, new in every round", _equi_dynamic(families.dynamic_pairs), ()
     ),
     "matcha": TimeVarying(
         "matcha:0.5:regular:4", "half of a graph's matchings per round, critical links more often", _matcha, ()

@@ -1,18 +1,49 @@
-"""Schedules that repeat: one-peer exponential, one-peer hypercube, Base-(k+1), window doubling.
+"""Schedules that repeat: one-peer exponential, one-peer hypercube, Base-(k+1), window doubling, Leja.
 
 Each has few links per round, so that a single round mixes badly (its slem is often 1), and one whole period well.
+
+Base-(k+1) graphs: rounds of at most k links per node with the exact mean as their product, for every number of
+nodes.
+
+    hyper-hypercube   write n = n_1 n_2 ... with factors of at most b = k + 1; in step l the nodes that are equal in all
+                      mixed-radix digits but the l-th average among themselves
+    simple base       write n = a_1 b^p_1 + a_2 b^p_2 + ... and cut the nodes into V_1, V_2, ... of these sizes
+                      1. every V_l finds its own mean by its hyper-hypercube, M = p_1 + [a_1 > 1] steps
+                      2. step s: every node of each later V_l links to one fresh node in each of the a_s blocks of V_s;
+                         the nodes of V_s that are left average among themselves, b at a time
+                      3. from step M + l + 1 on every block of V_l finds its mean by its hyper-hypercube (blocks of one
+                         node: all of V_l)
+                      A V_l that is done with its hyper-hypercube begins it again, so that no node idles.
+    base              n = p q, p the part whose prime factors are at most b: the simple base graph in p blocks of q
+                      nodes, then the hyper-hypercube across the blocks; or the simple one of all, if that is shorter
+
+After 2. the mean over each block of V_l is the mean over all nodes, so that 3. ends with it everywhere.  The steps do
+not commute: all peers have to be in the same one.
+
+Source: Takezawa, Sato, Bao, Niwa and Yamada, Beyond exponential graph: communication-efficient topologies for
+decentralized learning via finite-time convergence, NeurIPS 2023.
+
+The exact mean on one fixed graph, in as many rounds as its Laplacian has distinct eigenvalues: W_k = I - L / mu_k.
+
+The product over all mu_k takes out every mode but the mean.  In ascending order the intermediate models grow beyond all
+digits; Leja's order, each mu_k as far as possible from those before, keeps them small.  Own weights may be negative.
+
+Sources: Kibangou, Graph Laplacian based matrix design for finite-time distributed average consensus, ACC 2012 (the
+factors; title and venue not checked); Reichel, Newton interpolation at Leja points, BIT 30 (1990) (the order).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.topology.graphs.graph import IntArray, Topology
-from fedgossip.topology.schedules import base_graph
+from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
 from fedgossip.topology.schedules.schedules import Cycle
+from fedgossip.topology.spectra import eigen
 from fedgossip.topology.weights.mixing import Mixing, assemble, from_edge_weights
 from fedgossip.topology.weights.weights import build
 
@@ -59,9 +90,9 @@ def base(n: int, k: int) -> Cycle:
 
     Raises ConfigError for n < 2 or k < 1.
 
-    Source: Takezawa et al., NeurIPS 2023; see `base_graph`.
+    Source: Takezawa et al., NeurIPS 2023.
     """
-    return _stepped(f"base:{k}", n, k, base_graph.base)
+    return _stepped(f"base:{k}", n, k, base_rounds)
 
 
 def simple_base(n: int, k: int) -> Cycle:
@@ -69,7 +100,7 @@ def simple_base(n: int, k: int) -> Cycle:
 
     Raises ConfigError as `base` does.
     """
-    return _stepped(f"simple-base:{k}", n, k, base_graph.simple_base)
+    return _stepped(f"simple-base:{k}", n, k, simple_base_rounds)
 
 
 def window_doubling(n: int) -> Cycle:
@@ -100,7 +131,7 @@ def _shifted(n: int, shift: int, name: str) -> tuple[IntArray, IntArray, Topolog
     return senders, receivers, Topology.from_edges(n, arcs, name, True, circulant=(shift,))
 
 
-def _stepped(name: str, n: int, k: int, steps_of: Callable[[int, int], list[base_graph.Step]]) -> Cycle:
+def _stepped(name: str, n: int, k: int, steps_of: Callable[[int, int], list[Step]]) -> Cycle:
     _require(name, n)
     if k < 1:
         raise ConfigError(f"{name}: a node needs a neighbour to average with", "Give at least 1, e.g. base:1.")
@@ -123,3 +154,198 @@ def _require(name: str, n: int) -> None:
 def _powers_beside(n: int) -> str:
     low = 1 << max(1, n.bit_length() - 1)
     return f"{low} or {2 * low}" if n > 2 else "2"
+
+
+Step = tuple[IntArray, FloatArray]
+"""(edges [m, 2], weights [m]) of one round; what an edge leaves of one, a node keeps."""
+
+
+def base_rounds(n: int, k: int) -> list[Step]:
+    """Return the rounds of the Base-(k+1) graph on the nodes 0..n-1; k >= 1, n >= 2."""
+    nodes = np.arange(n, dtype=np.int64)[None]
+    simple = _simple(nodes, k + 1)
+    p, q = _smooth_part(n, k + 1)
+    if p == 1 or q == 1:
+        return simple
+    blocks = nodes.reshape(p, q)
+    crossed = [*_simple(blocks, k + 1), *_hyper_hypercube(blocks.T, k + 1)]
+    return min(crossed, simple, key=len)
+
+
+def simple_base_rounds(n: int, k: int) -> list[Step]:
+    """Return the rounds of the Simple Base-(k+1) graph on the nodes 0..n-1; k >= 1, n >= 2."""
+    return _simple(np.arange(n, dtype=np.int64)[None], k + 1)
+
+
+def _simple(nodes: IntArray, b: int) -> list[Step]:
+    """Return the simple base graph of every row of `nodes` [sets, size], side by side."""
+    sets, size = nodes.shape
+    if fewest_factors(size, b) is not None:
+        return _hyper_hypercube(nodes, b)
+    digits = _digits(size, b)
+    first, highest = digits[0]
+    own = highest + (first > 1)
+    steps: list[list[Step]] = [[] for _ in range(own + 1 + highest)]
+    start = 0
+    for place, (count, power) in enumerate(digits):
+        stop = start + count * b**power
+        part, later = nodes[:, start:stop], nodes[:, _last_first(digits[place + 1 :], b, stop)]
+        blocks = part.reshape(sets, count, -1)
+        _repeat(steps[:own], _hyper_hypercube(part, b))
+        if later.size:
+            share = (stop - start) / (size - start)
+            steps[own + place] += [_exchange(blocks, later, share / count), _those_left(blocks, later.shape[1], b)]
+        done = own + place + (1 if later.size else 0)
+        _repeat(steps[done:], _hyper_hypercube(part if power == 0 else blocks.reshape(sets * count, -1), b))
+        start = stop
+    return [_joined(parts) for parts in steps]
+
+
+def _last_first(digits: list[tuple[int, int]], b: int, start: int) -> IntArray:
+    """Return the positions of V_1, V_2, ..., given by their digits, from `start` on: the last V first."""
+    sizes = np.array([0, *(count * b**power for count, power in digits)])
+    starts = start + np.cumsum(sizes)
+    ranges = [np.arange(first, after) for first, after in itertools.pairwise(starts)]
+    return np.concatenate([*ranges[::-1], np.empty(0, np.int64)])
+
+
+def _exchange(blocks: IntArray, later: IntArray, weight: float) -> Step:
+    """Link the nodes `later` [sets, m] to the last m nodes of every block of `blocks` [sets, count, size]."""
+    there = blocks[:, :, ::-1][:, :, : later.shape[1]]
+    here = np.broadcast_to(later[:, None], there.shape)
+    edges = np.stack([here.ravel(), there.ravel()], axis=1)
+    return edges, np.full(len(edges), weight)
+
+
+def _those_left(blocks: IntArray, taken: int, b: int) -> Step:
+    """Link all but the last `taken` nodes of every block, b at a time across the blocks of a set."""
+    left = blocks[:, :, : blocks.shape[2] - taken].reshape(len(blocks), -1)
+    return _joined([_cliques(left[:, at : at + b]) for at in range(0, left.shape[1], b)])
+
+
+def _cliques(nodes: IntArray) -> Step:
+    """Let every row of `nodes` [cliques, size] average among itself."""
+    one, other = np.triu_indices(nodes.shape[1], 1)
+    edges = np.stack([nodes[:, one].ravel(), nodes[:, other].ravel()], axis=1)
+    return edges, np.full(len(edges), 1.0 / max(1, nodes.shape[1]))
+
+
+def _hyper_hypercube(nodes: IntArray, b: int) -> list[Step]:
+    """Return the hyper-hypercube of every row of `nodes` [sets, size]; size has no prime factor above b."""
+    sets, size = nodes.shape
+    factors = fewest_factors(size, b)
+    assert factors is not None, f"{size} has a prime factor above {b}"
+    grid = nodes.reshape(sets, *factors)
+    steps = []
+    for axis in range(len(factors), 0, -1):  # neighbours in the list first, smallest factor first, as published
+        factor = factors[axis - 1]
+        steps.append(_cliques(np.moveaxis(grid, axis, -1).reshape(-1, factor)))
+    return steps
+
+
+@lru_cache(maxsize=4096)
+def fewest_factors(size: int, largest: int) -> tuple[int, ...] | None:
+    """Return the shortest list of factors of `size`, each at most `largest`; None where a prime factor is larger."""
+    if size == 1:
+        return ()
+    best = None
+    for factor in range(min(size, largest), 1, -1):
+        rest = fewest_factors(size // factor, largest) if size % factor == 0 else None
+        if rest is not None and (best is None or len(rest) + 1 < len(best)):
+            best = (factor, *rest)
+    return best
+
+
+def _smooth_part(n: int, b: int) -> tuple[int, int]:
+    """Return (p, q), n = p q, where all prime factors of p are at most b and all of q above."""
+    q = n
+    for factor in range(2, min(b, n) + 1):
+        while q % factor == 0:
+            q //= factor
+    return n // q, q
+
+
+def _digits(size: int, b: int) -> list[tuple[int, int]]:
+    """Return (digit, power) of `size` in base b, highest power first, zeros left out."""
+    digits = []
+    power = 0
+    while size:
+        size, digit = divmod(size, b)
+        if digit:
+            digits.append((digit, power))
+        power += 1
+    return digits[::-1]
+
+
+def _repeat(steps: list[list[Step]], cycle: list[Step]) -> None:
+    """Add the steps of `cycle` to `steps`, again and again; none where it has none."""
+    for step, more in zip(steps, itertools.cycle(cycle), strict=False):
+        step.append(more)
+
+
+def _joined(parts: list[Step]) -> Step:
+    edges = [np.empty((0, 2), np.int64), *(edges for edges, _ in parts)]
+    return np.concatenate(edges), np.concatenate([np.empty(0), *(weights for _, weights in parts)])
+
+
+MOST_GROWTH = 1e6
+"""Largest factor by which a mode may grow on the way; the error of the exact mean is this multiple of rounding."""
+
+LARGEST = 1500  # nodes
+SAME = 1e-9  # share of the largest eigenvalue below which two are one
+
+
+def leja(graph: Topology) -> Cycle:
+    """Return the rounds that bring `graph` to the exact mean.
+
+    Raises ConfigError for a directed or too large graph, and where a mode would grow beyond MOST_GROWTH on the way.
+    """
+    name = f"leja:{graph.name}"
+    if graph.directed or graph.n > LARGEST:
+        what = "is directed" if graph.directed else f"has {graph.n} nodes; at most {LARGEST} fit"
+        raise ConfigError(f"{name}: the graph {what}", "Take base:1, which is exact on any number of nodes.")
+    mu = leja_order(distinct(graph))
+    grown = growth(mu)
+    if grown > MOST_GROWTH:
+        text = f"{name}: {len(mu)} distinct eigenvalues, by which models would grow {grown:.1e} times on the way"
+        raise ConfigError(text, "Take a graph of more symmetry, such as a torus or hypercube, or base:1.")
+
+    def make(phase: int) -> Mixing:
+        return from_edge_weights(graph, "leja", np.full(len(graph.edges), 1.0 / mu[phase]))
+
+    return Cycle(name, graph.n, len(mu), "leja", make)
+
+
+def distinct(graph: Topology) -> FloatArray:
+    """Return the distinct nonzero eigenvalues of the Laplacian, ascending."""
+    values = eigen.laplacian_values(graph)[1:]
+    apart = np.diff(values, prepend=-np.inf) > SAME * values[-1]
+    groups = np.split(values, np.flatnonzero(apart)[1:])
+    return np.array([group.mean() for group in groups])
+
+
+def leja_order(values: FloatArray) -> FloatArray:
+    """Return the values, the largest first, each next one with the largest product of distances to those before."""
+    left, order = list(values), [values[-1]]
+    left.remove(values[-1])
+    logs = np.zeros(len(left))
+    while left:
+        logs = logs + np.log(np.abs(np.array(left) - order[-1]))
+        best = int(np.argmax(logs))
+        order.append(left.pop(best))
+        logs = np.delete(logs, best)
+    return np.array(order)
+
+
+def growth(order: FloatArray) -> float:
+    """Return the largest factor of a mode over any stretch of rounds: what rounding in one round may have become later.
+
+    max_{k<=l} max_mu prod_{k<=j<=l} |1 - mu / mu_j|, at least 1.
+    """
+    with np.errstate(divide="ignore"):
+        logs = np.log(np.abs(1.0 - order[None, :] / order[:, None]))  # a round's own mode: -inf, it is gone
+    running, most = np.zeros(order.size), 0.0
+    for rounds in logs:
+        running = np.maximum(running, 0.0) + rounds
+        most = max(most, float(running.max()))
+    return float(np.exp(min(most, 700.0)))

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import FloatArray
-from fedgossip.topology.spectra import eigen, products
-from fedgossip.topology.spectra.products import Reached
+from fedgossip.topology.spectra import eigen
+from fedgossip.topology.spectra.eigen import Reached
 from fedgossip.topology.spectra.spectrum import Spectrum, spectrum
 from fedgossip.topology.weights.mixing import Mixing
 
@@ -235,21 +235,21 @@ def _mean_contraction(mixing: Mixing) -> float | None:
 
 def _reached(mixing: Mixing, found: Spectrum) -> tuple[Reached, Reached]:
     """Return when half of a disagreement is left, and when 1 %."""
-    if not found.normal and mixing.n <= products.LIMIT:
-        powers = products.Powers(mixing)
+    if not found.normal and mixing.n <= eigen.LIMIT:
+        powers = eigen.Powers(mixing)
         return powers.reached(0.5), powers.reached(0.01)
     gap = found.spectral_gap
     worst = [None if gap is None else _rounds(factor, gap) for factor in (0.5, 0.01)]
     if found.eigenvalues is None or not found.normal or found.n > _TYPICAL_LIMIT:
         return Reached(worst[0], None), Reached(worst[1], None)
-    share = products.typical_of(np.abs(found.eigenvalues[1:]))
-    return Reached(worst[0], products.first(share, 0.5)), Reached(worst[1], products.first(share, 0.01))
+    share = eigen.typical_of(np.abs(found.eigenvalues[1:]))
+    return Reached(worst[0], eigen.first(share, 0.5)), Reached(worst[1], eigen.first(share, 0.01))
 
 
 def _exact_after(mixing: Mixing, found: Spectrum) -> int | None:
     if found.normal:
         return 1 if found.slem is not None and found.slem < _EXACT else None
-    return products.Powers(mixing).exact_after if mixing.n <= products.LIMIT else None
+    return eigen.Powers(mixing).exact_after if mixing.n <= eigen.LIMIT else None
 
 
 def _stationary(found: Spectrum) -> tuple[float | None, float | None]:

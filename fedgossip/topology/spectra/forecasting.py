@@ -22,7 +22,7 @@ import numpy as np
 
 from fedgossip.topology.graphs.graph import FloatArray
 from fedgossip.topology.schedules.schedules import Schedule
-from fedgossip.topology.spectra import eigen, products
+from fedgossip.topology.spectra import eigen
 
 NODES_LIMIT = 512
 """Nodes up to which products are made whole; of more the typical share is that of DRAWS columns, within 1 % of it."""
@@ -59,8 +59,8 @@ def outlook(schedule: Schedule, rounds: int) -> Outlook:
             W = schedule.mixing(round).sparse()
             product, weight = np.asarray(W @ product), np.asarray(W @ weight)
             if whole:
-                typical[round] = products.typical(product, schedule.stochastic)
-                worst[round] = products.worst(product, schedule.stochastic)
+                typical[round] = eigen.typical(product, schedule.stochastic)
+                worst[round] = eigen.worst(product, schedule.stochastic)
             else:
                 typical[round] = _away(product / weight, schedule.stochastic, began)
     return Outlook(typical, worst if whole else None)

@@ -1,8 +1,32 @@
 """The spectrum of a mixing: its eigenvalues where they can be had, else both ends, else no number.
 
-In this order: a closed form that the construction carries (circulants, `laplacians`); indistinguishable nodes
-(`twins`), which leave a small matrix; dense solvers; Lanczos, short; factors of W - s I, whose signs prove the result
-(`inertia`); Lanczos, long.  Unresolved values are reported as such, not guessed.
+In this order: a closed form that the construction carries (circulants, Laplacians in `eigen`); indistinguishable nodes,
+twins, which leave a small matrix; dense solvers; Lanczos, short; factors of W - s I, whose signs prove the result
+(inertia); Lanczos, long.  Unresolved values are reported as such, not guessed.
+
+Nodes that weigh all others alike, and what they make of a spectrum.
+
+Two nodes are twins where their rows of W are equal except in their own two columns, and W_ij = W_ji.  A class of s
+twins has s - 1 eigenvectors that live on it alone, all with the eigenvalue (own weight - weight of each other); what is
+left is the quotient, one row per class.  A star has two classes, two cliques of any size have four, K_ab has two: their
+whole spectra come from a matrix that small.
+
+Source: Godsil and Royle, Algebraic Graph Theory, Springer 2001, section 9.3 (equitable partitions).
+
+Ends of the spectra of large sparse mixings, proven by the signs of factors.
+
+Lanczos sees a gap g in about 3 / sqrt(g) steps, so long thin graphs (trees, grids, chains of clusters) are out of its
+reach; they are also those whose W - s I has factors L D L' with few entries.  By Sylvester's law of inertia as many
+eigenvalues of W lie below s as D has negative signs.  So
+
+    1. inverse iteration finds a vector v orthogonal to the ones vector; its 1 - v'Wv / v'v is at least the true 1 - l_2
+    2. the signs at a little less prove that only the mean's eigenvalue is nearer to 1: the value is proven between
+    3. the signs below the smallest value of Lanczos prove that nothing is lower
+
+On a tree the factors have no more entries than the tree: this is the Sturm count, O(n).  Never for expanders, which
+have dense factors: their cost is bounded beforehand, and Lanczos is what resolves them.
+
+Source: Parlett, The Symmetric Eigenvalue Problem, SIAM 1998, sections 3.3 and 4.
 """
 
 from __future__ import annotations
@@ -15,8 +39,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.topology.graphs.graph import FloatArray
-from fedgossip.topology.spectra import eigen, inertia, products, twins
+from fedgossip.base import seeds
+from fedgossip.topology.graphs.graph import FloatArray, IntArray
+from fedgossip.topology.spectra import eigen
+from fedgossip.topology.spectra.eigen import Ends, start
 from fedgossip.topology.weights.mixing import Mixing
 
 EXPANDS = 0.01  # a gap from which on Lanczos is quick and factors are dense
@@ -134,7 +160,7 @@ def _dense_directed(mixing: Mixing) -> Spectrum:
     slem = float(sizes[0])
     ordered = np.concatenate([[1.0], sizes])
     gap, rounding = max(0.0, 1.0 - slem), mixing.n * _EPSILON
-    modes = _modes(W - 1.0 / mixing.n) if normal or mixing.n <= products.LIMIT else None
+    modes = _modes(W - 1.0 / mixing.n) if normal or mixing.n <= eigen.LIMIT else None
     rate = slem if normal else None if modes is None else min(slem, float(np.abs(modes).max()))
     return Spectrum(
         mixing.n, None, None, slem, gap, None, ordered, "dense", rounding, True, normal, rate, modes if normal else None
@@ -160,11 +186,11 @@ def _unbalanced(mixing: Mixing) -> Spectrum:
 
 def _large(mixing: Mixing) -> Spectrum:
     W = mixing.sparse()
-    if (found := twins.reduced(W, eigen.DENSE_LIMIT)) is not None:
+    if (found := reduced(W, eigen.DENSE_LIMIT)) is not None:
         return _from_twins(mixing, found)
     ends = _lanczos(W, eigen.LANCZOS_SHORT)
     thin = not ends.resolved or min(1.0 - ends.high, 1.0 + ends.low) < EXPANDS
-    if thin and (proven := inertia.proven_ends(W, ends.low)) is not None:
+    if thin and (proven := proven_ends(W, ends.low)) is not None:
         return _from_proven(mixing, proven)
     if ends.residual >= eigen.LANCZOS_TOLERANCE:
         ends = _lanczos(W, eigen.LANCZOS_STEPS)
@@ -181,7 +207,7 @@ def _lanczos(W: Any, steps: int) -> eigen.Ends:
     return eigen.lanczos_ends(W.dot, W.shape[0], W.nnz, lambda low, high: min(1.0 - high, 1.0 + low), steps)
 
 
-def _from_twins(mixing: Mixing, found: twins.Reduced) -> Spectrum:
+def _from_twins(mixing: Mixing, found: Reduced) -> Spectrum:
     roots = np.sqrt(found.sizes / mixing.n)
     with eigen.one_thread():
         outer = np.linalg.eigvalsh(found.quotient - np.outer(roots, roots))  # as in _dense: the mean's goes to 0
@@ -194,7 +220,7 @@ def _from_twins(mixing: Mixing, found: twins.Reduced) -> Spectrum:
     return Spectrum(mixing.n, second, last, slem, gap, connectivity, ordered, "twins", rounding, True, rate=slem)
 
 
-def _from_proven(mixing: Mixing, proven: inertia.Proven) -> Spectrum:
+def _from_proven(mixing: Mixing, proven: Proven) -> Spectrum:
     low, high = proven.ends.low, proven.ends.high
     gap = min(proven.upper, 1.0 + low)
     connectivity = _connectivity(mixing, proven.upper)
@@ -236,3 +262,209 @@ def _connectivity(mixing: Mixing, deficit: float) -> float | None:
         return deficit / float(others[0])
     ends = eigen.laplacian_ends(mixing.topology)
     return ends.low if ends.resolved else None
+
+
+MOST_WEIGHTS = 12  # different ones: each costs a pass over all nodes, more than so many one over all edges
+NEAR = 1e-12  # rows whose sums against random vectors are this near are equal: another row's differ by 1e-9 or so
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The eigenvalues that live on classes [n - classes], and the symmetric quotient with the same others."""
+
+    inner: FloatArray
+    quotient: FloatArray
+    sizes: IntArray
+
+
+def reduced(W: Any, largest: int) -> Reduced | None:
+    """Return the symmetric W [n, n], sparse, without its twins; None where more than `largest` classes are left."""
+    n = W.shape[0]
+    labels = _classes(W)
+    classes = int(labels.max()) + 1
+    if classes > largest:
+        return None
+    sizes = np.bincount(labels, minlength=classes)
+    first = np.unique(labels, return_index=True)[1]
+    from scipy.sparse import csr_array
+
+    member = csr_array((np.ones(n), (np.arange(n), labels)), shape=(n, classes))
+    between = np.asarray((W[first] @ member).todense())  # what one node of a class gives to each class
+    own = W.diagonal()[first]
+    # of its own class it gives its own weight, and the rest to its s - 1 twins alike
+    each = np.where(sizes > 1, (between[np.arange(classes), np.arange(classes)] - own) / np.maximum(1, sizes - 1), 0.0)
+    roots = np.sqrt(sizes.astype(np.float64))
+    quotient = between * (roots[:, None] / roots[None, :])
+    return Reduced(np.repeat(own - each, sizes - 1), 0.5 * (quotient + quotient.T), sizes)
+
+
+def _classes(W: Any) -> IntArray:
+    """Return the number of each node's class, int64 [n]."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    n, own = W.shape[0], W.diagonal()
+    probes = seeds.stream(0, "twins", n).random((n, 2))
+    received = W @ probes - own[:, None] * probes
+    weights = _few(W.data)
+    if weights is None:
+        pairs = [_joined(W, own, probes, received)]
+    else:  # joined twins: u and v have the same other senders, so that a row and w times oneself are equal
+        pairs = [_equal_rows(np.column_stack([received + weight * probes, own])) for weight in weights]
+    pairs.append(_equal_rows(np.column_stack([received, own])))
+    one, other = np.concatenate(pairs).T
+    graph = csr_array((np.ones(one.size, np.int8), (one, other)), shape=(n, n))
+    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
+
+
+def _few(values: FloatArray) -> list[float] | None:
+    """Return the values that there are; None for more than MOST_WEIGHTS."""
+    found: list[float] = []
+    while values.size:
+        if len(found) == MOST_WEIGHTS:
+            return None
+        found.append(float(values[0]))
+        values = values[np.abs(values - found[-1]) > NEAR]
+    return found
+
+
+def _joined(W: Any, own: FloatArray, probes: FloatArray, received: FloatArray) -> IntArray:
+    """Return the pairs [k, 2] of joined twins, whatever the weights."""
+    rows = np.repeat(np.arange(W.shape[0]), np.diff(W.indptr))
+    there = (W.indices > rows) & (np.abs(own[rows] - own[W.indices]) < NEAR)
+    u, v, weight = rows[there], W.indices[there], W.data[there][:, None]
+    apart = (received[u] + weight * probes[u]) - (received[v] + weight * probes[v])
+    alike = np.abs(apart).max(axis=1) < NEAR if len(u) else np.zeros(0, bool)
+    return np.stack([u[alike], v[alike]], axis=1)
+
+
+def _equal_rows(table: FloatArray) -> IntArray:
+    """Return pairs [k, 2] of nodes with equal rows, one after the other in the order of the first column."""
+    order = np.argsort(table[:, 0], kind="stable")
+    near = np.abs(np.diff(table[order], axis=0)).max(axis=1) < NEAR
+    return np.stack([order[:-1][near], order[1:][near]], axis=1)
+
+
+WORK_LIMIT = 2e11  # multiplications of factors in a banded order, which the order that is used stays far below
+CERTIFIED = (1e-6, 1e-4, 1e-2)  # how far below a proven gap may lie, as a share of it; the first whose factors hold
+ROUNDING = 1e-13  # absolute: nearer to what was found the signs are noise
+SHIFT = 1e-8
+LOWEST = (1e-6, 1e-4, 1e-2)  # how far below Lanczos's lowest value the signs are asked, until nothing is lower
+PEELED = 60  # rounds in which nodes with one neighbour are taken off before the cost is bounded
+
+
+@dataclass(frozen=True)
+class Proven:
+    """Both ends, and between what the largest eigenvalue but the mean's lies: 1 - upper <= l_2 <= 1 - lower."""
+
+    ends: Ends
+    lower: float
+    upper: float
+
+
+def proven_ends(W: Any, lowest: float) -> Proven | None:
+    """Return both ends of the symmetric doubly stochastic W [n, n], sparse; None where factors are too dear or fail.
+
+    lowest: the smallest value that Lanczos saw, which is at least the smallest eigenvalue.
+    """
+    if banded_work(W) > WORK_LIMIT:
+        return None
+    deficit = _deficit(W)
+    found = _nearest_to_zero(deficit)
+    if found is None or found < 1e-14:
+        return None
+    lower = next((low for low in _lower_ones(found) if below(deficit, low) == 1), None)
+    if lower is None:
+        return None
+    for margin in LOWEST:
+        # 1 - W has its largest eigenvalue at 1 - lowest: none above, and all n are below
+        if below(deficit, 1.0 - lowest + margin) == W.shape[0]:
+            return Proven(Ends(lowest, 1.0 - found, max(margin, found - lower), 0, True), lower, found)
+    return None
+
+
+def _lower_ones(found: float) -> list[float]:
+    return [found - margin * found for margin in CERTIFIED if margin * found > ROUNDING]
+
+
+def below(matrix: Any, shift: float) -> int | None:
+    """Return how many eigenvalues of a sparse symmetric matrix are less than `shift`; None where factors failed."""
+    factors = _factors(matrix, shift)
+    return None if factors is None else int((factors.U.diagonal() < 0).sum())
+
+
+def banded_work(W: Any) -> float:
+    """Return the multiplications that factors of W cost at most in a banded order, leaves taken off before."""
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    core = _without_leaves(W)
+    if core.shape[0] < 2:
+        return float(len(W.data))
+    order = reverse_cuthill_mckee(core, symmetric_mode=True)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    rows = np.repeat(np.arange(core.shape[0]), np.diff(core.indptr))
+    first = np.full(core.shape[0], len(order), np.int64)
+    np.minimum.at(first, place[rows], place[core.indices])
+    widths = np.maximum(0, np.arange(core.shape[0]) - first)
+    return float(np.sum(widths.astype(np.float64) ** 2)) + len(W.data)
+
+
+def _without_leaves(W: Any) -> Any:
+    for _ in range(PEELED):
+        degrees = np.diff(W.indptr) - (W.diagonal() != 0)
+        kept = np.flatnonzero(degrees > 1)
+        if kept.size == W.shape[0]:
+            break
+        W = W[kept][:, kept].tocsr()
+        if not kept.size:
+            break
+    return W
+
+
+def _deficit(W: Any) -> Any:
+    """Return I - W with the diagonal as the sum of the others' weights, not as 1 - w_ii: nothing cancels."""
+    from scipy.sparse import dia_array
+
+    others = W - dia_array((W.diagonal()[None], [0]), shape=W.shape)
+    given = np.asarray(others.sum(axis=1), np.float64)
+    return (dia_array((given[None], [0]), shape=W.shape) - others).tocsc()
+
+
+def _factors(matrix: Any, shift: float) -> Any:
+    """Return LU of matrix - shift I with pivots on the diagonal alone; None where that was not accurate."""
+    from scipy.sparse import dia_array
+    from scipy.sparse.linalg import splu
+
+    n = matrix.shape[0]
+    shifted = (matrix - dia_array((np.full((1, n), shift), [0]), shape=matrix.shape)).tocsc()
+    try:
+        factors = splu(shifted, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    except (RuntimeError, MemoryError):  # an exact zero on the diagonal
+        return None
+    asked = start(n)
+    left = shifted @ factors.solve(asked) - asked
+    accurate = float(np.abs(left).max()) < 1e-6 * float(np.abs(asked).max())
+    return factors if accurate and bool((factors.perm_r == factors.perm_c).all()) else None
+
+
+def _nearest_to_zero(deficit: Any) -> float | None:
+    """Return v'(I - W)v / v'v of the smallest mode but the mean's, by inverse iteration."""
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+    n = deficit.shape[0]
+    factors = _factors(deficit, -SHIFT)
+    if factors is None:
+        return None
+
+    def inverse(x: FloatArray) -> FloatArray:
+        solved = factors.solve(x - x.mean())
+        return np.asarray(solved - solved.mean())
+
+    try:
+        operator = LinearOperator((n, n), matvec=inverse, dtype=np.float64)
+        _, vectors = eigsh(operator, k=1, which="LA", v0=start(n), tol=1e-10, maxiter=50)
+    except ArpackNoConvergence:
+        return None
+    vector = vectors[:, 0] - vectors[:, 0].mean()
+    return float(vector @ (deficit @ vector)) / float(vector @ vector)

@@ -118,7 +118,7 @@ def test_step_every_of_an_invited_run_goes_on_to_its_end(tmp_path: Path, monkeyp
         assert visits.visit(who).code == 0
     run = visits.run_of("a")
     assert run is not None
-    monkeypatch.setattr("fedgossip.cli.run.step.time.sleep", lambda _: visits.visit("host"))
+    monkeypatch.setattr("fedgossip.cli.run.peer.time.sleep", lambda _: visits.visit("host"))
     said = typed(["step", str(run), "--every", "10m"], tmp_path / "a")
     assert said.code == 0 and "after 2 rounds" in said.err
     visits.to_the_end()

@@ -21,8 +21,8 @@ from fedgossip.core.messages import TAIL
 from fedgossip.core.records import EventRow, PeerRow, read_rows
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange
 from fedgossip.protocols.allreduce.reduction import Chunk
+from fedgossip.protocols.allreduce.round_sums import ChunkExchange
 
 NAMES = sorted(COLLECTIVES)
 

@@ -25,10 +25,10 @@ from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.plans.parallel import coding
-from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange
+from fedgossip.plans.parallel import shared_steps
 from fedgossip.protocols.allreduce.coded_fragments import LEFT_OUT
 from fedgossip.protocols.allreduce.reduction import Chunk
+from fedgossip.protocols.allreduce.round_sums import ChunkExchange
 
 SHARES = {"int8": ":16", "top-k": ":0.1", "random-k": ":0.25", "dgc": ":0.1:2", "qsgd": ":7"}
 NAMES = [name + SHARES.get(name, "") for name in CODECS]
@@ -92,7 +92,7 @@ def test_what_is_left_out_comes_later_and_without_that_the_descent_ends_elsewher
         return simulate({**coded(of, rounds=200), **more}, engine="stacked").vectors[0]
 
     dense, remembered = end(""), end(codec)
-    monkeypatch.setattr(coding, "sender_of", lambda made, *_: Memoryless(made))
+    monkeypatch.setattr(shared_steps, "sender_of", lambda made, *_: Memoryless(made))
     assert np.linalg.norm(remembered - dense) < 0.2 * np.linalg.norm(end(codec) - dense)
 
 

@@ -27,7 +27,7 @@ from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.plans import compose
 from fedgossip.protocols.allreduce.reduction import Reduction
 from fedgossip.runs.trace.files import Reading
-from fedgossip.simulation.lazy_training import share_until
+from fedgossip.simulation.network import share_until
 
 NAMES = sorted(COLLECTIVES)
 TRAINING = 0.05

@@ -45,10 +45,10 @@ from fedgossip.drivers import image_write
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.protocols.federated import client_round
+from fedgossip.protocols.federated.aggregation_round import EXHAUSTED, Gathered
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.client import Client, ClientSettings
 from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
-from fedgossip.protocols.federated.gathering import EXHAUSTED, Gathered
 from fedgossip.simulation.network import NetworkSettings
 
 SCHEMA, COORDINATOR = "s", 9

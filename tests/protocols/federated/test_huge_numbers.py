@@ -26,8 +26,8 @@ from fedgossip.learning.analytic import Averaging
 from fedgossip.plans import compose
 from fedgossip.plans.compose import faults_of, network_settings
 from fedgossip.plans.plan import record_of
+from fedgossip.protocols.federated.aggregation_round import LOSS_MOST
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
-from fedgossip.protocols.federated.gathering import LOSS_MOST
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.pairs import LIMIT, Grid
 from fedgossip.simulation.network import SimulatedNetwork

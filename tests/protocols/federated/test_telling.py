@@ -31,8 +31,7 @@ from fedgossip.privacy.forecast import PrivacyPlan, forecast
 from fedgossip.privacy.wording import lines
 from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.client import Client
-from fedgossip.protocols.federated.client_metrics import FACTS
-from fedgossip.protocols.federated.client_round import PlainPart, SecurePart, integers
+from fedgossip.protocols.federated.client_round import FACTS, PlainPart, SecurePart, integers
 from fedgossip.secure.encoding import NO_NOISE
 
 KEPT = [0.0, 0.25]

@@ -26,14 +26,12 @@ from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.protocols.federated.aggregation_round import LeafSum
+from fedgossip.protocols.federated.aggregation_round import LeafSum, SumReading
 from fedgossip.protocols.federated.client_round import Summand
 from fedgossip.protocols.federated.leaf import LeafCoordinator
-from fedgossip.protocols.federated.tier_sums import SumReading
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.encoding import RingEncoding
-from fedgossip.secure.fixed_point import DecodedSum, Quantised
-from fedgossip.secure.ring import Words
+from fedgossip.secure.fixed_point import DecodedSum, Quantised, Words
 
 NEVER = 5
 

@@ -668,7 +668,7 @@ class Slowest(Averaging):
 def test_a_slow_peer_holds_nobody() -> None:
     """One of eight is twenty times slower: the others end when they would have, and it ends with them."""
     from fedgossip.faults import FaultScript
-    from fedgossip.faults.words import Slow
+    from fedgossip.faults.script import Slow
 
     task, n, rounds = Averaging(8, 2, dtype=np.float64), 8, 20
     topology = resolve("complete", n)

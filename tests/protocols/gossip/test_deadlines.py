@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgossip.protocols.gossip.deadlines import ENOUGH, WINDOW, Deadline
+from fedgossip.protocols.gossip.partner_set import ENOUGH, WINDOW, Deadline
 
 MS = 1_000_000
 durations = st.lists(st.integers(0, 10**12), max_size=3 * WINDOW)

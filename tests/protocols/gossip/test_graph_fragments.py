@@ -13,7 +13,7 @@ from test_outer import Dyadic, workers
 
 from fedgossip import simulate
 from fedgossip.algorithms.gossip.base import Step
-from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import digest, frozen

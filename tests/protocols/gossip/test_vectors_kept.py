@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from fedgossip.algorithms.gossip.base import Step
 from fedgossip.algorithms.gossip.gradient_tracking import GradientTracking
 from fedgossip.algorithms.gossip.momentum import MixedMomentum
-from fedgossip.algorithms.gossip.push_diging import PushDIGing
-from fedgossip.algorithms.gossip.push_momentum import PushMomentum
+from fedgossip.algorithms.gossip.push_sum import PushDIGing, PushMomentum
 from fedgossip.base import seeds
 from fedgossip.base.vectors import frozen
 from fedgossip.protocols.gossip.awaited_round import SyncSettings

@@ -16,8 +16,7 @@ from fedgossip.base.vectors import consensus_distance, frozen
 from fedgossip.core.machine import Effect, Event, Fired, NodeId, PeerJoined, Received, Send, Started, Train, Trained
 from fedgossip.core.messages import Compare, ConfirmDead, Entry, MembershipUpdate, News, Revocation, Suspicion
 from fedgossip.protocols.members.membership_updates import merge, signed
-from fedgossip.protocols.members.roster import Roster, boundary_after
-from fedgossip.protocols.members.verdicts import SILENT_ROUNDS, quorum
+from fedgossip.protocols.members.roster import SILENT_ROUNDS, Roster, boundary_after, quorum
 
 LIAR = 1
 Lie = Callable[[NodeId, int, int], News]

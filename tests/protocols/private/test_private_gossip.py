@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
+from fedgossip.algorithms.gossip.dsgd import CombineThenAdapt
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError, ProtocolError, TrainingError
 from fedgossip.base.vectors import Vector, digest, frozen
@@ -49,9 +49,9 @@ from fedgossip.plans import compose
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.private import private_gossip
 from fedgossip.protocols.private.private_gossip import MODEL, PrivateGossip
+from fedgossip.secure.fixed_point import Words
 from fedgossip.secure.pairs import LIMIT, AgreedPairs, Grid, Other, Own, Pairs, SeededPairs, masked, opened, run_of
 from fedgossip.secure.primitives import public_of
-from fedgossip.secure.ring import Words
 from fedgossip.topology import Mixing, build, resolve
 from fedgossip.topology.exposure.exposure import check_private
 

@@ -23,7 +23,7 @@ from fedgossip.core.records import PeerRow
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.plans.parallel import coding
+from fedgossip.plans.parallel import shared_steps
 from fedgossip.protocols.allreduce.coded_fragments import LEFT_OUT
 
 NAMES = ["bf16", "int8:16", "top-k:0.1", "random-k:0.25", "dgc:0.1:2", "qsgd:7", "terngrad", "sign"]
@@ -92,7 +92,7 @@ def test_what_is_left_out_comes_later_and_without_that_the_descent_ends_elsewher
         return simulate(coded(of, **more), engine="stacked").vectors[0]
 
     dense, remembered = end(""), end(codec)
-    monkeypatch.setattr(coding, "sender_of", lambda made, *_: Memoryless(made))
+    monkeypatch.setattr(shared_steps, "sender_of", lambda made, *_: Memoryless(made))
     assert np.linalg.norm(remembered - dense) < 0.2 * np.linalg.norm(end(codec) - dense)
 
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_holds_what_a_worker_left_out() -> None:
 def test_dgc_holds_each_gradient_to_its_share_of_the_length_of_the_mean() -> None:
     """1/sqrt(4) of clip_norm = 3: a gradient of length 5 is gathered as one of 1.5, one of length 1 as it is."""
     plan: Any = compose.plan(load_experiment(coded("dgc:0.5:0", 1, train={"clip_norm": 3.0})))
-    sender = coding.gradient_sender(plan.experiment, make_codec("dgc:0.5:0"))
+    sender = shared_steps.gradient_sender(plan.experiment, make_codec("dgc:0.5:0"))
     assert isinstance(sender, MomentumCorrection) and sender.longest == 1.5
     long, short = (frozen(np.array(one, np.float32)) for one in ([3, 4], [0.6, 0.8]))
     layout = VectorLayout.of(long)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.columns.declarations import TableEncoding
-from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.cox.cox import RiskSums, Whole, concordance, exact_totals, hazards_of, linear_predictor, real
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.survival.survival_sums import counted

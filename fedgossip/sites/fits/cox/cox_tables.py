@@ -9,7 +9,7 @@ import numpy as np
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import EncodedColumn
-from fedgossip.data.columns.encoded_tables import categories_in, found_columns, number_of, read_features, refused
+from fedgossip.data.columns.table_schema import categories_in, found_columns, number_of, read_features, refused
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import with_columns
 from fedgossip.sites.fits.cox.cox import Whole, concordance

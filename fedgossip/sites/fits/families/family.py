@@ -26,7 +26,7 @@ from fedgossip.data.agreed.agreed_table import AgreedTable, read_for_fit
 from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.data.table_files import TableFile
-from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.design_columns import check_counted, design_columns
 from fedgossip.sites.fits.glm.glm import Values, scaled
 from fedgossip.sites.fits.glm.glm_sums import LARGEST, RECORDS, SHIFT, real_of, whole_of

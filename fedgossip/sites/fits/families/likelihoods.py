@@ -7,6 +7,33 @@
 The steps are those of `glm.moved`, with -2 log likelihood as deviance: halved where it grows, with a ridge where
 columns depend on each other.  Robust errors are those of A^-1 (sum of s s') A^-1 (Huber, Fifth Berkeley Symposium,
 1967).
+
+Negative binomial counts: a rate for each record, and a variance that grows beyond a Poisson one's.
+
+    mu = exp(x b),   variance  mu + alpha mu^2,   r = 1 / alpha
+    log likelihood of a record   log G(y + r) - log G(r) - log y! + r log(r / (r + mu)) + y log(mu / (r + mu))
+
+alpha is estimated with b, by its logarithm; the information is the observed one.
+
+Source: Cameron and Trivedi, Regression analysis of count data, 2nd edition, 2013, section 3.3 (NB2).
+
+Weibull accelerated failure times: a column stretches all times until the event by one factor.
+
+    log T = x b + s W,  W of the smallest extreme value;   z = (log t - x b) / s
+    log likelihood of a record   d (z - log s - log t) - exp(z),   d: whether its event was seen
+
+exp(-x b) is the rate of a Weibull distribution of shape 1 / s.  The information is the observed one at the maximum.
+
+Source: Kalbfleisch and Prentice, The statistical analysis of failure time data, 2nd edition, 2002, section 3.2.
+
+Firth's logistic regression: finite estimates where a column separates the outcomes, and less bias of few records.
+
+    maximises   l(b) + log det A(b) / 2,   A = X' W X
+    gradient    g_c + sum over a, b of (A^-1)_ab T_abc / 2,   T_abc = sum of w (1 - 2 p) x_a x_b x_c
+
+T, of products of three columns, is a sum over records, so sums over sites give every step that all records would.
+
+Sources: Firth, Biometrika 80 (1993); Heinze and Schemper, Statistics in Medicine 21 (2002).
 """
 
 from __future__ import annotations
@@ -15,13 +42,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit, gammaln, polygamma, psi
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
 from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, too_few
 from fedgossip.sites.fits.families.family import (
@@ -40,8 +70,8 @@ from fedgossip.sites.fits.families.family import (
     symmetric,
     upper,
 )
-from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, covariance, moved, rank_of
-from fedgossip.sites.fits.glm.glm_result import coefficient, few_share, rounded_to
+from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, covariance, in_units, moved, rank_of
+from fedgossip.sites.fits.glm.glm_result import INTERCEPT, RATES, SOFTMAX, coefficient, few_share, layer_of, rounded_to
 
 STEPS = 16
 """Maximum number of Newton steps."""
@@ -311,3 +341,175 @@ def with_more(turned: Values, more: int) -> Values:
     found = np.eye(len(turned) + more)
     found[: len(turned), : len(turned)] = turned
     return found
+
+
+FLATTEST = 0.02
+"""Least alpha of the first point."""
+
+
+class NegativeBinomial(Likelihood):
+    name, kinds, ratio, predicts = "negative-binomial", (REGRESSION,), "rate ratio", True
+
+    def title(self, d: FamilyDesign) -> str:
+        return f"negative binomial model of {d.outcome}"
+
+    def check(self, d: FamilyDesign, y: Values) -> None:
+        if not ((y >= 0) & (y == np.floor(y))).all():
+            text = f"column {d.outcome!r} holds numbers that are no counts"
+            raise ConfigError(text, "A negative binomial model is of whole numbers from 0; glm:linear is of any.")
+
+    def names(self, d: FamilyDesign) -> Sequence[str]:
+        return [INTERCEPT, *d.columns, "(log alpha)"]
+
+    def first(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
+        return np.array([y.sum(), (y * y).sum()])
+
+    def outcomes(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
+        return y
+
+    def is_binary(self, d: FamilyDesign, first: Values) -> bool:  # noqa: ARG002
+        return bool(first[0] == first[1])
+
+    def start(self, d: FamilyDesign, first: Values, records: int) -> Values:
+        mean = first[0] / records
+        if mean <= 0:
+            raise TrainingError(f"all {records} records have the count 0", "Look at the label.")
+        alpha = max(FLATTEST, (first[1] / records - mean * mean - mean) / (mean * mean))
+        return np.concatenate([[math.log(mean)], np.zeros(len(d.columns)), [math.log(alpha)]])
+
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:  # noqa: ARG002
+        y, mu, r = site.y[:, 0], np.exp(site.x @ point[:-1]), math.exp(-point[-1])
+        whole = r + mu
+        likelihood = gammaln(y + r) - gammaln(r) - gammaln(y + 1) + r * np.log(r / whole) + y * np.log(mu / whole)
+        by_r = psi(y + r) - psi(r) + np.log(r / whole) + 1 - (y + r) / whole
+        by_r2 = polygamma(1, y + r) - polygamma(1, r) + 1 / r - 2 / whole + (y + r) / whole**2
+        scores = np.concatenate([site.x * ((y - mu) * r / whole)[:, None], (-r * by_r)[:, None]], axis=1)
+        w = mu * r * (r + y) / whole**2
+        information = np.empty((len(point), len(point)))
+        information[:-1, :-1] = site.x.T @ (site.x * w[:, None])
+        information[-1, :-1] = information[:-1, -1] = site.x.T @ ((y - mu) * mu * r / whole**2)
+        information[-1, -1] = -(r * r * by_r2 + r * by_r).sum()
+        expected = mu * r / whole  # whatever the counts
+        return LikelihoodTerms(likelihood, scores, information, [expected])
+
+    def model(self, d: FamilyDesign, point: Values) -> FamilyModel:  # noqa: ARG002
+        return FamilyModel(RATES, point[None, :-1])
+
+    def in_units(self, d: FamilyDesign) -> Values:
+        return with_more(in_units(d), 1)
+
+    def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
+        return [f"alpha {math.exp(estimates[-1]):.6g}: the variance is mu + alpha mu²; with 0 a Poisson model's"]
+
+
+class Weibull(Likelihood):
+    name, kinds, labels, ratio = "weibull", (REGRESSION,), 2, "time ratio"
+
+    def title(self, d: FamilyDesign) -> str:
+        time, event = d.outcome.split(",")
+        return f"Weibull accelerated failure times, {time} until {event} = 1"
+
+    def check(self, d: FamilyDesign, y: Values) -> None:
+        time, event = d.outcome.split(",")
+        if (y[:, 0] <= 0).any():
+            text = f"column {time!r} holds times of 0 or below, in {int((y[:, 0] <= 0).sum())} records"
+            raise ConfigError(text, "The logarithm of a time is taken: correct it, or leave the row out.")
+        if not np.isin(y[:, 1], (0, 1)).all():
+            text = f"column {event!r} holds something else than 0 and 1"
+            raise ConfigError(text, "1: the event was seen at that time; 0: it was not seen until then.")
+
+    def names(self, d: FamilyDesign) -> Sequence[str]:
+        return [INTERCEPT, *d.columns, "(log scale)"]
+
+    def first(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
+        return np.asarray(y.sum(axis=0))
+
+    def start(self, d: FamilyDesign, first: Values, records: int) -> Values:  # noqa: ARG002
+        if first[1] < 0.5:
+            raise TrainingError("no record has its event", "Look at the label.")
+        return np.concatenate([[math.log(first[0] / first[1])], np.zeros(len(d.columns) + 1)])  # an exponential one
+
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:  # noqa: ARG002
+        log_t, had, s = np.log(site.y[:, 0]), site.y[:, 1], math.exp(point[-1])
+        z = (log_t - site.x @ point[:-1]) / s
+        e, hazard = np.exp(z), np.exp(-site.x[:, 1:] @ point[1:-1] / s)  # against a record with all means
+        scores = np.concatenate([site.x * ((e - had) / s)[:, None], (-had + (e - had) * z)[:, None]], axis=1)
+        along = np.concatenate([site.x / s, z[:, None]], axis=1)
+        information = along.T @ (along * e[:, None])
+        information[-1, -1] += had.sum()  # where the gradient is 0, this is the observed information
+        return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [hazard])
+
+    def in_units(self, d: FamilyDesign) -> Values:
+        return with_more(in_units(d), 1)
+
+    def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
+        return [f"shape {math.exp(-estimates[-1]):.6g}: above 1 the hazard grows with time"]
+
+
+WIDEST = 24
+"""Maximum number of coefficients: products of three of them are as many as its third power, by 6."""
+
+
+class Firth(Likelihood):
+    name, kinds, predicts = "firth", (CLASSIFICATION,), True
+
+    def title(self, d: FamilyDesign) -> str:
+        return f"Firth's logistic model of {d.outcome} = {d.classes[1]}"
+
+    def names(self, d: FamilyDesign) -> Sequence[str]:
+        if len(d.classes) != 2:
+            raise ConfigError(f"firth: {d.outcome!r} has {len(d.classes)} classes", "It is of two: yes and no.")
+        if len(d.columns) >= WIDEST:
+            text = f"firth of {len(d.columns)} columns: sums of products of three columns are too many"
+            raise ConfigError(text, f"Leave columns out, drop=A,B: at most {WIDEST - 1}.")
+        return [INTERCEPT, *d.columns]
+
+    def first(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
+        return np.asarray(y.sum(axis=0))
+
+    def start(self, d: FamilyDesign, first: Values, records: int) -> Values:
+        mean = first[0] / records
+        if not 0 < mean < 1:
+            raise TrainingError(f"all {records} records have the same outcome", "Look at the label.")
+        return np.concatenate([[math.log(mean / (1 - mean))], np.zeros(len(d.columns))])
+
+    def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
+        x, y, eta = site.x, site.y[:, 0], site.x @ point
+        p = expit(eta)
+        w = p * (1 - p)
+        a, b, c = _triples(len(d.columns) + 1)
+        more = np.array(
+            [math.fsum(w * (1 - 2 * p) * x[:, i] * x[:, j] * x[:, k]) for i, j, k in zip(a, b, c, strict=True)]
+        )
+        likelihood = y * eta - np.logaddexp(0, eta)
+        return LikelihoodTerms(likelihood, x * (y - p)[:, None], x.T @ (x * w[:, None]), [w], np.array(more))
+
+    def more(self, d: FamilyDesign) -> int:
+        return len(_triples(len(d.columns) + 1)[0])
+
+    def adjusted(self, d: FamilyDesign, sums: PointSums, more: Values) -> PointSums:
+        """Return the sums of the penalised likelihood; where A is singular, those of a likelihood of 0."""
+        k = len(d.columns) + 1
+        sign, log_det = np.linalg.slogdet(sums.information)
+        if sign <= 0:
+            return replace(sums, deviance=math.inf)
+        whole = np.zeros((k, k, k))
+        triples = _triples(k)
+        for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)):
+            whole[tuple(triples[one] for one in order)] = more
+        shift = np.einsum("ab,abc->c", np.linalg.inv(sums.information), whole) / 2
+        return replace(sums, gradient=sums.gradient + shift, deviance=sums.deviance - float(log_det))
+
+    def model(self, d: FamilyDesign, point: Values) -> FamilyModel:  # noqa: ARG002
+        return FamilyModel(SOFTMAX, layer_of("logistic", point))
+
+    def in_units(self, d: FamilyDesign) -> Values:
+        return in_units(d)
+
+    def remarks(self, d: FamilyDesign, estimates: Values) -> Sequence[str]:  # noqa: ARG002
+        return ["log likelihood and AIC are penalised, of scaled columns; intervals are Wald's"]
+
+
+def _triples(width: int) -> npt.NDArray[np.int64]:
+    """Return the places a <= b <= c of all products of three columns, [3, numbers]."""
+    return np.array(list(combinations_with_replacement(range(width), 3))).T

@@ -29,7 +29,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.data.columns.declarations import TableEncoding
-from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.design_columns import too_few
 from fedgossip.sites.fits.glm.glm import (
     FAMILIES,

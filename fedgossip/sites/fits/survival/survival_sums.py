@@ -23,7 +23,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.column_sums import RECORDS, SITES
 from fedgossip.data.agreed.sums_task import PooledSumsTask, named_places
-from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
 ALL = ""

@@ -51,7 +51,7 @@ from fedgossip.learning.models.trees import (
     split_code,
     whole_of,
 )
-from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
+from fedgossip.secure.encoding import ExactSums, as_vector, long_numbers, long_words, words_in
 
 BITS = 64
 RECORDS = 1 << 22

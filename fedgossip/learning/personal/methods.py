@@ -1,4 +1,6 @@
-"""Methods that take each step of plain SGD themselves, on gradients of the task: APFL, FedRep and pFedMe.
+"""Personal models: APFL, FedRep, pFedMe, finetuning, Ditto, mean-regularised models, and IFCA.
+
+Methods that take each step of plain SGD themselves, on gradients of the task: APFL, FedRep and pFedMe.
 
 Each step of a node sees the next batch of its line; g(x) is the gradient there, eta = train.lr.
 
@@ -11,6 +13,27 @@ Each step of a node sees the next batch of its line; g(x) is the gradient there,
 APFL: Deng, Kamani and Mahdavi, Adaptive personalized federated learning, 2020, algorithm 1 with its adaptive alpha.
 FedRep: Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, algorithm 1.  pFedMe: Dinh, Tran and Nguyen, NeurIPS 2020,
 algorithm 1; all its steps on one batch, theta from w; beta is lr of coordinator.options.
+
+Methods that train whole models by the usual local training: finetuning, Ditto, and mean-regularised models.
+
+    finetune    after the exchange: `epochs` local trainings from the shared model w, the baseline of every paper
+    ditto       w as ever;  v_i <- trained from v_i on f_i(v) + (lambda / 2) ||v - w||^2
+    mr-mtl      v_i as in Ditto, and v_i itself is sent: w is the mean of all v_i
+
+Ditto: Li, Hu, Beirami and Smith, ICML 2021, algorithm 1: w is the model received in the round.  Mean-regularised
+multi-task learning: Liu, Hu, Wu and Smith, On privacy and personalization in cross-silo federated learning, NeurIPS
+2022, algorithm 1.  A quadratic f_i = 1/2 ||v - b_i||^2 has Ditto's fixed point v_i = (b_i + lambda w) / (1 + lambda).
+
+IFCA: k models, of which each participant trains the one that fits its examples best.
+
+    client i    j = argmin over the k received models of the loss on the round's batches;  trains w_j
+                sends [0, ..., w_j' - w_j, ..., 0], k * d elements
+    server      the weighted mean of these, as ever
+
+Ghosh, Chung, Yin and Ramchandran, NeurIPS 2020, algorithm 1 by its gradient averaging: the sum is divided by the weight
+of all clients of the round, and not by that of a cluster, so a server needs no count of any cluster and sees no choice
+in a secure sum.  A cluster of a share p of the clients moves by p times its mean update; lr of coordinator.options
+makes up for it.  The models begin at the usual one, each with noise of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +49,7 @@ import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.limits import ABOVE_0, Within
+from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector, frozen, linear, subtract
 from fedgossip.core.task import Job, Segment, Update, statistics_in
 from fedgossip.learning.personal.base import OfWholeModels, OwnModels
@@ -217,3 +241,115 @@ def _update(found: Update, job: Job, sent: Vector, losses: Sequence[float], step
     """Return the update of what is sent, with the mean loss of its steps."""
     metrics = {"loss": float(np.mean(losses)), "steps": steps, "rate": eta}
     return Update(subtract(sent, job.vector), found.examples, metrics)
+
+
+@dataclass(frozen=True)
+class Finetune(OfWholeModels):
+    """Answers with the shared model after further training at the node, at the rates of the run's first rounds."""
+
+    epochs: Annotated[int, Within(1, 1000)] = 1
+    """Local trainings from the shared model, each as long as one of a round."""
+
+    follows = True
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        return list(models.train(jobs))
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        found = [job.vector for job in jobs]
+        for epoch in range(self.epochs):
+            asked = [replace(job, round=epoch) for job in jobs]  # a schedule may end at rate 0
+            found = [model for model, _ in models.pulled(asked, found, 0.0, "finetuned")]
+        for job in jobs:  # every answer begins anew
+            del models.memories[job.node, "finetuned"]
+        return found
+
+
+@dataclass(frozen=True)
+class Ditto(OfWholeModels):
+    """Trains a model of its own beside the shared one."""
+
+    pull: Annotated[float, Within(0)] = 0.1
+    """lambda: 0 trains alone; a large one follows the shared model."""
+
+    follows = True
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        updates = models.train(jobs)
+        trained = models.pulled(jobs, [models.model(job) for job in jobs], self.pull)
+        for job, (model, _) in zip(jobs, trained, strict=True):
+            models.keep(job.node, own=model)
+        return list(updates)
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        return [models.model(job) for job in jobs]
+
+
+@dataclass(frozen=True)
+class MeanRegularised(OfWholeModels):
+    """Trains a model of its own, pulled to the mean of all, and sends it."""
+
+    pull: Annotated[float, Within(0)] = 0.1
+    """lambda: 0 trains alone; a large one is federated averaging."""
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        updates = []
+        trained = models.pulled(jobs, [models.model(job) for job in jobs], self.pull)
+        for job, (model, update) in zip(jobs, trained, strict=True):
+            models.keep(job.node, own=model)
+            updates.append(replace(update, difference=subtract(model, job.vector)))
+        return updates
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        return [models.model(job) for job in jobs]
+
+
+@dataclass(frozen=True)
+class Ifca:
+    """Answers with the model of its cluster."""
+
+    clusters: Annotated[int, Within(2, 64)] = 2
+    """k."""
+    spread: Annotated[float, Within(ABOVE_0)] = 0.1
+    """Standard deviation of the noise by which the first models differ."""
+
+    follows = False
+    private = False
+    whole = False
+    stepped = False
+
+    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        length = segments[-1].stop
+        return tuple(
+            replace(one, name=f"cluster{j}.{one.name}", start=one.start + j * length)
+            for j in range(self.clusters)
+            for one in segments
+        )
+
+    def first(self, models: OwnModels, x: Vector) -> Vector:
+        noises = (stream(models.seed, "ifca", j).standard_normal(x.size) for j in range(self.clusters))
+        return frozen(np.concatenate([x + (self.spread * noise).astype(x.dtype) for noise in noises]))
+
+    def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:  # noqa: ARG002
+        return [frozen(part) for part in np.split(vector, self.clusters)]
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        parts = [self.shared(models, job.vector) for job in jobs]
+        chosen = self._chosen(models, jobs, parts)
+        asked = [replace(job, vector=part[j]) for job, part, j in zip(jobs, parts, chosen, strict=True)]
+        updates = []
+        for job, j, update in zip(asked, chosen, models.train(asked), strict=True):
+            whole = np.zeros((self.clusters, job.vector.size), job.vector.dtype)
+            if update.difference is not None:
+                whole[j] = update.difference
+            updates.append(replace(update, difference=frozen(whole.reshape(-1))))
+        return updates
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        parts = [self.shared(models, job.vector) for job in jobs]
+        return [part[j] for part, j in zip(parts, self._chosen(models, jobs, parts), strict=True)]
+
+    def _chosen(self, models: OwnModels, jobs: Sequence[Job], parts: Sequence[Sequence[Vector]]) -> list[int]:
+        """Return the cluster of the least loss on the round's batches, of equal ones the first."""
+        losses = [models.losses(jobs, [part[j] for part in parts]) for j in range(self.clusters)]
+        return [int(np.argmin(of_job)) for of_job in zip(*losses, strict=True)]
