@@ -20,7 +20,6 @@ Contributions in the clear, added on arrival: of one round, or of one step of a 
 The spending of a privacy budget by a machine: a line in its log first, then the release that it pays for.
 
 In this order a crash can only count a release that was never made.  An exhausted budget ends the machine's part:
-from fedgossip.protocols.federated.client_round import mean_loss, mean_loss
 nothing unpaid is released.
 """
 
@@ -53,7 +52,7 @@ from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured, Subtotal
-from fedgossip.protocols.federated.client_round import Chances
+from fedgossip.protocols.federated.client_round import Chances, mean_loss
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding
 from fedgossip.secure.fixed_point import CLIPPED, DecodedSum, Quantised, Words
