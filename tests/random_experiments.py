@@ -181,7 +181,7 @@ ROWS: Sequence[Row] = (
     ("parameter-server", 0.5, [{"parallel": {"server": one}} for one in (
         {"replication": 2}, {"placement": "tensors"}, {"damp": True}, {"virtual_nodes": 2}, {"pull_codec": "bf16"},
         {"pull_codec": "int8:4"}, {"filters": ["key-cache"]}, {"filters": ["threshold:0.01", "key-cache"]},
-        {"filters": ["random-skip:0.5"]}, {"filters": ["kkt"]})]),
+        {"filters": ["random-skip:0.5"]}, {"filters": ["kkt"]}, {"n_fetch": 2, "n_push": 2}, {"n_push": 3})]),
 )  # fmt: skip
 """(what an experiment needs to have, how often, one of these): additions to an experiment, one row after the other."""
 

@@ -87,7 +87,7 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
 
 
 Exchanges = Callable[[Row], tuple[int, int]]
-"""(missing, expected) exchanges of a synchronous round, from a row.
+"""(missing, expected) exchanges of a synchronous round, or of a stretch of an asynchronous run, from a row.
 
 The row of an event is followed by its peer's row of the same round.  The row of the whole network counts one exchange
 for each of the participants 0, 1, ..., those without a row of the round missed it.
@@ -120,7 +120,7 @@ class ExchangeCounts:
             self._count_present(node, row.round)
             if (node, row.round - 1) in self._early:
                 self._early.discard((node, row.round - 1))
-                wanted = 0
+                wanted = 0 if row.clients is None else wanted  # a coordinator's row counts what no event does
         elif row.name == HALF_MISSING:
             self._told.add(node)
         elif row.name in ("left", "goodbye") and isinstance(row.value, dict):
@@ -162,7 +162,7 @@ class ExchangeCounts:
         nothing where none is missing."""
         counted = [counts for one, counts in self._of.items() if node in (None, one)]
         missing, wanted = sum(one for one, _ in counted), sum(of for _, of in counted)
-        return (f"{missing} of {wanted} exchanges are missing: their rounds went on without them.",) if missing else ()
+        return (f"{missing} of {wanted} exchanges are missing: the run went on without them.",) if missing else ()
 
     @property
     def half(self) -> list[tuple[NodeId, int, int]]:

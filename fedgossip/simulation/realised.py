@@ -152,7 +152,7 @@ def _without(mixing: Mixing, left_out: Mapping[NodeId, frozenset[NodeId]]) -> Mi
         for other in others:
             W[node, node] += W[node, other]
             W[node, other] = 0.0
-    return Mixing.from_matrix(W, mixing.topology, stochastic="rows")
+    return Mixing.from_matrix(W, mixing.topology, mixing.rule, stochastic="rows")
 
 
 def realised_rounds(planned: Schedule, rows: Iterable[Row]) -> RealisedRounds | None:

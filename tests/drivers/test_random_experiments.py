@@ -42,7 +42,7 @@ from fedgossip.plans import compose
 from fedgossip.protocols.gossip.pairing import RULES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BATCH, LONG = 10, 5_000
+BATCH, SHORT, LONG = 10, 200, 5_000
 RESUMED = 4
 """Of so many experiments one is stopped, too."""
 OF_TIME = "seconds", "seconds_training", "seconds_waiting", "seconds_mixing", "seconds_communicating"
@@ -64,9 +64,12 @@ def attempt(do: Any) -> Any:
 
 def drawn(seed: int) -> Content:
     """Return the experiment of a seed; of four seeds three look for one that has a plan."""
-    for turn in range(6 if seed % 4 else 1):
+    for turn in range(6):
         content = experiment(6 * seed + turn)
-        if not isinstance(attempt(lambda c=content: compose.plan(load_experiment(c))), FedgossipError):  # type: ignore[misc]
+        if seed < SHORT and content.get("parallel", {}).get("method") == "hogwild":  # starts a process
+            continue
+        plan = attempt(lambda c=content: compose.plan(load_experiment(c)))  # type: ignore[misc]
+        if seed % 4 == 0 or not isinstance(plan, FedgossipError):
             break
     return content
 
@@ -123,7 +126,7 @@ def check(content: Content, folder: Path, stops: bool = True) -> str:
         if isinstance(run, Run):
             check_bytes(run)
     if isinstance(sim, Run) and isinstance(stacked, Run):
-        late = any(row.name in ("missed", "overdue") for row in sim.rows if isinstance(row, EventRow))
+        late = any(row.name in ("missed", "overdue", "abandoned") for row in sim.rows if isinstance(row, EventRow))
         assert (sim.digest == stacked.digest and told(sim) == told(stacked)) or (late and hurried(content))
     if isinstance(sim, Run) and stops and (both := resumed(content, "sim", folder / "sim")):
         assert both[0].digest == both[1].digest == sim.digest
@@ -145,7 +148,7 @@ def checked(seeds: range, folder: Path) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("capsys")
-@pytest.mark.parametrize("batch", range(20))
+@pytest.mark.parametrize("batch", range(SHORT // BATCH))
 def test_a_random_experiment_is_one_run_on_all_engines_or_refused_by_all(batch: int, tmp_path: Path) -> None:
     came = checked(range(batch * BATCH, (batch + 1) * BATCH), tmp_path)
     assert came["both"] >= 1  # else the generator makes nothing that says anything
@@ -202,6 +205,11 @@ FOUND: dict[str, Content] = {
         "topology": {"graph": "complete", "n": 5},
         "adversary": {"peers": [1], "knowledge": "all"},
     },
+    "signed weights of lost models": {
+        "topology": {"graph": "leja:ring", "n": 6},
+        "forecast": {"level": "shadow"},
+        "faults": [{"kind": "reorder", "probability": 0.5, "seconds": 0.2}],
+    },
     "a forecast of a median": {
         "topology": {"graph": "complete", "n": 4},
         "algorithm": {"combine": "median"},
@@ -236,7 +244,8 @@ def test_every_key_method_codec_and_fault_is_drawn() -> None:
     ]
     names += [*KINDS, *FORECAST_LEVELS, *SLOTS, *BY_LOSSES, *FILTERS]
     keys = [key for kind in RUN_KINDS.values() for key in _keys(kind.experiment)]
-    assert not {key for key in {*names, *keys} if not key.startswith(UNDRAWN)} - words
+    undrawn = {key for key in {*names, *keys} if not key.startswith(UNDRAWN)} - words
+    assert not undrawn, undrawn
 
 
 def _keys(section: type, path: str = "") -> Iterator[str]:

@@ -515,6 +515,21 @@ HALF = {
         {"kind": "drop", "probability": 0.02},
         "",
     ),
+    "updates of fedbuff that are lost": (
+        {"coordinator": {"clients": 4, "algorithm": "fedbuff", "secure": {"on": False}, "deadline": 2.0}},
+        {"kind": "drop", "probability": 0.5},
+        "The coordinator missed",
+    ),
+    "offers of asynchronous gossip without an answer": (
+        {"topology": {"graph": "ring", "n": 4}, "algorithm": {"mode": "async"}, "rounds": 30, "seed": 2},
+        {"kind": "drop", "probability": 0.3},
+        "missed",
+    ),
+    "a few offers without an answer": (
+        {"topology": {"graph": "ring", "n": 4}, "algorithm": {"mode": "async"}, "rounds": 30},
+        {"kind": "drop", "probability": 0.05},
+        "",
+    ),
     "a few losses": ({"topology": {"graph": "ring", "n": 4}}, {"kind": "drop", "probability": 0.1}, ""),
 }
 
@@ -527,6 +542,18 @@ def test_a_run_half_of_whose_exchanges_are_missing_says_so_and_is_partial(run: A
     assert ended.summary["status"] == ("partial" if said else "finished")
     assert bool(told) == bool(said) == any(said and said in line for line in ended.summary["lacking"])
     assert all(row.round < ended.summary["rounds"] or row.peer == 3 for row in told)  # while it goes on
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [({"kind": "crash", "start": 0.2}, ("Worker 1 missed 17 of 20 exchanges.",)), ({"kind": "slow", "factor": 20}, ())],
+)
+def test_rounds_that_a_worker_of_asynchronous_servers_never_did_are_missing_at_the_end(fault: Any, said: Any) -> None:
+    served = {"method": "parameter-server", "workers": 3, "server": {"staleness": "async"}}
+    task = {"kind": "quadratic", "dim": 3}
+    ended = simulate({"rounds": 20, "task": task, "parallel": served, "faults": [{"peers": [1], **fault}]})
+    assert (ended.summary["lacking"], ended.summary["status"]) == (said, "partial" if said else "finished")
+    assert "half_missing" not in ended.summary["events"], "a slow worker may do its rounds yet"
 
 
 def test_rounds_of_half_the_clients_are_counted_as_missing() -> None:

@@ -28,7 +28,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.messages import Invite
 from fedgossip.core.metrics import Network
-from fedgossip.core.records import PeerRow, Row
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
@@ -624,7 +624,12 @@ class FederationPlan(PlanDefaults):
         return with_exchanges(found, rows, self.exchanges, self.roles, node)
 
     def exchanges(self, row: Row) -> tuple[int, int]:
-        if self.buffered or not isinstance(row, PeerRow) or row.peer != self.coordinator or not row.round:
+        if isinstance(row, NetworkRow) or row.peer != self.coordinator:
+            return 0, 0
+        if self.buffered:  # updates: those that a step counted, and those that came too late or not at all
+            unused = isinstance(row, EventRow) and row.name in ("missed", "stale")
+            return (1, 1) if unused else (0, row.clients or 0 if isinstance(row, PeerRow) else 0)
+        if not isinstance(row, PeerRow) or not row.round:
             return 0, 0
         return of_clients(row, self.sampling.draw(row.round - 1, range(self.learners)).wanted)
 

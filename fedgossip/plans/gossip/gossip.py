@@ -89,8 +89,10 @@ from fedgossip.topology import (
 from fedgossip.topology.spectra.pairwise import PairwiseRates, pairwise_rates
 from fedgossip.topology.weights.weights import SIZES, weighted
 
-NOT_IN_STEP = frozenset({MISSED, SKIPPED, SKIPPED_MIX})
-"""Events of exchanges that did not take place in their round."""
+UNANSWERED = "unanswered"
+"""The event of an offer of asynchronous gossip that was not answered in time."""
+NOT_IN_STEP = frozenset({MISSED, SKIPPED, SKIPPED_MIX, UNANSWERED})
+"""Events of exchanges that did not take place in their round, or in time."""
 GAMMA = 0.9
 """The decay at which effective neighbours are counted in records (Vogels et al. 2022)."""
 
@@ -266,8 +268,11 @@ class GossipPlan(PlanDefaults):
         return with_exchanges(found, rows, self.exchanges, self.roles, node)
 
     def exchanges(self, row: Row) -> tuple[int, int]:
-        if isinstance(row, NetworkRow) or self.experiment.algorithm.mode != "sync":
+        if isinstance(row, NetworkRow):
             return 0, 0
+        if self.experiment.algorithm.mode != "sync":  # the offers that a peer makes in a round
+            made = self.experiment.algorithm.exchanges if isinstance(row, PeerRow) and row.round else 0
+            return int(isinstance(row, EventRow) and row.name == UNANSWERED), made
         if isinstance(row, PeerRow):
             return 0, self._sources(row.peer, row.round - 1)
         if row.name == SKIPPED and isinstance(row.value, int):

@@ -115,12 +115,15 @@ class SharedSteps(PlanDefaults):
         return "failed" if "failed" in statuses or statuses == {None} else "interrupted"
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        return with_exchanges(Lacking(), rows, self.exchanges, self.roles, node)
+        return with_exchanges(Lacking(), rows, self._rounds_of_all, self.roles, node)
 
     def exchanges(self, row: Row) -> tuple[int, int]:
+        asynchronous = self.experiment.parallel.server.staleness == ASYNC
+        return (0, 0) if asynchronous else self._rounds_of_all(row)  # a slow worker may do its rounds yet
+
+    def _rounds_of_all(self, row: Row) -> tuple[int, int]:
         """A round is of all workers that are there: those that are not have no row of it."""
-        p = self.experiment.parallel
-        if not isinstance(row, NetworkRow) or not row.round or p.races or p.server.staleness == ASYNC:
+        if not isinstance(row, NetworkRow) or not row.round or self.experiment.parallel.races:
             return 0, 0
         return max(0, self.learners - row.peers), self.learners
 

@@ -99,8 +99,9 @@ from fedgossip.protocols.transfer.state_transfer import StateFetch
 
 AT_WORK = ("training", "reducing", "catching")
 
-REPEATS_MAX = 20
-"""Maximum number of views with the same members and without a new round; a run without an end would follow."""
+REPEATS_MAX, REPEATS_AT_ONCE = 20, 100
+"""Maximum number of views with the same members and without a new round, once they lasted as long as the start may
+take, and in whatever time: a run without an end would follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,7 +501,8 @@ class AllReduce:
         self.repeats = 0 if changed else self.repeats + 1
         if self.repeats <= 1:
             self.stuck_ns = now_ns
-        if self.repeats <= REPEATS_MAX or now_ns - self.stuck_ns < self.settings.start_ns:
+        most = REPEATS_MAX if now_ns - self.stuck_ns >= self.settings.start_ns else REPEATS_AT_ONCE
+        if self.repeats <= most:
             return None
         seconds = self.settings.deadline_ns / 1e9
         again = f"begun {self.repeats} times with the same workers, and never done"
