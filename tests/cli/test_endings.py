@@ -138,6 +138,12 @@ long = pytest.mark.long
 LOCAL, SIMULATED, STACKED = ["run", "--on", "local"], ["run"], ["run", "--on", "stacked"]
 PLACED = ["launch", "experiment.toml"]
 SHARED = ["run", "--set", "train.processes=2"]
+RACING = [*SHARED, "--set", "train.parallel=hogwild"]
+LEARNING = """rounds = 20000
+model.source = "softmax"
+train = { local_steps = 4, device = "cpu" }
+topology = { graph = "complete", n = 2 }
+"""
 LOOPS, GUIDED = ["launch", "-n", "2"], ["launch", "-n", "3", "--coordinator", "--rounds", "500"]  # a secure sum: of 3
 
 
@@ -216,22 +222,30 @@ def test_a_launcher_that_is_killed_leaves_no_process_though_it_ignores_its_inter
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are counted in /proc")
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "loading"])
 @pytest.mark.parametrize(
-    "words", [LOCAL, SIMULATED, STACKED, PLACED, LOOPS, GUIDED, [*LOOPS, "--ranks", "2"], SHARED], ids="-".join
+    ("words", "least"),
+    [
+        *((LOCAL, 1), (SIMULATED, 0), (STACKED, 0), (PLACED, 1), (LOOPS, 3), (GUIDED, 4)),
+        *(([*LOOPS, "--ranks", "2"], 3), (SHARED, 2), (RACING, 2)),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
 )
-def test_a_killed_command_leaves_no_process(words: list[str], joined: bool, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_process(words: list[str], least: int, joined: bool, tmp_path: Path) -> None:
+    """It is killed when it learns, or as soon as it has started `least` processes."""
     experiment(tmp_path, n=3, rounds=20_000)
+    if SHARED[-1] in words:
+        (tmp_path / "experiment.toml").write_text(LEARNING)
     (tmp_path / "train.py").write_text(SCRIPT)
     what = ["train.py"] if words[0] == "launch" and words is not PLACED else ["experiment.toml"]
     what = [] if words is PLACED else what
     options = ["--local-steps", "1", "--show", "none"] if what == ["train.py"] else []
     command = start([*words, *options, "--no-report", "--out", "out", *what], tmp_path)
-    least = {LOCAL[-1]: 4}.get(words[-1], 3 if words[0] == "launch" else 0)
     there = (lambda: reached(tmp_path / "out", 3)) if joined else (lambda: len(children(command.pid)) >= least)
-    wait_until(lambda: command.poll() is not None or there(), 120, "it learns")
+    wait_until(lambda: command.poll() is not None or there(), 300, "it learns")
     started = children(command.pid)
+    assert len(started) >= least
     command.kill()
     finish(command)
-    wait_until(lambda: not [pid for pid in started if alive(pid)], 30, "no process is left")
+    wait_until(lambda: not [pid for pid in started if alive(pid)], 60, "no process is left")
 
 
 INTERRUPTED = """

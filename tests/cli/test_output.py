@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from commands import COMMAND, experiment, typed
 
-from fedgossip.cli import main
+from fedgossip.cli import COMMANDS, main
 from fedgossip.cli.text import lasting, reader_left
 
 LETTERS = "0.95\u202f± 0.01 → λ₂ “ring” 12\u202f345 ✓ \u2500\u2501 日本 \udcff"
@@ -80,7 +80,8 @@ PRINTING = [
     ["init", "--help"], ["keys", "--help"], ["audit", "--help"], ["plan", "--help"], ["sweep", "--help"],
     ["run", "no such file"], ["table", "done"], ["evaluate", "done"], ["replay", "done"],
 ]  # fmt: skip
-"""A command line of every room; each prints something, some an error."""
+PRINTING += [[name, "--help"] for name in COMMANDS if name not in {words[0] for words in PRINTING}]
+"""A line of each command; each prints something, some an error."""
 
 
 @pytest.fixture(scope="module")

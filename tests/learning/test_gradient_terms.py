@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,67 @@ def test_terms_move_a_loop_alike_however_its_gradients_are_made(how: str, terms:
     plain = trained("step", terms)
     np.testing.assert_allclose(trained(how, terms), plain, rtol=1e-6)
     assert np.abs(plain - trained("step", None)).max() > 0.01
+
+
+def by_lightning(model: nn.Module, optimizer: Any, *, automatic: bool) -> None:
+    """Five steps of Lightning's Trainer, whose automatic optimisation makes the gradients inside step()."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Training(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.automatic_optimization = model, automatic
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            loss = nn.functional.mse_loss(self.model(batch[0]), batch[1])
+            if not automatic:
+                self.optimizers().zero_grad()
+                self.manual_backward(loss)
+                self.optimizers().step()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return optimizer
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_steps=5, accelerator="cpu", enable_model_summary=False, **quiet)
+    trainer.fit(Training(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 8))
+
+
+def by_hugging_face(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.mse_loss(self.model(x), labels)}
+
+    given = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "max_grad_norm": 0.0}
+    how = transformers.TrainingArguments(str(folder), max_steps=5, per_device_train_batch_size=8, **given)
+    rows = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+    steady = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    transformers.Trainer(model=Named(), args=how, train_dataset=rows, optimizers=(optimizer, steady)).train()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["lightning", "lightning by hand", "transformers"])
+@pytest.mark.parametrize("terms", [Terms(PULL), Terms(correction=correction(), momentum=0.0)], ids=["prox", "scaffold"])
+def test_terms_move_a_loop_of_a_trainer_as_one_written_out(how: str, terms: Terms, tmp_path: Path) -> None:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    exchanged = Exchanged(model)
+    hooks = GradientTerms(exchanged, [optimizer])
+    hooks.use(terms, exchanged.read())
+    if how == "transformers":
+        by_hugging_face(model, optimizer, tmp_path)
+    else:
+        by_lightning(model, optimizer, automatic=how == "lightning")
+    hooks.remove()
+    np.testing.assert_allclose(exchanged.read(), trained("step", terms), rtol=1e-5)
 
 
 def test_lbfgs_ends_at_the_minimum_of_the_loss_with_its_proximal_term() -> None:
