@@ -322,6 +322,7 @@ def simulated(loop: Callable[[], None], **secure: Any) -> Any:
 
 def test_a_parameter_that_thaws_after_the_join_ends_the_round_by_its_name() -> None:
     def loop() -> None:
+        torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(4, 4), linear())
         model[0].requires_grad_(False)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
