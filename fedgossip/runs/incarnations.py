@@ -146,9 +146,11 @@ def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: s
         about = about_of(plan, node, schema, data)
         stored, _ = checkpoints.load(folder, about)
         rounds.append(stored.machine.round if stored else 0)
+    root = plan.roles.leader if plan.experiment.kind == "coordinator" else None
+    begins = max(rounds) if root is None else rounds[root]  # clients ahead of it do its next round again
     for folder, round in zip(folders, rounds, strict=True):
         owner_files.made(folder)
-        cut_rows(folder / ROWS, round)
+        cut_rows(folder / ROWS, min(round, begins))
         for path in (folder / ENDPOINT, folder / ENDED, *(folder / SNAPSHOTS).glob("*")):
             path.unlink(missing_ok=True)
     (out / ENDPOINTS).unlink(missing_ok=True)

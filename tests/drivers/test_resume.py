@@ -11,8 +11,10 @@ import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from commands import HANG_SECONDS, Said, finish, free_ports, in_process, no_secrets_in, start, wait_until
@@ -429,6 +431,25 @@ def skipped(rows: Sequence[Row], peer: int) -> set[int]:
     """The rounds that a peer says it has left out: one behind the others when all were stopped goes on in theirs."""
     told = [row for row in rows if isinstance(row, EventRow) and row.name == "skipped" and row.peer == peer]
     return {round for row in told for round in range(row.round - int(str(row.value)) + 1, row.round + 1)}
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("coordinator", [4, 3, 4]), ("topology", [5, 3, 4])])
+def test_rows_of_a_round_that_a_client_does_again_are_cut(
+    kind: str, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client ahead of its coordinator is invited to that round again; a peer of a graph goes on in its own."""
+    clients = {"clients": 2, "min_clients": 2, "secure": {"on": False}}
+    who = {"coordinator": clients} if kind == "coordinator" else {"topology": {"graph": "ring", "n": 3}}
+    reached = iter([5, 3, 4])  # the last is the coordinator's
+    stored = lambda *_: (SimpleNamespace(machine=SimpleNamespace(round=next(reached))), None)  # noqa: E731
+    monkeypatch.setattr(checkpoints, "load", stored)
+    folders = [tmp_path / str(node) for node in range(3)]
+    for node, folder in enumerate(folders):
+        folder.mkdir()
+        rows = [PeerRow(round, node, 0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0) for round in range(1, 7)]
+        (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    prepare(tmp_path / "out", folders, compose.plan(load_experiment({"rounds": 9, **who})), "", "")
+    assert [last_round(folder / "metrics.jsonl") for folder in folders] == kept
 
 
 def interrupted_in(process: subprocess.Popen[str], rows: Path, round: int) -> Said:
