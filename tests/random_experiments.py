@@ -17,7 +17,7 @@ from fedgossip.algorithms.descent.names import DESCENTS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.robust.attacks import ATTACKS
-from fedgossip.algorithms.robust.combine import COMBINATIONS
+from fedgossip.algorithms.robust.robust_mixing import COMBINATIONS
 from fedgossip.experiment.run_sections import FORECAST_LEVELS
 from fedgossip.learning.personal.names import PERSONAL
 from fedgossip.learning.settings import SLOTS

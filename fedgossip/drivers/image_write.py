@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.algorithms.federated.base import Accumulator
-from fedgossip.algorithms.federated.robust import Kept
+from fedgossip.algorithms.federated.robust_aggregation import Kept
 from fedgossip.algorithms.federated.running_statistics import KeptApart
 from fedgossip.algorithms.federated.sums import MeanOf
 from fedgossip.base.errors import ResumeError

@@ -22,7 +22,7 @@ from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.fragments import FRAGMENTS_MAX
 from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.robust.attacks import ATTACKS
-from fedgossip.algorithms.robust.combine import COMBINATIONS
+from fedgossip.algorithms.robust.robust_mixing import COMBINATIONS
 from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.core.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 from fedgossip.data.custom import NamesCode

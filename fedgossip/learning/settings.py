@@ -1,4 +1,4 @@
-"""How a peer trains between two exchanges.  No torch here: an experiment file is checked without loading it."""
+"""Settings of training: optimiser, learning-rate schedule, precision, mesh; without torch, for checks of files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLa
 from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.federated.base import Federated, Work, effective_steps
 from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, attack_of
-from fedgossip.algorithms.robust.combine import Combination, combination
+from fedgossip.algorithms.robust.robust_mixing import Combination, combination
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.limits import CalledWith, check_options

@@ -29,7 +29,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, PeerRow, Row, kind_of
 from fedgossip.simulation.stacked import StackedExchange, combined
 from fedgossip.topology import Mixing, Schedule
-from fedgossip.topology.weights.mixing import Stochastic
+from fedgossip.topology.weights.mixing_matrix import Stochastic
 
 LOST = ("missed", "held")
 COME_AND_GO = ("again", "there", "left")

@@ -30,7 +30,7 @@ from fedgossip.algorithms.gossip.base import GossipAlgorithm, SendsModels, State
 from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD, relay_sums
 from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, lies
-from fedgossip.algorithms.robust.combine import Combination, combine_rows
+from fedgossip.algorithms.robust.robust_mixing import Combination, combine_rows
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows, unsummable_row
 from fedgossip.core.machine import NodeId

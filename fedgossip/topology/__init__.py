@@ -36,7 +36,7 @@ from fedgossip.topology.spectra.convergence import (
 )
 from fedgossip.topology.spectra.sequences import forecast_of, product_norm
 from fedgossip.topology.spectra.spectrum import Spectrum, spectrum
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 from fedgossip.topology.weights.weights import build, push_weights, rule_names
 
 __all__ = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.robust.combine import COMBINATIONS, combination, combine_rows, distance
+from fedgossip.algorithms.robust.robust_mixing import COMBINATIONS, combination, combine_rows, distance
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import BLOCK, digest, frozen, ordered_mix
 from fedgossip.plans import compose

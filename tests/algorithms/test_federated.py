@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedgossip.algorithms.federated import fedavg, robust
+from fedgossip.algorithms.federated import fedavg, robust_aggregation
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, effective_steps, restored, saved
 from fedgossip.algorithms.federated.fedavg import staleness_weight
 from fedgossip.algorithms.federated.names import ALGORITHMS, make
@@ -580,7 +580,7 @@ rows = arrays.arrays(
 @settings(max_examples=100, deadline=None)
 def test_the_median_is_the_middle_of_each_coordinate(V: Rows) -> None:
     m = len(V)
-    for found, column in zip(robust.median(V), V.T, strict=True):
+    for found, column in zip(robust_aggregation.median(V), V.T, strict=True):
         ordered = sorted(column)
         assert found == pytest.approx((ordered[(m - 1) // 2] + ordered[m // 2]) / 2)
 
@@ -588,7 +588,7 @@ def test_the_median_is_the_middle_of_each_coordinate(V: Rows) -> None:
 @given(rows, st.integers(0, 2))
 @settings(max_examples=100, deadline=None)
 def test_the_trimmed_mean_leaves_out_the_ends_of_each_coordinate(V: Rows, cut: int) -> None:
-    for found, column in zip(robust.trimmed_mean(V, cut), V.T, strict=True):
+    for found, column in zip(robust_aggregation.trimmed_mean(V, cut), V.T, strict=True):
         assert found == pytest.approx(np.mean(sorted(column)[cut : len(column) - cut]))
 
 
@@ -604,11 +604,11 @@ def brute_krum(V: Rows, faulty: int) -> list[float]:
 @settings(max_examples=100, deadline=None)
 def test_krum_is_the_one_nearest_to_its_neighbours(V: Rows, faulty: int) -> None:
     scores = brute_krum(V, faulty)
-    assert robust.krum_scores(V, faulty) == pytest.approx(scores)
-    chosen = robust.krum(V, faulty)
+    assert robust_aggregation.krum_scores(V, faulty) == pytest.approx(scores)
+    chosen = robust_aggregation.krum(V, faulty)
     assert min(scores[i] for i in range(len(V)) if np.array_equal(V[i], chosen)) == pytest.approx(min(scores))
-    best = sorted(range(len(V)), key=lambda i: robust.krum_scores(V, faulty)[i])[:3]
-    np.testing.assert_allclose(robust.multi_krum(V, faulty, 3), V[best].mean(axis=0), atol=1e-9)
+    best = sorted(range(len(V)), key=lambda i: robust_aggregation.krum_scores(V, faulty)[i])[:3]
+    np.testing.assert_allclose(robust_aggregation.multi_krum(V, faulty, 3), V[best].mean(axis=0), atol=1e-9)
 
 
 @given(rows)
@@ -617,7 +617,7 @@ def test_no_step_from_the_geometric_median_shortens_the_sum_of_distances(V: Rows
     def length(z: Rows) -> float:
         return float(np.linalg.norm(V - z, axis=1).sum())
 
-    z = robust.geometric_median(V, steps=2000)
+    z = robust_aggregation.geometric_median(V, steps=2000)
     nearby = stream(0, "nearby").standard_normal((20, V.shape[1]))
     best = min([length(v) for v in V] + [length(z + step * d) for d in nearby for step in (0.01, 1.0)])
     assert length(z) <= best * (1 + 1e-3) + 1e-9
@@ -628,15 +628,15 @@ def test_no_step_from_the_geometric_median_shortens_the_sum_of_distances(V: Rows
 def test_clipping_leaves_short_contributions_and_shortens_long_ones(V: Rows) -> None:
     norms = np.linalg.norm(V, axis=1)
     expected = np.mean([v * (10 / norm if norm > 10 else 1) for v, norm in zip(V, norms, strict=True)], axis=0)
-    np.testing.assert_allclose(robust.clipped_mean(V, 10.0), expected, atol=1e-9)
+    np.testing.assert_allclose(robust_aggregation.clipped_mean(V, 10.0), expected, atol=1e-9)
 
 
 HONEST = stream(3, "honest").standard_normal((8, 5))
 BREAKS: list[tuple[str, Callable[[Rows], Rows], int]] = [
-    ("median", robust.median, 7),
-    ("trimmed mean", lambda V: robust.trimmed_mean(V, 3), 3),
-    ("krum", lambda V: robust.krum(V, (len(V) - 3) // 2), 4),
-    ("geometric median", lambda V: robust.geometric_median(V, 2000), 7),
+    ("median", robust_aggregation.median, 7),
+    ("trimmed mean", lambda V: robust_aggregation.trimmed_mean(V, 3), 3),
+    ("krum", lambda V: robust_aggregation.krum(V, (len(V) - 3) // 2), 4),
+    ("geometric median", lambda V: robust_aggregation.geometric_median(V, 2000), 7),
 ]
 """(rule, how many colluding liars beside eight honest clients it bears)"""
 
@@ -651,7 +651,12 @@ def test_a_rule_bears_liars_up_to_its_breakdown_point(rule: Callable[[Rows], Row
 
 
 @pytest.mark.parametrize(
-    ("rule", "breaks"), [(robust.median, 9), (lambda V: robust.trimmed_mean(V, 3), 4), (robust.geometric_median, 9)]
+    ("rule", "breaks"),
+    [
+        (robust_aggregation.median, 9),
+        (lambda V: robust_aggregation.trimmed_mean(V, 3), 4),
+        (robust_aggregation.geometric_median, 9),
+    ],
 )
 def test_one_liar_too_many_carries_it_off(rule: Callable[[Rows], Rows], breaks: int) -> None:
     lied = np.vstack([HONEST, np.full((breaks, 5), 1e6)])
@@ -661,14 +666,14 @@ def test_one_liar_too_many_carries_it_off(rule: Callable[[Rows], Rows], breaks: 
 def test_one_liar_carries_the_mean_off_and_not_a_clipped_one() -> None:
     lied = np.vstack([HONEST, np.full((1, 5), 1e6)])
     assert np.abs(lied.mean(axis=0)).max() > 1e5
-    assert np.linalg.norm(robust.clipped_mean(lied, 3.0)) <= 3.0
+    assert np.linalg.norm(robust_aggregation.clipped_mean(lied, 3.0)) <= 3.0
 
 
 def test_krum_says_how_many_it_needs() -> None:
     assert make("krum", clients=9, faulty=2).aggregation.least == 7
     assert make("trimmed-mean", clients=9, cut=2).aggregation.least == 5
     with pytest.raises(AssertionError, match="7 are needed"):
-        robust.krum(HONEST[:6], 2)
+        robust_aggregation.krum(HONEST[:6], 2)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from fedgossip.algorithms.descent.row_filters import FILTERS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.robust.attacks import ATTACKS
-from fedgossip.algorithms.robust.combine import COMBINATIONS
+from fedgossip.algorithms.robust.robust_mixing import COMBINATIONS
 from fedgossip.base.errors import ConfigError, FedgossipError
 from fedgossip.cli.run.run import show_plan
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow

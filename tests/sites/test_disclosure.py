@@ -35,8 +35,8 @@ from fedgossip.sites.evaluation.evaluated import read as evaluation_file
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
-from fedgossip.sites.fits.survival.survival_result import CurveFit
-from fedgossip.sites.fits.survival.survival_result import fit_of as curves_of
+from fedgossip.sites.fits.survival.survival_curves import CurveFit
+from fedgossip.sites.fits.survival.survival_curves import fit_of as curves_of
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, counted
 from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets, reported_risk
 from fedgossip.sites.fits.trees.tree_result import trees_fit

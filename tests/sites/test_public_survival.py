@@ -16,7 +16,7 @@ import pytest
 from fedgossip.sites.fits.cox.cox_result import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, requested_sums, stepped
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.sites.fits.survival.survival_result import curve_of, limits_of, median_between, restricted_mean
+from fedgossip.sites.fits.survival.survival_curves import curve_of, limits_of, median_between, restricted_mean
 from fedgossip.sites.fits.survival.survival_times import (
     TimeCounts,
     censored_runs,

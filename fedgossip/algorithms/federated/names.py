@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from fedgossip.algorithms.federated import fedopt, robust
+from fedgossip.algorithms.federated import fedopt, robust_aggregation
 from fedgossip.algorithms.federated.base import Aggregation, Federated
 from fedgossip.algorithms.federated.cocoa import dual_rules
 from fedgossip.algorithms.federated.fedavg import (
@@ -98,33 +98,35 @@ def _robust(aggregation: Aggregation, lr: float) -> Made:
 
 def median(*, lr: float = 1.0) -> Made:
     """The median of each coordinate."""
-    return _robust(robust.ByRule(robust.median), lr)
+    return _robust(robust_aggregation.ByRule(robust_aggregation.median), lr)
 
 
 def trimmed_mean(*, cut: int = 1, lr: float = 1.0) -> Made:
     """The mean of each coordinate without its `cut` smallest and largest."""
-    return _robust(robust.ByRule(robust.trimmed_mean, {"cut": cut}, 2 * cut + 1), lr)
+    return _robust(robust_aggregation.ByRule(robust_aggregation.trimmed_mean, {"cut": cut}, 2 * cut + 1), lr)
 
 
 def krum(*, faulty: int = 1, lr: float = 1.0) -> Made:
     """Krum: the contribution closest to its nearest others, with `faulty` malicious ones among all."""
-    return _robust(robust.ByRule(robust.krum, {"faulty": faulty}, 2 * faulty + 3), lr)
+    return _robust(robust_aggregation.ByRule(robust_aggregation.krum, {"faulty": faulty}, 2 * faulty + 3), lr)
 
 
 def multi_krum(*, faulty: int = 1, keep: int = 2, lr: float = 1.0) -> Made:
     """Multi-Krum: the mean of the `keep` best by Krum's score."""
     least = max(2 * faulty + 3, keep + faulty)
-    return _robust(robust.ByRule(robust.multi_krum, {"faulty": faulty, "keep": keep}, least), lr)
+    return _robust(
+        robust_aggregation.ByRule(robust_aggregation.multi_krum, {"faulty": faulty, "keep": keep}, least), lr
+    )
 
 
 def geometric_median(*, lr: float = 1.0) -> Made:
     """The point of least summed distance."""
-    return _robust(robust.ByRule(robust.geometric_median), lr)
+    return _robust(robust_aggregation.ByRule(robust_aggregation.geometric_median), lr)
 
 
 def clipped_mean(*, longest: float = 1.0, lr: float = 1.0) -> Made:
     """The mean of the updates, each scaled down to the norm `longest`."""
-    return _robust(robust.ByRule(robust.clipped_mean, {"longest": longest}), lr)
+    return _robust(robust_aggregation.ByRule(robust_aggregation.clipped_mean, {"longest": longest}), lr)
 
 
 ALGORITHMS: dict[str, Callable[..., Made]] = table(

@@ -27,7 +27,7 @@ from fedgossip.algorithms.federated.base import (
     Work,
     effective_steps,
 )
-from fedgossip.algorithms.federated.robust import ByRule, median
+from fedgossip.algorithms.federated.robust_aggregation import ByRule, median
 from fedgossip.algorithms.federated.sums import Mean, NotSummableError
 from fedgossip.algorithms.gossip.running_statistics import cleared, counted, joined
 from fedgossip.base.vectors import Vector, frozen, summable

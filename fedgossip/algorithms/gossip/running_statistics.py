@@ -26,7 +26,7 @@ import numpy as np
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm, Needs, Slot, Step, Vectors
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
-from fedgossip.algorithms.robust.combine import Combination, CoordinateMedian, Models, Row
+from fedgossip.algorithms.robust.robust_mixing import Combination, CoordinateMedian, Models, Row
 from fedgossip.base.vectors import Vector, add, frozen, linear, negated, scaled_difference
 
 

@@ -16,7 +16,7 @@ from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.cli.topology import drawing, promises
 from fedgossip.cli.topology.advise import advise
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
-from fedgossip.topology.weights.mixing import SIGNED
+from fedgossip.topology.weights.mixing_matrix import SIGNED
 
 if TYPE_CHECKING:
     from fedgossip.topology import Schedule

@@ -11,7 +11,7 @@ from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.cocoa import DualAscent
 from fedgossip.algorithms.federated.fedavg import Normalised, Training
-from fedgossip.algorithms.federated.robust import ByRule
+from fedgossip.algorithms.federated.robust_aggregation import ByRule
 from fedgossip.algorithms.federated.scaffold import Controlled, Dynamic
 from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.sampling import participating

@@ -13,7 +13,7 @@ from fedgossip.algorithms.gossip.base import GossipAlgorithm, Needs, Slot
 from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.names import Method
 from fedgossip.algorithms.robust.attacks import Attack
-from fedgossip.algorithms.robust.combine import Clipped, Combination, TrimmedMean
+from fedgossip.algorithms.robust.robust_mixing import Clipped, Combination, TrimmedMean
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.roles import Role, Roles
 from fedgossip.experiment import Experiment, GossipExperiment

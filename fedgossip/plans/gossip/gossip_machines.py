@@ -16,7 +16,7 @@ from fedgossip.algorithms.gossip.dsgd import DSGD, CombineThenAdapt
 from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
 from fedgossip.algorithms.gossip.running_statistics import combined_apart
-from fedgossip.algorithms.robust.combine import Combination
+from fedgossip.algorithms.robust.robust_mixing import Combination
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint

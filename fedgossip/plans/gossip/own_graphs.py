@@ -48,7 +48,7 @@ from fedgossip.topology import (
 from fedgossip.topology.graphs import learned
 from fedgossip.topology.graphs.graph import FloatArray, IntArray
 from fedgossip.topology.spectra.heterogeneity import label_shares, placed
-from fedgossip.topology.weights.mixing import TOLERANCE, Stochastic, dense_weights
+from fedgossip.topology.weights.mixing_matrix import TOLERANCE, Stochastic, dense_weights
 from fedgossip.topology.weights.weights import SIZES, weighted
 
 LOOKED_AT = 4

@@ -63,6 +63,6 @@ edges: a sum has each model of its side once, whatever is lost, and its count sh
 Attackers (`attacker`) are honest machines within a machine that holds their models back until the models of all honest
 neighbours have arrived; what goes out is a function of them (`algorithms.robust.attacks`), so stacked arrays have the
 same bits.  Attackers are a role whose rounds are not the run's: records, scores and the final model are of the honest
-peers.  A rule of `algorithms.robust.combine` that is no sum takes no repairs: what it would have made of a late model
-cannot be computed afterwards.
+peers.  A rule of `algorithms.robust.robust_mixing` that is no sum takes no repairs: its result with a late model cannot
+be computed afterwards.
 """

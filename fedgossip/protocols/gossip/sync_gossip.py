@@ -24,7 +24,7 @@ neighbour's round.
 An edge counts in a round at both ends or at neither, or a later correction restores the balance (`edges`): the mean is
 kept despite losses.  Only an arc without its reverse (directed graphs) has no return path: a round without it moves
 the mean, and is reported as `one_sided`; push-sum is the method for such graphs.  A rule that is no sum
-(`algorithms/robust/combine`) leaves out late models, as its result with them cannot be recomputed.
+(`algorithms/robust/robust_mixing`) leaves out late models, as its result with them cannot be recomputed.
 
 A peer that sends its neighbours one fragment of its model in each round (`algorithms/gossip/fragments`).
 
@@ -45,7 +45,7 @@ import numpy as np
 
 from fedgossip.algorithms.gossip.base import MODEL, GossipAlgorithm, State, Step, Vectors
 from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo, Unsent
-from fedgossip.algorithms.robust.combine import LINEAR, Combination
+from fedgossip.algorithms.robust.robust_mixing import LINEAR, Combination
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen, ordered_mix, scaled_difference, subtract
 from fedgossip.core.machine import (

@@ -12,7 +12,7 @@ from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families import family
 from fedgossip.sites.fits.families.family import FamilyFit
 from fedgossip.sites.fits.glm.glm_result import FORMAT, GlmFit
-from fedgossip.sites.fits.survival.survival_result import CurveFit
+from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.trees import tree_result
 from fedgossip.sites.fits.trees.tree_result import TreesFit
 

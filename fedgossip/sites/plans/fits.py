@@ -68,8 +68,8 @@ from fedgossip.sites.fits.glm import glm, glm_result
 from fedgossip.sites.fits.glm.glm import scaled
 from fedgossip.sites.fits.glm.glm_result import SOURCE_OF, GlmFit, layer_of
 from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, GlmTask, SiteRecords, known_outcomes
-from fedgossip.sites.fits.survival import survival_result, survival_sums
-from fedgossip.sites.fits.survival.survival_result import CurveFit
+from fedgossip.sites.fits.survival import survival_curves, survival_sums
+from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes, SurvivalTask
 from fedgossip.sites.fits.survival.survival_times import checked_times, grid_of, places_of
 from fedgossip.sites.plans.sums import (
@@ -336,7 +336,7 @@ def checked_site(
 def _curves(layout: CurveLayout, agreed: AgreedTable, vector: Vector, least: int) -> CurveFit | None:
     numbers = layout.numbers(vector)
     there = numbers["sites",] >= least and numbers["of", ALL]
-    return survival_result.fit_of(layout, numbers, agreed.suppress, least) if there else None
+    return survival_curves.fit_of(layout, numbers, agreed.suppress, least) if there else None
 
 
 SURVIVAL_RUN = SumsRun(

@@ -13,7 +13,7 @@ from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families.family import FamilyFit, ResultTable
 from fedgossip.sites.fits.fit_files import Told
 from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
-from fedgossip.sites.fits.survival.survival_result import CurveFit, GroupCurve
+from fedgossip.sites.fits.survival.survival_curves import CurveFit, GroupCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -54,7 +54,7 @@ from fedgossip.sites.evaluation import evaluated
 from fedgossip.sites.fits import fit_files
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.fit_files import Told
-from fedgossip.sites.fits.survival.survival_result import CurveFit
+from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.releases import model_card, released
 from fedgossip.sites.releases.checking import logs_of
 from fedgossip.sites.releases.fitted import numbers_of

@@ -44,7 +44,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import FloatArray, IntArray
 from fedgossip.topology.schedules.schedules import Schedule
 from fedgossip.topology.spectra.eigen import one_thread
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 PRIME = (1 << 31) - 1
 

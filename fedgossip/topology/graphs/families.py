@@ -31,7 +31,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
 from fedgossip.topology.schedules.schedules import Random
 from fedgossip.topology.spectra import eigen
-from fedgossip.topology.weights.mixing import Mixing, assemble, from_edge_weights
+from fedgossip.topology.weights.mixing_matrix import Mixing, assemble, from_edge_weights
 
 MAX_NODES = 20_000_000
 MAX_EDGES = 50_000_000  # 800 MB of edges; a graph beyond this is a mistake in the file, seldom a wish

@@ -23,7 +23,7 @@ from fedgossip.topology.graphs import grammar, graph_formats
 from fedgossip.topology.graphs.graph import IntArray, Topology, require_connected
 from fedgossip.topology.graphs.graph_formats import GivenGraph, mixing_of, topology_of
 from fedgossip.topology.spectra.spectrum import spectrum
-from fedgossip.topology.weights.mixing import TOLERANCE, Mixing, Stochastic, assemble
+from fedgossip.topology.weights.mixing_matrix import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.weights.weights import build, rule_names
 
 _PACKAGE = Path(__file__).resolve().parents[2]

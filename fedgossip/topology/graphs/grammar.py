@@ -19,7 +19,7 @@ from fedgossip.topology.graphs import families
 from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
 from fedgossip.topology.schedules import cycles, random_schedules
 from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Schedule
-from fedgossip.topology.weights.mixing import Mixing, assemble
+from fedgossip.topology.weights.mixing_matrix import Mixing, assemble
 from fedgossip.topology.weights.weights import build
 
 Number = TypeVar("Number", int, float)

@@ -27,7 +27,7 @@ import msgspec
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import Topology
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 BYTES_MAX = 16 << 20
 """Maximum size of a file that these programs read."""

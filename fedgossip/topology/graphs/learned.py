@@ -17,7 +17,7 @@ import numpy as np
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 LAMBDA = 0.1
 """Weight of ||W - J||_F^2 / n beside the heterogeneity."""

@@ -20,7 +20,7 @@ from fedgossip.topology.graphs.grammar import (
 )
 from fedgossip.topology.graphs.graph import Topology, require_connected
 from fedgossip.topology.schedules.schedules import Schedule, union
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 from fedgossip.topology.weights.weights import build
 
 __all__ = [

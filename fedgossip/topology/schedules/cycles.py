@@ -44,7 +44,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
 from fedgossip.topology.schedules.schedules import Cycle
 from fedgossip.topology.spectra import eigen
-from fedgossip.topology.weights.mixing import Mixing, assemble, from_edge_weights
+from fedgossip.topology.weights.mixing_matrix import Mixing, assemble, from_edge_weights
 from fedgossip.topology.weights.weights import build
 
 

@@ -28,7 +28,7 @@ from fedgossip.topology.graphs import families
 from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
 from fedgossip.topology.schedules.schedules import Random
 from fedgossip.topology.spectra import eigen
-from fedgossip.topology.weights.mixing import Mixing, assemble, from_edge_weights
+from fedgossip.topology.weights.mixing_matrix import Mixing, assemble, from_edge_weights
 from fedgossip.topology.weights.weights import build, push_weights
 
 

@@ -1,6 +1,6 @@
 """Schedules: the mixing of each round.
 
-    Mixing   the same in every round; see `mixing`
+    Mixing   the same in every round; see `mixing_matrix`
     Cycle    a list of rounds that repeats; see `cycles`
     Random   every round drawn afresh; see `random_schedules`
     Endless  every round another one, of the user's own
@@ -19,10 +19,10 @@ import numpy as np
 
 from fedgossip.base import seeds
 from fedgossip.topology.graphs.graph import Csr, FloatArray, IntArray, Topology
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 if TYPE_CHECKING:
-    from fedgossip.topology.weights.mixing import Stochastic
+    from fedgossip.topology.weights.mixing_matrix import Stochastic
 
 CROWDED = 3  # of 4-regular graphs e^-3 of all pairs have not met after 3 n / 4 rounds
 KEPT = 16  # rounds of a random schedule in memory: the peers of a simulation are a few rounds apart at most

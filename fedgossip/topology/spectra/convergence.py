@@ -22,7 +22,7 @@ from fedgossip.topology.graphs.graph import FloatArray
 from fedgossip.topology.spectra import eigen
 from fedgossip.topology.spectra.eigen import Reached
 from fedgossip.topology.spectra.spectrum import Spectrum, spectrum
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 _ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
 _EXACT = 1e-12  # a slem below this is 0

@@ -2,7 +2,7 @@
 
 Ends of spectra: circulant sums, dense solvers for small matrices, Lanczos for large ones.
 
-Below `mixing` and `convergence`: uses arrays and graphs, not weights' rules.  A number that did not converge is
+Below `mixing_matrix` and `convergence`: uses arrays and graphs, not weights' rules.  A number that did not converge is
 given back as unresolved, never as a number: unconverged Lanczos overstates the gap of a ring of 10^4 nodes 70 times.
 
 Eigenvalues of the Laplacians of graphs that have a formula, ascending.
@@ -40,7 +40,7 @@ import numpy as np
 
 from fedgossip.base import seeds
 from fedgossip.topology.graphs.graph import FloatArray, IntArray, Topology
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 DENSE_LIMIT = 3000  # nodes; a dense symmetric solve of this size takes a few seconds
 TABLE_LIMIT = 400_000_000  # offsets x nodes; beyond it the FFT, which is less precise near the value 1

@@ -34,7 +34,7 @@ from fedgossip.topology.schedules.schedules import Random, Schedule
 from fedgossip.topology.spectra import eigen
 from fedgossip.topology.spectra.sequences import WORST_LIMIT
 from fedgossip.topology.spectra.spectrum import spectrum
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 SWEEPS = 20
 """Passes over all pairs of nodes in the search for a placement, at most."""

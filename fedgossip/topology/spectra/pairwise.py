@@ -25,7 +25,7 @@ import numpy as np
 from fedgossip.topology.graphs.graph import FloatArray, Topology
 from fedgossip.topology.spectra import eigen
 from fedgossip.topology.spectra.spectrum import spectrum
-from fedgossip.topology.weights.mixing import from_edge_weights
+from fedgossip.topology.weights.mixing_matrix import from_edge_weights
 
 NODES_LIMIT = 128
 """Nodes up to which the second moment is found: its operator is on matrices [n, n]."""

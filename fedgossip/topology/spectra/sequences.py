@@ -31,7 +31,7 @@ from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Sched
 from fedgossip.topology.spectra import eigen
 from fedgossip.topology.spectra.convergence import Forecast, check_gamma, forecast, rounds_to
 from fedgossip.topology.spectra.spectrum import Spectrum
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 WORST_LIMIT = 512  # nodes; beyond it dense products are not made, and n_w, floor and rounds are estimated
 LEAST = 0.01  # how far the worst direction is followed,

@@ -43,7 +43,7 @@ from fedgossip.base import seeds
 from fedgossip.topology.graphs.graph import FloatArray, IntArray
 from fedgossip.topology.spectra import eigen
 from fedgossip.topology.spectra.eigen import Ends, start
-from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.mixing_matrix import Mixing
 
 EXPANDS = 0.01  # a gap from which on Lanczos is quick and factors are dense
 _EPSILON = float(np.finfo(np.float64).eps)

@@ -26,7 +26,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.topology.graphs.graph import FloatArray, Topology
 from fedgossip.topology.spectra import eigen
-from fedgossip.topology.weights.mixing import Mixing, Stochastic, assemble, from_edge_weights, turned
+from fedgossip.topology.weights.mixing_matrix import Mixing, Stochastic, assemble, from_edge_weights, turned
 
 # The weights with the fastest worst case: FMMC (none negative) and FDLA (any), by a barrier method.
 #
