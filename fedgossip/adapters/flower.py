@@ -48,7 +48,6 @@ def _check_version() -> None:
 
 
 def _model(arrays: Any) -> bytes:
-    """Return the bytes of a model by which client and server compare it."""
     found = ((name, array.numpy()) for name, array in arrays.items())
     return b"".join(f"{name!r} {one.dtype} {one.shape}\n".encode() + one.tobytes() for name, one in found)
 

@@ -114,7 +114,6 @@ class BySize:
 
     @cached_property
     def _many(self) -> tuple[np.ndarray, np.ndarray]:
-        """All clients, and the sums of their sizes so far."""
         clients = np.array(sorted(self.sizes))
         return clients, np.cumsum([self.sizes[node] for node in clients.tolist()])
 
@@ -214,7 +213,6 @@ class Oort:
         return dict(zip(seen, (gains * quick).tolist(), strict=True))
 
     def _exploited(self, round: int, utilities: Mapping[NodeId, float], count: int) -> list[NodeId]:
-        """Draw `count` in proportion to their utilities, of those that are near the greatest."""
         if not count:
             return []
         least = CUTOFF * sorted(utilities.values(), reverse=True)[count - 1]

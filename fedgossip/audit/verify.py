@@ -220,7 +220,6 @@ def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
 def _between(
     crossings: Mapping[Crossing, int], of: TrafficRecord, other: TrafficRecord
 ) -> dict[Content, tuple[Crossing, int]]:
-    """Return the messages between `of` and the other in the records of `of`, by content."""
     sessions = of.sessions if other.sessions is None else other.sessions
     return {
         found.content: (found, place)

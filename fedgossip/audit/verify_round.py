@@ -282,12 +282,10 @@ class Course:
             wrong(statement.place, f"a {statement.name} of {statement.speaker} of another session")
 
     def _exactly(self, statement: Said, due: frames.Frame, what: str) -> None:
-        """Check that an outline is of this very message, which is put together again."""
         if statement.digest != hashlib.sha256(msgspec.msgpack.encode(due)).digest():
             wrong(statement.place, f"what client {statement.client} was shown is not {what}, in this session")
 
     def _as_long(self, statement: Said, due: frames.Frame) -> None:
-        """Check that an outline is of a message as long as this."""
         if statement.size != len(msgspec.msgpack.encode(due)):
             wrong(statement.place, f"a {statement.name} of {statement.size} bytes, which its outline is not of")
 
@@ -310,7 +308,6 @@ class Course:
         return facts
 
     def _dropped(self, d: Descriptor) -> dict[str, list[int]]:
-        """Return the clients that were there at a stage and not at the next."""
         stages = {
             "keys": set(d.cohort), "shares": set(self.keys), "vector": self.shared, "consent": set(self.survivors),
             "reveal": set(self.consents), "": self.revealed,
@@ -347,7 +344,6 @@ def _pairs(fates: Sequence[tuple[int, bool]]) -> str:
 
 
 def _describe_encoding(d: Descriptor) -> RingEncoding:
-    """Return facts on the encoding of a session's numbers, from its description."""
     if d.width > 1:
         return ExactSums((1,), d.ring_bits)
     return FixedPoint(1, d.clip_l2, d.clip_inf, d.weight_max, d.q_bits)

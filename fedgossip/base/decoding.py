@@ -112,10 +112,6 @@ _LONG_HOLDERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 
 def _flat() -> re.Pattern[bytes]:
-    """Return the pattern of a short list or map of scalar values of the usual kinds.
-
-    No two alternatives share a first byte, so matching takes one pass.
-    """
     values = [rb"[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]"]
     values += (rb"[\xcc\xd0].", rb"[\xcd\xd1].{2}", rb"[\xca\xce\xd2].{4}")
     values += (rb"\xc4%b.{%d}" % (re.escape(bytes([size])), size) for size in (32, 64, 80))

@@ -51,7 +51,6 @@ class NotWrittenError(ConfigError):
 
 
 def _room(path: Path) -> str:
-    """Return the disk of a path and its free space, in words; "" where unknown."""
     try:
         disk = path.resolve().parent
         while not disk.is_mount():

@@ -248,7 +248,6 @@ def _arrays(archive: zipfile.ZipFile, wanted: Collection[str], most: int) -> Arr
 
 
 def _check_shape(name: str, member: IO[bytes], size: int) -> None:
-    """Raise ValueError where the header of an array and its entry differ in size."""
     from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
     shape, _, kind = (read_array_header_1_0 if read_magic(member) == (1, 0) else read_array_header_2_0)(member)

@@ -46,7 +46,6 @@ def init(template: str, folder: Path | None) -> None:
 
 
 def _first_command(readme: Path) -> str:
-    """Return the first command of a README that runs the experiment, without its comment."""
     lines = [text.partition("#")[0].strip() for text in readme.read_text().splitlines() if text.startswith("    ")]
     return next(command for command in lines if run_format.EXPERIMENT in command)
 

@@ -222,7 +222,6 @@ def _nearest(error: UnicodeError) -> tuple[str, int]:
 
 
 def _in(encoding: str, letter: str) -> str:
-    """Return the replacement for a letter that an encoding lacks."""
     for near in (LETTERS.get(letter, ""), unicodedata.normalize("NFKD", letter)):
         shown = "".join(one for one in near if not unicodedata.combining(one))
         with contextlib.suppress(UnicodeEncodeError):

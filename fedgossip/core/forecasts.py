@@ -213,7 +213,6 @@ def read_forecast(folder: Path, name: str = run_format.FORECAST) -> tuple[RunFor
 
 
 def _check(found: RunForecast) -> None:
-    """Raise ValueError for inconsistent edges or scores."""
     if len(found.lower) != len(found.upper) or found.rounds > ROUNDS_MAX:
         raise ValueError(f"{len(found.lower)} lower and {len(found.upper)} upper edges")
     if not all(math.isfinite(value) and value >= 0 for value in (*found.lower, *found.upper)):

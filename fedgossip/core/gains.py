@@ -86,7 +86,6 @@ def gains_counted(counts: Mapping[str, float | None], participants: int) -> Gain
 
 
 def _whole(count: float | None) -> int:
-    """Return a count of a record, which may be damaged."""
     return round(count) if count is not None and math.isfinite(count) and count > 0 else 0
 
 

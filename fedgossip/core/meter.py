@@ -162,7 +162,6 @@ class Meter:
         return row
 
     def _spent(self, now_ns: int) -> tuple[int, int]:
-        """Return the nanoseconds of this round with transfers but no training, and those of waiting."""
         since = 0 if self._since is None else self._since
         busy = list(self._busy) if self._train_began is None else [*self._busy, (self._train_began, now_ns)]
         busy += self._away

@@ -328,7 +328,6 @@ class Network:
         return total
 
     def _put(self, row: NetworkRow, found: Disagreement) -> None:
-        """Put the disagreement into `row`."""
         row.consensus_distance, row.consensus_before, row.update_spread = found.after, found.before, found.spread
         if found.before is None:
             return
@@ -437,7 +436,6 @@ def disagreement(before: Vectors | None, outgoing: Vectors | None, after: Vector
 
 
 def _size(vectors: Vectors) -> float:
-    """Return the root mean square of the vectors' norms."""
     if isinstance(vectors, np.ndarray):  # [n, d]
         return math.sqrt(float(np.einsum("ij,ij->i", vectors, vectors).sum(dtype=np.float64)) / len(vectors))
     return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))

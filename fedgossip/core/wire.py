@@ -100,7 +100,6 @@ def wire_bytes(message: AnyMessage) -> int:
 
 
 def _beside_the_header(message: AnyMessage) -> int:
-    """Return the bytes of the vectors and of the frames' marks."""
     total = MARK_BYTES
     for vector in message.vectors if isinstance(message, Carrier) else ():
         size = vector.nbytes
@@ -386,7 +385,6 @@ class Vocabulary:
         return bool(self._fields[kind]) and all(hints[name] in (int, bool, str) for name in self._fields[kind])
 
     def _nested_in(self, kind: type[Any]) -> tuple[str, ...]:
-        """Return the fields other than numbers, texts and bytes."""
         hints = typing.get_type_hints(kind)
         return tuple(name for name in self._fields[kind] if self._as_msgpack(hints[name]) != hints[name])
 

@@ -120,7 +120,6 @@ def _split(arrow: Any, folder: Path) -> Any:
 
 
 def _class_names(folder: Path) -> dict[str, Sequence[str]]:
-    """Return the class names of each column, from dataset_info.json."""
     features = _json(folder / "dataset_info.json").get("features")
     found: dict[str, Sequence[str]] = {}
     for name, feature in features.items() if isinstance(features, dict) else ():

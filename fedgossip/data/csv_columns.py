@@ -225,7 +225,6 @@ def named_columns(
 
 
 def _instead(name: str, cells: Sequence[str]) -> str:
-    """Return advice for a column of features with a cell that is no number."""
     if any(map(is_number, cells)):
         return f"Fill it, or leave the column out with drop={name}."
     return f"A column of words is named as one, categories={name}, or left out, drop={name}."

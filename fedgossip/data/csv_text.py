@@ -183,7 +183,6 @@ def _mark(text: str) -> str:
 
 
 def _pointed(cell: str, decimal: str) -> str:
-    """Return a number with a point and without marks between thousands."""
     return cell.replace(".", "").replace(",", ".") if decimal == "," else cell.replace(",", "")
 
 

@@ -105,7 +105,6 @@ def read_workbook(file: TableFile) -> TableRows:
 
 
 def _trimmed(row: Sequence[str]) -> list[str]:
-    """Return a row without its last empty cells."""
     found = list(row)
     while found and not found[-1]:
         found.pop()
@@ -113,7 +112,6 @@ def _trimmed(row: Sequence[str]) -> list[str]:
 
 
 def _check_size(path: Path, raw: Any) -> None:
-    """Raise ConfigError for a workbook that claims more bytes than its file can contain."""
     most = outside_files.inflated_limit(os.fstat(raw.fileno()).st_size)
     with zipfile.ZipFile(raw) as archive:
         total = sum(one.file_size for one in archive.infolist())
@@ -135,7 +133,6 @@ def _sheet(path: Path, book: Any, declared: str) -> Any:
 
 
 def _cells(path: Path, sheet: Any) -> Iterator[tuple[int, Sequence[object]]]:
-    """Yield the number and the values of each row with a cell."""
     total = 0
     for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
         total += len(row)

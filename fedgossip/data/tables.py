@@ -139,7 +139,6 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
 
 
 def _dropped(table: Columns, options: Mapping[str, str]) -> list[str]:
-    """Return the columns named for omission that are not omitted anyhow."""
     return [name for name in options.get("drop", "").split(",") if name and name not in table.left_out]
 
 

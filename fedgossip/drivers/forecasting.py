@@ -117,7 +117,6 @@ def _level_of(plan: compose.Plan, task: LocalTask, level: str | None) -> str | N
 
 
 def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTask) -> Foretold | None:
-    """Return the forecast with the function that recomputes it from the realised mixing, where the record has it."""
     if foretold is None or not isinstance(plan, GossipPlan) or not plan.experiment.forecast.realised:
         return foretold
     measures = plan.how.stacked is not None and plan.how.in_step and not plan.experiment.algorithm.private
@@ -159,7 +158,6 @@ def foreseen(plan: GossipPlan) -> int:
 
 
 def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
-    """Whether a probe of the run costs next to nothing and is exact."""
     if not isinstance(plan, GossipPlan) or plan.how.stacked is None:
         return False
     elements, rounds = plan.n * task.length, foreseen(plan)

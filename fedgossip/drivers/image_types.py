@@ -200,7 +200,6 @@ def _pairs(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _attribute(target: ast.expr) -> str | None:
-    """Return x of self.x."""
     if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
         return target.attr
     return None

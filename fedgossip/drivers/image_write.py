@@ -336,7 +336,6 @@ class Reader:
         return np.ndarray(tuple(shape), kind, base.data, offset, tuple(strides))
 
     def _member(self, name: str, member: str, hint: Hint, fresh: object) -> Enum:
-        """Return the member of an enumeration of fedgossip that the place admits."""
         kind = next((one for one in self._classes(hint, fresh) if name_of(one) == current_name(name)), None)
         if kind is None or not issubclass(kind, Enum) or member not in kind.__members__:
             raise UnfitError(f"{member} of {name} where {_words(hint)} belongs")
@@ -439,7 +438,6 @@ class Reader:
 
 
 def _of_mapping(hint: Hint, kind: str) -> tuple[Hint, Hint]:
-    """Return the types of keys and values."""
     parts = typing.get_args(hint)
     if kind == "Counter":
         return (parts[0] if parts else UNDECLARED), int
@@ -455,7 +453,6 @@ def number_in(ref: Any) -> int:
 
 
 def _there(fresh: object) -> bool:
-    """Whether a counterpart determines the type of a value."""
     return fresh is not NOTHING and fresh is not None
 
 
@@ -468,7 +465,6 @@ def _words(hint: Hint) -> str:
 
 
 def _checked(value: Any, hint: Hint, fresh: object) -> Any:
-    """Return a number, text, array, type of numbers or stream of the admitted type."""
     if not any(_fits(value, one, fresh) for one in alternatives(hint)):
         raise UnfitError(f"a {type(value).__name__} where {_words(hint)} belongs")
     if isinstance(value, np.ndarray) and isinstance(fresh, np.ndarray):
@@ -495,7 +491,6 @@ def _is(value: Any, kind: Hint) -> bool:
 
 
 def _kind_of(fresh: object) -> Hint:
-    """Return the type that a number, text or array of the new simulation would be declared as."""
     if isinstance(fresh, np.generic):
         fresh = fresh.item()
     return next((one for one in _OF_NUMPY if isinstance(fresh, one)), type(fresh))

@@ -240,7 +240,6 @@ def _over(folder: Path) -> PeerEnded | None:
 
 @contextlib.contextmanager
 def _logged_errors(folder: Path) -> Iterator[None]:
-    """Write an error before the peer's start to ended.json."""
     try:
         yield
     except FedgossipError as error:
@@ -251,7 +250,6 @@ def _logged_errors(folder: Path) -> Iterator[None]:
 def _with_task(
     plan: Plan, node: NodeId, learning: tuple[LocalTask, DataShares] | None
 ) -> tuple[Plan, LocalTask, DataShares]:
-    """Return a participant's task, the partition of examples, and the plan with the consequences of both."""
     held = [node] if node < plan.learners else []
     task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
     compose.check_task(plan, task)
@@ -259,7 +257,6 @@ def _with_task(
 
 
 def _hello_of(plan: Plan, node: NodeId, task: LocalTask, shares: DataShares, life: Life) -> Hello:
-    """Return the first words of this life of a participant, in this process."""
     return replace(
         compose.hello_of(plan, task.schema, shares.digest, compose.likeness_of(plan, task)),
         incarnation=life.about.incarnation,
@@ -427,7 +424,6 @@ class _PeerLife:
         return ended
 
     def _whole(self, rounds: int, vector: Vector | None) -> PeerEnded:
-        """Whether it ended as finished, or ended without an essential part of the run."""
         rows = read_rows(self.files.folder / ROWS)  # those of lives before, too
         lacking = self.plan.lacking(rows, self.node)
         lacking_ = (*lacking.said, *of_numbers((), [vector], self.plan.segments))

@@ -139,7 +139,6 @@ def shared_tables(experiment: Experiment) -> SharedExperiment:
 
 
 def _check_real(experiment: Experiment) -> None:
-    """Raise ConfigError for what simulations alone may have."""
     if experiment.faults or (isinstance(experiment, GossipExperiment) and experiment.adversary.peers):
         advice = "Leave it out: it is for simulations, and for processes of one machine."
         raise ConfigError(f"{'[[faults]]' if experiment.faults else '[adversary]'} of a run by invite", advice)
@@ -265,7 +264,6 @@ def _is_here(name: str) -> bool:
 
 
 def _check_sizes(proposal: Proposal) -> None:
-    """Raise ConfigError for a model that no memory of this machine holds, or a test set that does not travel."""
     size, words = ITEM_BYTES.get(proposal.dtype), "Do not take part, or ask why."
     if size is None and (proposal.parameters or proposal.dtype):  # loops bring their own model
         raise ConfigError(

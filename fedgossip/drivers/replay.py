@@ -131,7 +131,6 @@ def replay_trace(
 
 
 def _apply_entry(machine: Machine, entry: TraceEntry) -> tuple[list[str], Vector | None]:
-    """Return the effects as lines, and the final vector if this was the end."""
     try:
         effects = guarded_handle(machine, entry.event, entry.now_ns)
     except ProtocolError as error:
@@ -149,7 +148,6 @@ def _difference(path: Path, number: int, was: list[str], now: list[str]) -> Diff
 
 
 def _final_digest(folder: Path, incarnation: int) -> str | None:
-    """Return the digest of the vector that this life of the peer left, None where it left none."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -188,7 +186,6 @@ def _unread(opening: Opening, error: Exception) -> TraceError:
 
 @lru_cache(maxsize=4)
 def _plan(experiment: bytes) -> Plan:
-    """The peers of a run share one plan."""
     return compose.plan(checked(json_value(experiment), "trace"))
 
 

@@ -201,7 +201,6 @@ def _finish(
     *,
     report: bool,
 ) -> None:
-    """Write the result, and report where."""
     if table:
         save_table(table, directory.path / run_format.TABLE)
     directory.finish(summary, task, averaged(outcome), best=best, report=report)

@@ -73,7 +73,6 @@ def check(experiment: Experiment, where: str) -> None:
 
 
 def _limited(section: object, path: str = "") -> Iterator[tuple[str, object, Limit]]:
-    """Yield each key with a limit, its value, and the declared limit."""
     yield from ((path + name, getattr(section, name), limit) for name, limit in limits_of(type(section)))
     held = msgspec.structs.asdict(section) if isinstance(section, msgspec.Struct) else {}
     for name, value in held.items():
@@ -250,7 +249,6 @@ def _check_downpour(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for keys of a collective beside a server, and of a server beside a collective."""
     p, server = e.parallel, e.parallel.method == MAPREDUCE
     if p.method in (MAPREDUCE, LBFGS) and p.bucket is not None:
         raise ConfigError(f"{where}: parallel.bucket beside {p.method}, whose gradients travel whole", "Leave it out.")
@@ -421,7 +419,6 @@ def _check_test(test: float | str, where: str) -> None:
 
 
 def _check_validation(e: Experiment, where: str) -> None:
-    """Raise ConfigError for a validation set that is missing, or that no participant can hold for all."""
     if e.eval.on == VALIDATION and not e.data.validation:
         raise ConfigError(f'{where}: eval.on = "validation", and nothing is kept for it', "Set data.validation = 0.1.")
     if e.data.validation and e.data.partition.get("kind") == "own":
@@ -475,7 +472,6 @@ def _check_own(data: DataSection, where: str) -> None:
 
 
 def _check_buckets(data: DataSection, where: str) -> None:
-    """Raise ConfigError for lengths of lines where there are no lines, and for those that are none."""
     if not data.buckets:
         return
     if data.source.partition(":")[0] not in ("lines", "own"):

@@ -176,7 +176,6 @@ def _type(hint: Any) -> str:
 
 
 def _allowed(hint: Any) -> str:
-    """Return the declared limits in words."""
     for one in (hint, *typing.get_args(hint)):
         for limit in getattr(one, "__metadata__", ()):
             if isinstance(limit, Limit | KnownNames):

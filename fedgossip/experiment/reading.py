@@ -116,8 +116,6 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
 
 
 def _check_study(experiment: Experiment, size: str, where: str) -> None:
-    """Raise ConfigError where study.sites has other than one name for each of the participants, whose number is the
-    key `size`."""
     section, key = size.split(".")
     named, count = experiment.study.sites, getattr(getattr(experiment, section), key)
     if len(set(named)) != len(named):
@@ -149,7 +147,6 @@ _OF_A_KIND = {
 
 
 def _as_a_table(content: Mapping[str, Any], place: str) -> str:
-    """Return the correct form of a bare word that should be a table; "" for other values."""
     value: Any = content
     for part in place.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -228,7 +225,6 @@ def _override(content: dict[str, Any], text: str) -> None:
 
 
 def _known_keys() -> dict[str, Any]:
-    """The type of what stands under each key at the top of a file, of whatever kind of run."""
     hints = [keys_of(kind.experiment) for kind in RUN_KINDS.values()]
     return {key: held for one in hints for key, held in one.items()} | {COMPARE: CompareSection}
 

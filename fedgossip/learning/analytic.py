@@ -112,7 +112,6 @@ class Quadratic:
         return Update(frozen(away * self.dtype.type(-self.eta)), 1, metrics)
 
     def _away(self, job: Job) -> tuple[Vector, float]:
-        """Return the gradient at the job's vector, and the loss there."""
         away = job.vector - self.b[job.node]
         loss = float(np.mean(np.square(away, dtype=np.float64))) * self.length / 2
         if not np.isfinite(loss):

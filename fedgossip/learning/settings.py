@@ -486,7 +486,6 @@ class TrainSettings:
             raise ConfigError(f"{text} with {where}", f"Set local_steps to {self.processes} or more.")
 
     def _check_portable(self) -> None:
-        """Raise ConfigError for settings with other rounding on another machine."""
         if not self.portable:
             return
         if self.device not in ("auto", "cpu"):

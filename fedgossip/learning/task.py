@@ -287,7 +287,6 @@ class TorchTask:
         return GradientStretches(job.stretches, self.length, told)
 
     def _sum_facts(self, loss: float, plan: BatchPlan) -> dict[str, float]:
-        """Return the metrics that a gradient's sum needs."""
         return {"loss": loss, "rows": float(predictions_of(plan, self._predictions).sum())}
 
     def _gradients(
@@ -308,7 +307,6 @@ class TorchTask:
         return found
 
     def _test_own(self, job: Job, state: State) -> Mapping[str, float]:
-        """Return the metrics of the vector on the node's own test examples, where requested."""
         return self._tests.measure(job.node, job.round, job.vector, state) if job.tested and self._tests else {}
 
     def test_own(self, node: NodeId, round: int, vector: Vector) -> Mapping[str, float]:
@@ -318,7 +316,6 @@ class TorchTask:
             return self._tests.measure(node, round, vector, state) if self._tests else {}
 
     def _hold_own(self, jobs: Sequence[Job]) -> None:
-        """Make the examples of the jobs' nodes, where they are not kept."""
         if self._draw is None:
             return
         assert isinstance(self._engine, LayerStack | ModuleLoop), "processes read their examples once"
@@ -454,7 +451,6 @@ def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:
 
 @contextmanager
 def _named(job: Job) -> Iterator[None]:
-    """Add a job's node and round to errors of training."""
     try:
         yield
     except (FedgossipError, sharing.OutOfMemory):

@@ -109,6 +109,5 @@ def check_gradients(layout: Layout, settings: TrainSettings) -> None:
 
 
 def _usual(settings: TrainSettings) -> bool:
-    """Return whether the settings need nothing that the machine or the model may lack."""
     plain = settings.device in ("auto", "cpu") and not settings.as_modules and not settings.portable
     return plain and settings.parallel == "ddp" and not settings.stays

@@ -304,7 +304,6 @@ class Connections:
         self._publish(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 
     def _bound_strangers(self) -> None:
-        """Limit the number of connections without a known partner, closing the oldest, and their bytes."""
         most = min(self._room // 2, STRANGERS_MAX + self.expected)
         if len(self._strange) > most:
             self._check_strangers()

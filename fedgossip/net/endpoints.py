@@ -141,7 +141,6 @@ def load_revoked(path: Path) -> tuple[Revocation, ...]:
 
 
 def _shown(node: NodeId, endpoint: Endpoint) -> str:
-    """Return the command that prints this block on the peer's machine."""
     where = f"--address {endpoint.address}" if endpoint.address else "--client"
     return f"fedgossip keys show --id {node} {where}"
 

@@ -237,5 +237,4 @@ class SlowRowTask(SlowTask):
 
 
 def _slowed(task: LocalTask, faults: Faults) -> LocalTask:
-    """Return the task as the script slows it down."""
     return SlowRowTask(task, faults) if isinstance(task, RowTask) else SlowTask(task, faults)

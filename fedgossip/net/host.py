@@ -496,7 +496,6 @@ class Host:
             self.ports.write(EventRow(self._round, self.node, "unlike", sender))
 
     def _give_up_on(self, event: Rejected) -> None:
-        """Close the link to a partner with which no exchange is possible."""
         self._reject(event)
         assert event.sender is not None
         self._greeted.discard(event.sender)
@@ -578,7 +577,6 @@ class Host:
                 self.ports.write(self._row(effect, now_ns, mixing_ns))
 
     def _row(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
-        """Close the account of a round."""
         self._round = effect.round
         self._account()
         row = self._meter.done(effect, now_ns, mixing_ns)
@@ -600,7 +598,6 @@ class Host:
             self._reject(Rejected(node, "endpoint", str(error), error.advice))
 
     def _part(self, node: NodeId) -> None:
-        """Drop the state of `node`, which the machine itself reports as gone."""
         self.links.part(node)
         for of in (self._greeted, self._joined, self._up, self._gone):
             of.discard(node)

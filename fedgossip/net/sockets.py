@@ -208,7 +208,6 @@ class AllowList:
         return address.decode(errors="replace")
 
     def _may(self, key: bytes) -> bool:
-        """Return whether this guest is admitted now."""
         now = time.monotonic()
         self._let_in = [at for at in self._let_in if now - at < GUESTS_SECONDS]
         if self.guests and key in self.welcome:

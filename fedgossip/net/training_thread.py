@@ -146,7 +146,6 @@ class TrainingThread:
         return Trained(asked.job, update.difference, update.examples, update.metrics, update.extra)
 
     def _pass_stretch(self, stretch: Produced) -> None:
-        """Part of a gradient, from whichever thread computes it."""
         self._answers.put(stretch)
         self._ports.wake()
 

@@ -72,7 +72,6 @@ def _how_line(run: DescribedRun) -> str:
 
 
 def _seen(run: DescribedRun) -> Sequence[str]:
-    """Return who sees what, a line for each tier."""
     if run.tree.flat:
         return [_seen_line(run)]
     return [_seen_in_tier(run, tier) for tier in range(run.tree.tiers)]
@@ -137,7 +136,6 @@ def _no_budget_line(run: DescribedRun) -> str:
 
 
 def _whole(run: DescribedRun) -> bool:
-    """Whether every round goes over all examples of a client, as far as this is known here."""
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
     steps = t.local_steps or 0
     return t.local_epochs is not None or any(steps * t.examples_per_step >= size for size in sizes)

@@ -377,7 +377,6 @@ def _by_torch(
 
 
 def _served(experiment: Experiment) -> bool:
-    """Whether workers request a table's rows from servers instead of holding it."""
     return isinstance(experiment, ParallelExperiment) and experiment.parallel.method == SERVED
 
 
@@ -405,7 +404,6 @@ def _flipped(e: Experiment, train: Dataset, shares: Mapping[NodeId, Indices]) ->
 
 
 def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPrivacy | None:
-    """Return how single examples are hidden, where the budget is for that."""
     p = experiment.budget
     if p is None or p.unit != "record":
         return None

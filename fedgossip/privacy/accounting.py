@@ -295,7 +295,6 @@ def _accountants() -> Path:
 
 @cache
 def _module_at(place: Path) -> Any:
-    """Return the module of a file, without the package that it is part of."""
     spec = spec_from_file_location(f"alone_{place.stem}", place)
     assert spec and spec.loader, "its name ends with .py"
     module = module_from_spec(spec)

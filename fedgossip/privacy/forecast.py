@@ -224,7 +224,6 @@ def _noise_wanted(plan: PrivacyPlan) -> float | None:
 
 
 def _lengths(plan: PrivacyPlan) -> tuple[float, float]:
-    """Return the lengths of the noise in a round's mean update, and of the longest such update."""
     n, d = float(plan.drawn), plan.parameters
     if plan.unit == "client":
         each = plan.noise * plan.clip / math.sqrt(plan.counted_on)  # the number of all clients, honest or not

@@ -74,7 +74,6 @@ def not_hidden(plan: PrivacyPlan) -> str:
 
 
 def _beside(plan: PrivacyPlan) -> list[tuple[str, str]]:
-    """Return the metrics reported beside the update under its noise, and those measured but not reported."""
     found = []
     if covered := plan.telling.words(plan.telling.covered):
         text = "; ".join(covered).capitalize()
@@ -215,7 +214,6 @@ def _number(value: float) -> str:
 
 
 def _at_least(value: float) -> str:
-    """Return a number of three digits that is not below the given one, for people to copy."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return f"{math.ceil(value * scale) / scale:.6g}"
 
@@ -225,6 +223,5 @@ def _times(ratio: float) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Return the number rounded up to two digits."""
     step = 10.0 ** max(0, math.floor(math.log10(value)) - 1)
     return f"{math.ceil(value / step) * step:,.0f}"

@@ -315,7 +315,6 @@ def _last_round(folder: Path) -> int:
 
 
 def _folders(given: Path) -> list[Path]:
-    """Yield a peer's folder itself, or those in a folder that holds several."""
     inside = sorted(path.parent for path in given.glob(f"*/{ENDPOINT}"))
     return inside if inside and not (given / ENDPOINT).exists() else [given]
 

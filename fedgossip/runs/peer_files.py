@@ -134,7 +134,6 @@ class PeerFiles:
 
     @property
     def _reads_before(self) -> bool:
-        """Whether the model that a round begins with is wanted of the rounds that are evaluated."""
         return self.snapshots or (self._best is not None and self._at_clients)
 
     def outgoing(self, round: int, vector: Vector) -> None:

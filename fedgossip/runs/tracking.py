@@ -70,7 +70,6 @@ class CsvTracker:
         pass
 
     def _widen(self, values: Mapping[str, float]) -> None:
-        """Add the columns that are missing, also to the lines of this file that are there."""
         there = outside_files.read_text(self._path, outside_files.LARGE) if self._path.exists() else ""
         head, *lines = list(csv.reader(io.StringIO(there))) or [["round"]]
         self._columns = list(dict.fromkeys([*head, "round", *values]))

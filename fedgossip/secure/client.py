@@ -223,7 +223,6 @@ class Shared(_Step[Sharing]):
                 return self._masked(words, shares)
 
     def _masked(self, words: Words, shares: SharePairs) -> VectorMasked:
-        """Announce the keys for the next round with the vector."""
         s, d = self._session, self._session.descriptor
         ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
         with erased_on_failure(ahead):

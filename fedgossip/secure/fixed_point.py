@@ -102,7 +102,6 @@ def subtract_streams(total: Words, keys: Iterable[bytes], width: int = 1) -> Non
 
 
 def _operations(width: int) -> tuple[Operation, Operation]:
-    """Return addition and subtraction of numbers of `width` words, which divides BLOCK."""
     assert BLOCK % width == 0, "a number lies in one block"
     if width == 1:
         return np.add, np.subtract
@@ -112,7 +111,6 @@ def _operations(width: int) -> tuple[Operation, Operation]:
 
 
 def _long(total: Words, words: Words, *, out: Words, operation: Operation) -> None:
-    """Two words at a time, as the processor has them."""
     operation(total.view(np.uint64), words.view(np.uint64), out=out.view(np.uint64))
 
 
@@ -238,7 +236,6 @@ class FixedPoint:
 
     @property
     def _beside(self) -> int:
-        """Return the first coordinate behind the update and the statistics."""
         return self.cut + self._kept * LIMBS
 
     @property
@@ -320,7 +317,6 @@ class FixedPoint:
         return clipped
 
     def _surely_short(self, update: Vector) -> bool:
-        """Return whether an update is shorter than the clip by its largest element alone, which takes a tenth."""
         return _peak(update) * math.sqrt(self.cut) < self.clip_l2 * (1 - 2**-20)
 
     # --- the sum ----------------------------------------------------------------------------------------------------
@@ -402,7 +398,6 @@ def _peak(update: Vector) -> float:
 
 
 def _norm(update: Vector) -> float:
-    """Return the Euclidean length, also of numbers so large that their squares would not be finite."""
     if (peak := _peak(update)) == 0.0:
         return 0.0
     squares = 0.0

@@ -172,7 +172,6 @@ class Cells:
 
     @property
     def _shift(self) -> int:
-        """Return the number of bits of a word behind those of its cell."""
         return 8 * self.starts.itemsize - CELL_BITS
 
     def _guessed(self, out: Integers | Floats | Singles, dice: CipherContext) -> tuple[Places, npt.NDArray[Any]]:
@@ -218,7 +217,6 @@ class Cells:
         return missed
 
     def _tail(self, count: int, dice: CipherContext) -> tuple[Integers, Integers]:
-        """Return integers of the right tail, and the number of halvings of a cell's rows there."""
         strips, on = np.zeros(count, np.int64), np.arange(count)
         while len(on):  # a strip is the number of zeros before the first one
             words = _words(len(on), dice)
@@ -281,7 +279,6 @@ def cells_of(sigma: float) -> Cells:
 
 
 def _halvings(tail_width: int, width: int) -> int:
-    """Return the number of halvings of a cell's rows in the first strip of a tail, which it meets one time in two."""
     return (tail_width // width).bit_length()
 
 
@@ -304,7 +301,6 @@ def _exponent(y: int, sigma: float) -> Fraction:
 
 
 def _floor(rows: int, x: Fraction) -> int:
-    """Return floor(rows exp(-x))."""
     digits = 40
     while True:
         with localcontext(prec=digits):

@@ -161,7 +161,6 @@ def _recovered(session: Session, v: int, shares: Shares, alive: bool, culprits: 
 
 
 def _pairs(session: Session, lost: Mapping[int, bytes], partners: Callable[[int], list[int]]) -> Iterator[bytes]:
-    """Yield the key of each mask between a lost client and a survivor."""
     for v, secret in lost.items():
         others = tuple(partners(v))
         publics, infos = [session.keys[u].s_pk for u in others], mask_infos(v, others, session.words)

@@ -178,7 +178,6 @@ def _round(
 
 
 def _sizes_of(rounds: Rounds, invite: Invite, contribution: PreparedContribution) -> tuple[int, int]:
-    """Return the bytes of a client's reply, and those of the vectors in it."""
     if rounds.fixed:
         return 4 * rounds.fixed.words, 4 * rounds.fixed.words
     answer = contribution.answer_to(invite)

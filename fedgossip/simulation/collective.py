@@ -243,7 +243,6 @@ def _pushed_and_pulled(
 
 
 def _copied(owner: Meter, keeper: Meter, shard: Shard, clock: int, part: Vector, schema: str) -> None:
-    """Add the step of a clock sent to a holder of a copy to both meters."""
     facts = 0, shard.number, clock + 1, clock, 0.0, ()
     out = [ShardStep(*facts, start, one.size, schema, (one,)) for start, one in pieces(part)]
     _count(owner, keeper, out, [PieceTaken(*one.name) for one in out])

@@ -113,7 +113,6 @@ class ResidentRun:
             self._write_rows(found)
 
     def _write_rows(self, measured: Disagreement | None) -> None:
-        """Write the rows of the rounds not written yet; `measured` of the last one, where it is watched."""
         untold, self._untold = self._untold, []
         if not untold:
             return

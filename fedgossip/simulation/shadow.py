@@ -206,7 +206,6 @@ class Shadow:
     def _probe_lasting(
         self, round: int, at: Vector, updates: Vector, away: Vector, displaced: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Measure the share of the last response that the round after repeats, for a task with memory."""
         after, last = self.memory(), self.responses[-1]
         self.remember(displaced)
         there, _ = self._trained(round, [at] * self._n)
@@ -216,7 +215,6 @@ class Shadow:
         self.responses[-1], self._displaced = replace(last, lasting=min(max(again, 0.0), LASTING_MOST)), None
 
     def _pulled(self, place: int, updates: Vector | None, model: Vector, at: Vector) -> Vector | None:
-        """Return the updates of a graph with its peers pulled back to the mean."""
         if updates is None or not self.responses:
             return updates
         last, kind = self.responses[-1], updates.dtype.type
@@ -230,7 +228,6 @@ class Shadow:
         self, followed: FollowedPeers, round: int, at: Vector, updates: Vector | None, step: Step,
         before: Sequence[Mapping[str, Any]],
     ) -> None:  # fmt: skip
-        """Do a round of the peers of one graph, and measure their updates at their own models if due."""
         if updates is not None and followed.due(round):
             after = self.memory()
             self.remember(before)
@@ -271,7 +268,6 @@ class Shadow:
             found.worst_peer.append(_ends([self._score.worst(values) for values in known]))
 
     def _expected(self, place: int) -> tuple[Vector, list[Vector]]:
-        """Return the mean of a graph's peers, and where they may be."""
         if self._followed and not self.exact:
             models = self._followed[place].models
             return mean(list(models[0])), models
@@ -314,7 +310,6 @@ def response_of(round: int, away: Vector, difference: Vector) -> Response:
 
 
 def _of_all(step: Step) -> Step:
-    """Return the step of one node that represents all."""
     return Step(step.round, step.rate.mean(keepdims=True), step.steps.mean(keepdims=True))
 
 

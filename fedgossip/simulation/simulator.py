@@ -261,7 +261,6 @@ class Simulator:
         self._instants.insert(until, (-1, node, AddedUp(effects), NO_COST, (0, self.lives[node])))
 
     def _summed(self, node: NodeId) -> int:
-        """How many elements it has added so far."""
         machine = self.machines[node]
         return machine.summed if isinstance(machine, AddingMachine) else 0
 
@@ -272,7 +271,6 @@ class Simulator:
         self.write(EventRow(round=round, peer=peer, name=name, value=value))
 
     def _befell(self, node: NodeId, name: str) -> None:
-        """Record a fault of this peer's, in its round."""
         self._note(name, node, round=self._progress.round_of(node))
         self.timeline.befell(node, name, self.now_ns)
 
@@ -466,7 +464,6 @@ class Simulator:
         self._look(node, event.other)
 
     def _look(self, node: NodeId, other: NodeId) -> None:
-        """Notify `node` of its link to `other`, where that has changed."""
         link = node, other
         if link not in self.connections.down and self._is_lost(link):
             self._count("lost", self.connections.give_up(link))
@@ -552,7 +549,6 @@ class Simulator:
             self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
 
     def _change_peer(self, node: NodeId, event: Coming, lives: Lives) -> None:
-        """Start, restart or wake a peer."""
         if isinstance(event, Begin):
             self._begin(node)
         elif isinstance(event, Restart):

@@ -131,7 +131,6 @@ class Edges:
         return _one_each(self._targets, given), _one_each(self._sources, taken)
 
     def _follow(self, round: int) -> None:
-        """Note the rounds up to this one, from the first on after a pause.  A constant graph needs no notes."""
         while self._followed < round:
             for i in self._nodes:
                 for to in self._targets[i]:
@@ -145,7 +144,6 @@ class Edges:
 
 
 def _one_each(of: Sequence[Collection[NodeId]], numbers: Sequence[int]) -> Numbered:
-    """Each message has a number, node by node."""
     owners = np.repeat(np.arange(len(of)), [len(one) for one in of])
     return Numbered(len(of), owners, np.array(numbers, np.int64), np.ones(len(numbers), np.int64))
 

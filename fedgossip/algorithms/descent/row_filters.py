@@ -100,14 +100,12 @@ class Threshold:
 
 
 def _with_added(rows: Rows, some: Rows) -> Rows:
-    """Return rows with some of them added to."""
     total = np.array(rows.matrix)
     total[np.searchsorted(rows.keys, some.keys)] += some.matrix
     return Rows(rows.keys, frozen(total.reshape(-1)))
 
 
 def _both(one: Rows, other: Rows) -> Rows:
-    """Return the rows of both, which have none in common."""
     if not one.keys.size or not other.keys.size:
         return one if one.keys.size else other
     order = np.argsort(np.concatenate([one.keys, other.keys]))

@@ -96,7 +96,6 @@ class RowTable:
         return known
 
     def _by_block(self, places: Places) -> Iterator[tuple[int, Places, Places]]:
-        """Yield (block, which of these places lie in it, their rows there)."""
         if not len(places):
             return
         order = np.argsort(places, kind="stable")

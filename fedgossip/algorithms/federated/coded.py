@@ -107,5 +107,4 @@ class CodedClient:
 
     @cached_property
     def _start(self) -> Vectors:
-        """Return the memory before the first update."""
         return self._sender.start(self.coding.layout)

@@ -121,7 +121,6 @@ class LBFGS:
         return _at(replace(line, tries=1), length)
 
     def _gradient_step(self, state: LineState, round: int) -> LineState:
-        """Return the state after a step along the gradient that is accepted as it is."""
         x = frozen(state.base - state.gradient * state.x.dtype.type(self.rate(round)))
         return replace(state, x=x, pairs=0, slope=0.0, failed=max(1, state.tries))
 

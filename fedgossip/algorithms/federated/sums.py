@@ -129,7 +129,6 @@ class ExactSum:
         return self._fine.view(kind)[-self._fine.size or None :]
 
     def _spread(self, start: int, room: Room) -> None:
-        """Write the words of a block of the first term, which may lie where they do."""
         (weight,), block = self._weights, self._lone(self._alone)[start : start + BLOCK]
         peak = self._reach if self._reach < WHOLE else weight * _peak(block)
         self._fine[start : start + BLOCK] = self._bits(weight, block, peak, start, room)

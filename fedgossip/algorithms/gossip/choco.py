@@ -179,7 +179,6 @@ class Choco:
         return replace(self.start(model), v=state.v)
 
     def _encode_changes(self, changes: Vector, round: int) -> tuple[Payload, Vector]:
-        """Return the payload of each row, and what it stands for."""
         layout, turn = VectorLayout.of_length(changes.shape[-1], changes.dtype), CodecTurn(0, 0, round)
         if changes.ndim == 1:
             coded = frozen(self.codec.encode(changes, layout, turn))

@@ -94,7 +94,6 @@ def segments_within(segments: Sequence[Segment], part: slice) -> tuple[Segment, 
 
 
 def _row(tensor: Segment) -> int:
-    """Elements of a row, which is what follows the first axis."""
     return math.prod(tensor.shape[1:])
 
 

@@ -197,7 +197,6 @@ def given(algorithm: Made) -> Method:
 
 
 def _brought(source: object) -> str | None:
-    """Return the weights that a user's own class or object brings."""
     needs = getattr(source, "needs", None)
     return "push" if isinstance(needs, Needs) and needs.sums == "columns" else None
 

@@ -89,7 +89,6 @@ def _write(out: Path, found: Sequence[Any]) -> None:
 
 
 def _promised(plan: GossipPlan) -> dict[str, Any]:
-    """Return the properties of the graph, and of each round."""
     from fedgossip.drivers.forecasting import called
     from fedgossip.topology.spectra.forecasting import outlook
 
@@ -113,7 +112,6 @@ def _promises(found: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _promised_of_pairs(plan: GossipPlan) -> dict[str, Any]:
-    """Return the properties of the graph for exchanges between pairs."""
     from fedgossip.drivers.forecasting import called
     from fedgossip.plans.gossip.gossip_words import pairwise_facts
 

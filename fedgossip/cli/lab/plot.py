@@ -119,7 +119,6 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _filled(points: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
-    """Return the points and, in every column between two of them, the line that joins them."""
     if not points:
         return []
     found = [(round(points[0][0]), points[0][1])]

@@ -221,7 +221,6 @@ class _Opened:
 def _open_folder(
     stack: contextlib.ExitStack, carrier: FolderCarrier, hosted: Hosted, proposal: Proposal, test: bytes
 ) -> _Opened:
-    """Look for requests in a shared folder."""
     from fedgossip.drivers import invite_joining
     from fedgossip.net.invites.invitation import FOLDER, written
     from fedgossip.net.invites.invite_folder import InviteFolder
@@ -473,7 +472,6 @@ def _name(admission: InviteAdmission, node: int, plan: Plan) -> str:
 
 
 def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
-    """Return the name and the address of an admitted member."""
     label = plan.roles.label(node)
     if node == admission.party.seats.own:
         return label

@@ -137,7 +137,6 @@ class InvitedSeat:
         )  # fmt: skip
 
     def _waiting(self) -> str:
-        """Return the text of its first activity."""
         roles = self.plan.roles
         if self.node == roles.leader:
             return f"waiting for its {roles.one}s"

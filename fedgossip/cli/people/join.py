@@ -150,7 +150,6 @@ def join(
 def _check_carrier(
     invitation: Invitation, carrier: FolderCarrier | None, address: str | None, port: int | None
 ) -> None:
-    """Raise ConfigError where the invite and the options are not of one carrier."""
     from fedgossip.base.errors import ConfigError
 
     if invitation.folder is not None and carrier is None:
@@ -173,7 +172,6 @@ def _at_folder(carrier: FolderCarrier, invitation: Invitation, place: Joined) ->
 
 
 def _calling(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> tuple[Asking, RelayClient | None]:
-    """Call the organiser, and listen at its relays."""
     from fedgossip.net.invites.invite_client import InviteClient
 
     more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
@@ -253,8 +251,6 @@ def _relays(invitation: Invitation) -> list[str]:
 
 
 def _way_to(invitation: Invitation, through: Through | None) -> Callable[[str], str]:
-    """Where to call for an address of the invite."""
-
     def way(address: str) -> str:
         return through(address, invitation.key) if through and address in _relays(invitation) else address
 
@@ -279,7 +275,6 @@ def _list() -> int:
 
 
 def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[str]]:
-    """Return the search for addresses of this key on this network, if possible."""
     from fedgossip.base.errors import FedgossipError
     from fedgossip.net.invites.discovery import Search
 
@@ -354,7 +349,6 @@ def shown_terms(
 
 
 def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
-    """Print the organiser's settings for the machines of others, where they differ from the usual."""
     from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
 
     usual = TrainSettings()
@@ -363,7 +357,6 @@ def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
 
 
 def _learned(e: Experiment, proposal: Proposal, own: OwnMachine) -> list[tuple[str, str]]:
-    """Print what is learned, and from which data."""
     if e.loops:
         yours = f"that of {own.script}: its parameters must have the names and shapes of the others'"
         return [("Model", yours), ("Data", f"what {own.script} reads; it stays on this machine")]
@@ -455,7 +448,6 @@ def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent
 
 
 def _pause(carrier: FolderCarrier | None) -> Callable[[float], None]:
-    """Return what waits between two requests to take part."""
     from fedgossip.net.invites.invite_folder import AwaitedError
 
     def pause(seconds: float) -> None:
@@ -498,12 +490,10 @@ def _whereabouts(
 
 
 def _is_late(beginning: Beginning) -> bool:
-    """Whether the run has begun without us."""
     return any(one.node == beginning.node and one.since < 0 for one in beginning.members)
 
 
 def _port_of(place: Joined) -> int | None:
-    """The port that this member had before."""
     path = place.path / "port"
     text = outside_files.read_text(path) if path.exists() else ""
     return int(text) if text.isdigit() and 0 < int(text) < 65536 else None

@@ -166,7 +166,6 @@ def _federation(plan: Any) -> FederationPlan:
 
 
 def _waits(hours: float) -> list[str]:
-    """Return the options of a command that waits for people at other sites."""
     seconds = f"{3600 * hours:.0f}"
     return ["--set", f"coordinator.start_timeout={seconds}", "--set", f"coordinator.silence={seconds}"]
 
@@ -296,7 +295,6 @@ def _agreed(
 
 
 def _number(place: Joined) -> int:
-    """Return the number that the organiser has given to this site."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import load_blocks
 
@@ -308,7 +306,6 @@ def _number(place: Joined) -> int:
 
 
 def _check_table(experiment: Experiment, data: Path | None) -> None:
-    """Raise ConfigError for a table that is missing, or that this pilot does not take."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.drivers.proposals import own_table
 

@@ -387,7 +387,6 @@ def place(
 
 
 def _check_engine(context: click.Context, on: str) -> None:
-    """Refuse an option of another engine than the selected one."""
     for name, engine in ENGINE_OF.items():
         given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
         if given and on != engine:

@@ -351,7 +351,6 @@ def step_content(words: Sequence[str], place: str) -> bytes:
 
 
 def _line(folder: Path) -> str:
-    """Return the command as given, made to resume in `folder`."""
     words = [word for word in sys.argv[1:] if word != "--resume" and not word.startswith("--out=")]
     if "--out" in words:
         place = words.index("--out")

@@ -387,7 +387,6 @@ def _range(ids: range) -> str:
 
 
 def _commands(plan: Plan) -> str:
-    """Return the start command of each participant of the run."""
     known = [
         f"fedgossip {one.name}" + ("" if one.name == "manager" else f" --id {_range(one.ids)}")
         for one in plan.roles.all

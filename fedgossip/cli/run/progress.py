@@ -162,7 +162,6 @@ def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, scor
 
 
 def _three_digits(value: float | None) -> str:
-    """Return three digits behind the point for numbers about one, three in all for larger ones."""
     if value is not None and 0 < abs(value) < 1e-3:
         return f"{value:.1e}"
     return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
@@ -275,7 +274,6 @@ def _describe_exit(value: object) -> str:
 
 
 def _format(value: object, label: Label) -> object:
-    """Return numbers for formatting, and lists as people write them."""
     if isinstance(value, (list, tuple)):
         if any(isinstance(one, (list, tuple)) for one in value):
             return " | ".join(str(_format(one, label)) for one in value)

@@ -186,7 +186,6 @@ def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextMan
 
 
 def _stopped_at_once(path: Path, again: str, resumable: Callable[[Path], bool]) -> int:
-    """Report the state of a run that was stopped before it began, after its end, or again during its goodbye."""
     from fedgossip.drivers import resume
 
     if resume.is_over(path):
@@ -286,7 +285,6 @@ def _time(summary: RunSummary) -> str:
 
 
 def _described(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return the settings and the course of a run, by its kind."""
     if summary["mode"] == "federated":
         return _federated(summary, record)
     if "forecast" in summary:
@@ -300,7 +298,6 @@ def _described(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
 
 
 def _events(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return what happened, the gravest first, and why something was refused, each cause once."""
     from fedgossip.report.page.reasons import gravest_first
 
     roles = roles_in(summary)
@@ -328,7 +325,6 @@ def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
 
 
 def _reached(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the score, or the loss without one."""
     scores = summary["score"]
     score = read_score(scores)
     if scores["averaged"] is None:
@@ -342,7 +338,6 @@ def _reached(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _best(summary: RunSummary) -> list[tuple[str, str]]:
-    """The round that was best, where the model is another's."""
     best, at = summary.get("best"), summary["score"].get("round", summary["rounds"])
     if best is None or best["round"] == at or best["score"] == summary["score"]["averaged"]:
         return []
@@ -421,7 +416,6 @@ def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _forecast(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return how the forecast that the run began with was kept."""
     if (share := summary.get("forecast_kept")) is None:
         return []
     file = summary["forecast_file"]
@@ -487,7 +481,6 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
 
 
 def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
-    """Return the memory of a learner's processes, where each has a part of the model."""
     if not plan.experiment.train.in_parts:
         return ()
     from fedgossip.learning.task import TorchTask

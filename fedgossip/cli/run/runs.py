@@ -160,7 +160,6 @@ def report(
 
 
 def _given(*options: str) -> str:
-    """Return the first of these options of the command that was written; "" where none was."""
     source = click.get_current_context().get_parameter_source
     return next((one for one in options if source(one) is ParameterSource.COMMANDLINE), "")
 

@@ -232,7 +232,6 @@ def _facts(verdict: Verification) -> dict[str, object]:
 
 
 def _lines_of(verdict: Verification) -> str:
-    """Return the verdict, the faults and the facts of one file, as lines."""
     head = f"{verdict.path}: {verdict.what}: {'sound' if verdict.sound else 'NOT sound'}"
     about = _of_log(verdict) if "entries" in verdict.facts else _of_round(verdict)
     notes = [f"  note: {remark}" for remark in verdict.remarks]

@@ -221,7 +221,6 @@ def _is_model(path: Path) -> bool:
 
 
 def _final_model(known: OtherMachines, site: int) -> str:
-    """Print how a site obtains the model that the others judge."""
     command = ["fedgossip", "evaluate", COPY, str(known.experiment), "--id", str(site)]
     command += ["--endpoints", str(known.endpoints)] if known.endpoints else []
     folder = "the folder model/ of the coordinator's run"
@@ -324,7 +323,6 @@ def _decided(one: Any, records: int) -> list[str]:
 
 
 def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
-    """Return a figure, with its margin of noise if any."""
     value = getattr(one, name)
     if value is None:
         return "-"

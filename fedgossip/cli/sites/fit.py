@@ -231,7 +231,6 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
 
 
 def _seen(found: CoxFit) -> str:
-    """Print what the coordinator could see, which is more than the fit."""
     from fedgossip.sites.fits.cox.cox_sums import EFRON
 
     each = f"{len(found.coefficients) + 1} sums over those at risk"

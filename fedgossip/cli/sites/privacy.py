@@ -197,7 +197,6 @@ def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, adv
 
 
 def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
-    """Return the earlier spending in the ledger beside a key that counts against this run's budget."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.federated.ledger import data_of, spent_on
 

@@ -249,7 +249,6 @@ def summed(
 
 
 def _state(folder: Path, plan: FederationPlan, task: LocalTask, opened: Sequence[str]) -> None:
-    """Write the plan of a run of sums beside its record."""
     from fedgossip.plans.approvals import plan_statement
 
     plan_statement.write(folder / run_format.PLAN, plan_statement.statement_of(plan, task, opened))

@@ -77,7 +77,6 @@ def _plain(audit: Audit, name: Name) -> str:
 
 
 def _in_sums(exposure: Exposure, name: Name) -> str:
-    """Return what sums would give away on graphs where they are refused."""
     curious, victims = worst(exposure.exact)
     return f"  From sums {_whom(curious, victims, name)}{_such(exposure.exact)}." if victims else ""
 

@@ -246,7 +246,6 @@ topology.add_command(drawing.make)
 
 
 def _signed(schedule: Schedule) -> list[str]:
-    """Return the note for weights with negative entries."""
     if schedule.rule not in SIGNED:
         return []
     least = min(float(schedule.mixing(round).values.min()) for round in range(schedule.period or 1))
@@ -254,7 +253,6 @@ def _signed(schedule: Schedule) -> list[str]:
 
 
 def _drawn(graph: str, seed: int) -> list[str]:
-    """Return the note for a graph that is another one with another seed."""
     if not is_drawn(graph):
         return []
     return [f"Drawn with seed {seed} (--seed); a run draws with topology.seed, or with its own seed."]

@@ -232,7 +232,6 @@ def _dropped(schema: TableSchema, numbers: Numbers, suppress: int) -> int | msgs
 
 
 def _indicated(column: AgreedColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
-    """Return a column with empty cells as a feature, where enough records, of enough sites, have one, and have none."""
     enough = not column.label and numbers[column.name, "at", NOBODY] >= SITES
     there = column.missing is not None and column.missing >= suppress and column.count >= suppress
     return msgspec.structs.replace(column, indicated=True) if enough and there else column
@@ -365,7 +364,6 @@ def spread_bins(column: AgreedColumn) -> Sequence[float]:
 
 
 def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
-    """Return the number with this share below it, as if each bin were filled evenly."""
     wanted = share * below[-1]
     place = min(int(np.searchsorted(below, wanted)), len(below) - 1)
     before = below[place - 1] if place else 0

@@ -187,7 +187,6 @@ class SumLayout:
         return noisy | ({("sites",): 1} if ("sites",) in numbers else {})
 
     def _deviation(self, round: int) -> float:
-        """Return the standard deviation of a site's noise on each number of a round, in grains."""
         names = sum(is_about_records(name) and round_of(name) == round for name in self._exactly)
         return deviation_of(self.schema, round, names, self.noise)
 

@@ -85,7 +85,6 @@ class SumsTask(ABC):
             raise _refused(round, why)
 
     def _why_broken(self, model: Vector, before: AskedBefore) -> str:
-        """Return the result of `broken`, computed once for all local sites with the same request."""
         promised, last = (before.round, before.clients, before.sum_digest), self._looked
         if last is None or last[0] is not model or last[1] is not before.model or last[2] != promised:
             last = self._looked = model, before.model, promised, self.broken(model, before)

@@ -157,7 +157,6 @@ def _step_of(count: int, least: int) -> float:
 
 
 def _are_open(ranges: Sequence[tuple[int, int]], total: int) -> bool:
-    """Return whether each number has two possible values or more within its range, given the sum of all."""
     low, high = (sum(one[k] for one in ranges) for k in (0, 1))
     return all(min(b, total - (low - a)) - max(a, total - (high - b)) >= 1 for a, b in ranges)
 
@@ -403,7 +402,6 @@ class CoarseTwins:
         return self._published[precision]
 
     def _back(self, n: int, total: int, squares: int) -> ColumnSums:
-        """Return the sums of numbers in their own units."""
         c, step = self._centre, self._step
         wholes = total + n * c, squares + 2 * c * total + n * c * c
         (top, low) = (step.numerator << 64, step.denominator)

@@ -276,7 +276,6 @@ def _check_made(where: str, d: DeclaredColumn) -> None:
 
 
 def _check_once(where: str, key: str, words: Mapping[str, Sequence[str]], missing: Sequence[str]) -> None:
-    """Raise ConfigError for a word that maps two ways."""
     known = {_plain(one): "nothing" for one in missing}
     for name, several in words.items():
         for word in dict.fromkeys([*several, *([name] if key == "synonyms" else [])]):

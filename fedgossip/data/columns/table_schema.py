@@ -274,7 +274,6 @@ def _column(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn) -
 
 
 def _with_declared(column: SchemaColumn, declared: DeclaredColumn) -> SchemaColumn:
-    """Return the column with its bounds, and with the rules for its cells where there are some."""
     low, high = (0.0, len(declared.order) - 1.0) if declared.order else (declared.low, declared.high)
     whole = msgspec.structs.replace(declared, categories=column.categories) if declared.rewrites else None
     return msgspec.structs.replace(column, low=low, high=high, declared=whole)

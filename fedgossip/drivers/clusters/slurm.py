@@ -111,7 +111,6 @@ class SlurmProcesses:
 
     @property
     def _over(self) -> bool:
-        """Whether the job has ended, so long ago that all its files are seen."""
         return bool(self._over_at) and time.monotonic() - self._over_at > (0.5 if self._here else LOOK_SECONDS)
 
     def poll(self, timeout: float) -> None:
@@ -153,7 +152,6 @@ class SlurmProcesses:
         del job
 
     def _wait(self, seconds: float) -> bool:
-        """Whether the job of submitit's own executor is still there so long after all of its tasks have ended."""
         until = time.monotonic() + seconds
         while not (done := self._job.done()) and time.monotonic() < until:
             time.sleep(0.05)

@@ -169,7 +169,6 @@ def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *
 
 
 def _size_line(n: int) -> str:
-    """Return a line with the number of participants, for a loop that may be alone."""
     if n > 1:
         return f"this loop learns with {n - 1} others"
     if _in_notebook():
@@ -224,7 +223,6 @@ def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
 
 
 def _in_notebook() -> bool:
-    """Return whether this process is a notebook's kernel, which no launcher can start."""
     return "ipykernel" in sys.modules
 
 

@@ -278,7 +278,6 @@ class _Launch:
         return True
 
     def _end_coordinator(self, alone_since: float) -> float:
-        """Interrupt a coordinator without remaining loops, after it had time to notice."""
         n = self.plan.learners
         if self.plan.n == n or n in self.scripts.exited or not set(range(n)) <= self.scripts.exited.keys():
             return 0.0

@@ -109,7 +109,6 @@ def simulate_script(
 
 
 def _show_traceback(failure: FedgossipError, script: Path) -> None:
-    """Show the traceback of what a script raised, from the script's own line on, as a launch shows it."""
     raised = failure.__cause__
     if raised is None or isinstance(raised, FedgossipError | SystemExit):
         return

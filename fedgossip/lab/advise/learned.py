@@ -93,7 +93,6 @@ def _overrides(algorithm: str) -> list[str]:
 
 
 def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapping[str, RunForecast]:
-    """Return the forecasts of the graphs that the algorithm supports."""
     possible = []
     for graph in graphs:
         try:
@@ -106,7 +105,6 @@ def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapp
 
 
 def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, forecast: RunForecast) -> AdvisedWay:
-    """Return the way with the round in which the middle of the mean peer's edges reaches the target."""
     assert forecast.scores is not None, "what is learned is evaluated"
     middle = [float(np.mean(edges)) for edges in forecast.scores.mean_peer]
     wide = ", wide" if forecast.wide else ""
@@ -121,7 +119,6 @@ def _averaged(task: LearnedTask, forecast: RunForecast) -> float:
 
 
 def _apart(task: LearnedTask) -> tuple[float, float]:
-    """Return the rounds to the target of the mean peer and of the mean model without communication."""
     e = task.plan.experiment
     nobody = {"graph": "none", "n": task.plan.n, "allow_disconnected": True}
     content = {**e.to_dict(), "topology": nobody, "algorithm": {}, "forecast": {"level": "none"}}
@@ -133,7 +130,6 @@ def _apart(task: LearnedTask) -> tuple[float, float]:
 
 
 def _with_rounds(way: AdvisedWay, rounds: float) -> AdvisedWay:
-    """Return the way with another number of rounds."""
     each = 0.0 if way.kind == "once" or not math.isfinite(way.rounds) else way.payload / max(way.rounds, 1e-9)
     once = way.seconds - way.rounds * way.round_seconds if way.kind == "once" else 0.0
     if not math.isfinite(rounds):

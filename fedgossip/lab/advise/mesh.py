@@ -159,7 +159,6 @@ def advised(asked: MeshAsked, costs: StepCosts) -> list[AdvisedMesh]:
 
 
 def _candidates(processes: int) -> Iterator[tuple[tuple[int, int, int, int], str, int, str]]:
-    """Yield (data, tensor, pipeline, context), parallel, zero and attention."""
     axes = [number for number in range(1, processes + 1) if processes % number == 0]
     for tensor, pipeline, context in product(axes, repeat=3):
         within = tensor * pipeline * context
@@ -253,7 +252,6 @@ class StepShape:
 
 
 def _sums(layer: nn.Module, style: ParallelStyle, *, gives_back: bool) -> tuple[float, float, float]:
-    """Return what is summed and gathered for a row of a divided layer, in bytes."""
     outputs = int(getattr(layer, "out_features", 0) or getattr(layer, "embedding_dim", 0))
     inputs = int(getattr(layer, "in_features", 0))
     if isinstance(style, RowwiseParallel):
@@ -277,7 +275,6 @@ def _passed(stages: Sequence[nn.Module], train: Dataset) -> float:
 
 
 def _batch(train: Dataset, rows: int) -> loading.Batch:
-    """Return a batch of so many rows on the CPU."""
     data = loading.examples(train.subset(np.arange(min(rows, len(train)))), torch.device("cpu"), 0)
     with data.batches([np.arange(rows) % len(train)]) as batches:
         return next(iter(batches))

@@ -167,7 +167,6 @@ def _done(
 
 
 def _together(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a summary's description of the data as if one participant had all of them."""
     shares, sizes = data["shares"], data["sizes"]
     counts = [[sum(column) for column in zip(*shares, strict=True)]] if shares else shares
     return {**data, "shares": counts, "sizes": [sum(sizes)] if sizes else sizes}
@@ -249,7 +248,6 @@ def _kept(paradigm: Paradigm) -> set[str]:
 
 
 def _section(given: Content, section: str, workers: int) -> dict[str, Any]:
-    """Return the paradigm's own section with the default number of participants."""
     if section == "topology":
         graph = given.get("graph", "ring")
         small = {1: "none", 2: "complete"}

@@ -105,7 +105,6 @@ def _graph(at: Setting) -> Schedule:
 
 
 def _degree(at: Setting) -> float:
-    """Return the largest mean degree of a node over the first rounds."""
     graph = _graph(at)
     rounds = range(graph.period or 8)
     return max(sum(len(graph.mixing(r).targets(node)) for r in rounds) / len(rounds) for node in range(graph.n))
@@ -181,7 +180,6 @@ def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:
 
 
 def _layout(at: Setting) -> VectorLayout:
-    """Return the layout of a gradient, as one tensor."""
     return VectorLayout.of_length(at.size // at.element - TAIL, np.dtype(f"f{at.element}"))
 
 

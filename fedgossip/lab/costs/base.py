@@ -142,7 +142,6 @@ class TrainingTimes:
         return 0.0, longest * math.exp(9 * self.spread)
 
     def _below(self, places: Times, seconds: float) -> Times:
-        """Return the probability that a training with this time ends by then."""
         if self.jitter:
             done: Times = np.clip((places / seconds - 1.0) / self.jitter, 0.0, 1.0)
             return done

@@ -137,7 +137,6 @@ class _Followed:
         return ends
 
     def _begin(self, node: int, now: int) -> None:
-        """Begin the node's current round in all lanes with steps."""
         lanes: dict[int, deque[TimedStep]] = {}
         for step in self._steps(self._round[node], node):
             lanes.setdefault(step.lane, deque()).append(step)
@@ -200,7 +199,6 @@ class _Followed:
             self._repeats = next((many for many in self._multiples if self._alike(at, many)), 0)
 
     def _alike(self, last: int, period: int) -> bool:
-        """Return whether the last periods took each participant equally long, up to this round, finished by all."""
         if last < ALIKE * period:
             return False
         ended = [self._ended[last - back * period] for back in range(ALIKE + 1)]
@@ -381,7 +379,6 @@ def _followed(method: RoundSteps, links: EqualLinks, times: Times) -> float:
 
 
 def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estimate:
-    """Follow rounds with drawn times, several times."""
     found = [_followed(method, links, one) for one in runs_of(times)]
     return Estimate(float(np.mean(found)), 1.96 * float(np.std(found, ddof=1)) / math.sqrt(len(found)))
 

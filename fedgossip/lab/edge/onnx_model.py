@@ -83,7 +83,6 @@ class OnnxModel:
         return measuring.of(lambda rows: self._outputs(examples.x[rows]))
 
     def _outputs(self, x: npt.NDArray[Any]) -> torch.Tensor:
-        """Return the outputs of the layers, recovered from the answers up to differences that no metric sees."""
         answers, like = torch.from_numpy(self(x)), self.like
         if self.facts.kind == REGRESSION:
             scale = torch.tensor([like.label_mean, like.label_deviation]) if like.label_mean else None

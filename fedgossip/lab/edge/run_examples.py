@@ -106,7 +106,6 @@ def origin_of(file: Path, facts: ModelFacts) -> Path | None:
 def _read(
     path: Path, node: NodeId | None, run_code: bool
 ) -> tuple[Experiment, Dataset, dict[NodeId, np.ndarray], Dataset]:
-    """Return an experiment, its test set, the places of each participant's training examples, and these, all scaled."""
     e = load_experiment(path)
     check_allowed(e.named_code, path, run_code=run_code)
     if not e.learns:

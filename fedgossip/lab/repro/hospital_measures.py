@@ -141,7 +141,6 @@ class FitRefusedError(ConfigError):
 
 
 def _judged(sites: Sequence[HospitalRecords], where: str, score: Callable[[HospitalRecords], float]) -> float:
-    """Return the mean score of the sites with one, or that of all their records together."""
     if where == "pooled":
         return score(HospitalRecords(sites[0].names, np.concatenate([site.rows for site in sites])))
     known = [value for site in sites if not math.isnan(value := score(site))]

@@ -144,5 +144,4 @@ def checked(result: PublishedResult, *, fast: bool = False, full: bool = False) 
 
 
 def _processor_seconds() -> float:
-    """Return those of this process and of the commands that it ran."""
     return sum(os.times()[:4])

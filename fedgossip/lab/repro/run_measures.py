@@ -208,7 +208,6 @@ def score_on_malicious_ring(
 
 
 def _malicious_ring(honest_majority: bool) -> Mixing:
-    """Return the graph with Metropolis weights, moved towards the self-weight as in the published program."""
     honest = range(GOOD)
     edges = [edge for i in honest for edge in ((i, (i + 1) % GOOD), (i, i + GOOD), (i, i + 2 * GOOD))]
     n = 3 * GOOD
@@ -253,7 +252,6 @@ def _named(table: SweepTable, words: str) -> str:
 
 @cache
 def _table(file: str) -> SweepTable:
-    """Return the table of a sweep with all cells run, once per process."""
     with tempfile.TemporaryDirectory() as folder:
         return sweep(FOLDER / f"{file}.toml", folder)
 

@@ -301,7 +301,6 @@ def _unlocked(path: Path) -> bool | None:
 
 
 def _now(folder: Path) -> float:
-    """Return the time by the clock that stamps files here, which may be another machine's."""
     probe = folder / f".clock-{socket.gethostname()}-{os.getpid()}"
     owner_files.written(probe, b"")
     try:

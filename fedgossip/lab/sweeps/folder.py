@@ -248,7 +248,6 @@ class Tuning:
                 return TuningState(trials[best][0].tuned, every)
 
     def _go_on(self, best: Sequence[int], ends: dict[str, list[int]], widened: dict[str, int]) -> bool:
-        """Extend the ends with the best value, and return whether any was extended."""
         moved = False
         for (key, tuned), place in zip(self.keys.items(), best, strict=True):
             low, high = ends[key]

@@ -114,7 +114,6 @@ def _metric(table: SweepTable) -> Score:
 
 
 def _by_group(table: SweepTable, fact: str) -> tuple[dict[str, Points], dict[str, Order]]:
-    """Return the points of each combination of the keys other than the graph, and the agreement of their orders."""
     other = [key for key in table.keys if key != "topology.graph"]
     rows = {row["combination"]: row for row in table.rows}
     groups: dict[str, Points] = {}

@@ -222,7 +222,6 @@ def table_of(sweep: SweepFolder) -> SweepTable:
 
 
 def _recorded(run: RecordedRun) -> list[str]:
-    """Return the names of the numbers in a run's record, scores excepted."""
     return [name for name in (*MEASURES, *run.logged) if measured_values(run, name)]
 
 
@@ -286,7 +285,6 @@ def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | No
 
 
 def _cut(sweep: SweepFolder, cell: SweepCell, limit: float | None) -> dict[str, Any]:
-    """Return the last evaluated round of a cell within the limit, with the mean score of so many."""
     which = "bytes_sent" if sweep.grid.file.equal == "bytes" else "seconds"
     rows = [row for row in read_rows(sweep.place(cell) / run_format.ROWS) if isinstance(row, NetworkRow)]
     there = [row for row in rows if row.measured and (limit is None or getattr(row, which) <= limit)]

@@ -399,12 +399,10 @@ def _innermost(images: torch.Tensor) -> torch.Tensor:
 
 
 def _together(one: LayerGradients, other: LayerGradients) -> LayerGradients:
-    """Return the gradients of a layer with two calls."""
     made = [a + b for a, b in zip(one.each(), other.each(), strict=True)]
     return Apart(made, [None] * len(made))
 
 
 def _nothing(layer: nn.Module, rows: int) -> LayerGradients:
-    """Return the zero gradients of a layer without effect on the loss."""
     made = [parameter.new_zeros(rows, *parameter.shape) for parameter in layer.parameters(recurse=False)]
     return Apart(made, [None] * len(made))

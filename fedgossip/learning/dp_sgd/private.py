@@ -63,7 +63,6 @@ def are_float32(device: torch.device) -> bool:
 
 
 def _nothing_shorter() -> bool:
-    """Return whether neither torch's older setting nor its newer ones now request shorter numbers or flush any."""
     try:
         set_so = torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # torch does not report it where the newer ones have been set
@@ -173,7 +172,6 @@ class PrivateGradients:
                 yield part, part
 
     def _gradients(self) -> Iterator[torch.Tensor]:
-        """Yield the parameters' .grad in the parts of the sum."""
         for parameter in self._trained:
             yield from parts(gradient_of(parameter))
 
@@ -230,7 +228,6 @@ class PrivateGradients:
         return self._way if isinstance(self._way, Layered) and 2 * self._expected <= LAYERED_MOST else None
 
     def _rows(self, elements: int) -> int:
-        """Return the number of examples at a time, with `elements` numbers for each."""
         return max(1, CHUNK_ELEMENTS // max(1, elements))
 
     def _by_layers(self, way: Layered, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
@@ -252,7 +249,6 @@ class PrivateGradients:
                 restore(self._module, kept)
 
     def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return a flat tensor of all parameters as tensors in the shape of each."""
         each = flat.split([parameter.numel() for parameter in self._trained])  # type: ignore[no-untyped-call]
         return [one.view(parameter.shape) for one, parameter in zip(each, self._trained, strict=True)]
 

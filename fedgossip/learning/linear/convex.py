@@ -169,7 +169,6 @@ class ConvexTask:
         return self.lam / 2 * float(np.add.reduce(w * w))
 
     def _penalty(self, w: Floats) -> float:
-        """Return the regularisation term."""
         return self._decay(w) + (self.l1 * float(np.add.reduce(np.abs(w))) if self.l1 else 0.0)
 
     def _make_update(self, job: Job, out: Floats, metrics: Mapping[str, float]) -> Update:

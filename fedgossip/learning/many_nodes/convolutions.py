@@ -281,13 +281,11 @@ class Lines:
 
 
 def _pair(grid: Tensor, axis: int) -> Pair:
-    """Return the even and the odd places along an axis."""
     even, odd = grid.view(*grid.shape[:axis], -1, 2, *grid.shape[axis + 1 :]).unbind(axis + 1)
     return even, odd
 
 
 def _seen(layer: Convolution) -> tuple[int, int]:
-    """Return the numbers of rows and columns of its input that the layer reads, without those that pooling drops."""
     height, width = picture(layer)
     return min(layer.height, height - layer.padding), min(layer.width, width - layer.padding)
 

@@ -224,7 +224,6 @@ class DeviceStack:
     # --- memory -----------------------------------------------------------------------------------------------
 
     def _in_blocks(self) -> list[tuple[slice, Workspace]]:
-        """Return the blocks of nodes that train at once, each with the buffers of all, made once."""
         if not self._blocks:
             parts = [slice(at, min(self.n, at + self._most)) for at in range(0, self.n, self._most)]
             stacks = [[one[rows] for one in self._trained] for rows in parts]

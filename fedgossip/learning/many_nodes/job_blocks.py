@@ -360,7 +360,6 @@ class ModuleStack:
         return self._stored(jobs, standing, losses.cpu().numpy(), [a + b for a, b in zip(taken, steps, strict=True)])
 
     def _places(self, nodes: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
-        """Return each on the device, all copied there at once."""
         together = torch.tensor([one for part in nodes for one in part], dtype=torch.int64, device=self._device)
         return torch.split(together, [len(part) for part in nodes])
 
@@ -500,7 +499,6 @@ def batches_of(jobs: Sequence[Assignment]) -> Iterator[NodesBatch]:
 
 @contextmanager
 def _by_formula() -> Iterator[None]:
-    """Compute attention by products with a node axis, and raise where an operation has none."""
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("error", ONE_BY_ONE)
         yield

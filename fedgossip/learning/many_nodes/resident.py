@@ -286,7 +286,6 @@ class ResidentStack:
 
     @contextmanager
     def _errors_of(self, doing: str) -> Iterator[None]:
-        """Convert errors of the device, RuntimeErrors of torch, into training errors with their place."""
         try:
             yield
         except TrainingError:

@@ -380,13 +380,11 @@ class LayerStack:
         return self._block(self.width, 1)
 
     def _block(self, rows: int, copies: int) -> int:
-        """Return the number of nodes that fit into the cache together."""
         if self.device.type != "cpu":
             return LARGEST_BLOCK_ELSEWHERE
         return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.shape, rows, copies)))
 
     def _workspace(self, k: int, rows: int, copies: int) -> Workspace:
-        """Return the first k nodes of a workspace that grows by doubling up to a block."""
         found = self._workspaces.get((rows, copies))
         if found is None or len(found.logits) < k:
             room = min(self._block(rows, copies), 1 << (k - 1).bit_length())
@@ -422,7 +420,6 @@ def _read_only(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def _rows(dataset: Dataset, shape: Shape) -> torch.Tensor:
-    """Return the examples as the first layer reads them, one a row."""
     if shape.convolutions:
         return pictures(dataset.x, shape.convolutions[0])
     inputs = shape.sizes[0]

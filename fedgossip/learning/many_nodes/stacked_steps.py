@@ -112,7 +112,6 @@ class StepLayout:
         scale: torch.Tensor,
         weight: Floats,
     ) -> Steps:
-        """Return steps of plain SGD that all nodes take."""
         none = torch.empty(0, device=self.device)  # for plain SGD the step is in the scale
         steps, k, _ = weight.shape
         return Steps(rows, targets, (scale,) * steps, weight, *(none, none, none, none), [k] * steps, None)
@@ -158,7 +157,6 @@ class StepLayout:
         )
 
     def _factor(self, given: Floats, most: int, k: int) -> torch.Tensor:
-        """Return a number of each step and node as a tensor that broadcasts over weights."""
         return self.tensor(np.broadcast_to(given[:, :, None, None], (most, k, 1, 1)))
 
     def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:

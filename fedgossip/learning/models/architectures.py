@@ -254,7 +254,6 @@ def _linear(name: str, inputs: int, outputs: int) -> Shapes:
 
 
 def _pair(name: str, shape: tuple[int, ...]) -> Shapes:
-    """A weight, and a bias for each of its rows."""
     return [(f"{name}.weight", shape), (f"{name}.bias", shape[:1])]
 
 

@@ -210,7 +210,6 @@ class BucketBatches:
         return BatchPlan(indices, np.array([len(one) for one in batches]))
 
     def _full(self, node: int, step: int) -> Indices:
-        """Return the batch of a step, counted from the first round on."""
         number = self._pass_of(node, step)
         order = self._order(node, number, self._counts(node, number))
         place = step - self._before(node, number)
@@ -233,12 +232,10 @@ class BucketBatches:
         return drawn
 
     def _counts(self, node: int, number: int) -> list[int]:
-        """Return the steps of each bucket in a pass."""
         size = self._size
         return [(number + 1) * m // size - number * m // size for m in self._sizes[node]]
 
     def _before(self, node: int, number: int) -> int:
-        """Return the steps of all passes before this one."""
         return sum(number * m // self._size for m in self._sizes[node])
 
     def _pass_of(self, node: int, step: int) -> int:

@@ -148,7 +148,6 @@ def capture_on(device: torch.device) -> Capture | None:
 
 
 def _draw_again(device: torch.device, drawn: torch.Tensor) -> None:
-    """Let the device's generator draw from this state on, outside of captures again."""
     fresh = torch.Generator(device)
     fresh.set_state(drawn)
     torch.cuda.default_generators[device.index or 0].graphsafe_set_state(fresh)

@@ -144,7 +144,6 @@ def dtype_of(precision: str) -> torch.dtype:
 
 
 def _compiler() -> str | None:
-    """Return the C++ compiler that torch would use, or None."""
     named = os.environ.get("CXX")
     found = (shutil.which(name) for name in ((named,) if named else COMPILERS))
     return next((path for path in found if path), None)

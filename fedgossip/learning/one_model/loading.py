@@ -244,7 +244,6 @@ class _Stream:
 
 
 def _into(buffer: torch.Tensor, source: Rows, rows: Indices) -> torch.Tensor:
-    """Return a part of the buffer, with the rows in it."""
     if isinstance(source, Ragged):
         padded = torch.from_numpy(source.padded(rows))
         return buffer.view(-1)[: padded.numel()].view(padded.shape).copy_(padded)
@@ -254,5 +253,4 @@ def _into(buffer: torch.Tensor, source: Rows, rows: Indices) -> torch.Tensor:
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over the array's memory, or over a copy where torch could not write to it."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())

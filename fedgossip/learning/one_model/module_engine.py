@@ -313,7 +313,6 @@ class ModuleLoop:
                 yield parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
     def _announce(self, rows: int) -> None:
-        """Report to the norms whether every process computes the whole next batch, and to the passes its size."""
         self._passes.announce(rows)
         for norm in self._norms:
             norm.copies = not self._team.splits(rows)
@@ -326,7 +325,6 @@ class ModuleLoop:
 
     @contextmanager
     def _seeded(self, name: tuple[int, int]) -> Iterator[None]:
-        """Seed torch's draws by the job's name, and restore its generators afterwards."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             ids = (*name, self._testers.draws) if self._testers.draws else name
             root = seeds.integer(self._seed, "dropout", *ids)
@@ -428,7 +426,6 @@ def means(parts: Sequence[Sums], scoring: Scoring) -> dict[str, float]:
 
 
 def _alone(module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device) -> Spread:
-    """Return the module in the hands of this process alone."""
     module.to(device)
     held = weights.FlatWeights(module, layout, Layout.personal_of(module, settings.stays), device)
     return Spread(Team(), held, compiled(module) if settings.compile else module)
@@ -507,10 +504,8 @@ class OptimiserSteps:
             self._pulls.append((begin, optimizers.Pull(self._mu, anchor[:, begin:], correction[:, begin:])))
 
     def _in_line(self, vector: Vector) -> Vector:
-        """Return a vector behind zeros for the personal elements."""
         return vector if not self._own else np.concatenate([np.zeros(self._own, np.float32), vector])
 
     def _layers(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Sequence[torch.Tensor], bool]]:
-        """Return each trained tensor as a view of the one that holds all of them, see `optimizers.Layers`."""
         (line,) = tensors
         return [([line[:, one.start : one.stop]], len(one.shape) > 1) for one in self._segments]

@@ -198,7 +198,6 @@ def _scale_layers(
     directions: Sequence[tuple[Tensors, bool]],
     rate: torch.Tensor,
 ) -> None:
-    """Multiply each tensor's direction by the rate, and a layer's by its ratio too."""
     for (held, layer), (along, _) in zip(weights, directions, strict=True):
         factor = rate
         if layer:

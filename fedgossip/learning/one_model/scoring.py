@@ -105,7 +105,6 @@ def _decided(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _counted(right: torch.Tensor) -> torch.Tensor:
-    """Return, per model, how many are right, of how many."""
     hits = right.flatten(1).sum(1)
     return torch.stack([hits, torch.full_like(hits, right[0].numel())], 1)
 

@@ -70,7 +70,6 @@ class GpuSharing:
             yield
 
     def _give_back(self) -> None:
-        """Release memory after the error, whose frames hold used memory, is gone."""
         gc.collect()
         for slots in self._slots:
             slots.give_back()
@@ -227,7 +226,6 @@ class Slots:
             return _opened(self.folder / f"slot-{place}", f"{need} {os.getpid()}")
 
     def _note(self, peak: int) -> None:
-        """Keep the peak of a job that went well, for all that will train such jobs."""
         with locked(self.folder / "door", time.monotonic() + self._patience):
             self._peak_file.write_text(str(max(1, peak, _number(self._peak_file))))
 
@@ -279,7 +277,6 @@ def locked(path: Path, until: float) -> Iterator[None]:
 
 
 def _opened(path: Path, content: str) -> int:
-    """Return a descriptor that holds the lock of a file with this content, uncontended at this moment."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     os.write(file, content.encode())
     if not owner_files.taken(file):

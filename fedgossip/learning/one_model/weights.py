@@ -176,7 +176,6 @@ def read_only(vector: Vector) -> torch.Tensor:
 
 
 def _by_cudnn(device: torch.device) -> bool:
-    """Whether recurrent layers are computed by cuDNN there."""
     return device.type == "cuda"
 
 

@@ -186,10 +186,6 @@ def _product(a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
 def _cut(
     whole: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[float, float]]:
-    """Return A and B of the nearest product of their rank (Eckart and Young), and the energy (kept, whole).
-
-    Each takes the root of the singular values.  Directions without energy keep their rows of A, with zeros in B.
-    """
     left, values, right = torch.linalg.svd(whole.double() / scaling, full_matrices=False)
     rank = a.shape[0]
     used = int((values[:rank] > SMALLEST * values[0]).sum()) if bool(values[0] > 0) else 0

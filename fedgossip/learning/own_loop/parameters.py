@@ -152,7 +152,6 @@ class Exchanged:
         return [tensor for tensor in found if tensor is not None]
 
     def _paired(self, vector: Vector) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The tensors, and the parts of the vector that belong to them, on their devices."""
         tensors = self.tensors()
         np.copyto(self._buffer.numpy(), vector)
         views = self._views(self._buffer)
@@ -214,7 +213,6 @@ def _buffers(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern is that of the whole name, or of the name from some dot on."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for pattern in patterns)
 
 
@@ -252,14 +250,12 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of the tensor that lies here."""
     found: Any = tensor
     here: torch.Tensor = found.to_local() if _is_divided(tensor) else found
     return here
 
 
 def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return whole values as a tensor of its type, where it lies and in the parts that it has."""
     values = values.to(tensor.device, tensor.dtype, non_blocking=True)
     if not _is_divided(tensor):
         return values

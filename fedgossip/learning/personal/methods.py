@@ -238,7 +238,6 @@ def _learned(alpha: float, own: Vector, shared: Vector, eta: float, gradient: Ve
 
 
 def _update(found: Update, job: Job, sent: Vector, losses: Sequence[float], steps: int, eta: float) -> Update:
-    """Return the update of what is sent, with the mean loss of its steps."""
     metrics = {"loss": float(np.mean(losses)), "steps": steps, "rate": eta}
     return Update(subtract(sent, job.vector), found.examples, metrics)
 

@@ -138,7 +138,6 @@ class PersonalTask:
             return self._task.test_own(job.node, job.round, vector)
 
     def _train_alone(self, jobs: Sequence[Job]) -> None:
-        """Train each node's model alone on the batches of the round."""
         starts = [self._models.alone(job.node) for job in jobs]
         for job, (model, _) in zip(jobs, self._models.pulled(jobs, starts, 0.0, ALONE), strict=True):
             self._models.keep(job.node, **{ALONE: model})

@@ -173,7 +173,6 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _pairs(group: ContextGroup, step: int, queries: Tensor) -> list[tuple[slice, slice, bool]]:
-    """Return the pieces of queries and of the step's keys that see each other, and whether they are one, to mask."""
     mine, theirs = group.pieces(group.rank), group.pieces((group.rank - step) % group.size)
     length = queries.shape[-2] // len(mine)
     at = [slice(n * length, (n + 1) * length) for n in range(len(mine))]

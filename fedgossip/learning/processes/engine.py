@@ -223,7 +223,6 @@ class DistributedLoop(ProcessesLoop):
 
 
 def _named(state: State) -> dict[str, npt.NDArray[Any]]:
-    """Return a node's state by the names that it has among the arrays of a job."""
     return {f"{STATE}{name}": np.asarray(array) for name, array in state.items()}
 
 
@@ -259,7 +258,6 @@ class HogwildLoop(ProcessesLoop):
         raise ConfigError(f'parallel = "{HOGWILD}": its processes take steps, and a gradient takes none', advice)
 
     def _lay(self, job: Assignment, views: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write the arrays that all processes step on."""
         p = len(self._fresh)
         views[LINE][:p] = job.state.get(PERSONAL, self._fresh)
         views[LINE][p:] = job.vector

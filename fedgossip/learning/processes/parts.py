@@ -189,7 +189,6 @@ class HeldParts:
         self._gradients = found
 
     def _averaged(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the mean over those that have the same part of the model, and other parts of the batch."""
         return [one.div_(self._grid.team.size) for one in self._summed(gradients, DATA)]
 
     def _summed(self, gradients: Sequence[torch.Tensor], axis: str) -> list[torch.Tensor]:
@@ -258,7 +257,6 @@ def origins_of(module: nn.Module) -> Origins:
 
 
 def _offsets(own: Layout, layout: Layout) -> Iterator[tuple[str, int]]:
-    """Yield where each trained parameter begins in the line."""
     yield from ((name, where.start) for name, where, _ in own.places())
     yield from ((name, own.length + where.start) for name, where, _ in layout.places())
 
@@ -284,7 +282,6 @@ def _gradient(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _axes(tensor: torch.Tensor) -> Mapping[str, int]:
-    """Return along which of a tensor's own axes each axis of the grid has divided it."""
     if not isinstance(tensor, DTensor):
         return {}
     names = tensor.device_mesh.mesh_dim_names or ()
@@ -298,11 +295,9 @@ def _by_rows(tensor: torch.Tensor) -> bool:
 
 
 def _is_first(tensor: torch.Tensor, grid: ProcessGrid) -> bool:
-    """Whether this process is the first of those that have the same part of a tensor."""
     return all(axis in _axes(tensor) or grid.place(axis) == 0 for axis in (DATA, CONTEXT, TENSOR))
 
 
 def _place(tensor: torch.Tensor, offset: int, grid: ProcessGrid, matrices: int) -> Place:
-    """Return where this process's part of a tensor, which begins at `offset`, lies in the line."""
     stands = {axis: (grid.place(axis), grid.size(axis)) for axis in (TENSOR, DATA)}
     return part_of(Place.tensor(offset, tuple(tensor.shape)), _axes(tensor), stands, matrices)

@@ -120,7 +120,6 @@ def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int
 def _divided(
     stage: nn.Module, names: Mapping[int, str], plan: Plan, settings: TrainSettings
 ) -> Iterator[tuple[nn.Parameter, Mapping[str, int], int]]:
-    """Yield the parameters of a stage, along which axes each is divided, and how many matrices it is."""
     rows = {DATA: 0} if settings.parallel == "fsdp" else {}
     for layer in stage.modules():
         style = plan.get(names.get(id(layer), ""))
@@ -130,7 +129,6 @@ def _divided(
 
 
 def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mapping[str, int]:
-    """Return along which axis torch's style divides a parameter of a layer."""
     looked_up = isinstance(layer, nn.Embedding)
     if isinstance(style, ColwiseParallel):
         return {TENSOR: 1 if looked_up else 0}

@@ -251,7 +251,6 @@ def serve(member_of: Callable[[Message, Channel, Mapping[str, SharedArrays]], Or
 
 
 def _listen(channel: Channel, inbox: queue.SimpleQueue[Message]) -> None:
-    """Forward orders, and end this process when its task is gone."""
     store = None
     while (message := channel.receive()) is not None:
         if isinstance(message, Setup):

@@ -174,7 +174,6 @@ def meet(setup: Setup) -> torch.device:
 def _copied(
     module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device, team: Team, setup: Setup
 ) -> Spread:
-    """Give every process the whole module."""
     module.to(device)
     held = FlatWeights(module, layout, Layout.personal_of(module, settings.stays), device)
     found = DistributedDataParallel(

@@ -194,7 +194,6 @@ class FolderLinks(Wakeable):
             raise ConfigError(f"{self._state_path}: cannot be read: {error}", "Put a good copy there.") from None
 
     def _check_begun(self, process: bytes) -> None:
-        """Raise ConfigError where another process has written under this participant's name."""
         for pair in self._pairs.values():
             greeting = pair.writer.own_greeting()
             if greeting is not None and greeting.process != process:
@@ -401,7 +400,6 @@ class FolderLinks(Wakeable):
         return True
 
     def _acknowledge(self, events: list[LinkEvent]) -> None:
-        """Acknowledge what the last `poll` returned."""
         for pair in self._pairs.values():
             due = pair.greeted and 0 < pair.taken != pair.receipted
             if due and self._written(pair, RECEIPT, pair.taken, b"", events):

@@ -113,7 +113,6 @@ class ClientLinks(Wakeable):
         self._meet_at(node, self.routing.first(node, endpoint, self._late))
 
     def _meet_at(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Call the coordinator at one address."""
         where, key = endpoint.address, endpoint.key
         dealer = partner_link.call(self.context, self.connections, self.node, self.identity, node, where, key)
         self._hang_up()
@@ -257,7 +256,6 @@ class ClientLinks(Wakeable):
         return None
 
     def _read_control(self, kind: bytes, transfer: int, events: list[LinkEvent]) -> None:
-        """Take a control frame."""
         if kind == TWIN:
             text = "another process with our key is connected to the coordinator, and was here before"
             events.append(Rejected(self._coordinator, "twin", text, "Stop one of the two."))
@@ -267,7 +265,6 @@ class ClientLinks(Wakeable):
     # --- the sealed stream ------------------------------------------------------------------------------------------
 
     def _offer_stream(self) -> None:
-        """Offer the coordinator a stream, where the link has none and that is due."""
         if (now := self.streams.tick()) is None or not self._up or self._coordinator is None:
             return
         if offered := self.streams.offers(self._call, now):
@@ -315,7 +312,6 @@ class ClientLinks(Wakeable):
                 return
 
     def _stream_ended(self, events: list[LinkEvent]) -> None:
-        """A message under way by the stream is lost with it, so the coordinator is greeted again."""
         lost = self._call.in_use
         self.streams.failed(self._call)
         if lost:

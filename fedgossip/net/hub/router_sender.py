@@ -330,7 +330,6 @@ class Turns:
             yield node, transfer
 
     def _line_is_slow(self, now: float) -> bool:
-        """Whether the senders are known to deliver less than FAST_CHUNKS in QUIET_SECONDS."""
         full = len(self._came) == FAST_CHUNKS and now - self._came[0] < QUIET_SECONDS
         return not full and now - self._began >= QUIET_SECONDS
 

@@ -326,7 +326,6 @@ class CoordinatorLinks(Wakeable):
         return True
 
     def _stream_ended(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
-        """A message under way by a stream is lost with it, so the client has to greet again."""
         in_use = client.line.way is not None and client.line.way.in_use
         self._drop_stream(client)
         if in_use and client.up and client.here:
@@ -401,7 +400,6 @@ class CoordinatorLinks(Wakeable):
         self._callers.flooded.clear()
 
     def _lost(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
-        """Note that the connection broke, after its whole messages were read.  Another process may wait for this."""
         self._down(client, events)
         if client.next:
             connection, client.next = client.next, None

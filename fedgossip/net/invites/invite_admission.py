@@ -230,7 +230,6 @@ class InviteAdmission:
         return TurnedAway(EXPIRED) if now >= party.expires else None
 
     def _left(self, now: float) -> NodeId | None:
-        """The place of one that was let in and has stayed away too long, where the run has not begun."""
         if self.party.founders or self.party.seats.folder:
             return None
         last = {node: max(self._seen_at.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}

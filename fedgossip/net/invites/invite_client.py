@@ -195,7 +195,6 @@ class InviteClient:
         return answer if isinstance(answer, Invitations) else None
 
     def _keep(self, one: _Call) -> None:
-        """Close the other calls."""
         self.reached = one.address
         for other in self._calls:
             if other is not one:

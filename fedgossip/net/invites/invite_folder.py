@@ -66,7 +66,6 @@ class AwaitedError(FedgossipError):
 
 
 def _ways(mark: str) -> tuple[Direction, Direction]:
-    """Return the direction of requests and that of replies."""
     run = hashlib.sha256(b"fedgossip 1 invite through a folder " + mark.encode()).digest()[:16]
     return Direction(run, 1, 0), Direction(run, 0, 1)
 
@@ -268,7 +267,6 @@ class FolderClient:
         return self._own / f"{number}.fgm"
 
     def _kept(self, number: int) -> Invitations | None:
-        """Return a reply that is on our own disk."""
         try:
             sealed = parsed(outside_files.read_bytes(self._path(number), self._reader.limit))
             return _reply_in(sealed.content(self._reader.secrets))
@@ -301,7 +299,6 @@ class FolderClient:
             rest = min(rest * GROWTH, self._poll_seconds)
 
     def _took(self, number: int, data: bytes, reply: Invitations) -> Invitations:
-        """Keep a reply that no later one replaces, and remove its request."""
         if not isinstance(reply, Gathering):
             try:
                 owner_files.made(self._own)

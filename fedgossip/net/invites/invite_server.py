@@ -167,7 +167,6 @@ class InviteServer:
             return key, None, asker
 
     def _welcome(self) -> None:
-        """Keep endless callers from shutting out admitted members."""
         self._allow.welcome = {raw(guest.key) for guest in self.admission.party.guests.values()}
 
     def _asker(self, key: str) -> _Asker:

@@ -191,7 +191,6 @@ class Guests:
         return guest.hello if guest else None
 
     def _guest_of(self, key: str) -> GuestCaller:
-        """Return the sending guest.  A new one replaces the oldest, guests without a request first."""
         now = time.monotonic()
         self.known = {k: guest for k, guest in self.known.items() if now - guest.since < GUEST_SECONDS}
         if key not in self.known:
@@ -327,7 +326,6 @@ class Links(Wakeable):
         self._flush(link)
 
     def _is_answered(self, to: NodeId, message: AnyMessage) -> bool:
-        """Whether the requested vectors are arriving."""
         return isinstance(message, Account) and message.asks and self.incoming.is_arriving(to, message.round)
 
     def _queue(self, link: PartnerLink, message: AnyMessage) -> None:
@@ -404,7 +402,6 @@ class Links(Wakeable):
     # --- sealed streams ---------------------------------------------------------------------------------------------
 
     def _offer_streams(self) -> None:
-        """Offer a stream on the links that are up and have none, where that is due."""
         if (now := self.streams.tick()) is None:
             return
         for link in self._links.values():
@@ -415,7 +412,6 @@ class Links(Wakeable):
             self._flush(link)
 
     def _answer(self, sender: NodeId, connection: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> None:
-        """Answer an offer on the connection that it arrived on."""
         number, body = parse(mark.bytes)[1], self.router.recv() if mark.more else b""
         check_last(self.router)
         key = next((z85.encode(key).decode() for key, node in self.allow.allowed.items() if node == sender), "")
@@ -427,7 +423,6 @@ class Links(Wakeable):
         self._reply(connection, word)
 
     def _reply(self, connection: bytes, word: Pair) -> None:
-        """Send a control frame on an incoming connection, if it takes it now."""
         with contextlib.suppress(zmq.Again):
             self.router.send_multipart([connection, word[0], zmq_body(word)], NOW)
 
@@ -507,7 +502,6 @@ class Links(Wakeable):
         return message
 
     def _note_received(self, sender: NodeId, assembler: Assembler) -> None:
-        """Note the received part of a partner's message."""
         self.incoming.begun(sender, assembler)
         self.traffic.note_frame(sender, more=assembler.under_way)
         if assembler.arriving_round is not None:  # this is checked before memory is allocated for its chunks

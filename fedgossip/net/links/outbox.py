@@ -171,7 +171,6 @@ class Outbox:
         self._current = self._waiting = self._under_way = None
 
     def _away(self, message: AnyMessage) -> None:
-        """A message waits no longer."""
         if isinstance(message, Carrier):
             self._cuts.traffic.go()
 

@@ -105,7 +105,6 @@ class PartnerLink:
         return sound
 
     def _changes_over(self) -> bool:
-        """Whether the next message goes by the stream."""
         return self.call.up and (self.call.speaks or (self.outbox.between and bool(self.outbox)))
 
     def _flush_stream(self) -> bool:

@@ -166,7 +166,6 @@ class Reachability:
                 peer.due = now + AGAIN_SECONDS
 
     def _turn_relays(self, now: float) -> None:
-        """Call peers through their next relay where no link was made through this one."""
         for peer in self._peers.values():
             if peer.up or not peer.now.relay:
                 peer.relayed_at = now
@@ -201,7 +200,6 @@ class Reachability:
                 peer.due = now + AGAIN_SECONDS
 
     def _go(self, peer: _Reached, way: Route, *, go_on: bool = False) -> None:
-        """Call the peer there from now on."""
         if not go_on:
             self._drop(peer)
             peer.due = time.monotonic() + AGAIN_SECONDS

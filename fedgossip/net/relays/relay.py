@@ -304,7 +304,6 @@ class Relay:
         await spliced(stream, other, self.limits.idle_seconds, self._rate)
 
     async def _echo(self, stream: Stream) -> None:
-        """Send back what arrives, up to ECHO_BYTES, at the rate of all."""
         reader, writer = stream
         writer.write(YES)
         left = ECHO_BYTES

@@ -254,7 +254,6 @@ async def open_relay(relay: str, report: Said = silent) -> Stream:
 
 
 def _silent_web(relay: str, error: Exception) -> NetworkError:
-    """A WebSocket on which no word of a relay arrives."""
     if isinstance(error, TimeoutError):
         text = (
             f"{relay}: the upgrade succeeds, and nothing arrives in {CONNECT_SECONDS:g} seconds: a proxy holds it back"

@@ -378,7 +378,6 @@ def _authorities(path: str, where: str) -> list[object]:
 
 
 def _of_tls(writer: asyncio.StreamWriter) -> str:
-    """Return the version of TLS, the issuer, and whether that is an authority of one's own choice."""
     found = writer.get_extra_info("ssl_object")
     certificate = found.getpeercert() or {}
     issuer = {name: value for part in certificate.get("issuer", ()) for name, value in part}

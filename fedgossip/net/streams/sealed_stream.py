@@ -99,7 +99,6 @@ class SealedStream:
         return True
 
     def _place(self, size: int) -> memoryview:
-        """Return room for so many bytes behind the waiting ones."""
         if self._out is None:
             self._out, self._filled, self._sent = self._buffers.take(), 0, 0
         begins, self._filled = self._filled, self._filled + size
@@ -143,7 +142,6 @@ class SealedStream:
 
     @property
     def _missing(self) -> int:
-        """Number of missing bytes of the incoming record, or of its head."""
         return HEAD_BYTES - self._has_head if self.size < 0 else self.size + TAG_BYTES - self._has_body
 
     def _take_in(self) -> int:

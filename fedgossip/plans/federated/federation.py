@@ -282,7 +282,6 @@ class FederationPlan(PlanDefaults):
 
     @cached_property
     def _drawn(self) -> tuple[DrawnMembers, ParticipantRoster]:
-        """The members of a simulation, and their roster."""
         members = DrawnMembers(self.experiment.seed, self.n)
         return members, members.roster()
 
@@ -305,7 +304,6 @@ class FederationPlan(PlanDefaults):
         return statistics_spends(self.experiment) if tables else ()
 
     def _chances(self, node: NodeId, own: Credentials | None = None) -> Callable[[int], Chances]:
-        """Return the chances of rounding, which are no secret and the same in every driver."""
         seed = self.experiment.seed
 
         def chances(round: int) -> Chances:
@@ -414,7 +412,6 @@ class FederationPlan(PlanDefaults):
 
     @property
     def _compared(self) -> tuple[str, ...]:
-        """The facts on personal models that a secure sum can count."""
         if not self.experiment.personal:
             return ()
         return ("gains", "twentieth") if self.experiment.score.share else ("gains",)

@@ -140,7 +140,6 @@ def _algorithm(s: CoordinatorSection, threshold: float) -> Federated[Any]:
 
 
 def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
-    """Raise ConfigError for settings of local steps where clients take none."""
     if federated.clients.gradient and not experiment.train.plain:
         t, usual = experiment.train, TrainSettings()
         names = ("optimizer", "momentum", "weight_decay", "clip_norm")

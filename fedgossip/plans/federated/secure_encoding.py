@@ -128,7 +128,6 @@ class Numbers:
         return next((name for name in (CLIPPED, SHORTER) if name in fields), NOTHING)
 
     def _bits(self, elements: int) -> int:
-        """Return the largest usual number of bits with which neither the sum nor its noise can wrap around."""
         usual = BITS if self.invited <= MANY else BITS_MANY
         fits = (b for b in range(usual, 2, -1) if self.reach(elements, (1 << (b - 1)) - 1) < ROOM)
         return next(fits, usual)

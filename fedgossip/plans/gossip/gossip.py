@@ -202,11 +202,9 @@ class GossipPlan(PlanDefaults):
         return self.how.resume_point(self._of(model.size), round, model)
 
     def _parameters(self, length: int) -> int:
-        """Elements of a model that are no running statistics."""
         return length - statistics_in(self.segments)
 
     def _of(self, length: int) -> GossipAlgorithm[Any]:
-        """The algorithm for models of so many elements, which has their parameters alone."""
         asynchronous = self.experiment.algorithm.mode == "async"
         return with_statistics(self.algorithm, self._parameters(length), length, asynchronous=asynchronous)
 

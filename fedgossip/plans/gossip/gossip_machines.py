@@ -131,7 +131,6 @@ def _limits(experiment: GossipExperiment) -> dict[str, int]:
 
 
 def _deadlines(experiment: GossipExperiment) -> dict[str, int]:
-    """Of the rounds that peers go through together."""
     deadline_ns = nanoseconds(experiment.algorithm.deadline)
     least_ns = min(deadline_ns, nanoseconds(experiment.algorithm.least_deadline))
     return {"deadline_ns": deadline_ns, "least_deadline_ns": least_ns}

@@ -135,7 +135,6 @@ class ParallelPlan(SharedSteps):
         return RunOutlook(sum(sent), facts, lines)
 
     def _alone(self) -> RunOutlook:
-        """Return the outlook of a participant with local processes as workers."""
         p, steps = self.experiment.parallel, self.experiment.train.local_steps
         shared = f"share {steps} steps a round" if steps else "share the steps of a round"
         lines = [
@@ -146,7 +145,6 @@ class ParallelPlan(SharedSteps):
         return RunOutlook(0, facts, lines)
 
     def _sent(self, sums: RoundSums, fragments: Fragments, itemsize: int) -> list[int]:
-        """Return the bytes of vectors that each worker sends in the fullest of the last rounds."""
         last = range(self.experiment.rounds, self.experiment.rounds + fragments.count)
         return max((payload_sent(sums, self.n, itemsize, round) for round in last), key=max)
 

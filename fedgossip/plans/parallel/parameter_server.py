@@ -155,7 +155,6 @@ class ServerPlan(SharedSteps):
         return CodedPushes(node, gradient_sender(self.experiment, coding.pushing), coding)
 
     def _parts(self, seat: Seat, placement: Placement, coding: ShardCoding | None) -> ModelParts:
-        """Return a worker's initial or restored parts of the model."""
         e, model = self.experiment, seat.resumed.vectors["x"] if seat.resumed else seat.initial
         if self.table is None:
             whole = WholeParts(placement, seat.schema, model)
@@ -241,7 +240,6 @@ class ServerPlan(SharedSteps):
         return RunOutlook(workers * up + sum(sent), facts, lines)
 
     def _each_way(self, placement: Placement, kind: np.dtype[np.floating]) -> tuple[int, list[int]]:
-        """Return the bytes that a worker pushes in a round, and those that each server gives it back."""
         coding = self.coding(placement, kind)
         up, down = 0, dict.fromkeys(self.servers, 0)
         for one in placement.shards:
@@ -258,7 +256,6 @@ class ServerPlan(SharedSteps):
 
 
 def _segments_in(shard: Shard, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the tensors that a shard has whole, by their place in it."""
     found: list[Segment] = []
     before = 0
     for start, stop in shard.ranges:

@@ -313,7 +313,6 @@ class AllReduce:
         return self._bring(event, now_ns)
 
     def _bring(self, event: Trained, now_ns: int) -> list[Effect]:
-        """Contribute a training's result to this round."""
         brought = self._brought(event)
         if brought is None or not self.exchange.now.bears(brought[0], *brought[1]):
             return self._exploded()
@@ -372,7 +371,6 @@ class AllReduce:
         return [*done, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 
     def _again(self, now_ns: int) -> list[Effect]:
-        """Repeat the open round, with the present gradient if there is one."""
         if self.round < self.settings.rounds and self.contribution is not None:
             self.began_ns = now_ns
             return self._reduce(now_ns)
@@ -401,7 +399,6 @@ class AllReduce:
         return self._end_if_settled()
 
     def _lost(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """Handle the loss of a worker of this view."""
         if self.phase in AT_WORK:
             return [Report("worker_gone", node, self.round), *self._stop_round(now_ns)]
         if self.group.regroup:
@@ -440,7 +437,6 @@ class AllReduce:
     # --- agreement ----------------------------------------------------------------------------------------------------
 
     def _stop_round(self, now_ns: int) -> list[Effect]:
-        """Drop the open round, and report the number of completed ones to all."""
         self.phase = "regrouping"
         self.exchange.renew(self.round)
         effects = self.group.stop(self.round, self.at.digest, now_ns)
@@ -527,7 +523,6 @@ class AllReduce:
         return [*effects, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 
     def _return(self, now_ns: int) -> list[Effect]:
-        """Ask for readmission, as the others went on without this worker."""
         self.phase = "returning"
         self.exchange.renew(self.round)
         self.group.leave_off(now_ns)

@@ -264,7 +264,6 @@ class ChunkLink:
         return effects
 
     def _wait(self) -> list[Effect]:
-        """Set the timer of the next reply."""
         if not self._under_way:
             return []
         self._timer += 1

@@ -304,7 +304,6 @@ class _Bucket:
         self._passed_on[part.start, part.stop] = vector
 
     def _is_replaced(self, part: slice) -> bool:
-        """Return whether this very stretch is only sent before another replaces it."""
         for move, other in self._moves[self._at + 1 :]:
             if other == part and move.way is not Way.ADD:
                 if move.way is Way.REPLACE:
@@ -386,11 +385,9 @@ class LowRankReduction:
         return self._behind(self._sums[1].give(0, weight, self._low.second(vector, self._left), one))
 
     def _behind(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Return chunks of the second sum under the names of their messages."""
         return [replace(one, bucket=one.bucket + self._buckets, start=one.start + self._elements) for one in chunks]
 
     def _of(self, bucket: int) -> tuple[Reduction, int]:
-        """Return the sum of a bucket, and the bucket's number there."""
         return (self._sums[0], bucket) if bucket < self._buckets else (self._sums[1], bucket - self._buckets)
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:

@@ -249,7 +249,6 @@ class Buffered(Generic[State]):
         return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _invite(self) -> list[Effect]:
-        """Keep `at_once` clients training, drawn from the others that have not received this model."""
         effects: list[Effect] = []
         idle = [k for k in self.company.here() if k not in self.flying and self.seen.get(k, -1) < self.round]
         while idle and len(self.flying) < self.settings.at_once:

@@ -315,7 +315,6 @@ class Client:
         return [*paid, Train(invite.round, self.model, terms, tested, self.rule.gradient, self.settings.accumulate)]
 
     def _exhausted(self, invite: Invite, error: BudgetError) -> list[Effect]:
-        """Refuse and leave, as nothing more may be sent."""
         self.phase = "finished"
         refusal = Refusal(invite.round, invite.session, EXHAUSTED)
         effects = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]

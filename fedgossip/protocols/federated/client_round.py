@@ -487,7 +487,6 @@ class Telling:
 
 @cache
 def _fields_of(fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the fields of these facts."""
     return tuple(field for fact in FACTS if fact.name in fields for field in fact.fields)
 
 

@@ -367,7 +367,6 @@ class Coordinator(Generic[State]):
         return self.settings.endless and len(members - self.company.left) < self.need
 
     def _without(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """Go on without a client, where it was waited for."""
         if self.phase == "leaving":
             return [] if self.uninformed else self._finish()
         at_its_end = self.settings.endless and node in self.company.left
@@ -406,7 +405,6 @@ class Coordinator(Generic[State]):
         return [Report("started_without", self.company.missing(), self.round), *self._open(now_ns)]
 
     def _give_up(self) -> list[Effect]:
-        """End, as too few clients are present, and no more are awaited."""
         here = len(self._here())
         if here + len(self.exhausted) >= self.need:
             return self._end_with_budgets()
@@ -416,7 +414,6 @@ class Coordinator(Generic[State]):
         return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _end_with_budgets(self) -> list[Effect]:
-        """End, as too many clients have used up their budgets."""
         used, need = len(self.exhausted), self.need
         text = f"clients that have used up their budgets: {used}; those left are too few, a round needs {need}"
         return self._exhausted(BudgetError(text, "The model so far is the result."))

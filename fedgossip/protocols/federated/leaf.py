@@ -400,7 +400,6 @@ class LeafCoordinator:
         return Final(self.asked.round, self.asked.schema, self.asked.vectors) if self.asked else None
 
     def _conclude(self, final: Final) -> list[Effect]:
-        """Pass the last model on."""
         self.model = final.vectors[0]
         left: list[Effect] = []
         if final.round < self.settings.down.rounds and not self.settings.down.patience:

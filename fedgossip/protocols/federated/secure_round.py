@@ -212,7 +212,6 @@ class SecureRound:
         ]
 
     def _frames(self, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
-        """Return this stage's signed frame for each client."""
         match self._step:
             case (server.Inviting() | server.Consenting()) as step:
                 return dict.fromkeys(sorted(nodes), step.frame)

@@ -205,7 +205,6 @@ class AsyncGossip(Lifecycle[State]):
         return self.phase in ("training", "pausing", "closing") and not self.hurried
 
     def _plan(self) -> list[Effect]:
-        """Set the timer of the next offer, if one is due."""
         training_ns = self.training_ns if self.phase == "training" else None
         after_ns = self.pairing.moment_ns(training_ns) if self._offers else None
         return [] if after_ns is None else [SetTimer(("offer", self.pairing.count), after_ns)]

@@ -136,5 +136,4 @@ class AwaitedRound(Lifecycle[State]):
         return all(map(self._will_not_arrive, self.awaited.missing))
 
     def _will_not_arrive(self, node: NodeId) -> bool:
-        """Whether the missing vector of `node` is not worth a wait."""
         return node in self.company.absent or node in self.company.left or self.gone_on(node)

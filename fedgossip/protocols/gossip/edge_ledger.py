@@ -203,7 +203,6 @@ class EdgeLedger:
         return edge
 
     def _confirmed(self, round: int) -> None:
-        """Remove one partner from those that may request our model of `round`."""
         left = self._asking[round] = self._asking[round] - 1
         if not left:
             del self._asking[round]

@@ -357,7 +357,6 @@ class Lifecycle(ABC, Generic[State]):
         return effects
 
     def _circle(self) -> list[NodeId]:
-        """Return the partners that may wait for our goodbye, or whose accounts we may wait for."""
         company = self.company
         return sorted({*company.circle(self.round), *(node for node in company.known if self.open_with(node))})
 

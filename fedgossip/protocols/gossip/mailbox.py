@@ -101,7 +101,6 @@ class Mailbox:
         return alone
 
     def _count_claims(self, node: NodeId, round: int) -> int:
-        """Record `round`, and return the number of the neighbour's rounds within FAR_ROUNDS up to it."""
         self._far[node] = {round, *(r for r in self._far.get(node, ()) if round - FAR_ROUNDS < r < round)}
         return len(self._far[node])
 

@@ -128,7 +128,6 @@ class RelayGossip(AwaitedRound[RelayState]):
         return [*asks, self.until_asked(times + 1)]
 
     def _repeat(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
-        """Return our sum of `round` for a neighbour that waits for it, if it may have been lost."""
         sum_of_then = self.said.get(round, {}).get(sender)
         last, at_ns = self.said_again.get(sender, (-1, 0))
         if sum_of_then is None or (last == round and now_ns < at_ns + self.clock.patience_ns(0)):
@@ -197,7 +196,6 @@ class RelayGossip(AwaitedRound[RelayState]):
         return frozen(received), frozen(counts)
 
     def _before(self) -> Sequence[Vector]:
-        """Return the sums and counts received in the last round."""
         own, *before = self.learner.outgoing
         return before or (np.zeros((len(self.neighbours), own.size), own.dtype), np.zeros(len(self.neighbours)))
 

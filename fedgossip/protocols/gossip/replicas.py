@@ -153,7 +153,6 @@ class ReplicaGossip:
         return self._applied(sender, waiting.pop(after.round), now_ns) if after else []
 
     def _asks(self) -> list[Effect]:
-        """Request the versions of our round with a missing base."""
         round, out = self.machine.round, []
         if self.machine.phase not in ("training", "waiting"):
             return []

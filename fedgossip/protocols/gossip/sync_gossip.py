@@ -153,7 +153,6 @@ class SyncGossip(AwaitedRound[State]):
         return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 
     def _open_beside(self, targets: Collection[NodeId]) -> list[NodeId]:
-        """Return the nodes with an open account that get no model in this round."""
         opened = [j for j, edge in self.ledger.edges.items() if edge.open is not None]
         return [j for j in opened if j not in targets and j not in self.company.done]
 
@@ -236,7 +235,6 @@ class SyncGossip(AwaitedRound[State]):
         return effects + self.go_on(now_ns)
 
     def _combined(self, row: Mapping[NodeId, float], own: Vectors) -> Vectors:
-        """Return the result of this round, one vector per slot."""
         here, node = self.mailbox.here(self.round), self.node
         inputs = [own if j == node else here[j].vectors for j in row]
         if self.combine.linear:

@@ -292,7 +292,6 @@ class Member:
         return self.resumed if near else None
 
     def _begin_if_time(self, now_ns: int) -> list[Effect]:
-        """Begin when the others are about to reach our first round, or have."""
         assert self.since is not None
         start, claims = self._start(), self._claims()
         if not claims or claims[0] < self.since - 1 or start is None:
@@ -309,7 +308,6 @@ class Member:
         return [SetTimer(("member", "begin"), BEGIN_NS)]
 
     def _claims(self) -> list[int]:
-        """Return the rounds of the others, by their reports and their models, descending."""
         members = self.membership
         partners = members.schedule().partners(members.node) if self._early else ()
         claims = {node: members.reached[node] for node in members.others() if node in members.reached}

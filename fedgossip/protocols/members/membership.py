@@ -228,7 +228,6 @@ class Membership:
         return [PeerGone(node), *self._detector.ask(node, now_ns)]
 
     def _meet(self, new: Iterable[News] = (), *, changed: bool = True) -> list[Outcome]:
-        """Return a `Meet` for each contact without a link at its present address."""
         shown = [news.node for news in new if isinstance(news, Entry)]
         if changed:
             shown = self.contacts = contacts_of(self.roster, self.node, self.settings.links, self.schedule)
@@ -332,7 +331,6 @@ class Membership:
         )
 
     def _gone_and_back(self, before: Roster, now_ns: int) -> list[Outcome]:
-        """Report members that the updates made gone, or present again."""
         effects: list[Outcome] = []
         were, are = before.out(LAST_ROUND), self.roster.out(LAST_ROUND)
         for node in sorted(are - were - {self.node}):
@@ -486,7 +484,6 @@ class Membership:
         return effects + self._sweep(now_ns)
 
     def _sweep(self, now_ns: int) -> list[Outcome]:
-        """Ping all linked members, once in the time that a suspect has."""
         if self._swept_ns >= 0 and now_ns - self._swept_ns < self._window_ns():
             return []
         self._swept_ns = now_ns
@@ -508,7 +505,6 @@ class Membership:
         return SetTimer(("member", "verdict", node), self._window_ns())
 
     def _listens(self, suspicion: Suspicion, now_ns: int) -> bool:
-        """Return whether the author's suspicions count, and this is its first on the member within a window."""
         if not self.roster.voice(suspicion.by, max(self.round, self.network_round(), 0)):
             return False
         return self._blames.counts(suspicion.by, suspicion.node, now_ns, self._window_ns())
@@ -601,7 +597,6 @@ class Membership:
         return self._announce(self.me) if not self.returning and self.me.since >= 0 else []
 
     def _contacted(self, now_ns: int) -> list[Outcome]:
-        """Begin without the proof of an earlier life, if its reporter has not sent it in time."""
         waited = self._claimed_ns >= 0 and now_ns - self._claimed_ns >= self.settings.answer_ns
         return self._begin_contact() if waited and not self.contact else []
 

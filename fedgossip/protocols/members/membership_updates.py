@@ -100,7 +100,6 @@ def _precedence(news: News) -> int:
 
 
 def _without(roster: Roster, revocation: Revocation) -> Roster:
-    """Return the roster without all verdicts by or on a revoked member."""
     node = revocation.node
     if node in roster.revoked:
         return roster

@@ -214,7 +214,6 @@ class Roster:
         return spans or bool(news and before.lost() != self.lost())
 
     def _span(self, node: NodeId) -> tuple[int, int] | None:
-        """Return the first round and the end of `node` by its own entry and the organiser's revocation."""
         entry = self.entries.get(node)
         return (entry.since, entry.until) if entry and node not in self.revoked else None
 
@@ -288,7 +287,6 @@ class Roster:
 
     @cached_property
     def _turns(self) -> tuple[int, ...]:
-        """The rounds in which the excluded members may change, ascending."""
         named = {one.until for given in self._standing.values() for one in given}
         first = min(named, default=LAST_ROUND)
         return tuple(sorted(named | {bound for bound in self._bounds if bound > first}))

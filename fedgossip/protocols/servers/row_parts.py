@@ -135,7 +135,6 @@ class RowParts:
 
     @staticmethod
     def _smaller(keys: Keys, whole: Keys) -> bool:
-        """Return whether keys cost less as a subset of the pulled list."""
         return -(-whole.size // 8) < keys.nbytes and bool(np.isin(keys, whole, assume_unique=True).all())
 
     def take(self, pulled: Mapping[int, Vector], clock: int) -> None:  # noqa: ARG002

@@ -299,7 +299,6 @@ class ParameterServer:
         return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
 
     def _watch(self, now_ns: int) -> list[Effect]:
-        """Set a timer for the first worker to count as silent, of those that others wait for or without a link."""
         waited = self._waited()
         if self._waits or not waited:
             return []
@@ -361,7 +360,6 @@ class ParameterServer:
         return [taken, *made, *self._go_on(now_ns)]
 
     def _make(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
-        """Apply a change, here and at the keepers of copies."""
         self._changed = True
         return self.tenure.apply(number, change, now_ns)
 
@@ -449,14 +447,12 @@ class ParameterServer:
             self.pulls.late.update((number, worker) for number in self.shards)
 
     def _forget(self, worker: NodeId) -> None:
-        """Drop everything in transfer to and from a worker."""
         self.links[worker].drop()
         self.intake.forget(worker)
         self.lists.forget(worker)
         self.pulls.forget(worker)
 
     def _waited(self) -> list[NodeId]:
-        """Return the workers that others wait for, or that may be gone."""
         waiting = self.pulls.held.items()
         idle = {place[1] for place, one in waiting if self.shards[place[0]].clocks[place[1]] >= one.pull.clock}
         busy = [worker for worker in self.workers.present if worker not in idle]
@@ -465,7 +461,6 @@ class ParameterServer:
         return [worker for worker in busy if worker not in self.workers.linked or not self.links[worker].idle]
 
     def _report_clocks(self) -> list[Effect]:
-        """Report the clocks for which all present workers have received all shards, or copies are complete."""
         there = [(number, worker) for number in self.shards for worker in self.workers.present]
         given = self.pulls.given(there) if self.shards else self.tenure.copied(self.workers.present)
         if given <= self.told or not all(self.links[worker].idle for _, worker in there):

@@ -255,12 +255,10 @@ class ServerManager:
         return bool(here) and all(self.met[server] > self.lives[server] for server in here)
 
     def _is_last(self, node: NodeId) -> bool:
-        """Return whether a shard would have no holder without this server, which may be cut off and not dead."""
         gone = {node, *self.lost, *self.blank}
         return any(holders <= gone for holders in self.holding.values())
 
     def _has_all(self, server: NodeId) -> list[Effect]:
-        """Record that a server has all its copies of this tenure."""
         if server in self.blank:
             return []  # the report is of its earlier life
         self.ready.add(server)
@@ -276,7 +274,6 @@ class ServerManager:
         return {*shard.keepers(self.tenure.servers, self.tenure.joining, self.placement.copies)}
 
     def _without(self, node: NodeId) -> list[Effect]:
-        """Go on without a server."""
         self.lost.add(node)
         self.blank.discard(node)
         return self._review()

@@ -215,7 +215,6 @@ class PushPullWorker:
 
     @property
     def _needed(self) -> set[NodeId]:
-        """The partners without which there is no model."""
         return {*self.alive} if self.manager is None else {*self.alive, self.manager}
 
     @property
@@ -254,7 +253,6 @@ class PushPullWorker:
         return self.settings.deadline_ns if short else max(self.settings.start_ns, self.settings.deadline_ns)
 
     def _without(self, server: NodeId, what: str) -> list[Effect]:
-        """End after the loss of a server that owns a part of the model."""
         owned = self.placement.owned(server, self.alive)
         if not owned or self.phase not in ("joining", "training", "pulling"):
             return []
@@ -301,7 +299,6 @@ class PushPullWorker:
         return self.clock * self.settings.push + self.taken
 
     def _go_on(self) -> list[Effect]:
-        """Request the gradient of this clock, or end."""
         if self.clock >= self.settings.rounds:
             self.phase = "leaving"
             return self._bye()
@@ -350,14 +347,12 @@ class PushPullWorker:
         return effects
 
     def _pull(self, clock: int, first: int, now_ns: int) -> list[Effect]:
-        """Pull all shards for a clock."""
         self.phase, self.wanted, self.first, self._began_ns = "pulling", clock, first, now_ns
         self.pulled.clear()
         self._went_back = False
         return [*self.parts.choose(clock), *self._pulls(), *self._ask_anew(now_ns)]
 
     def _pulls(self, servers: Sequence[NodeId] | None = None, but: Collection[int] = ()) -> list[Send]:
-        """Request the missing shards of these servers, or of all, but for some shards."""
         if self.phase != "pulling" or not self.parts.ready:
             return []
         missing = [shard for shard in self.placement.shards if shard.number not in self.pulled.here]
@@ -370,7 +365,6 @@ class PushPullWorker:
         ]
 
     def _resend_keys(self, server: NodeId, number: int, digest: str, now_ns: int) -> list[Effect]:
-        """Send a server the keys that it lacks, and repeat the messages that refer to them."""
         keys = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
         if not keys:
             return []
@@ -398,7 +392,6 @@ class PushPullWorker:
         return max(self._heard_ns.get(server, 0), self._began_ns)
 
     def _ask_anew(self, now_ns: int) -> list[Effect]:
-        """Record a request of all shards."""
         self._held, self._hurried, self._asked_ns = set(), 0, now_ns
         return self._ask_later(now_ns)
 
@@ -559,7 +552,6 @@ class PulledShards:
         return True
 
     def _size(self, shard: int, parts: ModelParts, *, coded: bool) -> tuple[int, np.dtype[Any]]:
-        """Return the number and type of the elements sent of a shard."""
         if coded and self.coding:
             return self.coding.pull_size(shard), np.dtype(np.uint8)
         return parts.length(shard), parts.model.dtype

@@ -364,6 +364,5 @@ def _restored_rows(fresh: RowTable, arrays: Mapping[str, Any], facts: Mapping[st
 
 
 def _restored_before(table: RowTable, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> RowTable:
-    """Return the table a clock earlier, with the model's rows alone."""
     blocks = tuple(arrays.get(f"before.{at}", table.blocks["x"][at]) for at in range(facts["earlier"]))
     return table.older(facts["before"], {"x": blocks})

@@ -103,7 +103,6 @@ class TenureShards:
         self._divide(held)
 
     def _divide(self, held: Mapping[int, ShardClocks]) -> None:
-        """Divide the held shards by this tenure into owned ones and copies."""
         keepers: dict[int, tuple[NodeId, ...]] = {}
         copies: dict[int, ShardClocks] = {}
         self.shards = {}
@@ -197,13 +196,11 @@ def arrays_of(clocks: ShardClocks) -> int:
 
 
 def _counts(clocks: ShardClocks) -> tuple[int, ...]:
-    """Return the plain numbers of the descent, by name."""
     numbers = clocks.state.numbers if isinstance(clocks.state, RowTable) else saved(clocks.state)[1]
     return tuple(int(numbers[name]) for name in sorted(numbers))
 
 
 def _all_rows(clocks: ShardClocks, table: RowTable) -> Rows | None:
-    """Return each touched row in every array, one array after the other within the row."""
     if not table.keys.size:
         return None
     extra = [cast(RowTable, before).rows(table.keys) for before in clocks.extra]
@@ -248,7 +245,6 @@ def become(clocks: ShardClocks, message: CopyMessage, whole: Whole) -> None:
 
 
 def _tables(clocks: ShardClocks, rows: Rows | None, numbers: dict[str, int]) -> tuple[RowTable, list[RowTable]]:
-    """Return the table, and the one a clock earlier if there is one, with the model's rows alone."""
     fresh = clocks.descent.start(None)
     if rows is None:
         return replace(fresh, numbers=numbers), [fresh] * len(clocks.extra)
@@ -398,7 +394,6 @@ class ShardCopies:
                 raise ProtocolError(f"{what} with rows of other shards", peer=sender)
 
     def _make(self, number: int) -> None:
-        """Apply the early changes that are due."""
         while number in self.current and (change := self._early.pop((number, self.numbers[number] + 1), None)):
             self.here[number].apply(change)
             self.numbers[number] += 1

@@ -346,7 +346,6 @@ class Recovering:
             return [refused_by(error, 0)]
 
     def _at_the_start(self) -> bool:
-        """Return whether no neighbour has a better model than the initial one."""
         if self.taker.want is not None:
             return self.taker.want[0] == 0
         offers = self.taker.offers
@@ -469,7 +468,6 @@ class StateFetch:
 
 
 def _state_of(like: Any, row: Vector, rest: tuple[float, ...]) -> Any:
-    """Return the state with its vectors concatenated in `row`."""
     arrays, numbers = saved(like)
     found: dict[str, Vector] = {}
     start = 0

@@ -130,7 +130,6 @@ def _going_on(newest: NetworkRow | None, settings: Facts) -> Facts:
 
 
 def _method(settings: Facts) -> Facts:
-    """Return the experiment's own values for keys of a summary, before one exists."""
     beside = {"graph": "topology.graph", "n": "topology.n", "algorithm": "algorithm.name", "mode": "algorithm.mode"}
     if "coordinator.clients" in settings:
         beside = {"n": "coordinator.clients", "algorithm": "coordinator.algorithm"}

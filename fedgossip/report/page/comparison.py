@@ -264,8 +264,6 @@ def _scored(metric: Score, which: str) -> Callable[[RecordedRun], float | None]:
 
 
 def _at_clients(metric: Score) -> Callable[[RecordedRun], float | None]:
-    """Return the function that gives the mean score of the clients' last measurement."""
-
     def pick(run: RecordedRun) -> float | None:
         tested = run.participation.at_clients if run.participation else {}
         return tested[max(tested)][0] if tested and run.summary.score.metric == metric else None
@@ -278,7 +276,6 @@ def _abandoned(run: RecordedRun) -> float | None:
 
 
 def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
-    """Return the colour of the run in the figures and its name, linked to its own report if it exists."""
     colour, _, _ = series_style(at)
     square = f'<rect width="1" height="1" style="fill: {colour}"/>'
     swatch = f'<svg class="swatch" viewBox="0 0 1 1" aria-hidden="true">{square}</svg>'

@@ -452,7 +452,6 @@ def _by_kind(table: NDArray[np.int8], counted: str) -> list[Kind]:
 
 
 def _by_share(table: NDArray[np.int8], group: int) -> list[Kind]:
-    """Shades of blue, by the share of the rounds in each column that counted a client."""
     _, shares = _means((table == Took.COUNTED).astype(np.float64), group)
     found: list[Kind] = []
     for low, shade in zip((0.0, *SHADES), SHADES, strict=False):
@@ -462,7 +461,6 @@ def _by_share(table: NDArray[np.int8], group: int) -> list[Kind]:
 
 
 def _lanes(axes: Axes, mask: NDArray[np.bool_], group: int, rounds: int, **fill: Any) -> None:
-    """Fill the cells of `mask`, neighbours in a lane as one."""
     edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     lane, first = np.nonzero(edges == 1)
     _, past = np.nonzero(edges == -1)
@@ -478,7 +476,6 @@ def _fill(axes: Axes, left: Places, right: Places, bottom: Places, top: Places, 
 
 
 def _means(values: NDArray[np.float64], group: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return where each group of the last axis begins, and its mean."""
     starts = np.arange(0, values.shape[-1], group)
     ends = np.minimum(starts + group, values.shape[-1])
     return starts, np.add.reduceat(values, starts, axis=-1) / (ends - starts)

@@ -100,7 +100,6 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
 
 
 def _foretold_scores(axes: Axes, run: RecordedRun) -> None:
-    """Draw where the scores of the mean and of the worst peer were forecast to lie, before the run."""
     forecast = run.foretold.scores if run.foretold else None
     if forecast is None or len(forecast.rounds) < 2:
         return
@@ -237,10 +236,6 @@ def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
 
 
 def _realised(axes: Axes, forecast: RunForecast, measured: Container[float]) -> None:
-    """Draw the edges of the forecast with the losses as they occurred, in `measured` rounds.
-
-    In other rounds too few took part for a distance.
-    """
     for number, edge in enumerate([forecast.upper] if forecast.exact else [forecast.upper, forecast.lower]):
         known = [(round, value) for round, value in enumerate(edge, start=1) if round in measured and value > 0]
         label = None if number else "of what was mixed"

@@ -126,7 +126,6 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
 
 
 def _of_changing(facts: RecordedForecast) -> str:
-    """Return the guarantees of mixing alone where every round has another graph."""
     sentences = []
     if facts.mean_contraction is not None:
         sentences.append(f"one round of mixing leaves {number(facts.mean_contraction)} of a disagreement on average")
@@ -196,7 +195,6 @@ def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
 
 
 def _contraction(run: RecordedRun) -> Band | None:
-    """Return slem^t from the first distance that is not zero."""
     slem = run.summary.forecast.slem
     if run.summary.forecast.mean_contraction is None:  # only columns sum to one: no round by itself is bounded
         return None

@@ -86,7 +86,6 @@ def fallen(run: RecordedRun) -> list[int]:
 
 
 def _fallen(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n: int) -> None:
-    """Draw an empty disc with a cross over each."""
     if nodes:
         size, there = max(6.0, min(260.0, 4200.0 / n)), places[list(nodes)]
         axes.scatter(there[:, 0], there[:, 1], s=size, color=PALE, edgecolors=ORANGE, linewidths=1.0, zorder=4)

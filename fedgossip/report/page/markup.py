@@ -154,7 +154,6 @@ def write_atomically(path: Path, page: str) -> None:
 
 
 def _dark_figures() -> str:
-    """Return the rules that show the figures' colours in their dark variant."""
     rules = "\n".join(
         f'svg [style*="{part}: {light}"] {{ {part}: {dark} !important; }}'
         for light, dark in DARK.items()

@@ -124,13 +124,11 @@ def served(run: RecordedRun) -> Markup | None:
 
 
 def _last_reports(run: RecordedRun, name: str) -> Iterable[Mapping[str, Any]]:
-    """Yield the last word of each participant under this name."""
     last = {event.peer: event.value for event in run.events if event.name == name}
     return [value for value in last.values() if isinstance(value, Mapping)]
 
 
 def _summed(run: RecordedRun, of: str) -> dict[int, int]:
-    """Return pushes by age, of all servers."""
     total: Counter[int] = Counter()
     for value in _last_reports(run, "read_lag"):
         total.update({int(age): int(pushes) for age, pushes in value.get(of, {}).items()})

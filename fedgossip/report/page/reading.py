@@ -386,7 +386,6 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
-    """Return the last round with the summary's measurements, where the run was stopped between two evaluations."""
     score = summary.score
     values = {"averaged": score.averaged, "mean_peer": score.mean_peer, "worst_peer": score.worst_peer}
     found = {f"score_{name}": value for name, value in values.items()} | {"test_loss": summary.test_loss}
@@ -394,7 +393,6 @@ def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
 
 
 def _follow(fallen: set[int], returned: set[int], event: ReportedEvent) -> None:
-    """Move the participant that an event reports as ended, or alive again, between both."""
     meaning = kind_of(event.name).tells
     if event.peer is not None and meaning == "ended":
         fallen.add(event.peer)
@@ -421,7 +419,6 @@ def _timeline(folder: Path, summary: Summary) -> Timeline | None:
 
 
 def _script_of(folder: Path) -> tuple[str, ...]:
-    """Return the name of the script that was launched and its arguments, () where there was none."""
     try:
         launched = json_value(outside_files.read_bytes(folder / LAUNCHED))
         return (Path(launched["script"]).name, *(masked(str(one)) for one in launched["arguments"]))

@@ -98,7 +98,6 @@ def incomplete(name: str, run: RecordedRun) -> tuple[str, str] | None:
 
 
 def _wanting(run: RecordedRun) -> str:
-    """Return the note that too few clients ended the run, where they did."""
     facts = run.participation.too_few if run.participation else None
     if facts is None:
         return ""

@@ -152,7 +152,6 @@ def _label(run: RecordedRun, node: int) -> str:
 
 
 def _head(run: RecordedRun) -> str:
-    """The head of a column of participants."""
     return run.roles.one.capitalize() if run.roles.alike else "Who"
 
 
@@ -302,7 +301,6 @@ def _graph_rows(run: RecordedRun, drawn: Graph) -> Iterable[tuple[str, str, str]
 
 
 def _edges(run: RecordedRun, drawn: Graph) -> int:
-    """Return the number of edges, also where the run did not store them."""
     return len(drawn.edges) or run.summary.forecast.edges or 0
 
 
@@ -523,7 +521,6 @@ def _where(e: Mapping[str, Any]) -> str:
 
 
 def _is_kind(name: str) -> bool:
-    """Whether it is a file, or a model with its sizes, and no function."""
     return name.partition(":")[0] in ("csv", "npz", "text", "mnist", "fashion-mnist", "mlp", "cnn", "chars", "gpt")
 
 
@@ -561,7 +558,6 @@ def _of_a_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _provided(run: RecordedRun, e: Mapping[str, Any]) -> str:
-    """Where the bits are promised."""
     if _at(e, "task", "kind") in ("averaging", "quadratic"):
         return "with the same version of NumPy"
     if _at(e, "train", "portable"):

@@ -331,7 +331,6 @@ def _ticks_at_values(axes: Axes, values: Sequence[float], width: float) -> None:
 
 
 def _along(axes: Axes, value: float, width: float) -> float:
-    """Return about how many inches from the left of the axes a value is."""
     left, right = axes.get_xlim()
     place = math.log10 if axes.get_xscale() == "log" else float
     return (width - 1.0) * (place(value) - place(left)) / (place(right) - place(left))
@@ -577,6 +576,5 @@ def _tex_number(value: float) -> str:
 
 
 def _tex(words: str) -> str:
-    """Words that LaTeX prints as they are."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in words)

@@ -159,7 +159,6 @@ class Follower:
             self.on_row(row)
 
     def _meet(self) -> None:
-        """Find the files of peers on this machine as they appear."""
         assert self.place.folder
         if len(self._own) < self.state.n and (self.place.folder / PEERS).is_dir():
             for node in range(self.state.n):

@@ -173,7 +173,6 @@ def _links(federation: Federation) -> Topology | None:
 
 
 def _beside(place: RunPlace, name: str) -> Iterator[Path]:
-    """Return where the file of this name, which identifies the run, can lie."""
     if place.folder:
         yield place.folder / name
     for path in place.peers.values():

@@ -68,7 +68,6 @@ def _pulled(topology: Topology) -> NDArray[np.float64]:
 
 
 def _fitted(given: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale into the unit square, both directions alike, centred."""
     given = given - (given.max(axis=0) + given.min(axis=0)) / 2
     largest = float(np.abs(given).max())
     return given / (2 * largest) + 0.5 if largest > 0 else given * 0 + 0.5
@@ -166,7 +165,6 @@ def counted(row: EventRow, roles: Roles) -> int | None:
 
 
 def _leader_state(state: State, led: Led) -> dict[str, Any]:
-    """Return the state of a coordinator."""
     tested = led.tested
     return {
         "contributions": led.contributions,

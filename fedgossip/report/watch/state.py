@@ -362,7 +362,6 @@ def named(value: object) -> list[int]:
 
 
 def _witness(row: EventRow) -> int:
-    """Return the reporting peer, or the one that the event names."""
     by = row.value.get("by") if isinstance(row.value, Mapping) else None
     return by if isinstance(by, int) and not isinstance(by, bool) else row.peer
 

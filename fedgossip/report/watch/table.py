@@ -102,7 +102,6 @@ def at_clients(led: Led, now: int, score: Score) -> list[str]:
 
 
 def _of(round: int, now: int) -> str:
-    """The round of a measurement that is not of now."""
     return "" if round == now else f" (round {round})"
 
 
@@ -134,7 +133,6 @@ def disagreement(state: State, row: NetworkRow) -> str:
 
 
 def _at_the_end(state: State, round: int) -> str:
-    """Return the forecast for the last round, narrowed by the measurements so far; "" where nothing narrows it."""
     last = state.foretold.rounds if state.foretold else 0
     inner = state.narrowed.edges(last) if state.narrowed and round < last else None
     return "" if inner is None else f"; as it goes, {_between(inner)} in round {last}"
@@ -220,12 +218,10 @@ def _round(state: State, peer: Peer) -> str:
 
 
 def _score(score: Score, peer: Peer) -> str:
-    """The last that was measured, with its round where that is over."""
     return shown(score, peer.score) + ("" if peer.score is None else _of(peer.tested, peer.round))
 
 
 def _account(state: State) -> str:
-    """Return a coordinator's account of its last round."""
     given = state.led.contributions if state.led else None
     return "" if given is None else f"{given} contributions in the last round"
 

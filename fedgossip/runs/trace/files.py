@@ -496,7 +496,6 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
 
 
 def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each field of a struct or dataclass."""
     kind = type(value)
     for name in kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else kind.__dataclass_fields__:
         yield name, getattr(value, name)
@@ -513,7 +512,6 @@ def _describe(value: Any) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _usual(kind: Any) -> Mapping[str, Any]:
-    """Return the default of each field."""
     fields = msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else dataclasses.fields(kind)
     return {field.name: field.default for field in fields}
 

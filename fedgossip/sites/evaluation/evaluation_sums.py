@@ -213,7 +213,6 @@ class NoisyNumbers:
 
 
 def _inside(part: Name, answer: int, records: int) -> int:
-    """Return the sum of predictions of so many records in a part, clipped to the part's bounds."""
     number = int(str(part[-1]))
     least, most = ((records * end << SHIFT) // DECILES for end in (number, number + 1))
     return min(max(answer, least), most)
@@ -320,7 +319,6 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return RECORDS << (SHIFT + bits)
 
     def _of_records(self, where: Name) -> dict[Name, int]:
-        """Return the numbers of all records, or of a group."""
         found = {(*where, "records"): RECORDS, (*where, "right"): RECORDS, (*where, "loss"): self._loss}
         for label in self.labels if self.kind == REGRESSION else ():
             found |= {(*where, "squared", label): self._loss, (*where, "absolute", label): self._loss}
@@ -388,7 +386,6 @@ def _chosen(site: SiteAnswers, rows: npt.NDArray[np.bool_]) -> SiteAnswers:
 
 
 def _outcomes(layout: EvaluationLayout, site: SiteAnswers) -> Sequence[tuple[str, Values, npt.NDArray[np.bool_]]]:
-    """Return per outcome its name, its probability and its presence, of each record."""
     if layout.kind == MULTI_LABEL:
         return [(name, site.answers[:, k], site.y[:, k] == 1) for k, name in enumerate(layout.labels)]
     places = [(layout.classes.index(name), name) for name in layout.outcomes]
@@ -518,7 +515,6 @@ class EvaluationTask(PooledSumsTask):
         return named_places(self.layout.bounds, lambda name: not self.layout.noise and not signed & {*name})
 
     def _hidden(self, node: NodeId) -> Vector:
-        """Return a site's noisy sums of the only round under a budget."""
         if node not in self._said:
             site, noisy = self._sites[node], self.layout.noisy
             numbers = noisy.hidden(noisy.of_records(site.answers, site.y, site.groups), self._draw(node, 0))

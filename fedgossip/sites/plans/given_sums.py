@@ -109,7 +109,6 @@ def _rounds(plan: FederationPlan, task: SumsTask, refused: Any, site: NodeId, su
 
 
 def _sum_of(sums: GivenSums, own: Words, exact: ExactSums, clients: int) -> Words:
-    """Return the words of a sum and of its count."""
     bits = exact.ring_bits
     total = np.asarray(sums.sum(integers_of(own, bits)), object).reshape(-1).tolist()
     if len(total) != len(exact.bounds) or not all(isinstance(one, int) for one in total):

@@ -166,7 +166,6 @@ def _of_plan(folder: Path, release: Release) -> Iterator[str]:
 
 
 def _of_keys(folder: Path, known: Path | None) -> Iterator[str]:
-    """Compare the keys of logs and approvals with those of one's own list."""
     if known is None:
         return
     own = {node: block.verify for node, block in load_blocks(known).items()}

@@ -165,7 +165,6 @@ def _forest(title: str, what: str, rows: Sequence[tuple[str, float, float, float
 
 
 def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Scale the x axis by logarithms, with ticks that are ratios."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = (min(max(end(values), FURTHEST[0]), FURTHEST[1]) for end in (min, max))
@@ -179,7 +178,6 @@ def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _of_ratios(coefficients: Sequence[Coefficient], ratio: str) -> Markup | None:
-    """Return the forest plot of the ratios of all columns with an interval."""
     rows = [
         (one.name, value, low, high)
         for one in coefficients

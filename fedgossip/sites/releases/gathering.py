@@ -175,7 +175,6 @@ def _use(path: Path) -> str:
 
 
 def _with_opened(privacy: ReleasedPrivacy, opened: str) -> ReleasedPrivacy:
-    """Return the statement, with the disclosed sums where a model was fitted by them."""
     return msgspec.structs.replace(privacy, words=(*privacy.words, ("opened", opened))) if opened else privacy
 
 
@@ -207,7 +206,6 @@ def _describe_model(run: Path, fitted: tuple[str, Told] | None, source: str) -> 
 
 
 def _model(folder: Path) -> Contents:
-    """Return the files of the model, checked against model.json."""
     facts = model_files.facts_of(folder)
     found: Contents = {}
     for path in sorted(folder.rglob("*")):
@@ -393,6 +391,5 @@ def _seen(plan: FederationPlan) -> str:
 
 
 def _of_all(plan: FederationPlan) -> str:
-    """Return the disclosures that no budget and no sum hides."""
     agreed = "  Statistics that the sites have agreed on." if plan.experiment.data.scale == "federated" else ""
     return f"What is true of all records together, which is what was learned; which sites took part.{agreed}"

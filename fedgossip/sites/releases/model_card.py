@@ -116,7 +116,6 @@ def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tu
 
 
 def _words(body: Iterable[Markup | None]) -> Markup | None:
-    """Return the terms that the page uses, explained."""
     shown = (re.sub(r"(?s)<svg.*?</svg>|<[^>]*>", " ", part) for part in body if part)
     rows = [[name, meaning.replace("`", "")] for name, meaning in used_in(shown).items()]
     return section("Words on this page", table(["Word", "Meaning"], rows, 0)) if rows else None
@@ -212,7 +211,6 @@ def _figures(one: OutcomeFigures) -> list[str]:
 
 
 def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Callable[[Any], str] = number) -> str:
-    """Return a figure as text, with its shift by noise where there is some, and its interval."""
     return _shifted(one, name, shown) + _interval(getattr(one, f"{name}_between", None))
 
 
@@ -376,7 +374,6 @@ def _tested(evaluation: Evaluation) -> Markup:
 
 
 def _moved(margin: float | None) -> str:
-    """Return the shift of a figure by noise as text, where there is some."""
     return f" ± {number(margin)}" if margin else ""
 
 

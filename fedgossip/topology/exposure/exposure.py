@@ -178,7 +178,6 @@ def _shown(
     matrix: Callable[[Mixing], npt.NDArray[Kind]],
     product: Callable[[npt.NDArray[Kind], npt.NDArray[Kind]], npt.NDArray[Kind]],
 ) -> list[_Round[Kind]]:
-    """Return what averaging shows in these rounds, in one arithmetic or the other."""
     found: list[_Round[Kind]] = []
     power: npt.NDArray[Kind] | None = None
     for mixing in mixings:
@@ -352,7 +351,6 @@ def _check_neighbours(mixing: Mixing, where: str) -> None:
 
 
 def _summed(mixing: Mixing, node: int) -> int:
-    """Number of others' models in the sum at `node`."""
     return sum(other != node and weight > 0 for other, weight in mixing.row(node).items())
 
 

@@ -350,7 +350,6 @@ def _renamed(topology: Topology, name: str) -> Topology:
 
 
 def _turned(n: int, offsets: tuple[int, ...], directed: bool) -> IntArray:
-    """Return the edges from every i to (i + o) mod n."""
     ids = np.arange(n, dtype=np.int64)
     edges = np.concatenate([np.stack([ids, (ids + o) % n], axis=1) for o in offsets])
     return Topology.from_edges(n, edges, directed=directed).edges

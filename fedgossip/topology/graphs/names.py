@@ -128,7 +128,6 @@ def _meeting(changing: Schedule, head: str) -> Schedule:
 
 
 def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:
-    """Return the graph of a file that gives weights, None of others."""
     if not _looks_like_path(word) or word.partition(":")[0] in FAMILIES:
         return None
     path = Path(word).expanduser()

@@ -218,7 +218,6 @@ def _exchange(blocks: IntArray, later: IntArray, weight: float) -> Step:
 
 
 def _those_left(blocks: IntArray, taken: int, b: int) -> Step:
-    """Link all but the last `taken` nodes of every block, b at a time across the blocks of a set."""
     left = blocks[:, :, : blocks.shape[2] - taken].reshape(len(blocks), -1)
     return _joined([_cliques(left[:, at : at + b]) for at in range(0, left.shape[1], b)])
 
@@ -266,7 +265,6 @@ def _smooth_part(n: int, b: int) -> tuple[int, int]:
 
 
 def _digits(size: int, b: int) -> list[tuple[int, int]]:
-    """Return (digit, power) of `size` in base b, highest power first, zeros left out."""
     digits = []
     power = 0
     while size:

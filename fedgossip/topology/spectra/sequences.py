@@ -449,6 +449,5 @@ def _worst_square(schedule: Schedule, rounds: int) -> tuple[float, bool]:
 
 
 def _signs(n: int) -> FloatArray:
-    """Return columns of random signs less their mean, reproducible."""
     z = seeds.stream(0, "trace", n).choice([-1.0, 1.0], (n, int(np.clip(2_000_000 // n, 8, 64))))
     return np.asarray(z - z.mean(axis=0))

@@ -129,7 +129,6 @@ def _slopes(problem: _Problem, x: FloatArray, t: float) -> tuple[FloatArray, Flo
 
 
 def _newton(hessian: FloatArray, gradient: FloatArray) -> FloatArray:
-    """Return Newton's step, the shortest where on this graph some weights can be moved at no cost."""
     try:
         return np.asarray(-np.linalg.solve(hessian, gradient))
     except np.linalg.LinAlgError:
@@ -188,7 +187,6 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
 
 
 def _build_turned(topology: Topology, rule: str) -> Mixing:
-    """Return the mixing of a vertex-transitive graph, with its arrays created on first access."""
     share = 1.0 / (1.0 + int(topology.degrees()[0]))
     weight = {"lazy": 0.5 * share}.get(rule, share) if rule != "best-constant" else _best_weight(topology)
     stochastic: Stochastic = "columns" if rule == "push" else "both"

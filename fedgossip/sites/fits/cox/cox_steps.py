@@ -164,10 +164,6 @@ class FittedHazards:
         self._set(smallest=self._least_between())
 
     def _least_between(self) -> int:
-        """Return the smallest number of records in a disclosed sum, or in the difference of two.
-
-        With Efron's ties, sums over events are separate from sums over all at risk, and so censored records are too.
-        """
         published, found = len(self.ends), []
         for risk, events in zip(self["at_risk"][:, :published], self["events"][:, :published], strict=True):
             opened, happened = risk[events > 0], events[events > 0]
@@ -370,7 +366,6 @@ class CoxTask(SumsTask):
         self._sites = {node: SiteHazards(layout, one) for node, one in sites.items()}
 
     def _state(self, x: Vector) -> FittedHazards:
-        """Return the state in a vector, one shared read-only object for all local sites."""
         if self._last is None or self._last[0] is not x:
             self._last = x, FittedHazards(self.layout, x)
         return self._last[1]

@@ -270,7 +270,6 @@ class SiteHazards:
         return found.reshape(-1, times + 1)[:, :-1].ravel().tolist()
 
     def _of_events(self, values: Values, cells: Whole, published: npt.NDArray[np.bool_], times: int) -> Numbers:
-        """Return the sums over the reported events of each time."""
         totals = exact_totals(values[published], cells[published], self.layout.strata * (times + 1))
         return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 

@@ -283,7 +283,6 @@ class FamilyTask(PooledSumsTask):
         self._last: tuple[Vector, Sequence[PooledRound]] | None = None
 
     def _pooled(self, vector: Vector) -> Sequence[PooledRound]:
-        """Return the sums in a vector, decoded once for all local sites."""
         if self._last is None or self._last[0] is not vector:
             self._last = vector, self.layout.pooled(vector)
         return self._last[1]

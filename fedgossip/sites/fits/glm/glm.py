@@ -85,7 +85,6 @@ def _canonical(
     link: Callable[[float], float],
     **others: Any,
 ) -> ExponentialFamily:
-    """Return a family whose link makes w, V(mu) and h'(eta) one function, `slope`."""
     return ExponentialFamily(
         name, mean, slope, deviance, least, link, lambda y, eta: y - mean(eta), slope, slope, **others
     )
@@ -271,7 +270,6 @@ def rank_of(information: Values) -> int:
 
 
 def _spectrum(information: Values) -> tuple[Values, Values, Values]:
-    """Return eigenvalues and directions of A scaled to a diagonal of ones, and that scale."""
     scale = 1 / np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
     values, directions = np.linalg.eigh(information * scale[:, None] * scale)
     return values, directions, scale

@@ -211,7 +211,6 @@ def _tests(
 
 
 def _few_share(layout: GlmLayout, vector: Vector, first: PointSums | None, suppress: int) -> bool:
-    """Return `few_share` of the sums at the first point, where all records have equal weight."""
     if first is None:
         return False
     products = first.information * (first.records / first.information[0, 0])
@@ -286,7 +285,6 @@ def few_share(
 
 
 def _without_sums(table: Values) -> Values:
-    """Return a table with the records of the reference category in its first column, which had those of all."""
     return np.concatenate([table[:, :1] - table[:, 1:].sum(axis=1, keepdims=True), table[:, 1:]], axis=1)
 
 
@@ -423,7 +421,6 @@ def measured(fit: GlmFit, features: Values, y: Values) -> Mapping[str, float]:
 
 
 def _area(mean: Values, y: Values) -> float:
-    """Return the AUROC by ranks, ties at their mean."""
     from scipy.stats import rankdata
 
     positives = y > 0.5

@@ -147,7 +147,6 @@ class GlmLayout:
 
     @property
     def _each(self) -> int:
-        """Number of elements of each round but the first."""
         return 4 + self.width + len(self._upper[0])
 
     def vector(self, round: int, numbers: list[int]) -> Vector:

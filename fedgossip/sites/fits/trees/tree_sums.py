@@ -325,7 +325,6 @@ class GrowingTrees:
             value[child] = leaf_value(d, sums)
 
     def _depth(self, output: int, node: int) -> int:
-        """Return how many splits are above a node."""
         left, depth = self.tree(self.done, output).left, 0
         split = np.flatnonzero(self.tree(self.done, output).is_split)
         while node:
