@@ -31,7 +31,6 @@ _CODES = re.compile(r"-9{1,5}")
 
 
 def is_missing(cell: str) -> bool:
-    """Return whether a cell is missing."""
     return cell.lower() in MISSING
 
 

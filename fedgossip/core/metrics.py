@@ -304,7 +304,6 @@ class Network:
         return self._scored[1]
 
     def _compare(self, total: NetworkRow, after: Mapping[int, Vector], of: _OpenRound | None = None) -> None:
-        """Compare the model of an evaluated round, or the one tested by clients in it, with the best so far."""
         if self.best is None:
             return
         models, round, value = after, total.round, total.score_averaged

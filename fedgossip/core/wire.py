@@ -352,7 +352,6 @@ class Vocabulary:
         return self._items[part]
 
     def _described(self, kind: type[Any], without: set[str]) -> list[Any]:
-        """(name, type, default) of the fields of a dataclass, as msgspec takes them."""
         hints = typing.get_type_hints(kind, include_extras=True)
         found: list[Any] = []
         for field in dataclasses.fields(kind):

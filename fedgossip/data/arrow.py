@@ -224,7 +224,6 @@ def _is_number(kind: Any) -> bool:
 
 
 def _flattened(cells: Any, where: str) -> tuple[Any, tuple[int, ...]]:
-    """Return the numbers in lists of equal length, concatenated, and their shape."""
     shape: tuple[int, ...] = (len(cells),)
     if hasattr(cells, "storage"):  # an extension type: read its storage
         cells = cells.storage

@@ -83,7 +83,6 @@ _UNPACKED: dict[bytes, Callable[[BinaryIO], Any]] = {
 
 
 def _archive(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a tar archive without unpacking to the disk."""
     try:
         with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as packed:
             begins = packed.read(6)

@@ -166,7 +166,6 @@ def _western(path: Path, content: bytes, at: int) -> tuple[str, list[str]]:
 
 
 def _mark(text: str) -> str:
-    """Return the mark that gives all first lines as many cells, and more than one."""
     widths = {}
     for mark in (one for one in MARKS if one in text):
         try:

@@ -282,7 +282,6 @@ def _folders(module: str, base: Path) -> Sequence[Path]:
 
 
 def _modules(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the file of `module` and of each module that it imports."""
     seen: set[str] = set()
     waiting = list(_with_packages(module))
     while waiting:
@@ -311,7 +310,6 @@ def _normalised(path: Path) -> str:
 
 
 def _imported(text: str, package: str) -> Iterator[str]:
-    """Yield the names of all modules that `text`, of a module in `package`, may import."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # importing the file reports it

@@ -82,7 +82,6 @@ def _text_of(path: Path) -> str:
 
 
 def _coded(path: Path, text: str, vocabulary: str | None) -> tuple[npt.NDArray[np.int32], str]:
-    """Return the place of each character in the vocabulary, and the vocabulary."""
     numbers = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     own, codes = np.unique(numbers, return_inverse=True)
     letters = "".join(map(chr, own.tolist()))

@@ -263,7 +263,6 @@ def _probed(plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: 
 def _shadowed(
     plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask, level: str, watch: Told
 ) -> list[RunForecast]:
-    """One training for all graphs that keep the mean where it is, and one for each that does not."""
     made: dict[int, RunForecast] = {}
     shared = [place for place, plan in enumerate(plans) if not _moves_the_mean(plan)]
     alone = [place for place, plan in enumerate(plans) if _moves_the_mean(plan)]

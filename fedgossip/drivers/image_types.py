@@ -163,7 +163,6 @@ def _resolved(text: Any, kind: type) -> Hint:
 
 
 def _given_to_self(kind: type) -> Iterator[tuple[str, str | None]]:
-    """Yield the attributes that the methods of `kind` itself set, and the text of their types."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
     written: dict[str, str | None] = {}

@@ -156,7 +156,6 @@ def _check_of_model(e: Experiment, where: str) -> None:
 
 
 def _check_convex(e: Experiment, where: str) -> None:
-    """Raise ConfigError for keys without effect on a linear model."""
     if e.task.kind != CONVEX:
         return
     if e.model != type(e.model)():
@@ -289,7 +288,6 @@ def _check_lbfgs(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_race(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for what workers that are processes of one participant have no use for."""
     p = e.parallel
     if not p.races:
         return
@@ -309,8 +307,6 @@ def _check_race(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_unequal_work(e: Experiment, where: str) -> None:
-    """Raise ConfigError for train.fewest_epochs, and an optimizer of one's own, where nobody draws passes or takes its
-    steps, and for the first where an account counts on equal passes."""
     if e.train.fewest_epochs is None and not e.train.own_optimizer:
         return
     key = f"{where}: {'train.optimizer of your own' if e.train.fewest_epochs is None else 'train.fewest_epochs'}"

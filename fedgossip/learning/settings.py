@@ -431,7 +431,6 @@ class TrainSettings:
             self._check_divided(parts)
 
     def _check_compression(self) -> None:
-        """Raise ConfigError without whole gradients to compress."""
         rank_of(self.compression)
         if self.compression == NONE:
             return
@@ -449,7 +448,6 @@ class TrainSettings:
             raise ConfigError(f"{where} with {what}", "Leave one of the two out.")
 
     def _check_divided(self, parts: int) -> None:
-        """Raise ConfigError for settings that processes with parts of a model do not support."""
         where = f"mesh.{next(axis for axis in ('tensor', 'pipeline', 'context') if getattr(self.mesh, axis) > 1)}"
         if self.by_layers:
             text = f"{self.optimizer} with {where}: no process holds a whole layer to measure"
@@ -466,7 +464,6 @@ class TrainSettings:
             raise ConfigError(text, f"Set batch_size to {-(-self.batch_size // each) * each}, or fewer microbatches.")
 
     def _check_hogwild(self) -> None:
-        """Raise ConfigError for settings that processes without synchronisation do not support."""
         where = f'parallel = "{HOGWILD}"'
         if self.divided:
             text = f"mesh = tensor {self.mesh.tensor}, pipeline {self.mesh.pipeline} with {where}"

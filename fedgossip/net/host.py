@@ -323,7 +323,6 @@ class Host:
         return count
 
     def _note_again(self, event: Event, received: Counter[NodeId], owed: dict[Hashable, Effect]) -> None:
-        """Note what an event of the journal has changed beside the machine."""
         match event:
             case Received(sender):
                 received[sender] += 1

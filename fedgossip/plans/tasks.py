@@ -255,7 +255,6 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
 
 
 def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> SharedExamples:
-    """Read the files of those that are held, and the common one, as all sites have agreed on them."""
     from fedgossip.data import partitions
     from fedgossip.data.agreed import agreed_table
 
@@ -336,7 +335,6 @@ def _learning(
 
 
 def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> tuple[SharedExamples, DataShares]:
-    """Return the examples for training, and facts about them."""
     found = examples_of(e, held, n, blank=blank)
     train, shares = found.train, found.shares
     tested = _test_set(e, len(found.test))

@@ -193,7 +193,6 @@ class PrivacyForecast:
 
 
 def forecast(plan: PrivacyPlan) -> PrivacyForecast:
-    """Return the forecast of a plan."""
     each = plan.round_spend.mechanism
     usual = Mechanism(each.noise, each.rate, each.steps * math.ceil(plan.rounds * plan.drawn / plan.clients))
     noise_length, update_length = _lengths(plan)

@@ -320,8 +320,6 @@ def _folders(given: Path) -> list[Path]:
 
 
 def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
-    """Order the folders by the peer id in each endpoint.toml."""
-
     found: dict[int, Path] = {}
     for folder in (one for place in given for one in _folders(outside_files.checked_folder(place))):
         try:

@@ -143,7 +143,6 @@ class _Step(Generic[Held]):
         return RoundAbandoned(reason, what)
 
     def _read(self, frame: bytes, kind: type[Wanted]) -> Wanted:
-        """Return the expected message of this step.  A repeated frame is refused, a different one ends the session."""
         if self._used:
             raise RoundAbandoned(Reason.TWICE, f"{self!r} has been used", stage=kind.stage)
         if self._checked and isinstance(self._checked[1], kind) and self._checked[0] == frame:

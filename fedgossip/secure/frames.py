@@ -196,7 +196,6 @@ _UP: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)
 
 
 def pack(message: Frame, sender: int, sign: Sign) -> bytes:
-    """Return the message as a signed frame."""
     body = msgspec.msgpack.encode(message)
     signed = _signed(sender, body)
     frame = sign(signed) + body

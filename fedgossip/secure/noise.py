@@ -312,7 +312,6 @@ def _floor(rows: int, x: Fraction) -> int:
 
 
 def _is_below(prefix: int, rows: int, x: Fraction, dice: CipherContext) -> bool:
-    """Return whether a height is below rows exp(-x), given its whole part and the first PREFIX_BITS after it."""
     bits = PREFIX_BITS
     while True:
         prefix = prefix << MORE_BITS | int.from_bytes(dice.update(bytes(MORE_BITS // 8)), "little")

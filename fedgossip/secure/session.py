@@ -131,7 +131,6 @@ def session_of(life: int, round: int) -> int:
 
 
 def round_of(session: int) -> int:
-    """Return the round of a session."""
     return session % LIVES
 
 

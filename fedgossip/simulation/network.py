@@ -1,7 +1,5 @@
 """The virtual network of a simulation: links and devices, the queue of its events, and training in virtual time.
 
-A seeded network of virtual links and devices, which determine the time of a message and of a round of training.
-
 A message of s bytes from i to j leaves through the uplink of i and arrives through the downlink of j.  Each of both
 carries one message at a time, and a node's two links work at once (full duplex):
 
@@ -9,19 +7,14 @@ carries one message at a time, and a node's two links work at once (full duplex)
     head  = the first time from start + latency on at which the downlink of j is free for s / down[j]
     arrival = max(start + s / up[i] + latency, head + s / down[j])
 
-So the messages of m workers that send to one server at once arrive after latency + m s / down, as every textbook on
-collective communication counts; without a downlink a server receives any number of them at once.
-
-The queue of a simulation: events of machines, and changes of peers and links themselves.
-
-The links of a simulated network, as each end sees them.
+So the messages of m workers that send to one server at once arrive after latency + m s / down; without a downlink a
+server receives any number of them at once.
 
 A link breaks when the script cuts it or a peer at its end sleeps; its ends are notified when it has been broken for the
 detection time.  Until then messages wait, as they do in TCP, and are delivered late where the cut heals in time;
 messages waiting on a link that is given up are lost.
 
-Training in virtual time: jobs are computed when the first result is due, and gradients are ready stretch by stretch.
-
+Training is computed when the first result is due.
 A training of k batches is k forward and k backward passes, and a backward pass takes about twice as long as a forward
 one (two products of matrices in place of one).  The gradient over all batches becomes final in the last backward pass,
 from the last layers to the first: an element at place i of d after

@@ -3,10 +3,10 @@
     U_t   <-  updates at the mean, one job a node                  the run of a complete graph
     X_g   <-  A_g,t X_g + B_g,t (U_t - a_t (X_g - mean))           for every graph g, by its algorithm's own object
 
-The mean of a network follows the mean update, whatever the graph: so one training serves all graphs.  It leaves out
-that a peer away from the mean has another update there.  To first order that pulls it back, by a share a_t that differs
-by direction.  So there are two edges: without it, a = 0, above; and below with the share in the direction in which the
-updates themselves differ, where the loss bends most.  Where the share is the same in all directions (a quadratic) both
+The mean of a network follows the mean update, whatever the graph, so one training serves all graphs.  A peer away from
+the mean has another update, which pulls it back, to first order by a share a_t that differs by direction.  The upper
+edge leaves it out, a = 0; the lower one has the share in the direction in which the updates differ, where the loss
+bends most.  Where the share is the same in all directions (a quadratic) both
 edges are the run itself.  For methods that cancel the lasting part of the updates (D2, gradient tracking) the two may
 be equally long in different directions: the part that the response removes is then no less than the missing part.  So
 the upper edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if the removed part were orthogonal to the rest.
@@ -24,7 +24,7 @@ a training more a graph.
 
 Memory: two states of the algorithm for every graph, [n, d] a slot; no round is kept.
 
-Peers followed along a graph's course: the response of their updates is measured there, in one round of three.
+Peers followed along a graph's course:
 
     r_i  =  u_i(x_i) - u_i(mean)          measured in rounds 1, 2, 4, 7, 10, ...; x_i: the model of peer i on this graph
     between these   r_i  ~  sum_k c_k r_i,k - a (e_i - sum_k c_k e_i,k)        e_i = x_i - mean

@@ -229,7 +229,6 @@ class Simulator:
         return self._instants.add(at_ns, node, event, NO_COST, (0, self.lives[node]))
 
     def _deliver(self, arrivals: Sequence[Queued]) -> None:
-        """Deliver the events of this instant to the peers."""
         by_event = self._by_event
         for queued in arrivals:
             sequence, node, event, cost, lives = queued

@@ -154,7 +154,6 @@ def priced_both(numbered: tuple[Said, Said], message: Callable[[int], Message]) 
 
 
 def _priced(of: Said, message: Callable[[int], Message]) -> tuple[Sizes, Sizes]:
-    """Return the sizes of each node's messages together."""
     if isinstance(of, TwoSizes):
         rest = of.all - of.two
         last, never = _costs(message(of.last)), _costs(message(-1)) if rest.any() else (0, 0)

@@ -33,8 +33,8 @@ FedNova (Wang, Liu, Liang, Joshi and Poor, NeurIPS 2020), equations 8 and 11:
     ||a||_1 = tau                                                  plain SGD
               (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)    with momentum rho
 
-A client that takes ten times as many steps as the others does not pull the model towards its own optimum ten times as
-hard.  Where all take the same number it is FedAvg, to rounding.
+A client with more steps does not pull the model harder towards its own optimum.  With equal numbers it is FedAvg, to
+rounding.
 
 Federated SGD (McMahan et al. 2017): the clients send gradients, the server takes the step.
 

@@ -126,7 +126,6 @@ class LBFGS:
 
 
 def _accepted(state: LineState, gradient: Vector) -> LineState:
-    """Return the state with its tried point as the base, and the pair of the way there."""
     step, change = state.x - state.base, gradient - state.gradient
     curvature = _dot(step, change)
     kept = replace(state, base=state.x, gradient=gradient, failed=0, largest=max(state.largest, norm(gradient)))

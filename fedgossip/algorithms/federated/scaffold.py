@@ -8,9 +8,9 @@ SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, ICML 2020), algorit
     server      x <- x + eta_g  mean (y - x)
                 c <- c + (|S| / N) mean (c_i+ - c_i)                         N clients in all, S the cohort
 
-c_i corrects the drift of a client's steps towards its own optimum.  With one step and all clients there the corrections
-cancel in the mean: FedSGD, to rounding.  Clients train by plain SGD of one rate: only then is (x - y) / (K eta_l) the
-mean gradient; other optimizers are refused by the plan, or where a loop joins.
+With one step and all clients there the corrections cancel in the mean: FedSGD, to rounding.  Clients train by plain SGD
+of one rate: only then is (x - y) / (K eta_l) the mean gradient; other optimizers are refused by the plan, or where a
+loop joins.
 
 Where we differ: c_i+ replaces c_i only when the coordinator confirms that the contribution was counted, so c stays the
 mean of all c_i under any dropout.  All clients count alike, as in the paper.

@@ -21,7 +21,7 @@ For random-k the practical rule is c / ((2 - c) b): see `practical_by_places`.  
 depends on c and on the largest eigenvalue of I - W alone.
 
 With an outer step (`diloco` with a codec) u_i is that of x_i and the peer's own v_i along what local training made.  On
-the complete graph, where nothing is left out, that is DiLoCo.  SettlingRun v has no part of the disagreement, as in
+the complete graph, where nothing is left out, that is DiLoCo.  So v has no part of the disagreement, as in
 `diloco` without a codec, so peers stay up to lr / (1 - beta) times further apart; in return gamma, and that the mean is
 kept whatever is lost, are those of CHOCO-SGD.  With that part in v averaging by signs diverges, and a change that is
 counted late moves the mean.

@@ -1,6 +1,6 @@
 """Outer steps along the displacement of a round, or of several: DiLoCo and SlowMo.
 
-The outer step: momentum over the displacements of rounds of local training.
+Momentum over the displacements of rounds of local training:
 
     v  <-  beta v + D                   D: the displacement of a round; v begins with 0
     x  <-  x + lr v                     nesterov: x + lr (beta v + D)
@@ -18,20 +18,15 @@ DiLoCo on any graph: local steps, then an outer step along the round's displacem
     x_i  <-  x_i + lr (beta v_i + D_i)      without nesterov: x_i + lr v_i
 
 On the complete graph all x are one, D is the mean change, and this is DiLoCo (Douillard and others, 2023); without
-nesterov it is FedAvgM with every client in every round.  On random pairs D_i is half of what both have learned and half
-of what parts them, as in the outer step of NoLoCo (Kolehmainen and others, 2025), which gives these two parts factors
-of their own and sends both; here they have one, and a message is one vector.
+nesterov it is FedAvgM with every client in every round.  On random pairs it is NoLoCo (Kolehmainen and others, 2025)
+with one factor for both parts of D_i, and one vector in a message.
 
-Where we differ: the papers' average is a collective; here it is a round of the graph, whatever that is.  D holds the
-disagreement beside the change, so v does too.  That has two effects, both exact on a quadratic: the disagreement that
-lasts is that of D-PSGD, lambda / (1 - lambda) times the changes', and not 1 / (1 - beta) times more, as with a momentum
-of each peer's own changes; and peers converge at Nesterov's rate on slow graphs.  An eigenvalue lambda of the weights
-must be above 1 - 2 (1 + beta) / (lr (1 + 2 beta)), which is -0.94 for .7 and .9.  On pairs that change
+Where we differ: the papers' average is a collective, and here a round of the graph.  D, and so v, holds the
+disagreement beside the change.  On a quadratic the lasting disagreement is therefore that of D-PSGD,
+lambda / (1 - lambda) times the changes', and peers converge at Nesterov's rate on slow graphs.  An eigenvalue lambda of
+the weights must be above 1 - 2 (1 + beta) / (lr (1 + 2 beta)), which is -0.94 for .7 and .9.  On pairs that change
 (`random-matching`) Nesterov's form is stable (disagreement times .907 a round for .7 and .9), the other is not (1.014
 for 16 peers): there take a beta of .5.
-
-SlowMo has the same step over several rounds (`slowmo`); its v follows the learning rate, and this one is of whole
-rounds, whatever their rate was.
 
 SlowMo (Wang, Tantia, Ballas and Rabbat, ICLR 2020): slow momentum over rounds of another algorithm, the base.
 
@@ -44,10 +39,9 @@ SlowMo (Wang, Tantia, Ballas and Rabbat, ICLR 2020): slow momentum over rounds o
 alpha = 1 and beta = 0 are the base, to the bit: x is summed as x' + (alpha - 1) D + alpha beta v.  What the base keeps
 beside x (momentum, corrections) stays.  v is a displacement, -rate times the paper's, see `momentum`.
 
-The paper averages all models exactly before each of these steps.  That average is a round of the complete graph, so it
-stands where graphs do: `topology.graph = "every:12:complete:ring"` has it in every 12th round, in which the slow step
-is.  With any other graph each peer takes the step on its own model, as the paper's variant without the average.  On the
-complete graph, with nesterov, it is the outer step of DiLoCo (Douillard et al., 2023).
+The paper averages all models exactly before each of these steps: `topology.graph = "every:12:complete:ring"` does so in
+every 12th round.  With any other graph each peer takes the step on its own model, as the paper's variant without the
+average.
 """
 
 from __future__ import annotations

@@ -6,16 +6,13 @@ Push-sum, as stochastic gradient push (Assran, Loizou, Ballas and Rabbat, ICML 2
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-The columns of P sum to one: each node gives away what it has, and needs to know to how many only.  So the sums of x and
-of w never change, on any directed graph and with another P in every round, and z converges to sum x / sum w = mean x.
-
-The weights stay away from zero where the graph is strongly connected: w converges to n times the Perron vector of P.
-They sum to n, so that none can grow without end; one that is tiny belongs to a node that hardly anybody sends to.
+The columns of P sum to one, so the sums of x and of w never change, on any directed graph and with another P in every
+round, and z converges to sum x / sum w = mean x.  A node needs to know the number of its receivers only.  On a strongly
+connected graph w converges to n times the Perron vector of P, so it stays away from zero.
 
 Source of the sums: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
 
-Push-sum with momentum sent as mass like the model: stochastic gradient push (Assran, Loizou, Ballas and Rabbat, ICML
-2019) with the momentum of Yu, Jin and Yang (ICML 2019), on directed graphs:
+Push-sum with momentum (Yu, Jin and Yang, ICML 2019) sent as mass like the model:
 
     v_i  <-  beta M_i + u_i                 u_i: the change that node i's local steps made, from z_i; M begins with 0
     x_i  <-  sum_j P_ij (x_j + v_j)
@@ -23,9 +20,8 @@ Push-sum with momentum sent as mass like the model: stochastic gradient push (As
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-M is mass as x is: the columns of P sum to one, so the sum of all M is beta times itself plus the sum of the updates,
-that of one peer with momentum on the sum.  Momentum of each peer's own, as in the paper's experiments, is
-`train.momentum`.  M is a displacement, see `momentum`.
+The sum of all M is beta times itself plus the sum of the updates, as of one peer with momentum.  Momentum of each
+peer's own is `train.momentum`.  M is a displacement, see `momentum`.
 
 Push-DIGing: gradient tracking on directed graphs (Nedic, Olshevsky and Shi, Achieving geometric convergence for
 distributed optimization over time-varying graphs, SIAM J. Optim. 27, 2017), adapt-then-combine:
@@ -36,9 +32,8 @@ distributed optimization over time-varying graphs, SIAM J. Optim. 27, 2017), ada
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-The columns of P sum to one, so sum_i c_i = 0 in every round, and the sums of x move by the sum of the updates: as in
-`gradient_tracking` the peers agree on the optimum of the common loss, and as in `push_sum` a peer need not know its
-receivers.  Two vectors and a weight go out.
+sum_i c_i = 0 in every round, so as in `gradient_tracking` the peers agree on the optimum of the common loss.  Two
+vectors and a weight go out.
 
 Where we differ: the paper combines before it adapts, and tracks gradients; u_i is -rate times the gradient for one
 plain step, and the sum of several local steps otherwise.

@@ -117,7 +117,6 @@ def _pruned(
     structured: bool,
     run_code: bool,
 ) -> tuple[LoadedModel, str]:
-    """Return the pruned model, trained again on request, and the changes in words."""
     from fedgossip.lab.edge import compression
 
     if not structured:
@@ -158,7 +157,6 @@ def _learned_from(
 
 
 def _file(facts: Any, to: Path) -> list[list[str]]:
-    """Report the written file, its inputs and its outputs."""
     from fedgossip.lab.edge.onnx_model import OPSET, output_of
     from fedgossip.report.page.numbers import data_size
 

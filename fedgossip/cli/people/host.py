@@ -236,7 +236,6 @@ def _open_folder(
 def _open_sockets(
     stack: contextlib.ExitStack, calls: _Calls, plan: Plan, hosted: Hosted, proposal: Proposal, test: bytes, name: str
 ) -> _Opened:
-    """Listen for requests, and at relays."""
     from fedgossip.drivers import invite_joining
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invites.invitation import written
@@ -335,7 +334,6 @@ def _open_front(stack: contextlib.ExitStack, front: _Front, hosted: Hosted) -> s
 def _at_relays(
     stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str], inside: Mapping[str, str]
 ) -> RelayClient | None:
-    """Let the invite's server and the peer be called through relays."""
     from fedgossip.net.relays.relay_client import RelayClient
 
     if not relays:

@@ -220,7 +220,6 @@ class OwnMachine:
 
 
 def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
-    """Return the client of the invite's relays, if it names some."""
     from fedgossip.net.relays.relay_client import RelayClient
     from fedgossip.net.relays.web_way import without_tls
 
@@ -258,7 +257,6 @@ def _way_to(invitation: Invitation, through: Through | None) -> Callable[[str], 
 
 
 def _list() -> int:
-    """Print the announcements on this network."""
     from fedgossip.base.errors import NetworkError
     from fedgossip.net.invites.discovery import Search
 

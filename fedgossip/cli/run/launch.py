@@ -39,8 +39,6 @@ class _LaunchCommand(click.Command):
 
 
 def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) -> bool:
-    """Whether the first word that is no option, and no value of one, is the file of an experiment, or the run that is
-    to go on was placed on a cluster."""
     from fedgossip.runs.run_directory import is_placed
 
     valued = {name for one in parameters if isinstance(one, click.Option) and not one.is_flag for name in one.opts}

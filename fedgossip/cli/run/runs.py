@@ -39,7 +39,6 @@ def runs(folder: Path, as_json: bool) -> None:
 
 
 def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return the lines of the table, with the columns of peers where there are peers."""
     roles = [_roles(run) for run in found]
     led = [who.leader is not None for who in roles]
     own = [] if all(led) else ["mean peer", "worst peer"]
@@ -165,7 +164,6 @@ def _given(*options: str) -> str:
 
 
 def _report_sweep(folder: Path, paper: Path | None, width: float, target: float | None, score: str | None) -> None:
-    """Write the table and the page of a sweep's results so far, and the parts of a paper."""
     from fedgossip.lab.sweeps.folder import SweepFolder
     from fedgossip.lab.sweeps.page import write_page, write_paper
     from fedgossip.lab.sweeps.table import table_of

@@ -165,7 +165,6 @@ DISPERSED = 1.5
 
 
 def _glm_tests(found: GlmFit) -> list[str]:
-    """Return tests of terms, the dispersion of counts, and what errors are of."""
     lines = []
     for one in found.tests:
         test = chi_squared(one.statistic, one.freedom, one.p)

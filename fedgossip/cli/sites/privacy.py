@@ -84,7 +84,6 @@ def membership(
 
 
 def _of_site(model: LoadedModel, path: Path, site: int, *, run_code: bool) -> list[Asked]:
-    """Run a model on the records that a site has trained on, and on those that it has kept."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.custom import check_allowed
     from fedgossip.experiment import load_experiment

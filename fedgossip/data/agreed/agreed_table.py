@@ -306,7 +306,6 @@ def _common_moments(column: SchemaColumn, common: Common | None) -> tuple[float,
 def _with_histogram(
     column: AgreedColumn, published: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
 ) -> AgreedColumn:
-    """Return the column with all figures that follow from the published counts."""
     ends = np.array([edges[0], *edges, edges[-1]])
     known = np.cumsum(spread([*published, column.missing], records)[:-1])
     there = [one or 0 for one in published]
@@ -451,7 +450,6 @@ def _examples(site: SiteColumns, agreed: AgreedTable, kind: str) -> Dataset:
 
 
 def scaled(examples: Dataset) -> Dataset:
-    """Return examples of `read_examples`, scaled."""
     return standardised(examples, examples)
 
 

@@ -205,7 +205,6 @@ def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
 
 
 def _state(job: str) -> str | None:
-    """How Slurm calls the state of a job, and why it waits; "" for one that has ended, None where none answers."""
     try:
         words = ["squeue", "-h", "-j", job, "-o", "%T %r"]
         listed = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)

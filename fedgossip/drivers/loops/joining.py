@@ -149,7 +149,6 @@ def join(
 
 
 def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *, ranked: bool) -> Exchanged:
-    """Return the exchanged part of a model, by patterns of names and a form of adapters, the script's or the run's."""
     buffers = experiment.train.buffers if experiment else "average"
     named, patterns = [one for one in only if one in LORA], [one for one in only if one not in LORA]
     if not named and experiment and experiment.task.exchange:

@@ -97,7 +97,6 @@ class TrainingTimes:
 
     @classmethod
     def equal(cls, seconds: float, participants: int) -> TrainingTimes:
-        """Return equal times for all participants."""
         return cls((seconds,) * participants)
 
     @property

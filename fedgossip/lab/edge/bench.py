@@ -85,7 +85,6 @@ def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.nda
 
 
 def _call(model: Benchable) -> Callable[[int], object]:
-    """Return a call with one unscaled example, without code of ours around the runtime."""
     examples = drawn(model.facts, 16)
     if isinstance(model, OnnxModel):
         return lambda number: model.answer(examples[number % 16][None])

@@ -95,7 +95,6 @@ def agreement(one: LoadedModel, other: LoadedModel, examples: Dataset) -> float:
 
 
 def _own_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) -> dict[str, Any]:
-    """Return the student's facts that replace its teacher's."""
     return {
         "source": student,
         "seed": seed,

@@ -175,7 +175,6 @@ def stale_border(workers: Sequence[int], steps: int = 160, halvings: int = 7) ->
 
 
 def _diverges(workers: int, rate: float, steps: int) -> bool:
-    """Return whether the loss is above its first one after so many rounds of workers that push in turn."""
     content = {
         "rounds": steps, "train": {"lr": rate}, "eval": {"every": steps // 4},
         "task": {"kind": "quadratic", "dtype": "float64", "placement": "random", "dim": 4},

@@ -118,10 +118,6 @@ def chosen_ridge() -> float:
 
 @cache
 def _best_ridge() -> float:
-    """Return the ridge that cross-validation at the sites chooses, over the folds of which they fit any.
-
-    They refuse a column of few values with one of under five records, as one fold has.
-    """
     train, found = _sites("tcga", "train"), dict.fromkeys(RIDGES, 0.0)
     for fold in range(FOLDS):
         kept, held = ([site.part(fold, held=of) for site in train] for of in (False, True))

@@ -193,7 +193,6 @@ class TunedKey(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "fro
 
     @property
     def places(self) -> range:
-        """Return the places from `from` to `to`."""
         many = 1
         while self.first * self.factor**many <= self.last * (1 + 1e-9):
             many += 1
@@ -315,7 +314,6 @@ def tuning_of(grid: SweepGrid) -> Tuning:
 
 
 def _name_and_direction(by: str, where: str) -> tuple[str, str]:
-    """Return the name of the number that is tuned by, and which is better; "" where the number decides."""
     name, _, query = by.partition("?")
     if name in (*SCORES, *SUMMED):
         if query:

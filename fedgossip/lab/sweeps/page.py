@@ -93,7 +93,6 @@ def page_of(table: SweepTable) -> SweepPage:
 
 
 def _surely_best(table: SweepTable, page: SweepPage) -> frozenset[str]:
-    """Return the best combination of each column of the table of scores, where the paired intervals support it."""
     columns: dict[str, list[str]] = {}
     for name, rows in page.combinations.items():
         columns.setdefault(page.rest(rows[0]), []).append(name)

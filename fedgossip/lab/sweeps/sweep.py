@@ -119,7 +119,6 @@ def _here(folder: SweepFolder, until: float) -> Iterator[Ended]:
 
 
 def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
-    """Yield cells finished by other processes, as they are seen."""
     reported = {cell.label for cell in folder.wanted() if folder.outcome(cell)}
     try:
         going = True

@@ -68,7 +68,6 @@ def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[o
 
 
 def _left(*, listening: bool) -> Stopped:
-    """Return a function that returns whether the parent process has ended."""
     left, parent = threading.Event(), os.getppid()
 
     def listen() -> None:

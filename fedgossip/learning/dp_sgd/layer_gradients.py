@@ -347,8 +347,6 @@ class Layered:
 
     @contextmanager
     def _noting(self, calls: list[Call], rows: int) -> Iterator[None]:
-        """Record each call of a layer, and lay out pictures of convolutions on a CPU with the channels innermost."""
-
         def note(layer: nn.Module, taken: tuple[Any, ...], given: Any) -> None:
             calls.append(self._noted(self._places[layer], taken, given, rows))
 

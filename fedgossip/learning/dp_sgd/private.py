@@ -445,7 +445,6 @@ def _mixes(module: nn.Module, x: torch.Tensor) -> bool:
 
 
 def _not_their_own(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Tensor) -> str:
-    """Return the fault of the gradients, compared under the same random numbers; "" without one."""
     if isinstance(way, Alone):
         return ""
     with torch.random.fork_rng():

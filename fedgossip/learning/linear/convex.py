@@ -137,7 +137,6 @@ class ConvexTask:
         return after
 
     def _descent(self, job: Job) -> Update:
-        """Return the update of mini-batch SGD from the vector."""
         rate, w = self.settings.rate(job.round, self._rounds), np.array(job.vector[:-CERTIFICATE])
         plan = self._batches.plan(job.node, job.round)
         losses = []

@@ -195,7 +195,6 @@ class DeviceStack:
         return [squared_distance(trained), squared_distance(trained, models), squared_size(trained)]
 
     def _train(self) -> None:
-        """Fill `trained`, the losses, and the finiteness of updates, from `models` alone."""
         for rows, workspace in self._in_blocks():
             given, trained = [one[rows] for one in self._models], workspace.stacks[0]
             for into, one in zip(trained, given, strict=True):

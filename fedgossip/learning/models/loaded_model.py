@@ -198,7 +198,6 @@ def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
 
 @contextmanager
 def _modules_of(facts: ModelFacts) -> Iterator[None]:
-    """Make the modules of the model's folder importable, instead of loaded ones of the same names."""
     if not code_in(facts):
         with importing_nothing(facts.source):
             yield

@@ -172,7 +172,6 @@ class ModuleLoop:
         return self._train(job, kept, partial(self._held.store, trained))
 
     def _train(self, job: Assignment, kept: Mapping[str, npt.NDArray[Any]], store: Callable[[Line], None]) -> Done:
-        """Train one job; `store` is called with where personal parameters are to be written, and writes the rest."""
         self._begin(job)
         state, steps = job.state, self._steps
         pulled = steps.load([state.get(slot) for slot in self._settings.slots], job.vector, job.terms)
@@ -207,7 +206,6 @@ class ModuleLoop:
         return losses, done
 
     def _captured_losses(self, plan: BatchPlan, factors: torch.Tensor, pulled: bool) -> list[torch.Tensor]:
-        """The same where steps are captured."""
         assert self._captured is not None
         losses = []
         with self.examples.batches(plan.batches) as examples:

@@ -209,7 +209,6 @@ class Slots:
         return slot
 
     def _admitted(self, alone: bool, until: float) -> int | None:
-        """Return an acquired slot, or None while there is no room for one more."""
         with locked(self.folder / "door", until):
             held = {int(path.name.partition("-")[2]): _number(path) for path in _held(self.folder, "slot")}
             free = self._memory.free() if self._memory else 0

@@ -163,7 +163,6 @@ def _scale_of(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> Any:
 
 
 def _check_form(optimizer: torch.optim.Optimizer, terms: Terms) -> None:
-    """Raise ConfigError for an optimizer with steps other than those of the algorithm's formula."""
     kind = type(optimizer).__name__
     if terms.correction is not None:
         advice = "Train with torch.optim.SGD of one rate and no momentum, or choose fedavg, fedprox or fedadam."

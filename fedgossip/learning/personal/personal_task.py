@@ -111,7 +111,6 @@ class PersonalTask:
         return [found[place] for place in range(len(jobs))]
 
     def _tested(self, jobs: Sequence[Job]) -> tuple[list[Mapping[str, float]], list[Mapping[str, float]]]:
-        """Return of each job the metrics of its test, where it asks for one, and the scores to log, where due."""
         number, rounds = jobs[0].round + 1, self._models.rounds
         due = self._compared > 0 and (number % self._compared == 0 or number == rounds)
         if not isinstance(self._task, TestingTask) or not (due or any(job.tested for job in jobs)):

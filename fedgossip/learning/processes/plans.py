@@ -132,7 +132,6 @@ def _transformer(layers: int, *, sequence: bool) -> Plan:
 
 
 def _check_layer(name: str, style: ParallelStyle, module: nn.Module, parts: int) -> None:
-    """Raise ConfigError for a linear layer with outputs or inputs that do not divide evenly."""
     layer = module.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         return

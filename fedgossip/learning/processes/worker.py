@@ -82,7 +82,6 @@ class ModuleMember(ABC):
 
 
 def job_of(order: TrainOrder, given: Arrays) -> Assignment:
-    """Return the job of an order."""
     terms = None if order.pull is None else Terms(order.pull, given.get("correction"))
     plan = BatchPlan(given["indices"], given["counts"])
     return Assignment((order.node, order.round), given["vector"], plan, order.lr, state_in(given), terms)

@@ -63,7 +63,6 @@ LISTED = 4096
 
 
 def folder_of(root: Path, way: Direction) -> Path:
-    """Return the folder of one direction."""
     return root / f"from-{way.sender:06d}-to-{way.receiver:06d}"
 
 
@@ -321,7 +320,6 @@ _LENGTH, _MARK = struct.Struct("<I"), struct.Struct("<cII")
 
 
 def content_of(message: AnyMessage) -> bytes:
-    """Return a message as bytes."""
     header = packed(message).header
     return b"".join([_LENGTH.pack(len(header)), header, *chunks(message)])
 

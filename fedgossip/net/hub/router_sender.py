@@ -192,7 +192,6 @@ class FairSender:
         return taken
 
     def _empty(self, line: ClientLine) -> None:
-        """Flush a line without further messages, or wait for the network."""
         if line.way is None or not line.way.sending:
             return
         try:

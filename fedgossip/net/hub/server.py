@@ -259,7 +259,6 @@ class CoordinatorLinks(Wakeable):
         *,
         known: bool,
     ) -> None:
-        """Answer the offer of a client that has greeted on this connection."""
         body = self.router.recv() if mark.more else b""
         check_last(self.router)
         word = refusal(number)
@@ -361,7 +360,6 @@ class CoordinatorLinks(Wakeable):
     # --- presence of clients --------------------------------------------------------------------------------------
 
     def _greeted(self, client: ConnectedClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
-        """Take the Hello of a caller with this client's key, on a connection that is not yet the client's."""
         self._look(events)  # another connection may have had the descriptor before
         if not self._callers.introduce(connection.descriptor, client.node):
             return

@@ -267,7 +267,6 @@ class InviteAdmission:
             self.unfit.setdefault(key, f"{UNFIT[refusal.reason]}{sent}")
 
     def _unfit(self, node: NodeId, guest: Guest) -> TurnedAway | None:
-        """Return why the others could not connect to this one as `node`, or not identify it."""
         others = (self.host, *(one for other, one in self.party.guests.items() if other != node))
         if not is_signing_key(guest.verify):
             return TurnedAway("key", guest.verify)

@@ -270,7 +270,6 @@ class Links(Wakeable):
         self._meet_at(node, self.routing.first(node, endpoint, self._late))
 
     def _meet_at(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Call `node` at one address."""
         known = self._links.get(node)
         link = self._call(node, endpoint)
         if known is not None:

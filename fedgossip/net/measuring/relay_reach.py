@@ -76,7 +76,6 @@ async def _send(stream: Stream) -> None:
 
 
 async def _of_a_stranger(relay: str, report: Said) -> None:
-    """Measure what one can whom the relay does not serve."""
     report("roster", "it serves known keys alone, and not this one (--key FILE): no rate")
     web, writer = await open_relay(relay)
     try:

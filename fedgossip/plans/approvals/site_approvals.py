@@ -226,7 +226,6 @@ class SiteApprovals:
             raise ConfigError(text, again)
 
     def _nearest(self, plan: PlanStatement) -> str:
-        """Return the differences from the last approved plan in words, where known."""
         try:
             last = self.last()
         except ConfigError:

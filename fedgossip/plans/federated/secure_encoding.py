@@ -107,7 +107,6 @@ class Numbers:
 
     @property
     def _metrics(self) -> tuple[tuple[str, float], ...]:
-        """Return the metrics in a sum beside the update, the weight and the clip, with bounds."""
         s, t = self.section.secure, self.train
         most = t.local_steps or math.ceil(self.weight_max / t.examples_per_step) * (t.local_epochs or 1)
         share = NOISY_MOST if "tests" in self.telling.covered else 1.0

@@ -88,7 +88,6 @@ class Tree:
         return self.root if self.flat else self._parents[node]
 
     def group(self, coordinator: NodeId) -> TierGroup:
-        """Return the group of a coordinator."""
         return self.groups[coordinator - self.clients]
 
     def clients_below(self, node: NodeId) -> int:

@@ -106,7 +106,6 @@ def links_of(forecast: Forecast, topology: Topology) -> str:
 
 
 def _promised(forecast: Forecast) -> str:
-    """Return the effect of mixing alone on disagreement, in words, where known."""
     n_w = [] if forecast.n_w is None else [f"n_W({forecast.gamma}) {forecast.n_w:.2f}"]
     worst = [_rounds(count) for count in (forecast.rounds_to_halve, forecast.rounds_to_1_percent)]
     falls = f"disagreement falls to a half {worst[0]}, to 1 % {worst[1]}"

@@ -275,7 +275,6 @@ class AllReduce:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _go_on(self, now_ns: int) -> list[Effect]:
-        """Request the gradient of the next round, or end."""
         self.contribution = None
         if self.round >= self.settings.rounds:
             return self._leave()

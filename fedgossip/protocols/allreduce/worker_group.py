@@ -1,7 +1,5 @@
 """The workers of a collective from the view of one of them, and its part in the agreement on a view (see `regroup`).
 
-Agreement of workers on the members that go on after a loss or return: a report of each to all, a view by the lowest.
-
     1. a worker that misses another stops its round, and sends all its number of completed rounds, with the digest of
        its model; each receiver of such a report does so too
     2. when all linked workers have reported, or after a time, the lowest reporting one proposes a view: the reporting

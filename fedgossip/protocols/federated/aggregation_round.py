@@ -313,7 +313,6 @@ class SumReading:
         return fixed.decode(total, self._clients(total, members, fixed), noise.sigma, noise.bit_sigma)
 
     def _clients(self, total: Words, members: Sequence[NodeId], fixed: RingEncoding) -> int:
-        """Return the number of clients in a sum, as it states it where members are coordinators."""
         if not self.below:
             return len(members)
         if total.shape != (fixed.words,):

@@ -310,7 +310,6 @@ class SecurePart:
         return effects + self._overtaken()
 
     def _mask(self) -> list[Effect]:
-        """Mask and send, once both the update and the others' shares are here."""
         step, work = self._step, self._work
         if not (isinstance(step, Shared) and work and self._delivery):
             return []

@@ -381,7 +381,6 @@ class Coordinator(Generic[State]):
         return [SetTimer(("gather", self.round), self.patience_ns), SetTimer(("roll",), ROLL_NS)]
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
-        """Begin once all clients are present at the start, or enough of them later."""
         company = self.company
         members = self.summing.members if self.summing else None
         left, need = len(company.left) if members is None else len(company.left & members), self.need

@@ -286,7 +286,6 @@ class LeafCoordinator:
         return self._open(now_ns)
 
     def _open(self, now_ns: int) -> list[Effect]:
-        """Begin the round of the invitation with the present members, or decline it."""
         assert self.asked
         asked, here, members = self.asked, self.company.here(), self.summing.members
         self.patience_ns, self.began_ns = 0, now_ns
@@ -321,7 +320,6 @@ class LeafCoordinator:
         return [*effects, self._checkpoint(), *([] if self.part.over else self.part.trained(result))]
 
     def _decline(self, why: Abandoned) -> list[Effect]:
-        """Contribute nothing to this round, and say so."""
         assert self.asked and self.part
         asked, self.exchange, self.phase = self.asked, None, "waiting"
         facts = {"contributions": why.have, "needed": why.need, "reason": why.reason, "text": why.text}

@@ -297,7 +297,6 @@ class Membership:
         return []
 
     def _entered(self, entry: Entry, before: Roster) -> list[Outcome]:
-        """Handle the new entry of a member that joins, returns, moves or leaves."""
         node, known = entry.node, before.entries.get(entry.node)
         effects: list[Outcome] = []
         if node == self.node:  # of an earlier life with a clock ahead of ours

@@ -164,7 +164,6 @@ def _revocation_refused(roster: Roster, revocation: Revocation, trust: Trust) ->
 
 
 def _claim_refused(roster: Roster, verdicts_: Suspicion | ConfirmDead, trust: Trust) -> str:
-    """Return the reason of a refusal, or "".  A verdict on an earlier life may be evidence against its author."""
     if isinstance(verdicts_, ConfirmDead) and verdicts_ in roster.verdicts.get(verdicts_.node, ()):
         return ""
     if verdicts_.node in roster.revoked or verdicts_.by in roster.revoked:

@@ -15,10 +15,8 @@ count.
 
 Source: Das, Gupta and Motivala, SWIM: scalable weakly-consistent infection-style process group membership, DSN 2002.
 
-Verdicts that exclude a member: of several judges, or of all remaining ones, without recently refuted judges.
-
-A single verdict is evidence without effect.  All verdicts are kept, of each judge one on each life of a member, in any
-order of arrival; from them, and from the entries, every peer computes the same:
+All verdicts are kept, of each judge one on each life of a member; from them and the entries every peer computes the
+same, in whatever order they arrived:
 
     there      members that take part in the round
     enough     quorum(there) judges, or all of those that can judge where these are fewer
@@ -182,7 +180,6 @@ class Roster:
         return min(ends, default=LAST_ROUND)
 
     def takes_part(self, node: NodeId, round: int) -> bool:
-        """Return whether `node` takes part in `round`."""
         return self._there(node, round) and node not in self.out(round)
 
     def participants(self, round: int) -> tuple[NodeId, ...]:

@@ -12,7 +12,7 @@ A peer needs no knowledge of its receivers, nor of the receipt: the sum of all v
 Difference from Assran et al. (ICML 2019): the network may lose messages.  Each message is a numbered `Parcel` of the
 sender's mass, sent again until it is `Accepted`; a receiver that is gone or has left, or that has not accepted the
 last one in time, gets none, and its share stays with the sender.  Late mass counts on arrival.  So no mass is lost and
-none counts twice.
+none counts twice, despite loss, repetition and reordering.
 
 The end.  After its last round a peer waits until its parcels are accepted, then sends `Leaving` with the number of the
 last parcel taken of each.  From then on it takes none; a parcel in flight returns to its sender.  A peer without
@@ -24,8 +24,6 @@ The accounts of sent mass: a parcel belongs to its sender until its acceptance i
                             \--Leaving(used < number)--> back       the receiver takes no more: it is the sender's
                             again
         at its receiver    number > taken: taken, and Accepted; otherwise a repetition: Accepted again
-
-So no mass is lost and none counts twice, despite loss, repetition and reordering.
 
 A share of mass is one array per slot of the algorithm, its weight, float64 [1], the last; a parcel carries the weight
 as a number in the header.

@@ -383,7 +383,6 @@ class ParameterServer:
         return [Send(sender, PullHeld(self.epoch, pull.shard, pull.clock)), *effects] if waits else effects
 
     def _go_on(self, now_ns: int) -> list[Effect]:
-        """Close all clocks that can be closed, and answer all permitted pulls."""
         effects: list[Effect] = []
         present = self.workers.present
         for number, clocks in self.shards.items():
@@ -403,7 +402,6 @@ class ParameterServer:
     # --- tenures ------------------------------------------------------------------------------------------------------
 
     def _ruled(self, tenure: Tenure, now_ns: int) -> list[Effect]:
-        """Begin a later tenure of the manager."""
         assert self.manager is not None
         if self.epoch < 0 and not tenure.anew and self.node not in tenure.joining:
             return []  # a tenure that the manager sent before it learned of this life

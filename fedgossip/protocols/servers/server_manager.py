@@ -279,7 +279,6 @@ class ServerManager:
         return self._review()
 
     def _review(self) -> list[Effect]:
-        """Begin another tenure where the present servers have changed, and all in this one have acknowledged it."""
         now = self.tenure
         out = self.lost | self.blank
         if not {*now.servers, *now.joining} - out <= self.taken:
@@ -296,7 +295,6 @@ class ServerManager:
         return self._rule(tuple(servers), tuple(joining))
 
     def _rule(self, servers: tuple[NodeId, ...], joining: tuple[NodeId, ...], *, anew: bool = False) -> list[Effect]:
-        """Begin a tenure, and send it to all."""
         if not servers:
             text = "no server is left that has the model"
             return self._finish(Failure("network", text, "Start all again with --resume."))

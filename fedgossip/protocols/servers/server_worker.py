@@ -332,7 +332,6 @@ class PushPullWorker:
         return [RoundDone(self._step, self.parts.model), *self._go_on()]
 
     def _push(self, now_ns: int, servers: Sequence[NodeId]) -> list[Effect]:
-        """Push the gradient of this clock to the unanswered shards of these servers."""
         effects: list[Effect] = []
         for shard in self.placement.shards if self.weight is not None else ():
             (owner,) = shard.holders(self.alive, 1)
@@ -438,7 +437,6 @@ class PushPullWorker:
         return [*self._pulls(), *self._ask_anew(now_ns)]
 
     def _next(self, clock: int) -> list[Effect]:
-        """Take the complete model of this clock."""
         self.given, self.weight = self.pulled.here, None
         self.pulled.clear()
         self.parts.take({number: one.vector for number, one in self.given.items()}, clock)

@@ -217,7 +217,6 @@ OF_ALL = b'"kind":"network"'
 
 
 def _newest(path: Path) -> NetworkRow | None:
-    """Return the newest network row near the end of a record."""
     try:
         with outside_files.open_file(path, outside_files.ROWS) as file:
             size = file.seek(0, os.SEEK_END)

@@ -179,7 +179,6 @@ def zoomable(axes: Axes) -> None:
 
 
 def _axes(axes: Axes) -> dict[str, Any]:
-    """Return the position of the axes in the drawn figure, in its units from the top left, and their ranges."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     width, height = (72 * inches for inches in figure.get_size_inches())

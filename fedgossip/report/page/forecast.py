@@ -142,7 +142,6 @@ HOW = {
 
 
 def _foretold(run: RecordedRun) -> str:
-    """Return the forecast before the run, and how well the run followed it."""
     forecast, summary = run.foretold, run.summary
     assert forecast is not None
     how = HOW.get(forecast.level, "three jobs a peer")

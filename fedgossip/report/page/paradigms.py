@@ -153,7 +153,6 @@ def _brought(page: ParadigmPage, folder: Path) -> Markup | None:
 
 
 def _tuned(page: ParadigmPage) -> Markup | None:
-    """The search for each one's learning rate."""
     if not page.tuned:
         return None
     rates = [one["lr"] for one in page.tuned[0]["losses"]]
@@ -299,7 +298,6 @@ def _comparison_rows(rows: Sequence[Row]) -> Markup | None:
 
 
 def _compressed(rows: Sequence[Row]) -> Markup | None:
-    """Each codec beside the same collective without it."""
     lines = []
     for row in rows:
         if found := row.get("compression"):

@@ -337,7 +337,6 @@ def _along(axes: Axes, value: float, width: float) -> float:
 
 
 def _label_graphs(axes: Axes, points: Sequence[SweepPoint], width: float) -> None:
-    """Write each graph's name above its highest interval, higher where another name already stands there."""
     bottom, top = axes.get_ylim()
     ends = [(point, end) for point in points if bottom <= (end := max(point.interval or (point.mean,))) <= top]
     axes.set_ylim(bottom, top + 0.12 * (top - bottom))

@@ -183,7 +183,6 @@ class Follower:
         return min(times, default=time.time())
 
     def _last_words(self) -> str:
-        """Return how the run ended, or "" while it goes on."""
         if self.state.status:
             return self.state.status
         if self.place.folder:

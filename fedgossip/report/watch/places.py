@@ -109,7 +109,6 @@ def _holds(folder: Path, names: Sequence[str]) -> bool:
 
 
 def _node(folder: Path) -> int:
-    """Return the peer of `folder`, from its endpoint.toml."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder", "`fedgossip runs` lists the runs that are there.")
     if _is_run(folder):

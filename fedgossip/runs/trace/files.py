@@ -458,7 +458,6 @@ def _plain(value: Any, arrays: list[Array]) -> Any:
 
 
 def _whole(value: Any, arrays: Sequence[Array]) -> Any:
-    """Return the value of a `_plain` form."""
     if not isinstance(value, dict):
         return value
     name = value.pop("is")

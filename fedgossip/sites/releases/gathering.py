@@ -276,7 +276,6 @@ def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Con
 
 
 def _logs(sources: ReleaseSources) -> Contents:
-    """Return the logs and transcripts below the folders, each in a folder of its own, and the file of keys."""
     logs = sorted({path for folder in sources.folders for path in folder.rglob(AUDIT_LOG)})
     rounds = sorted({path for folder in sources.folders for path in folder.rglob(f"*{TRANSCRIPT}")})
     if not logs and not rounds:

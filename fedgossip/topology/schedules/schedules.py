@@ -79,7 +79,6 @@ class Cycle:
     stochastic: Stochastic = "both"
 
     def mixing(self, round: int) -> Mixing:
-        """Return the mixing of `round`."""
         return self._made(round % self.period)
 
     def partners(self, node: int) -> tuple[int, ...]:
@@ -120,7 +119,6 @@ class Random:
         return 0
 
     def mixing(self, round: int) -> Mixing:
-        """Return the mixing of `round`."""
         return self._drawn(round)
 
     def partners(self, node: int) -> tuple[int, ...]:
@@ -159,7 +157,6 @@ class Endless:
         return 0
 
     def mixing(self, round: int) -> Mixing:
-        """Return the mixing of `round`."""
         return self._made(round)
 
     def partners(self, node: int) -> tuple[int, ...]:

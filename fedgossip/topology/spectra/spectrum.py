@@ -449,7 +449,6 @@ def _factors(matrix: Any, shift: float) -> Any:
 
 
 def _nearest_to_zero(deficit: Any) -> float | None:
-    """Return v'(I - W)v / v'v of the smallest mode but the mean's, by inverse iteration."""
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     n = deficit.shape[0]

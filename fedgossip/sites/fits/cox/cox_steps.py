@@ -264,7 +264,6 @@ class FittedHazards:
         return found
 
     def _stepped_to(self, after: FittedHazards) -> bool:
-        """Whether the point of `after` is the result of its step by its own sums of products."""
         found = FittedHazards(self.layout, self.x)
         sums = PointSums(
             self.number("asked_sites"), self.number("asked_records"), float(self["asked_deviance"]), 0.0,

@@ -460,7 +460,6 @@ def _sums_of(one: PooledRound, k: int) -> list[NetSums]:
 
 
 def _extrapolate(path: NetPath, sums: Sequence[NetSums], begin: Values) -> None:
-    """Go to the end by the sums of a linear model at one point."""
     whole = sums[0]
     for _ in range((EACH + 1) * len(path.sizes) + STEPS):
         if path.is_over:

@@ -113,7 +113,6 @@ class FamilyFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Why the result is not at its end; "" for one that is."""
 
     def column(self, table: int, name: str) -> list[Cell]:
-        """Return the cells of a named column."""
         place = self.tables[table].head.index(name)
         return [row[place] for row in self.tables[table].rows]
 
