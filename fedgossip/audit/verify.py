@@ -22,8 +22,6 @@ compared.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -50,7 +48,7 @@ from fedgossip.audit.entries import (
 )
 from fedgossip.base import owner_files
 from fedgossip.base.errors import NotWrittenError
-from fedgossip.base.untrusted_text import cell_text, printable
+from fedgossip.base.untrusted_text import csv_text, printable
 
 CLOCK_STEP_MS = 1000
 """Maximum milliseconds that a clock may step back without a remark."""
@@ -429,19 +427,8 @@ def as_json(verdict: Verification) -> str:
 
 def as_csv(verdict: Verification) -> str:
     """Return the cover with a fact in each row, an empty row, the names of the columns, and a row per entry."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerows(map(_cells, cover(verdict).items()))
-    writer.writerow([])
-    writer.writerow(COLUMNS)
-    writer.writerows(_cells(row(entry).values()) for entry in entries(verdict.path))
-    return out.getvalue()
-
-
-def _cells(values: Iterable[object]) -> Iterator[object]:
-    for value in values:
-        text = ", ".join(map(str, value)) if isinstance(value, list) else value
-        yield cell_text(text) if isinstance(text, str) else text
+    listed = [list(row(entry).values()) for entry in entries(verdict.path)]
+    return csv_text([*cover(verdict).items(), [], COLUMNS, *listed], "\r\n")
 
 
 def write(path: Path, text: str) -> None:

@@ -6,9 +6,12 @@ The user's own secrets are masked in everything shown or stored.
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 
 LINE_LETTERS = 200
 
@@ -65,3 +68,21 @@ _FORMULA = re.compile(r"[=@\t\r]|[+-](?=.)(?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
 def cell_text(word: str) -> str:
     """Return untrusted text as the cell of a table: printable, and no formula of a spreadsheet (it begins like `=`)."""
     return printable(f"'{word}" if _FORMULA.match(word) else word)
+
+
+def csv_text(lines: Iterable[Iterable[object]], ending: str = "\n") -> str:
+    """Return lines as CSV: texts are cells by `cell_text`, lists have commas between their elements, None is empty."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator=ending).writerows(map(_cell, cells) for cells in lines)
+    return out.getvalue()
+
+
+def csv_rows(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return rows with the same names as CSV, the names first; no rows are an empty text."""
+    names = list(rows[0]) if rows else []
+    return csv_text([names, *([row[name] for name in names] for row in rows)]) if rows else ""
+
+
+def _cell(value: object) -> object:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return cell_text(text) if isinstance(text, str) else text

@@ -56,7 +56,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Replicated": frozenset({"coded"}),
     "ServerManager": frozenset({"whole"}),
     "StatisticsByMedian": frozenset({"middle"}),
-    "Simulator": frozenset({"seat", "timeline"}),
+    "Simulator": frozenset({"gone", "seat", "timeline"}),
     "WorkerSettings": frozenset({"fetch", "push"}),
     "Network": frozenset(
         {"_aside", "_kept", "_scored", "_several", "_untold", "at_clients", "best", "best_model", "ended_with"},

@@ -11,14 +11,14 @@ import io
 import math
 import os
 import queue
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, needed
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.base.untrusted_text import MASK, cell_text, line, masked
+from fedgossip.base.untrusted_text import MASK, cell_text, csv_text, line, masked
 from fedgossip.core import run_format
 from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow
 from fedgossip.experiment import Experiment
@@ -75,17 +75,11 @@ class CsvTracker:
         self._columns = list(dict.fromkeys([*head, "round", *values]))
         if self._columns != head or not lines:
             wide = ([*line, *[""] * (len(self._columns) - len(line))] for line in lines)
-            owner_files.placed(self._path, _csv_of([self._columns, *wide]))
+            owner_files.placed(self._path, csv_text([self._columns, *wide]).encode())
 
     def _write(self, lines: Sequence[Sequence[object]]) -> None:
         with owner_files.opened(self._path, "ab") as file:
-            file.write(_csv_of(lines))
-
-
-def _csv_of(lines: Iterable[Sequence[object]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue().encode()
+            file.write(csv_text(lines).encode())
 
 
 class TensorBoardTracker:

@@ -152,6 +152,7 @@ class Simulator:
         """Bytes of vectors sent on each link."""
         self.counts: dict[str, int] = {}
         self.dead: set[NodeId] = set(self.starts)
+        self.gone: set[NodeId] = set()  # dead for ever
         """The peers that are absent: not yet, not now, or never again there."""
         self.lives = [0] * len(machines)
         self._detection_ns = int(network.settings.detection * NS)
@@ -526,10 +527,10 @@ class Simulator:
         return turn.name == "link_up" and bool(self.connections.cuts)
 
     def _decided(self) -> bool:
-        """Whether all participants whose rounds count have finished: a client that is gone for ever would retry for
-        ever.
+        """Whether all participants whose rounds count have finished or are dead for ever: a client that is gone would
+        retry for ever.
         """
-        return all(node in self.results for node in self.record.counted)
+        return all(node in self.results or node in self.gone for node in self.record.counted)
 
     def _crash(self, node: NodeId, back_ns: int | None) -> None:
         if self.on_crash:
@@ -542,6 +543,7 @@ class Simulator:
         if back_ns is not None:
             self._push(back_ns, node, Restart())
         else:
+            self.gone.add(node)
             for row in self.record.ended(node):
                 self.write(row)
         for other in self.connections.known[node]:

@@ -205,6 +205,10 @@ FOUND: dict[str, Content] = {
         "topology": {"graph": "complete", "n": 5},
         "adversary": {"peers": [1], "knowledge": "all"},
     },
+    "a flap without an end, and a peer that is dead for ever": {
+        "topology": {"graph": "ring", "n": 5},
+        "faults": [{"kind": "crash", "start": 0.15, "peers": [1]}, {"kind": "flap", "seconds": 0.4}],
+    },
     "signed weights of lost models": {
         "topology": {"graph": "leja:ring", "n": 6},
         "forecast": {"level": "shadow"},

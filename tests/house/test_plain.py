@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgossip.base.decoding import UnreadableError
-from fedgossip.base.untrusted_text import cell_text, json_text, line, masked, printable
+from fedgossip.base.untrusted_text import cell_text, csv_rows, csv_text, json_text, line, masked, printable
 from fedgossip.cli import text
 from fedgossip.cli.run import progress
 from fedgossip.core.messages import Refusal
@@ -219,4 +219,5 @@ def test_secrets_in_addresses_are_masked_and_nothing_else(text: str, shown: str)
 @pytest.mark.parametrize("word", ["=cmd|' /C calc'!A0", "@SUM(1)", "+cmd", "-cmd", "\t=1"])
 def test_a_class_of_somebody_elses_model_is_no_formula_of_a_spreadsheet(word: str) -> None:
     assert cell_text(word) == printable(f"'{word}")
+    assert csv_rows([{word: word, "n": None}]) == csv_text([[f"'{word}", "n"], [f"'{word}", None]])
     assert [cell_text(one) for one in ("yes", "+", "-", "-1.5", "+3", "a=b")] == ["yes", "+", "-", "-1.5", "+3", "a=b"]

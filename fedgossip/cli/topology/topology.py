@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +10,7 @@ import click
 
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
+from fedgossip.base.untrusted_text import csv_rows
 from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.cli.topology import drawing, promises
 from fedgossip.cli.topology.advise import advise
@@ -272,11 +271,7 @@ def _about(graph: str) -> list[str]:
 
 
 def _print_csv(rows: list[dict[str, Any]]) -> None:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    echo(out.getvalue().rstrip())
+    echo(csv_rows(rows).rstrip())
 
 
 def _print_json(value: object) -> None:

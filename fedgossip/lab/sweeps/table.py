@@ -10,8 +10,6 @@ Annals of Statistics 7 (1979).
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +23,7 @@ import numpy as np
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError, needed
 from fedgossip.base.scores import HIGHER, LOWER
+from fedgossip.base.untrusted_text import csv_rows
 from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.data.objectives import score_of_loops
@@ -159,11 +158,7 @@ class SweepTable:
 
     def to_csv(self) -> str:
         """Return the rows as CSV."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(self.rows[0]) if self.rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in self.rows)
-        return text.getvalue()
+        return csv_rows(self.rows)
 
     def write(self) -> None:
         """Write table.csv and cells.jsonl into the sweep's folder; table.parquet where pyarrow is installed."""

@@ -7,8 +7,6 @@ The page of `fedgossip sweep`, and the same figures and tables as files for a pa
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,6 +18,7 @@ from urllib.parse import quote
 
 from fedgossip.base import owner_files
 from fedgossip.base.scores import Score
+from fedgossip.base.untrusted_text import csv_rows
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, EDGE, PALE, QUIET, Drawing, draw, legend_outside, save, series_style
 from fedgossip.report.page.learning_curves import SCORES, robust_limits
@@ -507,12 +506,7 @@ def _cells(page: SweepPage) -> Markup:
 
 def csv_of(numbers: Numbers) -> str:
     """Return rows of numbers as CSV, each to the last digit."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(numbers[0]) if numbers else [], lineterminator="\n")
-    if numbers:
-        writer.writeheader()
-    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in numbers)
-    return out.getvalue()
+    return csv_rows(numbers)
 
 
 def latex_of(numbers: Numbers, command: str) -> str:
