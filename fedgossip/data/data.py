@@ -25,6 +25,7 @@ from fedgossip.data import custom
 from fedgossip.data.custom import NamesCode
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
+from fedgossip.data.ragged import Ragged
 from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_path
 
 DATA = CalledWith((), "Write def data(): return x, y")
@@ -37,6 +38,8 @@ CLIENT = CalledWith(("client",), "Write def data(client): return x, y")
 
 
 OWN = "own"
+DRAWN_MOST = 1_000_000
+"""Maximum number of drawn examples."""
 ROUNDING = 1e-14
 """Share of a mean below which a deviation is mere rounding of the sum."""
 
@@ -112,12 +115,12 @@ def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
     return mean, np.where(deviation <= ROUNDING * np.abs(mean), 1.0, deviation)
 
 
-def validation_split(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+def validation_split(train: Dataset, share: float, seed: int, purpose: str = "validation") -> tuple[Dataset, Dataset]:
     """Return (train, validation): a share of the training examples is held out, drawn as a test set is.
 
     Both are unscaled: `scaled` follows.  Raises ConfigError where a side would be empty.
     """
-    kept, validation = split_indices(train, share, seed, "validation")
+    kept, validation = split_indices(train, share, seed, purpose)
     return train.subset(kept), train.subset(validation)
 
 
@@ -220,6 +223,9 @@ SOURCES: dict[str, DataSource] = {
 }
 """Every word of data.source but `module:function`, which is the user's own."""
 
+RANDOM = "random"
+"""A word of data.common: examples drawn by the seed."""
+
 CODE = NamesCode(SOURCES.__contains__)
 """Code names in data.source and data.test: any word that is no built-in source."""
 
@@ -259,6 +265,22 @@ def load(
         advice = f'Set task.kind = "{found.kind}", or take another source.'
         raise ConfigError(f"{source}: its labels are for {found.kind}, and the task is {wanted}", advice)
     return found if like is None else _alike(source, found, like)
+
+
+def drawn_examples(like: Dataset, source: str, seed: int) -> Dataset:
+    """Return the examples of `source` = random:COUNT: each number uniform in the range of all numbers of `like`.
+
+    Their labels are zeros.  Raises ConfigError for another count, and where examples are no numbers.
+    """
+    count = source.partition(":")[2]
+    if not count.isdecimal() or not 1 <= int(count) <= DRAWN_MOST:
+        raise ConfigError(f"data.common = {source!r}", f"Write {RANDOM}:500; at most {DRAWN_MOST}.")
+    if isinstance(like.x, Ragged) or not np.issubdtype(like.x.dtype, np.floating):
+        text = f"data.common = {source!r}: examples of {like.name} are no numbers"
+        raise ConfigError(text, "Name a file of examples.")
+    low, high = float(like.x.min()), float(like.x.max())
+    x = stream(seed, "common").uniform(low, high, (int(count), *like.shape)).astype(like.x.dtype)
+    return replace(like, name=source, x=x, y=np.zeros(len(x), np.int64), groups=None, own_test=None, notes=())
 
 
 def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:

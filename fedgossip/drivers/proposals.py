@@ -146,6 +146,9 @@ def _check_real(experiment: Experiment) -> None:
 
 def _common_test(experiment: Experiment) -> bytes:
     """Return the common test set of an experiment, b"" where it is no file.  Raises ConfigError."""
+    if experiment.exchanges_logits and _path_in(str(experiment.data.common)):
+        text = f"data.common = {experiment.data.common!r} is a file, which does not travel to the others"
+        raise ConfigError(text, 'Set data.common = "random:500", or to a bundled source.')
     test = _file_of(str(experiment.data.test))
     if not test and _path_in(str(experiment.data.test)):
         text = f"data.test = {experiment.data.test!r} is of a kind that cannot travel to the others"

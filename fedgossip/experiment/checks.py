@@ -62,6 +62,7 @@ def check(experiment: Experiment, where: str) -> None:
         if (to := text.partition(":")[0]) not in TRACKERS:
             raise ConfigError(f"{where}: track.to = {to!r} is not known", nearest(to, TRACKERS))
     _check_test(experiment.data.test, where)
+    _check_common(experiment, where)
     _check_own(experiment.data, where)
     _check_buckets(experiment.data, where)
     _check_agreed(experiment, where)
@@ -412,6 +413,25 @@ def _check_test(test: float | str, where: str) -> None:
             raise ConfigError(f"{where}: data.test = {test!r} is no test set", advice)
     elif not 0 < test < 1:
         raise ConfigError(f"{where}: data.test = {test} is no share", 'Set it between 0 and 1, such as 0.2, or "own".')
+
+
+def _check_common(e: Experiment, where: str) -> None:
+    """Raise ConfigError for common examples, or unlike models, that no method exchanges logits of."""
+    common, usual = e.data.common, type(e.data)().common
+    if not e.exchanges_logits:
+        for key, given in (("model.sources", e.model.sources), ("data.common", common if common != usual else "")):
+            if given:
+                text = f"{where}: {key} = {given!r} without a method that exchanges logits"
+                raise ConfigError(text, 'Set coordinator.algorithm = "feddf" or "fedmd", or leave it out.')
+    if not isinstance(common, str) and not 0 < common < 1:
+        advice = f'Set it between 0 and 1, such as 0.2, to "{usual}", or to a source.'
+        raise ConfigError(f"{where}: data.common = {common} is no share", advice)
+    if PLACE in str(common):
+        text = f"{where}: data.common = {common!r} is a file of each one's own, and all answer the same examples"
+        raise ConfigError(text, f'Name one that all have, or set it to "{usual}".')
+    if e.exchanges_logits and e.data.scale == FEDERATED:
+        text = f'{where}: logits beside data.scale = "{FEDERATED}", by which common examples are not scaled'
+        raise ConfigError(text, f'Set data.scale = "{TEST}": columns are then scaled by the common test set.')
 
 
 def _check_validation(e: Experiment, where: str) -> None:

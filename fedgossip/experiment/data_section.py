@@ -31,7 +31,7 @@ OF_JUDGING = ("groups", "site_scores")
 """Keys of the joint evaluation of a model by sites."""
 
 
-LATER_KEYS = ("validation", "buckets", "levels", "file")
+LATER_KEYS = ("validation", "buckets", "levels", "file", "common")
 """Keys that runs from before them do not have."""
 
 
@@ -58,6 +58,10 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     test: Annotated[float | str, data.CODE] = 0.2
     """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
     t10k files); or another source, as a source with {peer} needs."""
+    common: Annotated[float | str, NamesCode((data.RANDOM, *data.SOURCES).__contains__)] = f"{data.RANDOM}:500"
+    """The examples that all participants of feddf and fedmd answer, without labels: `random:500`, so many drawn by the
+    seed in the range of the test set; another source; or a share of the training examples, which no participant then
+    has, between 0 and 1 (docs/use/unlike.md)."""
     local_test: float = 0.0
     """Share of each client's examples held out for tests of the received model.  The coordinator receives the mean of
     all, except with record privacy (coordinator.privacy)."""

@@ -273,7 +273,7 @@ def anchor_paths(content: dict[str, Any], base: Path) -> None:
         topology["graph"] = str((base / graph).resolve())
     if isinstance(data, dict) and data.get("scale") == FEDERATED:
         data["agreed"] = str((base / Path(str(data.get("agreed", AGREED_FILE))).expanduser()).resolve())
-    for key in ("source", "test"):
+    for key in ("source", "test", "common"):
         if not (isinstance(data, dict) and isinstance(source := data.get(key), str)):
             continue
         kind, colon, rest = source.partition(":")

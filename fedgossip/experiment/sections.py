@@ -16,6 +16,7 @@ import dataclasses
 import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -38,6 +39,7 @@ from fedgossip.experiment.run_sections import (
 )
 from fedgossip.faults import Fault
 from fedgossip.learning.models import architectures
+from fedgossip.learning.personal.names import OF_LOGITS
 from fedgossip.learning.settings import TrainSettings
 
 GIVEN = "given"
@@ -67,6 +69,10 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     cox?every=30&until=720 (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic,
     multinomial, ordinal, negative-binomial, firth, elastic-net?family=logistic and weibull, for `fedgossip fit`
     (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md)."""
+    sources: Annotated[list[str], architectures.CODE] = msgspec.field(default_factory=list)
+    """Models of unlike participants, which exchange logits (feddf, fedmd): participant i has the one at i modulo their
+    number, and `source` is that of the model distilled from the mean of all.  Empty: all have `source`
+    (docs/use/unlike.md)."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -152,6 +158,7 @@ SINCE: dict[str, dict[str, Any]] = {
         "exchange": "",
         "options": {},
     },
+    "model": {"sources": []},
     "eval": {"on": "test", "keep": LAST},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, "slowed": 1.0, **MESHLESS},
 }
@@ -275,6 +282,11 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
     @property
+    def exchanges_logits(self) -> bool:
+        """Whether participants send their answers to common examples, and no models."""
+        return bool(self.personal) and str(self.personal).partition("?")[0] in OF_LOGITS
+
+    @property
     def named_code(self) -> Sequence[str]:
         """The user's own functions and classes, "module:function"; their source must agree between participants."""
         return code_in(self)
@@ -373,7 +385,8 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def personal(self) -> str | None:
-        return self.coordinator.personal
+        s = self.coordinator
+        return f"{s.algorithm}?{urlencode(s.options)}" if s.algorithm in OF_LOGITS else s.personal
 
     @property
     def budget(self) -> PrivacySection | None:

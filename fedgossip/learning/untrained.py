@@ -6,6 +6,7 @@ device or a user's own code that must be tried, `untrained` gives None, and Torc
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -93,6 +94,13 @@ def untrained(
     if sized is None or (private and not isinstance(sized, DenseSizes)):
         return None
     return Untrained(Layout.of(sized.parameters, sized.buffers, settings.buffers), settings)
+
+
+def layout_of_answers(common: Dataset, test: Dataset) -> Layout:
+    """Return the layout of logits [examples * classes]: of other examples, or another order of classes, another one."""
+    about = f"{common.digest()} {test.classes} {test.class_names}"
+    name = f"logits.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+    return Layout.of([(name, (len(common), test.classes))], [])
 
 
 def check_gradients(layout: Layout, settings: TrainSettings) -> None:

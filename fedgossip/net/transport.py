@@ -151,7 +151,7 @@ class Transport(Protocol):
 
 
 SAME_FILE = "Start every peer from the same experiment file, model and data, with the same fedgossip."
-OTHER_MODEL = "has another model, or other columns"
+OTHER_MODEL = "has another model, or other columns, classes or common examples"
 SAME_CODE = "Give every peer the same modules, and the files that they read; one of them was changed."
 
 

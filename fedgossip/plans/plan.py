@@ -58,8 +58,8 @@ PARTIAL = "partial"
 def without_folders(content: dict[str, Any]) -> dict[str, Any]:
     """Return an experiment as plain data, its files by their names: paths differ between machines."""
     data = dict(content["data"])
-    for key in ("source", "test"):
-        kind, colon, path = str(data[key]).partition(":")
+    for key in ("source", "test", "common"):
+        kind, colon, path = str(data.get(key)).partition(":")
         if colon and "/" in path:
             data[key] = f"{kind}:{path.rsplit('/', 1)[1]}"
     if "agreed" in data:

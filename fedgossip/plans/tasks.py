@@ -42,8 +42,9 @@ from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.linear.sparse_steps import SparseLogistic, SparseSteps
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.personal.base import PersonalMethod, check_steps
+from fedgossip.learning.personal.logits import FedDF
 from fedgossip.learning.personal.methods import Ifca
-from fedgossip.learning.personal.names import method_of
+from fedgossip.learning.personal.names import OF_LOGITS, method_of
 from fedgossip.learning.personal.personal_task import PersonalTask
 from fedgossip.plans.own_parts import codec_named, own_partition, own_task
 from fedgossip.secure.primitives import Entropy
@@ -155,16 +156,24 @@ def task_of_dry_run(
     blank = unagreed and is_unagreed(e)
     if not e.learns or e.task.kind == CONVEX or word_table(e.model.source):
         return task_of(e, n, held, unagreed=unagreed)
-    from fedgossip.learning.untrained import untrained
+    from fedgossip.learning.untrained import Untrained, layout_of_answers, untrained
 
     found, described = _read(e, range(n) if held is None else held, n, blank=blank)
     objective = replace(e.objective, kind=found.train.kind)
     private = _record_privacy(e, None) is not None
     shares, _ = _trained_on(e, found)
-    outlined = untrained(found.train, found.test, shares, e.model.source, e.train, objective, private=private)
-    if outlined is None:
-        return _by_torch(e, found, described, None)
-    return with_personal(e, outlined), replace(described, trained_on={node: len(x) for node, x in shares.items()})
+    outlines: dict[str, Untrained] = {}
+    for source in dict.fromkeys([*e.model.sources, e.model.source]):
+        outlined = untrained(found.train, found.test, shares, source, e.train, objective, private=private)
+        if outlined is None:
+            return _by_torch(e, found, described, None)
+        outlines[source] = outlined
+    described = replace(described, trained_on={node: len(x) for node, x in shares.items()})
+    if found.common is None:
+        return with_personal(e, outlines[e.model.source]), described
+    sizes = {source: 4 * outlines[source].length for source in e.model.sources or [e.model.source]}
+    answers = Untrained(layout_of_answers(found.common, found.test), e.train)
+    return with_personal(e, answers), _with_sizes(described, found.common, sizes)
 
 
 def centralised(experiment: Experiment, n: int) -> dict[str, float]:
@@ -197,6 +206,8 @@ class SharedExamples:
     shares: Mapping[NodeId, Indices]
     digest: str
     draw: DrawExamples | None = None
+    common: Dataset | None = None
+    """Examples that all participants answer, where they exchange logits."""
 
 
 def _draws(e: Experiment, held: Sequence[NodeId]) -> bool:
@@ -233,7 +244,8 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
             return train, shares
 
         train, scaled, shares = own_of(() if draws else held)
-        return SharedExamples(train, scaled, shares, read, draw if draws else None)
+        common = _common(e, test, scaled)
+        return SharedExamples(train, scaled, shares, read, draw if draws else None, common)
     if isinstance(tested_on, str) and tested_on != data.OWN:
         test = data.load(tested_on, seed=e.seed, kind=kind, buckets=e.data.buckets)
         train = data.load(source, seed=e.seed, like=test)
@@ -246,12 +258,35 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
     if e.data.validation:
         train, validation = data.validation_split(train, e.data.validation, e.seed)
         test = validation if e.eval.on == VALIDATION else test
+    like, apart = test, None
+    if e.exchanges_logits and not isinstance(e.data.common, str):
+        train, apart = data.validation_split(train, e.data.common, e.seed, "common")
     train, test = data.scaled(train, test)
+    common = _common(e, like, test, apart)
     divided = _divided(e, train, n)
     total = hashlib.sha256(read.encode())
     for share in divided:
         total.update(len(share).to_bytes(8, "little") + share.data)
-    return SharedExamples(train, test, dict(enumerate(divided)), total.hexdigest())
+    return SharedExamples(train, test, dict(enumerate(divided)), total.hexdigest(), common=common)
+
+
+def _common(e: Experiment, test: Dataset, scaled: Dataset, apart: Dataset | None = None) -> Dataset | None:
+    """Return the examples that all participants answer; None where they exchange models.
+
+    They are scaled as `test` was for `scaled`.  `apart`: those that data.common keeps out of training.
+    """
+    from fedgossip.data import data
+
+    if not e.exchanges_logits:
+        return None
+    if not isinstance(e.data.common, str):
+        if apart is None:
+            text = f"data.common = {e.data.common:g} is a share of all examples, and each has a file of its own"
+            raise ConfigError(text, f"Write {data.RANDOM}:500, or name a file that all have.")
+        return data.standardised(apart, scaled)
+    if e.data.common.partition(":")[0] == data.RANDOM:
+        return data.drawn_examples(scaled, e.data.common, e.seed)
+    return data.standardised(data.load(e.data.common, seed=e.seed, like=test), scaled)
 
 
 def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> SharedExamples:
@@ -357,21 +392,38 @@ def _by_torch(
         from fedgossip.learning.task import TorchTask
 
     shares, kept = _trained_on(e, found)
-    task = TorchTask(
-        found.train,
-        found.test,
-        shares,
-        e.model.source,
-        e.train,
-        seed=e.seed,
-        rounds=e.rounds,
-        kept=kept,
-        privacy=_record_privacy(e, entropy),
-        objective=replace(e.objective, kind=found.train.kind),
-        draw=found.draw,
-    )
+    how: Any = {"seed": e.seed, "rounds": e.rounds}
+
+    def made(source: str) -> TorchTask:
+        return TorchTask(
+            found.train,
+            found.test,
+            shares,
+            source,
+            e.train,
+            **how,
+            kept=kept,
+            privacy=_record_privacy(e, entropy),
+            objective=replace(e.objective, kind=found.train.kind),
+            draw=found.draw,
+        )
+
     described = replace(described, trained_on={node: len(share) for node, share in shares.items()})
-    return with_personal(e, task), described
+    method = personal_of(e)
+    if not isinstance(method, FedDF) or found.common is None:
+        return with_personal(e, made(e.model.source)), described
+    from fedgossip.learning.unlike import UnlikeTasks
+
+    sources = e.model.sources or [e.model.source]
+    unlike = UnlikeTasks(made, sources, e.model.source, found.common, found.test, e.train, method, **how)
+    return with_personal(e, unlike), _with_sizes(described, found.common, unlike.model_bytes)
+
+
+def _with_sizes(described: DataShares, common: Dataset, model_bytes: Mapping[str, int]) -> DataShares:
+    """Return the facts with the bytes of an exchange of logits, beside those of the models that stay."""
+    models = ", ".join(f"{source} {size:,}" for source, size in model_bytes.items())
+    sent = f"logits for {len(common):,} common examples, {4 * len(common) * common.classes:,} bytes, are exchanged"
+    return replace(described, notes=(*described.notes, f"{sent}; models stay, of bytes: {models}"))
 
 
 def _served(experiment: Experiment) -> bool:
@@ -456,7 +508,13 @@ def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
     method = _checked(e)
     if method is None:
         return
-    s, where = e.coordinator, f"coordinator.personal = {e.personal!r}"
+    s, where = e.coordinator, f"{_key(e)} = {e.personal!r}"
+    if s.personal and s.algorithm in OF_LOGITS:
+        text = f"coordinator.personal = {s.personal!r} beside coordinator.algorithm = {s.algorithm!r}, a method too"
+        raise ConfigError(text, "Leave one of them out; options of the algorithm stand in coordinator.options.")
+    if isinstance(method, FedDF) and s.algorithm == "fedbuff":
+        text = f"{where} with fedbuff, which adds differences from an older mean to a newer one"
+        raise ConfigError(text, "Take fedavg, or another algorithm that goes by rounds.")
     plain = isinstance(rule, Training) and not rule.mu
     if rule.gradient or not (plain or method.follows):
         text = f"{where} with coordinator.algorithm = {s.algorithm!r}, whose clients train by a rule of its own"
@@ -464,6 +522,7 @@ def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
     if isinstance(method, Ifca) and method.clusters > s.clients:
         text = f"{where}: {method.clusters} clusters of {s.clients} clients"
         raise ConfigError(text, f"Write ifca?clusters={min(2, s.clients)}, or fewer than clients.")
+    _check_sources(e, s.clients)
     if s.codec and codec_named(s.codec).remembers:
         text = f"{where} with coordinator.codec = {s.codec!r}, which adds what it left out to a later update"
         raise ConfigError(text, "Leave coordinator.codec out, or take one without a memory: bf16.")
@@ -485,6 +544,8 @@ def check_personal_peers(e: GossipExperiment) -> None:
         raise ConfigError(text, "Take dsgd with its usual order, in sync mode; or ditto or finetune.")
     if isinstance(method, Ifca) and e.topology.n is not None and method.clusters > e.topology.n:
         raise ConfigError(f"{where}: {method.clusters} clusters of {e.topology.n} peers", "Write ifca?clusters=2.")
+    if e.topology.n is not None:
+        _check_sources(e, e.topology.n)
 
 
 def _checked(e: Experiment) -> PersonalMethod | None:
@@ -500,8 +561,29 @@ def _checked(e: Experiment) -> PersonalMethod | None:
         text = f"{where} with train.personal = {e.train.personal!r}: both keep parameters at their node"
         raise ConfigError(text, "Leave train.personal out; fedrep?head=PATTERNS keeps layers, and trains them apart.")
     check_steps(method, str(e.personal), e.train)
+    if isinstance(method, FedDF):
+        _check_answers(e, where)
     return method
 
 
+def _check_answers(e: Experiment, where: str) -> None:
+    """Raise ConfigError for a task without logits of classes, and for models that have a part elsewhere."""
+    if not e.learns or e.objective.data_kind != CLASSIFICATION:
+        text = f"{where}: participants answer with logits of classes, and the task is {e.task.kind}"
+        raise ConfigError(text, "Take data with classes, or fedavg.")
+    if e.train.processes > 1 or e.train.buffers == "local":
+        key = "processes" if e.train.processes > 1 else "buffers"
+        text = f"{where} with train.{key} = {getattr(e.train, key)!r}: a model that answers is whole, in one process"
+        raise ConfigError(text, f"Leave train.{key} out.")
+
+
+def _check_sources(e: Experiment, participants: int) -> None:
+    if len(e.model.sources) > participants:
+        text = f"model.sources names {len(e.model.sources)} models of {participants} participants"
+        raise ConfigError(text, "Name at most one for each: participant i has the one at i modulo their number.")
+
+
 def _key(e: Experiment) -> str:
-    return "coordinator.personal" if isinstance(e, FederatedExperiment) else "algorithm.personal"
+    if isinstance(e, FederatedExperiment):
+        return "coordinator.algorithm" if e.coordinator.algorithm in OF_LOGITS else "coordinator.personal"
+    return "algorithm.personal"

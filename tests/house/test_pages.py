@@ -15,7 +15,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 import fedgossip
 
 FOLLOWED = ("SKILL", "experiments", "graphs", "faults", "machines", "parallel")
-FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex", "personal", "coming-from")
+FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex", "personal", "unlike", "coming-from")
 ELSEWHERE = {
     "coordinator": "tests/sites/test_pilot.py",
     "edge": "tests/lab/test_edge.py",
@@ -101,6 +101,14 @@ def test_what_the_page_on_personal_models_shows_runs(reader: Reader) -> None:
     reader.read(page("personal"))
     runs = summaries(reader)
     assert {run["driver"] for run in runs} == {"sim", "stacked"} and len({run["digest"] for run in runs}) == 2
+
+
+@pytest.mark.long
+def test_what_the_page_on_unlike_models_shows_runs(reader: Reader) -> None:
+    reader.read(page("unlike"))
+    feddf, fedmd = ({run["digest"] for run in summaries(reader) if run["algorithm"] == of} for of in ("feddf", "fedmd"))
+    assert len(feddf) == len(fedmd) == 1 and feddf != fedmd
+    assert all(run["personal"]["behind_alone"] == 0 for run in summaries(reader))
 
 
 def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:

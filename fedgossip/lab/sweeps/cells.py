@@ -147,7 +147,7 @@ def cell_hash(experiment: Experiment, engine: str) -> str:
     content = without_folders(experiment.to_dict())
     for key in ("name", "track"):
         content.pop(key, None)
-    sources = [str(experiment.data.source), str(experiment.data.test)]
+    sources = [str(experiment.data.source), str(experiment.data.test), str(experiment.data.common)]
     if isinstance(experiment, GossipExperiment):
         graph = experiment.topology.graph
         sources.append(graph)

@@ -187,7 +187,7 @@ def read_sweep(
     return grid
 
 
-PATHS = {"topology.graph", "data.source", "data.test"}
+PATHS = {"topology.graph", "data.source", "data.test", "data.common"}
 """Keys of a grid with values that may be files: a worker reads the sweep from another folder."""
 
 

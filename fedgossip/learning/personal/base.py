@@ -23,7 +23,7 @@ OWN = "own"
 
 @dataclass
 class OwnModels:
-    """What each participant keeps, and its training by the wrapped `task`; [d] is the length of the task's vectors.
+    """What each participant keeps, and its training by the wrapped `task`; [d] is the length of its models.
 
     The task holds one memory of a node, the optimiser's of the shared model.  The memory of another model is exchanged
     for it while that model trains.
@@ -39,11 +39,6 @@ class OwnModels:
     """The arrays of each node by name; replaced, and never changed in place."""
     memories: dict[tuple[NodeId, str], Kept] = field(default_factory=dict)
     """The task's memory of each node's other models."""
-
-    @property
-    def initial(self) -> Vector:
-        """The model [d] that all begin with."""
-        return self.task.initial(0)
 
     def forget(self, node: NodeId) -> None:
         """Return a node to where it was before its first job."""
@@ -67,7 +62,7 @@ class OwnModels:
 
     def alone(self, node: NodeId) -> Vector:
         """Return the model [d] that a node trains without any exchange."""
-        return self.of(node).get(ALONE, self.initial)
+        return self.of(node).get(ALONE, self.task.initial(node))
 
     def train(self, jobs: Sequence[Job], memory: str = "") -> Sequence[Update]:
         """Return the updates of the wrapped task, with that memory of each node; "": that of the shared model."""

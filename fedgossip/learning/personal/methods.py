@@ -186,7 +186,7 @@ class FedRep(Stepped):
         return [self._whole(models, vector, None)]
 
     def _whole(self, models: OwnModels, body: Vector, head: npt.NDArray[Any] | None) -> Vector:
-        where, whole = self._of_head(models), models.initial.copy()
+        where, whole = self._of_head(models), models.task.initial(0).copy()
         whole[~where] = body
         if head is not None:
             whole[where] = head
@@ -212,7 +212,7 @@ class FedRep(Stepped):
 
     def _of_head(self, models: OwnModels) -> npt.NDArray[np.bool_]:
         """Return which elements of the model are the head's, [d]."""
-        found = np.ones(models.initial.size, np.bool_)
+        found = np.ones(models.task.initial(0).size, np.bool_)
         for one in self._body(models.segments):
             found[one.start : one.stop] = False
         return found

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import limits_of
 from fedgossip.learning.personal.base import PersonalMethod
+from fedgossip.learning.personal.logits import FedDF, FedMD
 from fedgossip.learning.personal.methods import Apfl, Ditto, FedRep, Finetune, Ifca, MeanRegularised, PFedMe
 
 METHODS: Mapping[str, tuple[type[Any], str]] = {
@@ -20,7 +21,12 @@ METHODS: Mapping[str, tuple[type[Any], str]] = {
     "fedrep": (FedRep, "a head on a shared body"),
     "pfedme": (PFedMe, "the Moreau envelope's model"),
     "ifca": (Ifca, "the model of a cluster"),
+    "feddf": (FedDF, "distilled from the mean logits for common examples"),
+    "fedmd": (FedMD, "distilled from them, and trained further"),
 }
+
+OF_LOGITS = ("feddf", "fedmd")
+"""Methods that exchange logits in place of models."""
 
 PERSONAL: Mapping[str, str] = {name: what for name, (_, what) in METHODS.items()}
 

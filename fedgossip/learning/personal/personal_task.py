@@ -76,7 +76,7 @@ class PersonalTask:
         same = self.segments == segments
         self.schema = task.schema if same else hashlib.sha256(f"{task.schema} {names}".encode()).hexdigest()[:16]
         self._states: dict[NodeId, dict[str, npt.NDArray[Any]]] = {}  # when the last job was done
-        self._initial = method.first(self._models, task.initial(0)) if not same else None
+        self._initial = None if method.whole else method.first(self._models, task.initial(0))
 
     def initial(self, node: NodeId) -> Vector:
         return self._task.initial(node) if self._initial is None else self._initial
@@ -170,7 +170,7 @@ class PersonalTask:
     def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a state of `state`.  Raises ConfigError where it belongs to another model or method."""
         kept = {name.removeprefix(KEPT): array for name, array in state.items() if name.startswith(KEPT)}
-        d = self._models.initial.size
+        d = self._task.initial(node).size
         if OWN in kept and kept[OWN].shape != (d,):
             text = f"node {node}: the personal model has {kept[OWN].size} elements; expected {d}"
             raise ConfigError(text, "Was the state written with another model?")

@@ -196,7 +196,7 @@ def _common_files(e: Experiment) -> Iterator[Path]:
         return
     if e.data.scale == FEDERATED and not agrees(e):
         yield Path(e.data.agreed)
-    for source in {e.data.source, str(e.data.test)}:
+    for source in {e.data.source, str(e.data.test), str(e.data.common)}:
         if source.partition(":")[0] == SQL and (query := table_file(source)[0].query):
             yield query
         path = Path(source.partition(":")[2].partition("?")[0]).expanduser()

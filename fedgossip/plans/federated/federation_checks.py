@@ -21,6 +21,7 @@ from fedgossip.data.objectives import CONVEX, SPARSE, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.experiment.run_sections import BY_LOSSES
 from fedgossip.learning.linear.convex import LASSO
+from fedgossip.learning.personal.names import OF_LOGITS
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM
@@ -129,10 +130,13 @@ def _algorithm(s: CoordinatorSection, threshold: float) -> Federated[Any]:
     name = s.algorithm
     if name == FEDBUFF:
         name = "fedavg"
+    elif name in OF_LOGITS:  # its options are those of the method, see Experiment.personal
+        name, options = "fedavg", {"weighting": "clients"}
     elif is_function(name):
         return own_federated(name, options, s.clients)
     elif name not in names.ALGORITHMS:
-        raise ConfigError(f"coordinator.algorithm = {name!r} is not known", nearest(name, [*names.ALGORITHMS, FEDBUFF]))
+        known = [*names.ALGORITHMS, FEDBUFF, *OF_LOGITS]
+        raise ConfigError(f"coordinator.algorithm = {name!r} is not known", nearest(name, known))
     try:
         return names.make(name, clients=s.clients, threshold=threshold, **options)
     except TypeError as error:

@@ -229,7 +229,7 @@ def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 def _tail(key: str, value: Any) -> Any:
     """Return the last part of a path: where a file lies differs between machines, and between then and now."""
-    if key in ("data.source", "data.test", "topology.graph") and isinstance(value, str) and "/" in value:
+    if key in ("data.source", "data.test", "data.common", "topology.graph") and isinstance(value, str) and "/" in value:
         kind, colon, _ = value.partition(":")
         return f"{kind}{colon}{value.rsplit('/', 1)[1]}" if colon else value.rsplit("/", 1)[1]
     return value

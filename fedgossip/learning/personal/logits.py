@@ -1,0 +1,136 @@
+"""FedMD and FedDF: participants of unlike architectures exchange answers to common examples, in place of models.
+
+    z      what is sent: the mean of all answers, [examples x classes], the teacher
+    fedmd  f_i <- trained towards z on the common examples by mean |f_i(x) - z(x)|  (digest);
+           f_i <- trained on the participant's own (revisit);  sends f_i(x)
+    feddf  f_i <- trained towards z by KL(softmax(z) || softmax(f_i));  answers with that;
+           f_i <- trained on the participant's own;  sends f_i(x)
+
+FedMD: Li and Wang, Heterogenous federated learning via model distillation, 2019, algorithm 1, without its first
+training on labels of the common examples, which are not read.  FedDF: Lin, Kong, Stich and Jaggi, Ensemble distillation
+for robust model fusion in federated learning, NeurIPS 2020, algorithm 3, where each client has an architecture of its
+own, so that it can distil by itself what the server distils there.  A peer of a graph has the mean of its neighbours'
+answers for a teacher.
+
+Answers are sent over `bound`, so that all elements lie between -1 and 1, and larger ones are cut at both ends: a
+participant moves no element of a mean over n by more than 2 / n.  A vector of zeros, the first one, teaches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedgossip.base.limits import ABOVE_0, Within
+from fedgossip.base.vectors import Vector, add, frozen, subtract
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job, LocalTask, Segment, Update
+from fedgossip.learning.personal.base import OWN, OwnModels
+
+
+@runtime_checkable
+class DistillingTask(LocalTask, Protocol):
+    """A task of vectors of answers [examples * classes], whose nodes train models of their own lengths."""
+
+    def answers(self, node: NodeId, model: Vector) -> Vector:
+        """Return the logits of the node's model for the common examples."""
+        ...
+
+    def distil(self, node: NodeId, rounds: Sequence[int], model: Vector, logits: Vector) -> Vector:
+        """Return the node's model trained towards logits, a part for each of `rounds`, whose batches it draws."""
+        ...
+
+    @property
+    def student(self) -> Vector:
+        """The first weights of the model that shows what a teacher is worth."""
+        ...
+
+
+STUDENT: NodeId = -1
+"""The node of the model that is distilled from a teacher alone, to measure and to save it."""
+
+
+@dataclass(frozen=True)
+class FedDF:
+    """Sends its answers to common examples; answers with its model distilled from the mean of all."""
+
+    epochs: Annotated[int, Within(1, 1000)] = 5
+    """Passes over the common examples in each distillation."""
+    batch: Annotated[int, Within(1, 1_000_000)] = 64
+    """Examples of a step there."""
+    rate: Annotated[float, Within(ABOVE_0)] = 0.002
+    """Learning rate of Adam there."""
+    temperature: Annotated[float, Within(ABOVE_0)] = 1.0
+    """Of the softmax of both; a higher one weighs unlikely classes more."""
+    bound: Annotated[float, Within(ABOVE_0, 1e6)] = 32.0
+    """The largest logit; larger ones are cut."""
+    student: Annotated[int, Within(1, 1000)] = 10
+    """Distillations of the student, by which a teacher is measured."""
+
+    follows = False
+    private = True
+    whole = False
+    stepped = False
+
+    @property
+    def loss(self) -> str:
+        """The loss towards the teacher's logits, of `one_model.losses`."""
+        return f"soft-targets?temperature={self.temperature!r}"
+
+    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        return tuple(segments)
+
+    def first(self, models: OwnModels, x: Vector) -> Vector:  # noqa: ARG002
+        return frozen(np.zeros(models.task.length, models.task.dtype))
+
+    def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
+        task = _distilling(models)
+        starts = [self._distilled(models, job) for job in jobs]
+        updates = []
+        asked = [replace(job, vector=start) for job, start in zip(jobs, starts, strict=True)]
+        for job, start, update in zip(jobs, starts, models.train(asked), strict=True):
+            own = start if update.difference is None else add(start, update.difference)
+            models.keep(job.node, own=own)
+            sent = np.clip(task.answers(job.node, own) / np.float32(self.bound), -1, 1)
+            updates.append(replace(update, difference=subtract(frozen(sent), job.vector)))
+        return updates
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        return [self._distilled(models, job) for job in jobs]
+
+    def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:
+        """Return a student that nobody trained on examples of its own."""
+        task = _distilling(models)
+        if not vector.any():
+            return [task.student]
+        return [task.distil(STUDENT, range(self.student), task.student, self._teacher(vector))]
+
+    def _distilled(self, models: OwnModels, job: Job) -> Vector:
+        own = models.of(job.node).get(OWN)
+        own = models.task.initial(job.node) if own is None else own
+        if not job.vector.any():
+            return own
+        return _distilling(models).distil(job.node, [job.round], own, self._teacher(job.vector))
+
+    def _teacher(self, vector: Vector) -> Vector:
+        return frozen(np.clip(vector, -1, 1) * np.float32(self.bound))
+
+
+@dataclass(frozen=True)
+class FedMD(FedDF):
+    """Sends its answers to common examples; answers with its model after training on its own."""
+
+    @property
+    def loss(self) -> str:
+        return "mae"
+
+    def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
+        return [models.of(job.node).get(OWN, models.task.initial(job.node)) for job in jobs]
+
+
+def _distilling(models: OwnModels) -> DistillingTask:
+    assert isinstance(models.task, DistillingTask), "made for other methods"
+    return models.task
