@@ -107,7 +107,7 @@ def _check_loop(experiment: Experiment, where: str) -> None:
         if field.name not in kept and getattr(experiment.train, field.name) != getattr(usual, field.name):
             raise ConfigError(f"{where}: train.{field.name} beside task.kind = {experiment.task.kind}", advice)
     if experiment.budget and experiment.budget.unit == "record":
-        advice = 'Set coordinator.privacy.unit = "client", or leave it out.'
+        advice = 'Set coordinator.privacy.unit = "client"; or name a model of yours in model.source, trained from here.'
         what = "loop" if loops else "task"
         raise ConfigError(f"{where}: single records of a {what} of your own cannot be hidden from here", advice)
 

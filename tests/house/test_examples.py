@@ -228,7 +228,27 @@ def test_a_loop_of_ones_own_takes_part_by_five_lines_more_and_a_trainer_by_one(
 
 
 def test_every_loop_is_counted() -> None:
-    assert {path.stem.removesuffix("_bare") for path in (EXAMPLES / "loops").glob("*.py")} == LOOPS.keys()
+    found = {path.stem.removesuffix("_bare") for path in (EXAMPLES / "loops").glob("*.py")}
+    assert found == LOOPS.keys() | {"lora_llm"}
+
+
+@pytest.mark.filterwarnings("ignore")  # of libraries that are not ours
+@pytest.mark.long
+def test_four_sites_adapt_a_language_model_simulated_and_launched_with_one_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tiny model; each site's record has its losses before, alone and together."""
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    digests = set()
+    for how in (["--simulate"], []):
+        words = ["launch", *how, "-n", "4", "--json", "--no-report", "--out", f"run{len(how)}"]
+        assert cli([*words, str(EXAMPLES / "loops" / "lora_llm.py"), "tiny"], standalone_mode=False) == 0
+        digests.add(json.loads(capsys.readouterr().out)["digest"])
+    rows = [json.loads(line) for line in (tmp_path / "run1" / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["logged"] for row in rows if "loss_alone" in row.get("logged", {})]
+    assert len(digests) == 1 and len(losses) == 4
+    assert all(one["loss_alone"] < one["loss_before"] > one["loss_together"] for one in losses)
 
 
 @pytest.mark.filterwarnings("ignore")  # of libraries that are not ours

@@ -32,14 +32,35 @@ def noise(path: Path, seed: int, rows: int = RECORDS) -> None:
         writer.writerows([*rng.normal(size=COLUMNS).round(6), int(rng.random() < 0.5)] for _ in range(rows))
 
 
-def trained(folder: Path, **coordinator: Any) -> Path:
+ADAPTED = '''
+import torch
+from torch import nn
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of low rank beside it, of which B alone trains."""
+    def __init__(self, inputs, outputs, rank=24):
+        super().__init__()
+        self.base, self.lora_A = nn.Linear(inputs, outputs), nn.Linear(inputs, rank, bias=False)
+        self.lora_B = nn.Linear(rank, outputs, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+        self.base.requires_grad_(False), self.lora_A.requires_grad_(False)
+
+    def forward(self, x):
+        return self.base(x) + self.lora_B(self.lora_A(x))
+
+def model(shape, classes):
+    return nn.Sequential(Adapted(shape[0], 64), nn.ReLU(), Adapted(64, classes))
+'''
+
+
+def trained(folder: Path, model: str = "mlp:30-64-2", **coordinator: Any) -> Path:
     """Train a federation of three sites on the records of members.csv; return its run directory."""
     noise(folder / "members.csv", 1)
     noise(folder / "others.csv", 2)
     experiment = {
         "rounds": 6,
         "data": {"source": f"csv:{folder}/members.csv?label=outcome", "test": f"csv:{folder}/others.csv?label=outcome"},
-        "model": {"source": "mlp:30-64-2"},
+        "model": {"source": model},
         "train": {"local_epochs": 10, "lr": 0.3, "batch_size": 16, "device": "cpu"},
         "coordinator": {"clients": 3, "secure": {"bound": 4.0}, **coordinator},
     }
@@ -73,6 +94,19 @@ def test_the_same_training_under_a_budget_of_records_passes(
     trained(tmp_path, **PRIVATE)
     said = judged(tmp_path, patch=monkeypatch, capsys=capsys)
     assert said.code == 0 and said.out.splitlines()[-1].startswith("not flagged"), said.out
+
+
+@pytest.mark.parametrize("coordinator", [{}, PRIVATE])
+def test_adapters_under_a_budget_of_records_pass_and_those_without_are_flagged(
+    coordinator: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A and the base are frozen, so the gradient of each example that is cut and hidden is that of B alone."""
+    (tmp_path / "adapted.py").write_text(ADAPTED)
+    monkeypatch.chdir(tmp_path)
+    run = trained(tmp_path, "adapted:model", **coordinator)
+    assert json.loads((run / "summary.json").read_text())["parameters"] == 24 * 64 + 24 * 2
+    told = json.loads(judged(tmp_path, "--json", "--run-code", patch=monkeypatch, capsys=capsys).out)
+    assert told["flagged"] == (not coordinator)
 
 
 @given(some.integers(1, 60).flatmap(lambda of: some.tuples(some.integers(0, of), some.just(of))))

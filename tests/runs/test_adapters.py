@@ -260,6 +260,14 @@ def test_other_uses_are_refused() -> None:
         fedgossip.simulate_loop(adapting(exchange=["lora:ffa", "lora:product"]), experiment=federation())
     with pytest.raises(ConfigError, match=r"task\.exchange = 'lora' is of a training loop's adapters"):
         fedgossip.load_experiment({"topology": {"graph": "ring", "n": 3}, "task": {"exchange": "lora"}})
+    with pytest.raises(ConfigError, match="'lora:stack' is no form") as caught:
+        fedgossip.simulate_loop(adapting(exchange="lora:stack"), experiment=federation())
+    assert "lora:product averages adapters of unlike ranks" in caught.value.advice
+    records = federation(exchange="lora:ffa")
+    records["coordinator"] |= {"privacy": {"unit": "record"}}
+    with pytest.raises(ConfigError, match="single records of a loop of your own cannot be hidden") as caught:
+        fedgossip.load_experiment(records)
+    assert "model.source" in caught.value.advice
     pulled = federation()
     pulled["coordinator"] |= {"algorithm": "fedprox", "options": {"mu": 0.1}}
     with pytest.raises(ConfigError, match="has none for the factors of a product"):

@@ -151,6 +151,10 @@ def join(
 def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *, ranked: bool) -> Exchanged:
     buffers = experiment.train.buffers if experiment else "average"
     named, patterns = [one for one in only if one in LORA], [one for one in only if one not in LORA]
+    if unknown := [one for one in patterns if one.startswith("lora:")]:
+        text = f"exchange = {unknown[0]!r} is no form in which adapters travel"
+        advice = f"There are {', '.join(LORA)}; {PRODUCT} averages adapters of unlike ranks too."
+        raise ConfigError(text, advice)
     if not named and experiment and experiment.task.exchange:
         named = [experiment.task.exchange]
     if len({LORA[one] for one in named}) > 1:
