@@ -104,7 +104,7 @@ def test_a_codec_that_never_gets_there_pays_nowhere_and_one_that_alone_does_ever
     assert not never.pays and never.sentence == "Do not compress here: ring is at the loss after 3 s, ring+sign never."
     seconds = {"ring": None, "ring+sign": 3.0}
     alone = compression_of(names, seconds, seconds, 1.0, setting)
-    assert alone.pays and alone.below == "at any bandwidth" and alone.told()["pays_below"] is None
+    assert alone.pays and alone.below == "at any bandwidth" and alone.plain_data()["pays_below"] is None
 
 
 @pytest.mark.parametrize(
