@@ -327,7 +327,7 @@ def test_a_changed_event_is_found_at_its_place(tmp_path: Path) -> None:
     changed = models[len(models) // 2]
     trace = Trace(tmp_path / "changed.bin", about, never)
     for entry in entries:
-        trace.told(entry.now_ns, in_the_last_bit(entry.event) if entry.number == changed else entry.event)
+        trace.write_event(entry.now_ns, in_the_last_bit(entry.event) if entry.number == changed else entry.event)
         trace.answered(entry.answer or [])
     trace.close()
     replayed = replay_trace(trace.path)

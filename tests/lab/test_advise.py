@@ -147,7 +147,7 @@ def test_the_rate_that_is_told_is_the_rate_that_is_measured() -> None:
     what = asked(8, 2e5)
     ring, gossip, rate = verified(what, ways(what, ["hypercube"]))
     assert ring.holds and gossip.holds
-    assert rate.what.startswith("rate of") and rate.holds and 0 < rate.told < 1
+    assert rate.what.startswith("rate of") and rate.holds and 0 < rate.predicted < 1
 
 
 def test_a_slow_link_slows_those_that_use_it(tmp_path: Path) -> None:

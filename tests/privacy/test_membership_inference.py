@@ -133,7 +133,7 @@ def test_what_all_tests_tell_of_a_private_mechanism_stays_below_its_epsilon() ->
     kept = math.exp(epsilon) / (1 + math.exp(epsilon))
     told = (rng.random(4000) < kept, rng.random(4000) > kept)
     one = Guess("bit", measured(int(told[0].sum()), 4000), measured(int(told[1].sum()), 4000))
-    assert one.tells and 0.8 * epsilon < one.epsilon <= epsilon
+    assert one.succeeds and 0.8 * epsilon < one.epsilon <= epsilon
 
 
 @pytest.mark.parametrize("short", [0, 1])

@@ -455,7 +455,7 @@ def pairs_of(identities: Sequence[Identity], node: int, run: str = "a", life: in
 def introduced(pairs: Sequence[AgreedPairs]) -> list[AgreedPairs]:
     """Everybody has heard the key of everybody."""
     for one in pairs:
-        for told in (key for two in pairs for key in two.told(())):
+        for told in (key for two in pairs for key in two.keys_for(())):
             if one.news(told):
                 one.take(told)
     return list(pairs)
@@ -489,7 +489,7 @@ def test_who_has_the_long_term_keys_makes_no_mask_of_a_life_that_is_over() -> No
 def test_keys_of_another_run_or_another_owner_are_refused_and_older_ones_are_no_news() -> None:
     identities = [Identity.new() for _ in range(3)]
     mine = pairs_of(identities, 0)
-    (key,), (foreign,) = pairs_of(identities, 1, life=4).told(()), pairs_of(identities, 1, "b").told(())
+    (key,), (foreign,) = pairs_of(identities, 1, life=4).keys_for(()), pairs_of(identities, 1, "b").keys_for(())
     others = [{"node": 2}, {"node": 9}, {"incarnation": 5}, {"signature": "zz"}, {"signature": ""}, {"public": "00"}]
     for lie in [foreign, *(replace(key, **fields) for fields in others)]:
         with pytest.raises(ProtocolError):
@@ -498,7 +498,7 @@ def test_keys_of_another_run_or_another_owner_are_refused_and_older_ones_are_no_
     mine.take(key)
     assert mine.knows(1) and not mine.news(key)
     for life, news in ((3, False), (4, False), (5, True)):
-        assert mine.news(pairs_of(identities, 1, life=life).told(())[0]) is news
+        assert mine.news(pairs_of(identities, 1, life=life).keys_for(())[0]) is news
 
 
 def test_a_key_with_which_everybody_agrees_is_refused_though_it_is_signed() -> None:
@@ -548,7 +548,7 @@ def test_a_key_that_is_told_wrongly_changes_nothing() -> None:
     m.handle(Started(), 0)
     for partner in m.company.partners:
         m.handle(PeerJoined(partner), 0)
-    good, bad = pairs_of(identities, 1).told(()), pairs_of(identities, 2, "b").told(())
+    good, bad = pairs_of(identities, 1).keys_for(()), pairs_of(identities, 2, "b").keys_for(())
     with pytest.raises(ProtocolError) as caught:
         m.handle(Received(1, RunKeys((*good, *bad))), 0)
     assert caught.value.peer == 1 and not m.book.pairs.knows(1)
@@ -561,7 +561,7 @@ def test_where_a_key_is_not_here_in_time_nothing_is_sent_that_would_be_noise() -
     for partner in m.company.partners:
         m.handle(PeerJoined(partner), 0)
     for node in (1, 2):
-        m.handle(Received(node, RunKeys(tuple(pairs_of(identities, node).told(())))), 0)
+        m.handle(Received(node, RunKeys(tuple(pairs_of(identities, node).keys_for(())))), 0)
     (started, train) = m.handle(Fired(("start",)), 0)
     assert isinstance(started, Report) and started.value == [3] and isinstance(train, Train)
     effects = m.handle(Trained(0, None), 0)
