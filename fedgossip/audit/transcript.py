@@ -8,8 +8,6 @@
 `records` documents the stored parts of a frame, and why no share is stored; `verify_round` documents the checks.
 
 The frames of a transcript: each has a valid signature, and no participant contradicts itself.
-
-This is the first half of `verify_transcript`; the second checks that the frames are those of a sound round.
 """
 
 from __future__ import annotations

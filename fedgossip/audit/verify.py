@@ -1,7 +1,5 @@
 """Offline checks of logs: one against its signatures, and two participants' against each other.
 
-Verify offline that a log is unchanged, from the file and the participant's public key alone.
-
 A changed byte is found and named by its line; so are entries that are cut out, put in, repeated or moved.
 
 The file cannot show that its end was cut off at some entry, or that an older copy was put back.  A published hash of a
@@ -11,8 +9,6 @@ participant omitted entries, or wrote another log from the beginning: its key si
 Export of a log for readers: a cover of facts, then every entry, as CSV or JSON.
 
 Nothing secret can be in it: entries hold names, numbers and hashes, and take no bytes.
-
-Compare the records of two participants of their messages to each other.
 
 Every message that one participant records as sent, the other must record as received, by session, stage, size and hash;
 and the other way round.  Both files may be sound and still differ: then one of them is untrue, or something was lost on

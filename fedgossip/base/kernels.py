@@ -11,8 +11,6 @@ Selection of torch's kernels.  Its libraries read the environment once, at their
 Importing `fedgossip` calls `prepare` before any other module, so it applies to the command line, the warmed parent of
 local peers, the processes of a team and a user's own program.  A value set by the user is kept, except in portable
 runs.
-
-Tuning of the process: memory reuse, imports of large packages, and where processes that it starts import from.
 """
 
 from __future__ import annotations

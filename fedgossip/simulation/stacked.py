@@ -1,15 +1,11 @@
 """Gossip on one array whose rows are all peers' vectors, with the same bits: no messages (their bytes are counted), no
 time.
 
-For researchers of topologies: a round is one call of the task, one of the algorithm, and one mixing of rows.
-
 Attackers on stacked arrays: what each sends to each of its neighbours in a round, and their mixed result.
 
 RelaySGD on stacked arrays: the messages of every node to each of its neighbours, arrays [arcs, d], an arc a row.
 
 Arcs are in the order of their sender, then of their receiver; those of one node lie together, as a peer has them.
-
-The cost of a round of gossip on arrays, as on the wire: the messages that each node would send and receive.
 """
 
 from __future__ import annotations

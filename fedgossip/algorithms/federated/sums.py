@@ -16,8 +16,6 @@ So a float32 element of 2^-22 or more is summed exactly, and a smaller one to 2^
 
 Source: pre-rounded reproducible sums, Demmel and Nguyen, Parallel reproducible summation, IEEE Trans. Computers 64
 (2015), with a fixed grid, so that terms may arrive one by one.
-
-The weighted mean as an aggregation: one exact sum per vector, whatever the number of clients.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ place, to 1e-12 and better.  An AUROC follows from histograms, to the width of t
 
 How well a model answers for each record: its loss there, and whether it is right.  No torch here.
 
-A LocalTask with vectors of the sums by which sites judge a model: two rounds, or one with noise.
-
 The numbers by which sites judge a model under a budget of records: each site adds noise to its own.
 
 The noise hides every record from everybody, the coordinator included, as in statistics (`column_sums`): a site's part

@@ -1,16 +1,6 @@
 """Runs of exact sums over sites: statistics, and every kind of fit, by the first word of model.source.
 
-Every kind of fit by sums, a line each, by the first word of model.source.
-
-Statistics of all sites' tables: the run of each family of named sums.
-
-Sites fit one generalised linear model together: a federated run of Newton steps, with exact sums.
-
 Statistics that sites agree on before training: a federated run of two rounds with exact sums.
-
-Sites fit proportional hazards together: a federated run of two rounds for each step, of exact sums.
-
-Sites estimate survival together: a federated run of two rounds, of exact counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Eigenvalues of graphs and mixings, by formula or numerically; and products of mixings.
 
-Ends of spectra: circulant sums, dense solvers for small matrices, Lanczos for large ones.
-
 Below `mixing_matrix` and `convergence`: uses arrays and graphs, not weights' rules.  A number that did not converge is
 given back as unresolved, never as a number: unconverged Lanczos overstates the gap of a ring of 10^4 nodes 70 times.
 

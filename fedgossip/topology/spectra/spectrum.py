@@ -4,8 +4,6 @@ In this order: a closed form that the construction carries (circulants, Laplacia
 twins, which leave a small matrix; dense solvers; Lanczos, short; factors of W - s I, whose signs prove the result
 (inertia); Lanczos, long.  Unresolved values are reported as such, not guessed.
 
-Nodes that weigh all others alike, and what they make of a spectrum.
-
 Two nodes are twins where their rows of W are equal except in their own two columns, and W_ij = W_ji.  A class of s
 twins has s - 1 eigenvectors that live on it alone, all with the eigenvalue (own weight - weight of each other); what is
 left is the quotient, one row per class.  A star has two classes, two cliques of any size have four, K_ab has two: their

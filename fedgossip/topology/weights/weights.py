@@ -1,4 +1,4 @@
-"""The rules that make weights of a graph.
+"""Rules for the mixing weights of a graph: Metropolis-Hastings, constant, and the fastest symmetric ones.
 
 Weights that settle on another mean than the plain one, or on the plain one where degrees differ.
 
@@ -154,18 +154,17 @@ def _centred(problem: _Problem, x: FloatArray, t: float) -> FloatArray:
 def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     """Return the mixing that `rule` makes of the graph.
 
-    - metropolis: 1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to and receives from d others,
-    the same number for all, 1 / (1 + d), as the formula gives; ConfigError on others. - max-degree: 1 / (1 + largest
-    degree) - xiao-boyd-metropolis, xiao-boyd-max-degree: as they
-    published them, without the 1: 1 / max(d_i, d_j), 1 / largest degree; on a bipartite graph they may never agree
-    - uniform: 1 / (1 + d), a plain average; every node must have the same degree d - lazy: half Metropolis,
-    half keeping: no negative eigenvalue - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 +
-    mu_n) to 36 bits, the same on unlike
+    - metropolis: 1 / (1 + max(d_i, d_j)); on a directed graph only where all nodes have d senders and receivers
+    - max-degree: 1 / (1 + largest degree)
+    - xiao-boyd-metropolis, xiao-boyd-max-degree: without the 1, as published; may never agree on a bipartite graph
+    - uniform: 1 / (1 + d), a plain average; every node must have the same degree d
+    - lazy: half Metropolis, half keeping: no negative eigenvalue
+    - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n) to 36 bits, the same on unlike
       processors; may weigh oneself negatively
-    - fmmc, fdla: the edge weights with the fastest worst case, none negative or any (`weights`); to 200 nodes -
-    sinkhorn: doubly stochastic on any strongly connected graph - inverse: 1 / (1 + senders), a plain
-    average on any graph: rows sum to 1 and columns need not - pi:FILE: Metropolis weights that keep a weighted mean,
-    one number per node in the file: rows sum to 1;
+    - fmmc, fdla: the edge weights with the fastest worst case, none negative or any; to 200 nodes
+    - sinkhorn: doubly stochastic on any strongly connected graph
+    - inverse: 1 / (1 + senders), a plain average on any graph: rows sum to 1 and columns need not
+    - pi:FILE: Metropolis weights that keep a weighted mean, one number per node in the file: rows sum to 1;
       "sizes", of an experiment alone, takes the numbers of its peers' examples
     - push: 1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
 

@@ -7,8 +7,6 @@
 The sites receive the state: it contains the point and the hazards, and no S1.  An incomplete round changes nothing and
 is requested again.  Where the sites of a round differ from those of the round before, the fit continues with the
 present ones.
-
-A LocalTask of sites that fit proportional hazards: sites receive the state and return the sums that it requests.
 """
 
 from __future__ import annotations

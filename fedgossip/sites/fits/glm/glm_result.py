@@ -1,7 +1,5 @@
 """fit.json: a generalised linear model that sites fitted together, with the usual statistics.
 
-Predictions of a fitted model: means with their intervals, and the quality of the fit.
-
     mean     h(eta), eta = x b        its interval   h(eta -+ z s), s^2 = x S x', S the covariance of the estimates
     of a linear model t in place of z, and for a single new record   eta -+ t sqrt(s^2 + dispersion)
 

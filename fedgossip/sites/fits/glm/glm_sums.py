@@ -7,8 +7,6 @@
 
 A vector has a place for every round, so each receiver computes the point of the next; an incomplete round leaves
 zeros, and its point is requested again.  A number x counts as the whole number nearest to x 2^104.
-
-A LocalTask with vectors of the sums by which sites fit a generalised linear model: one Newton step per round.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 first round     number of sites and of records; number of sites of each group
 second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
-
-A LocalTask with vectors of the counts by which sites estimate survival: two rounds of sums.
 """
 
 from __future__ import annotations

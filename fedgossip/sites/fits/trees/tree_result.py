@@ -1,7 +1,5 @@
 """trees-fit.json: loss and column gains of boosted trees that sites grew together.
 
-A LocalTask of sites that grow boosted trees: sites receive the ensemble and return the sums that it requests.
-
 Options of boosted trees: trees:TREESxDEPTH?learning_rate=0.1&max_bins=32.
 """
 
