@@ -63,7 +63,8 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     source: Annotated[str, architectures.CODE] = "softmax"
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
     channels, hidden), `resnet:20`, `resnet:20-gn`, `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads),
-    `module:function`;
+    `module:function`; `mlp:64-32-10?exit=1` and `cnn:16-32-64?exit=1` with an early exit (docs/use/edge.md);
+    `gpt:2-64-4?experts=4&top=2` with experts (docs/together/parallel.md);
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, `glm:gamma`, and
     trees:100x6 (number and depth of boosted trees), kaplan-meier?every=30&until=720&by=COLUMN (survival),
     cox?every=30&until=720 (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic,

@@ -110,6 +110,7 @@ COMMANDS: dict[str, list[str]] = {
     "revoke a plan": ["plan", "revoke", "--plan", "00000000"],
     "admit": ["keys", "admit", "block.toml"],
     "revoke": ["keys", "revoke", "block.toml", "--id", "0"],
+    "mesh": ["advise", "mesh", "e.toml", "--processes", "2", "--links", "lan", "--compute", "1", "--cores", "2"],
     "advise": ["topology", "advise", "-n", "3", "--parameters", "9", "--links", "links.csv"],
     "curious nodes": ["topology", "audit", "edges.txt"],
     "graphs": ["topology", "compare", "edges.txt", "ring", "-n", "3"],

@@ -366,3 +366,37 @@ def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     Reader(tmp_path).read(page("edge"))
     assert (tmp_path / "model.onnx").is_file()
+
+
+def test_a_model_with_an_exit_is_two_files_and_answers_alone_where_it_is_sure(tmp_path: Path, type_in: Any) -> None:
+    """Share, bytes and answers by hand, from torch's outputs at the exit and at the end."""
+    content = experiment(model="mlp:64-24-16-10?exit=1")
+    trained(tmp_path, content)
+    model, test = load_model(tmp_path / "run"), held_out(content)
+    with torch.no_grad():
+        h = model.module.device(torch.from_numpy(test.x).float())  # type: ignore[operator]
+        first, last = (part(h).softmax(-1).numpy() for part in (model.module.exit, model.module.server))  # type: ignore[operator]
+    entropy = -(first * np.log(first)).sum(1) / np.log(10)
+    threshold = float(f"{np.median(entropy):.3f}")
+    alone = entropy <= threshold
+    assert 0.3 < alone.mean() < 0.7
+    assert type_in(f"export run --to cut.onnx --exit {threshold}").code == 0
+    file = open_onnx(tmp_path / "cut.device.onnx")
+    assert np.abs(file(test.x) - np.where(alone[:, None], first, last)).max() < 1e-5
+    said = type_in("bench cut.device.onnx --calls 10 --json")
+    (row,) = [one for one in json.loads(said.out)["models"] if one["runtime"] == "onnx"]
+    assert row["on_device"] == pytest.approx(alone.mean()) and row["sent"] == pytest.approx(4 * 24 * (~alone).mean())
+    right = np.where(alone, first.argmax(1), last.argmax(1)) == test.y
+    assert row["score"] == pytest.approx(right.mean())
+    assert "on the device" in type_in("bench cut.device.onnx --calls 10").out
+    assert "expected one, examples" in type_in("bench cut.server.onnx").err
+    assert "beside --quantize" in type_in("export run --to more.onnx --exit 0.5 --quantize dynamic").err
+    (tmp_path / "cut.server.onnx").write_bytes((tmp_path / "cut.device.onnx").read_bytes())
+    assert "not the server's part of cut.device.onnx" in type_in("bench cut.device.onnx").err
+
+
+def test_a_model_without_an_exit_is_not_cut(tmp_path: Path, type_in: Any) -> None:
+    trained(tmp_path, experiment(model="mlp:64-8-10"))
+    said = type_in("export run --to cut.onnx --exit 0.5")
+    assert said.code == 2 and "a model of classes with an exit is cut in two" in said.err
+    assert not list(tmp_path.glob("cut*"))

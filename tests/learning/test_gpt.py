@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
+from fedgossip.experiment import load_experiment
 from fedgossip.learning.models import models
 from fedgossip.learning.models.models import turned
 from fedgossip.learning.one_model.flat import Layout
@@ -77,3 +80,78 @@ def test_sizes_that_are_none_are_refused(source: str, advice: str) -> None:
     with pytest.raises(ConfigError) as error:
         built(source)
     assert advice in error.value.advice
+
+
+def test_one_expert_is_the_block_without_experts_to_the_bit() -> None:
+    one, dense = built("gpt:2-16-2?experts=1"), built("gpt:2-16-2")
+    text = torch.randint(10, (4, 12), generator=torch.Generator().manual_seed(1))
+    ours = {name.replace("experts.", ""): value for name, value in one.named_parameters()}
+    theirs = {name.replace("wide.weight", "wide").replace("narrow.weight", "narrow"): value
+              for name, value in dense.named_parameters()}  # fmt: skip
+    with torch.no_grad():
+        for name, value in theirs.items():
+            value.copy_(ours[name].view_as(value))
+    found = one(text)
+    assert torch.equal(found.last, dense(text)) and float(found.added.detach()) == 0
+    (found.last.square().mean() + found.added).backward()
+    dense(text).square().mean().backward()
+    assert all(torch.equal(value.grad, ours[name].grad.view_as(value)) for name, value in theirs.items())  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(("top", "capacity"), [(1, 0.5), (2, 1.0), (3, 9.0)])
+def test_experts_are_the_plain_loop_of_their_papers(top: int, capacity: float) -> None:
+    """Each place goes to its preferred experts, in order, while they have room; else the residual alone goes on."""
+    experts = built(f"gpt:1-16-2?experts=3&top={top}&capacity={capacity}").blocks[0].experts  # type: ignore[index, union-attr]
+    h = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        experts.router.mul_(50)
+        found, p = experts(h).view(12, 16), (h.view(12, 16) @ experts.router.T).softmax(-1)
+        room, expected, counts = [-(-capacity * 12 * top // 3)] * 3, torch.zeros(12, 16), [0] * 3
+        for place in range(12):
+            order = p[place].argsort(descending=True)[:top].tolist()
+            for e in order:
+                counts[e] += 1
+                if room[e] > 0:
+                    room[e] -= 1
+                    share = p[place, e] / (p[place, order].sum() if top > 1 else 1)
+                    wide = torch.nn.functional.gelu(experts.wide[e] @ h.view(12, 16)[place])
+                    expected[place] += share * (experts.narrow[e] @ wide)
+        assert (found - expected).abs().max() < 1e-6
+        uneven = 3 * sum(count / 12 / top * p[:, e].mean() for e, count in enumerate(counts)) - 1
+        assert float(experts.taken_uneven()) == pytest.approx(float(uneven), abs=1e-6)
+        whole = experts.eval()(h)  # nothing is left out, whatever the others of the batch are
+        assert (whole[:1] - experts(h[:1])).abs().max() < 1e-6
+        assert capacity < 9 or (whole.view(12, 16) - found).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("experts=4&capacity=0", "no expert takes a place"),
+        ("experts=2&top=3", "top = 3 of 2 experts"),
+        ("experts=0", "experts = 0"),
+        ("experts=4&tpo=2", "option 'tpo' is not known"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(words: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        built(f"gpt:2-16-2?{words}")
+
+
+def cycle(source: str, **how: Any) -> TorchTask:
+    text = np.arange(400) % 7
+    windows = np.stack([text[start : start + 13] for start in range(0, 380, 3)])
+    data = Dataset("cycle", windows[:, :-1], windows[:, 1:], 7, vocabulary="abcdefg")
+    settings = TrainSettings(device="cpu", optimizer="adamw", lr=3e-3, batch_size=16, **how)
+    return TorchTask(data, data, [np.arange(len(data))], source, settings, seed=0, rounds=2)
+
+
+def test_experts_learn_and_are_of_one_process() -> None:
+    task = cycle("gpt:1-16-2?experts=4&top=2", local_steps=60)
+    (update,) = task.train([Job(0, 0, task.initial(0))])
+    (score,) = task.evaluate([task.initial(0) + update.difference])
+    assert score["loss"] < 0.5 * np.log(7)
+    with pytest.raises(ConfigError, match="processes = 2: experts' capacity and balance"):
+        cycle("gpt:1-16-2?experts=4&top=2", local_steps=1, processes=2)
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.mesh\.expert'"):
+        load_experiment({"topology": {"graph": "ring", "n": 2}, "train": {"mesh": {"expert": 2}}})

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from fedgossip import simulate
 from fedgossip.base.errors import ConfigError
+from fedgossip.data.objectives import Objective
 from fedgossip.learning.models import models
 from fedgossip.learning.models.architectures import architecture
 from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.losses import Criterion
 
 SOURCES = [
     ("softmax", (64,), None, (3, 10)),
@@ -24,6 +27,10 @@ SOURCES = [
     ("resnet:14-gn", (1, 9, 7), None, (3, 10)),
     ("chars:16", (12,), 10, (3, 12, 10)),
     ("gpt:2-16-2", (12,), 10, (3, 12, 10)),
+    ("gpt:1-16-2?experts=3&top=2", (12,), 10, (3, 12, 10)),
+    ("mlp:64-32-16-10?exit=2", (64,), None, (3, 10)),
+    ("cnn:4-6-12?exit=1", (64,), None, (3, 10)),
+    ("cnn:4-6-12?exit=3&weight=.5", (1, 13, 10), None, (3, 10)),
 ]
 
 
@@ -34,7 +41,7 @@ def example(shape, vocabulary):
 @pytest.mark.parametrize(("source", "shape", "vocabulary", "out"), SOURCES)
 def test_every_model_takes_its_data(source, shape, vocabulary, out):
     module = models.build(source, shape, 10, 0, vocabulary)
-    assert module(example(shape, vocabulary)).shape == out
+    assert module.eval()(example(shape, vocabulary)).shape == out
 
 
 @pytest.mark.parametrize(("source", "shape", "vocabulary", "out"), SOURCES)
@@ -70,6 +77,11 @@ def test_sizes_alone_give_the_layout_of_the_module(source, shape, vocabulary, ou
         ("cnn:16-32-", "cnn:16-32-64"),
         ("chars:64", "Use softmax"),
         ("gpt:2-64-4", "Use softmax"),
+        ("mlp:64-32-10?exist=1", "exit"),
+        ("mlp:64-32-16-10?exit=3", "exit=1, up to 2"),
+        ("mlp:64-32-10?exit=1&weight=0", "weight=1"),
+        ("mlp:64-32-10?exit=one", "exit=1"),
+        ("cnn:small-bn?exit=1", "cnn:16-32-64"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_with_the_one_that_does(source, advice):
@@ -201,3 +213,18 @@ def test_it_trains_by_d_psgd_on_files_of_the_format_of_cifar(tmp_path, model):
     first, last = run.network()[0], run.network()[-1]
     assert last.loss is not None and np.isfinite(last.loss) and last.update_spread > 0
     assert last.test_loss != first.test_loss and run.vectors[0].size >= 269_722
+
+
+def test_an_exit_is_trained_with_the_last_outputs_by_the_weighted_sum_of_both_losses():
+    """In eval mode the model is the one without an exit, whose first weights it has."""
+    x, y = torch.randn(6, 64, generator=torch.Generator().manual_seed(1)), torch.arange(6)
+    module = models.build("mlp:64-32-16-10?exit=1&weight=.25", (64,), 10, 0)
+    plain = models.build("mlp:64-32-16-10", (64,), 10, 0)
+    h = plain[:3](x)
+    by_hand = functional.cross_entropy(plain(x), y) + 0.25 * functional.cross_entropy(module.exit(h), y)
+    loss = Criterion(Objective()).mean(module(x), y)
+    assert torch.equal(loss, by_hand)
+    (ours,) = torch.autograd.grad(loss, module.device.layer1.weight)
+    (theirs,) = torch.autograd.grad(by_hand, plain.layer1.weight)
+    assert torch.allclose(ours, theirs, atol=1e-7)
+    assert torch.equal(module.eval()(x), plain(x))

@@ -171,6 +171,27 @@ def test_any_mesh_takes_the_steps_of_one_process(model: str, processes: int, mes
 @pytest.mark.long
 @pytest.mark.sockets
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("attention", ["ring", "ulysses"])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_texts_of_4096_places_are_divided_by_places(processes: int, attention: str) -> None:
+    letters = np.random.default_rng(0).integers(0, 13, (4, 4097))
+    data = Dataset("long", letters[:, :-1], letters[:, 1:], 13, vocabulary="abcdefghijklm")
+
+    def update(**how: Any) -> npt.NDArray[np.floating]:
+        settings = TrainSettings(batch_size=2, local_steps=1, lr=0.5, device="cpu", **how)
+        task = TorchTask(data, data.subset(np.arange(1)), [np.arange(4)], "gpt:1-16-4", settings, seed=1, rounds=1)
+        try:
+            return trained(task)
+        finally:
+            task.end_processes()
+
+    several = update(processes=processes, mesh=MeshSettings(context=processes, attention=attention))
+    np.testing.assert_allclose(several, update(), atol=CLOSE / 10)
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.timeout(900)
 def test_a_gossip_peer_may_be_a_mesh() -> None:
     """Three peers of two processes with half of every layer each, and three of one process: the models are the same."""
     from fedgossip import simulate

@@ -117,8 +117,8 @@ def _sentence(fits: Sequence[AdvisedMesh], processes: int, tried: int) -> str:
     best = fits[0]
     words = f"{best.name} (data x tensor x pipeline x context), {best.how}, is first of {len(fits)} that fit"
     parts = {"computing": best.work, "idle stages": best.idle, "messages": best.messages}
-    told = ", ".join(f"{_seconds(value)} {name}" for name, value in parts.items() if value)
-    return f"{words}: {_seconds(best.seconds)} a step; {told}."
+    shares = ", ".join(f"{_seconds(value)} {name}" for name, value in parts.items() if value)
+    return f"{words}: {_seconds(best.seconds)} a step; {shares}."
 
 
 def _heads(verify: bool) -> list[str]:

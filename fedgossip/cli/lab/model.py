@@ -53,11 +53,19 @@ def model() -> None:
     type=click.IntRange(1, 10_000),
     help="After --prune --structured train so long on the run's training examples, or on --data.",
 )
+@click.option(
+    "--exit",
+    "threshold",
+    type=click.FloatRange(0, 1),
+    metavar="ENTROPY",
+    help="Of a model with an exit: two files, a device's part, which answers alone up to this entropy, and a server's.",
+)
 @DATA
 @model_options
 def export(
     model: Path,
     to: Path,
+    threshold: float | None,
     quantize: str | None,
     prune: float | None,
     structured: bool,
@@ -73,7 +81,7 @@ def export(
     finds the ranges of inner values on examples that the run's first participant trained on, or on --data.
     """
     from fedgossip.base.errors import ConfigError
-    from fedgossip.lab.edge.onnx_model import WITHIN, check_free, graph_of, write
+    from fedgossip.lab.edge.onnx_model import WITHIN, check_free, graph_of, write, write_parts
     from fedgossip.learning.models.loaded_model import load_model
 
     check_free(to)
@@ -85,6 +93,15 @@ def export(
     if data is not None and quantize != "static" and epochs is None:
         raise ConfigError("--data is for --quantize static and --epochs, which read examples", "Leave it out.")
     loaded = load_model(model, node=node, run_code=run_code)
+    if threshold is not None:
+        if quantize is not None or prune is not None:
+            raise ConfigError("--exit beside --quantize or --prune", "Leave one of them out.")
+        device, server = write_parts(loaded, threshold, to)
+        rows = _file(loaded.facts, device.path)
+        rows += [["server", f"{server.path}: of examples whose entropy at the exit is above {threshold:g}"]]
+        echo(columns([*rows, ["differs", f"from torch by at most {max(device.difference, server.difference):.1g}"]]))
+        echo(f"Measure both, and torch:  fedgossip model bench {shlex.join(map(str, (device.path, model)))}", err=True)
+        return
     examples = _examples_for_static(model, loaded, data, run_code=run_code) if quantize == "static" else None
     pruned = None
     if prune is not None:
@@ -273,14 +290,21 @@ def bench(
         return
     echo(f"On {examples.words}; one example at a time, {calls} calls in turn, {some(threads, 'thread')}")
     echo()
-    echo(columns([["model", "runtime", "numbers", "size", "p50", "p99", score], *map(_row, found)]))
+    exits = any(one.on_device is not None for one in found)
+    heads = ["model", "runtime", "numbers", "size", "p50", "p99", score, *(["on the device", "sent"] if exits else [])]
+    echo(columns([heads, *(_row(one, exits=exits) for one in found)]))
+    if exits:
+        echo("sent: bytes of an example to the server, the mean; sizes are those of the device's file")
 
 
-def _row(one: Any) -> list[str]:
+def _row(one: Any, *, exits: bool) -> list[str]:
     from fedgossip.report.page.numbers import data_size, duration
 
     times = [duration(one.p50), duration(one.p99)]
-    return [one.name, one.runtime, one.how, data_size(one.size), *times, f"{one.score:.4g}"]
+    row = [one.name, one.runtime, one.how, data_size(one.size), *times, f"{one.score:.4g}"]
+    if not exits:
+        return row
+    return [*row, *(["", ""] if one.on_device is None else [f"{100 * one.on_device:.1f} %", data_size(one.sent)])]
 
 
 def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:

@@ -61,8 +61,8 @@ from fedgossip.report.page.numbers import data_size
 
 FLOAT = 4  # bytes
 
-STEPS, REPEATS = 6, 3
-"""Steps of a timed job, and timed jobs or sums: the shortest counts, for other work of the machine only adds."""
+STEPS, REPEATS, PASSES = 6, 3, 30
+"""Steps of a timed job, timed jobs or sums, timed passes: the shortest counts, other work of the machine only adds."""
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Bytes of the sums that measure the links of processes."""
@@ -154,6 +154,7 @@ class MeshAsked:
 def advised(asked: MeshAsked, costs: StepCosts) -> list[AdvisedMesh]:
     """Return all meshes, the soonest first, and those that are refused behind."""
     module = asked.module()
+    models.check_whole(module, asked.experiment.model.source, f"with {asked.processes} processes")
     found = [_advised(asked, costs, module, *one) for one in _candidates(asked.processes)]
     return sorted(found, key=lambda one: (bool(one.refused), one.seconds))
 
@@ -350,7 +351,7 @@ def _pass_seconds(module: nn.Module, criterion: Criterion, x: torch.Tensor, y: t
         criterion.mean(module(x), y).backward()  # type: ignore[no-untyped-call]
 
     once()
-    return shortest(once, STEPS)
+    return shortest(once, PASSES)
 
 
 def shortest(call: Callable[[], object], times: int) -> float:

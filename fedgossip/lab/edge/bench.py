@@ -15,6 +15,7 @@ from fedgossip.base.seeds import stream
 from fedgossip.core import run_format
 from fedgossip.data.dataset import Dataset
 from fedgossip.lab.edge.onnx_model import AnsweringModule, OnnxModel, drawn
+from fedgossip.learning.measuring import ROWS
 from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import found
 
@@ -33,6 +34,10 @@ class Benched:
     p50: float
     p99: float
     score: float
+    on_device: float | None = None
+    """Share of the examples that a device answers by itself; None of a model in one piece."""
+    sent: float | None = None
+    """Mean bytes that it sends its server for an example."""
 
 
 Benchable = LoadedModel | OnnxModel
@@ -65,8 +70,17 @@ def measured(
         if score not in scores:
             raise ConfigError(f"{name} does not know its run's {score}", "It is a function of your own: leave it out.")
         runtime, how = ("onnx", one.how) if isinstance(one, OnnxModel) else ("torch", "float32")
-        found.append(Benched(name, runtime, how, _size(path), float(p50), float(p99), scores[score]))
+        costs = name, runtime, how, _size(path), float(p50), float(p99), scores[score]
+        found.append(Benched(*costs, *_of_exit(one, examples)))
     return found
+
+
+def _of_exit(model: Benchable, examples: Dataset) -> tuple[float | None, float | None]:
+    """Return the share of the examples that a device's part answers, and the mean bytes that it sends."""
+    if not isinstance(model, OnnxModel) or model.server is None:
+        return None, None
+    sent = sum(model.answered(np.asarray(examples.x[at : at + ROWS]))[1] for at in range(0, len(examples), ROWS))
+    return 1 - sent / len(examples), model.server.sent * sent / len(examples)
 
 
 def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.ndarray:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,20 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, TrainingError, needed
 from fedgossip.base.seeds import stream
 from fedgossip.data.dataset import Dataset
-from fedgossip.data.objectives import CODE, KINDS, LANGUAGE, MULTI_LABEL, REGRESSION, objective_of
+from fedgossip.data.objectives import CLASSIFICATION, CODE, KINDS, LANGUAGE, MULTI_LABEL, REGRESSION, objective_of
 from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import ColumnScale, ModelFacts
+from fedgossip.learning.models.models import EarlyExit
 
 METADATA = "fedgossip"
 HOW = "fedgossip.how"
 """Metadata key: how the file was made from its run's model, in words."""
-INPUT = "examples"
+PART = "fedgossip.part"
+"""Metadata key of a device's part: JSON, the largest entropy of an answer of its own, and its server's part."""
+INPUT, FEATURES = "examples", "features"
+DEVICE, SERVER = ".device.onnx", ".server.onnx"
+"""Ends of the names of a model's two parts."""
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
 NOT_ONNX = "INVALID_PROTOBUF"
 """Error text of onnxruntime for a file of another kind."""
@@ -51,8 +57,10 @@ SMALLEST = 1e-30
 class OnnxModel:
     """An exported model.  Call it with unscaled examples [m, ...]; the result is that of `LoadedModel`."""
 
-    def __init__(self, facts: ModelFacts, session: Any, path: Path, how: str = "") -> None:
-        self.facts, self.session, self.path, self.how = facts, session, path, how
+    def __init__(
+        self, facts: ModelFacts, session: Any, path: Path, how: str = "", server: ServerSide | None = None
+    ) -> None:
+        self.facts, self.session, self.path, self.how, self.server = facts, session, path, how, server
 
     def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Raises ConfigError for examples of another shape."""
@@ -65,9 +73,19 @@ class OnnxModel:
 
     def answer(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return the answers for one batch, in one call of the session."""
+        return self.answered(x)[0]
+
+    def answered(self, x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], int]:
+        """Return the answers for one batch, and how many examples went to the server's part."""
         kind = np.int64 if self.facts.vocabulary is not None else np.float32
-        (answers,) = self.session.run(None, {INPUT: np.ascontiguousarray(x, kind)})
-        return np.asarray(answers)
+        answers, *features = self.session.run(None, {INPUT: np.ascontiguousarray(x, kind)})
+        answers = np.asarray(answers)
+        if self.server is None:
+            return answers, 0
+        unsure = entropy(answers) > self.server.threshold
+        if unsure.any():
+            answers[unsure] = self.server.answer(features[0][unsure])
+        return answers, int(unsure.sum())
 
     @property
     def like(self) -> Dataset:
@@ -92,6 +110,35 @@ class OnnxModel:
         return answers.clamp_min(SMALLEST).log().float()
 
 
+class DevicePart(msgspec.Struct, frozen=True):
+    """What a device's part says of its server's: `features` numbers of an example go there, to a file of this hash."""
+
+    threshold: float
+    features: int
+    server: str
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """The server's part of a model in two, and when the device asks it: above an entropy of `threshold`."""
+
+    session: Any
+    threshold: float
+    sent: int
+    """Bytes of an example that goes there."""
+
+    def answer(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        (answers,) = self.session.run(None, {FEATURES: np.ascontiguousarray(features, np.float32)})
+        return np.asarray(answers)
+
+
+def entropy(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Return the entropy of each row [m, k] over log k: from 0, sure, to 1 (Teerapittayanon and others, 2017)."""
+    p = np.asarray(probabilities, np.float64)
+    total: npt.NDArray[np.float64] = -(p * np.log(np.maximum(p, SMALLEST))).sum(-1) / np.log(p.shape[-1])
+    return total
+
+
 def exported_facts(facts: ModelFacts) -> ModelFacts:
     """Return the facts of an exported file: without those that only torch and users' own modules need."""
     usual = objective_of(facts.kind, "", ())
@@ -102,6 +149,29 @@ def exported_facts(facts: ModelFacts) -> ModelFacts:
 
 def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     """Open a file that `fedgossip model export` wrote.  Raises ConfigError for another one."""
+    session, _ = _session_of(path, threads)
+    metadata = session.get_modelmeta().custom_metadata_map
+    reason = metadata.get(METADATA)
+    if reason is None:
+        text = f"{path}: an ONNX file that fedgossip has not made: nothing says what its numbers mean"
+        raise ConfigError(text, MAKE_ONE)
+    try:
+        facts = from_json(msgspec.json.Decoder(ModelFacts), reason.encode())
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: what it says of itself cannot be read: {error}", MAKE_ONE) from None
+    if facts.kind not in KINDS:
+        raise ConfigError(f"{path}: a model of kind {facts.kind[:50]!r}, which there is not", MAKE_ONE)
+    names, parted = ([one.name for one in session.get_inputs()], len(session.get_outputs())), metadata.get(PART)
+    if names != ([INPUT], 1 if parted is None else 2):
+        advice = f"Name the device's part, {DEVICE}, beside it." if names[0] == [FEATURES] else MAKE_ONE
+        raise ConfigError(f"{path}: its inputs are {', '.join(names[0])}; expected one, {INPUT}", advice)
+    facts = exported_facts(facts)  # the writer of the file may have named code in it
+    server = None if parted is None else _server_of(path, parted, threads)
+    return OnnxModel(facts, session, path, metadata.get(HOW, ""), server)
+
+
+def _session_of(path: Path, threads: int) -> tuple[Any, str]:
+    """Return a file's session, and the hash of the file.  Raises ConfigError for one that onnxruntime cannot read."""
     runtime = needed("onnxruntime", "edge", "an ONNX file")
     try:
         content = outside_files.read_bytes(outside_files.named(path), LARGEST)
@@ -118,22 +188,20 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
         reason = _first_line(error)
         text = "no ONNX file" if NOT_ONNX in reason else f"onnxruntime cannot read it: {reason}"
         raise ConfigError(f"{path}: {text}", MAKE_ONE) from None
-    metadata = session.get_modelmeta().custom_metadata_map
-    reason = metadata.get(METADATA)
-    if reason is None:
-        text = f"{path}: an ONNX file that fedgossip has not made: nothing says what its numbers mean"
-        raise ConfigError(text, MAKE_ONE)
+    return session, sha256(content).hexdigest()
+
+
+def _server_of(path: Path, text: str, threads: int) -> ServerSide:
+    """Return the server's part beside a device's.  Raises ConfigError for none, and for that of another model."""
     try:
-        facts = from_json(msgspec.json.Decoder(ModelFacts), reason.encode())
+        part = from_json(msgspec.json.Decoder(DevicePart), text.encode())
     except UnreadableError as error:
-        raise ConfigError(f"{path}: what it says of itself cannot be read: {error}", MAKE_ONE) from None
-    if facts.kind not in KINDS:
-        raise ConfigError(f"{path}: a model of kind {facts.kind[:50]!r}, which there is not", MAKE_ONE)
-    names = [one.name for one in session.get_inputs()], len(session.get_outputs())
-    if names != ([INPUT], 1):
-        raise ConfigError(f"{path}: its inputs are {', '.join(names[0])}; expected one, {INPUT}", MAKE_ONE)
-    facts = exported_facts(facts)  # the writer of the file may have named code in it
-    return OnnxModel(facts, session, path, metadata.get(HOW, ""))
+        raise ConfigError(f"{path}: what it says of its server's part cannot be read: {error}", MAKE_ONE) from None
+    beside = path.with_name(path.name.removesuffix(DEVICE) + SERVER)
+    session, digest = _session_of(beside, threads)
+    if digest != part.server:
+        raise ConfigError(f"{beside}: not the server's part of {path.name}", "Export both parts again.")
+    return ServerSide(session, part.threshold, 4 * part.features)
 
 
 def _first_line(error: Exception) -> str:
@@ -163,6 +231,30 @@ class AnsweringModule(nn.Module):
             return torch.softmax(outputs, -1)
         numbers = outputs.reshape(outputs.shape[0], -1)
         return numbers if self.in_units is None else self.in_units.forward(numbers)
+
+
+class AnsweringDevice(nn.Module):
+    """The part of a model with an exit that a device has: probabilities of the exit, and the server's features."""
+
+    def __init__(self, model: LoadedModel, network: EarlyExit) -> None:
+        super().__init__()
+        self.scaled = InputScaling(model.facts.scale, model.facts.shape) if model.facts.scale else None
+        self.device, self.exit = network.device, network.exit
+
+    def forward(self, examples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.device(examples if self.scaled is None else self.scaled(examples))
+        return torch.softmax(self.exit(features), -1), features
+
+
+class AnsweringServer(nn.Module):
+    """The part that a server has: from features to probabilities."""
+
+    def __init__(self, network: EarlyExit) -> None:
+        super().__init__()
+        self.server = network.server
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.server(features), -1)
 
 
 class InputScaling(nn.Module):
@@ -239,17 +331,66 @@ def graph_of(model: LoadedModel) -> Any:
     """
     if model.facts.document:
         raise ConfigError("boosted trees have no layers to export", "Use their folder, with trees.json.")
-    onnx = needed("onnx", "edge", "a model as ONNX")
-    needed("onnxscript", "edge", "a model as ONNX")
     facts, free = model.facts, {0: torch.export.Dim("batch")}
     if facts.vocabulary is not None and facts.shape[0] > 1:
         free[1] = torch.export.Dim("time")
-    example = torch.from_numpy(drawn(facts, 2))
+    lengths = [
+        "batch",
+        *(["time" if len(free) > 1 else facts.shape[0]] if facts.kind == LANGUAGE else []),
+        facts.outputs,
+    ]
+    return _graph(AnsweringModule(model), facts, torch.from_numpy(drawn(facts, 2)), free, {output_of(facts): lengths})
+
+
+def write_parts(model: LoadedModel, threshold: float, path: Path) -> tuple[Exported, Exported]:
+    """Write a model with an exit as a device's part and a server's, after `path`, compared with torch as `write` does.
+
+    The device answers an example by itself where the entropy of its exit is at most `threshold`.  Raises ConfigError
+    for a model without an exit, and for existing files; TrainingError where the answers differ.
+    """
+    network, facts = model.module, model.facts
+    if not isinstance(network, EarlyExit) or facts.kind != CLASSIFICATION:
+        text = f"{facts.source}, {facts.kind}: a model of classes with an exit is cut in two, and no other"
+        raise ConfigError(text, "Train one by model.source = mlp:64-32-10?exit=1, say; or leave --exit out.")
+    device, server = (path.with_name(path.name.removesuffix(".onnx") + end) for end in (DEVICE, SERVER))
+    for one in (device, server):
+        check_free(one)
+    batch = {0: torch.export.Dim("batch")}
+    examples = torch.from_numpy(drawn(facts, TRIED))
+    with torch.no_grad():
+        ours, features = AnsweringDevice(model, network).eval()(examples)
+        theirs = AnsweringServer(network).eval()(features)
+    sizes = ["batch", *features.shape[1:]]
+    outputs = {output_of(facts): ["batch", facts.outputs], FEATURES: sizes}
+    first = _graph(AnsweringDevice(model, network), facts, examples[:2], batch, outputs)
+    second = _graph(AnsweringServer(network), facts, features[:2], batch, {output_of(facts): outputs["probabilities"]})
+    owner_files.written(server, content := second.SerializeToString())
+    part = DevicePart(threshold, features[0].numel(), sha256(content).hexdigest())
+    set_metadata(first, PART, msgspec.json.encode(part).decode())
+    owner_files.written(device, first.SerializeToString())
+    opened = open_onnx(device)
+    assert opened.server is not None, "just written"
+    answers, given = opened.session.run(None, {INPUT: examples.numpy()})
+    apart = [np.abs(answers - ours.numpy()).max(), np.abs(opened.server.answer(given) - theirs.numpy()).max()]
+    if not max(apart) <= WITHIN:
+        for one in (device, server):
+            one.unlink()
+        raise TrainingError(f"{path}: answers differ from torch's by {max(apart):.2g}", "Nothing was written.")
+    return Exported(device, float(apart[0])), Exported(server, float(apart[1]))
+
+
+def _graph(
+    module: nn.Module, facts: ModelFacts, example: torch.Tensor, free: Any, outputs: Mapping[str, Sequence[str | int]]
+) -> Any:
+    """Return a module as a graph with these outputs, each with its lengths."""
+    onnx = needed("onnx", "edge", "a model as ONNX")
+    needed("onnxscript", "edge", "a model as ONNX")
+    given = FEATURES if isinstance(module, AnsweringServer) else INPUT
     try:
         with _quiet():
             program = torch.onnx.export(
-                AnsweringModule(model).eval(), (example,), dynamo=True, dynamic_shapes=(free,), opset_version=OPSET,
-                input_names=[INPUT], output_names=[output_of(facts)], verbose=False,
+                module.eval(), (example,), dynamo=True, dynamic_shapes=(free,), opset_version=OPSET,
+                input_names=[given], output_names=[*outputs], verbose=False,
             )  # fmt: skip
     except Exception as error:  # any error of torch about a user's own module
         cause = error.__cause__ or error
@@ -259,7 +400,7 @@ def graph_of(model: LoadedModel) -> Any:
     assert program is not None, "dynamo=True gives a program"
     graph = onnx.ModelProto()
     graph.CopyFrom(program.model_proto)
-    _tidy(graph, facts, free=len(free))
+    _tidy(graph, facts, outputs)
     return graph
 
 
@@ -319,7 +460,7 @@ def difference_of(model: LoadedModel, file: OnnxModel) -> float:
     return float((np.abs(ours - theirs) / np.maximum(1, np.abs(ours))).max())
 
 
-def _tidy(graph: Any, facts: ModelFacts, free: int) -> None:
+def _tidy(graph: Any, facts: ModelFacts, outputs: Mapping[str, Sequence[str | int]]) -> None:
     """Remove entries for torch's developers, paths of this machine among them; add a description of the model.
 
     Inner shapes go too: some are wrong where lengths are free, and every reader infers them again.
@@ -334,16 +475,15 @@ def _tidy(graph: Any, facts: ModelFacts, free: int) -> None:
         del holder.metadata_props[:]
         holder.doc_string = ""
     del graph.graph.value_info[:]
-    (answers,) = graph.graph.output
-    sizes = answers.type.tensor_type.shape.dim
-    lengths = ["batch", *(["time" if free > 1 else facts.shape[0]] if facts.kind == LANGUAGE else []), facts.outputs]
-    del sizes[:]
-    for length in lengths:
-        size = sizes.add()
-        if isinstance(length, str):
-            size.dim_param = length
-        else:
-            size.dim_value = length
+    for answers, lengths in zip(graph.graph.output, outputs.values(), strict=True):
+        sizes = answers.type.tensor_type.shape.dim
+        del sizes[:]
+        for length in lengths:
+            size = sizes.add()
+            if isinstance(length, str):
+                size.dim_param = length
+            else:
+                size.dim_value = length
     graph.graph.name = facts.source
     set_metadata(graph, METADATA, msgspec.json.encode(exported_facts(facts)).decode())
     set_metadata(graph, HOW, FLOATS)

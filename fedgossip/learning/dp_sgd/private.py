@@ -38,6 +38,7 @@ from fedgossip.base.errors import ConfigError, needed
 from fedgossip.data.objectives import Objective
 from fedgossip.learning.dp_sgd.layer_gradients import Layered, LayerGradients, known_layers, parts, squares
 from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy, private_rate
+from fedgossip.learning.models import models
 from fedgossip.learning.one_model.batches import Indices
 from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.one_model.optimizers import square_root
@@ -133,6 +134,9 @@ class PrivateGradients:
 
     def check(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Raise ConfigError for a model without support for this training; `x`, `y`: some of its examples."""
+        if models.has_terms(self._module):
+            text = "exits or experts in a model where single records are private: its loss has other terms than theirs"
+            raise ConfigError(text, 'Leave exit= or experts= out of model.source, or set privacy.unit = "client".')
         check_apart(self._module, self._way, x[:2], y[:2])
 
     def begin(self, node: int, round: int) -> None:

@@ -7,6 +7,8 @@ cnn:16-32-64       the same two convolutions, of 16 and 32 channels, then linear
 resnet:20          residual layers for small images, 20 = 6 n + 2, with BatchNorm; resnet:20-gn with GroupNorm, 2 groups
 chars:64           next-character model: embedding, GRU of 64, linear
 gpt:2-64-4         next-character transformer: 2 layers, width 64, 4 heads
+gpt:2-64-4?experts=4&top=2   the same, with 4 experts in place of each block's wide layers, of which a place has 2
+mlp:64-32-10?exit=1          mlp or cnn with an early exit, a linear layer of its own behind so many of its layers
 module:function    yours: takes (shape, classes), gives a torch.nn.Module
 """
 
@@ -14,10 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.limits import MOST
 from fedgossip.data.custom import NamesCode
 
 KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "resnet", "chars", "gpt")
@@ -153,6 +156,11 @@ class TransformerSizes:
     layers: int
     width: int
     heads: int
+    experts: int = 0
+    """Of each block; 0: its two wide layers."""
+    top: int = 2
+    capacity: float = 1.25
+    balance: float = 0.01
 
     @property
     def parameters(self) -> Shapes:
@@ -168,16 +176,57 @@ class TransformerSizes:
             *_pair(f"{name}.between", (w,)),
             (f"{name}.asked.weight", (3 * w, w)),
             (f"{name}.out.weight", (w, w)),
-            (f"{name}.wide.weight", (4 * w, w)),
-            (f"{name}.narrow.weight", (w, 4 * w)),
+            *self._wide(name),
         ]
+
+    def _wide(self, name: str) -> Shapes:
+        w, n = self.width, self.experts
+        if not n:
+            return [(f"{name}.wide.weight", (4 * w, w)), (f"{name}.narrow.weight", (w, 4 * w))]
+        shapes = {"wide": (n, 4 * w, w), "narrow": (n, w, 4 * w), "router": (n, w)}
+        return [(f"{name}.experts.{part}", shape) for part, shape in shapes.items()]
 
     @property
     def buffers(self) -> Shapes:
         return []
 
 
-Architecture = DenseSizes | ConvolutionalSizes | ResidualSizes | GruSizes | TransformerSizes
+@dataclass(frozen=True)
+class ExitSizes:
+    """A network in two parts, and the exit behind the first: `layers` of its layers with weights are in that."""
+
+    whole: DenseSizes | ConvolutionalSizes
+    layers: int
+    weight: float
+    """Of the exit's loss; that of the last outputs has 1."""
+
+    @property
+    def features(self) -> int:
+        """Numbers that the exit's layer is given, and that go on to the second part."""
+        if isinstance(self.whole, DenseSizes):
+            return self.whole.sizes[self.layers]
+        _, height, width = self.whole.image
+        if self.layers == 1:
+            return self.whole.channels[0] * (height // 2) * (width // 2)
+        return self.whole.sizes[self.layers - 2]
+
+    @property
+    def classes(self) -> int:
+        return self.whole.sizes[-1]
+
+    @property
+    def parameters(self) -> Shapes:
+        own, cut = self.whole.parameters, 2 * self.layers
+        first = [(f"device.{name}", shape) for name, shape in own[:cut]]
+        exit = _linear("exit.layer", self.features, self.classes)
+        return [*first, *exit, *((f"server.{name}", shape) for name, shape in own[cut:])]
+
+    @property
+    def buffers(self) -> Shapes:
+        return []
+
+
+Architecture = DenseSizes | ConvolutionalSizes | ResidualSizes | GruSizes | TransformerSizes | ExitSizes
 
 
 def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: int | None = None) -> Architecture | None:
@@ -186,6 +235,8 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     Raises ConfigError for an unknown model, and for one that does not fit the data.
     """
     kind, _, rest = source.partition(":")
+    if kind in ("mlp", "cnn", "gpt") and "?" in rest:
+        return _with_options(source, shape, classes, vocabulary)
     if kind.partition("?")[0] in FITTED:
         raise ConfigError(f"{source!r} is fitted by sums, without gradients", "Fit it by  fedgossip fit EXPERIMENT.")
     if kind == "chars":
@@ -209,6 +260,59 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     if CODE.named_by(source) == source:
         return None
     raise ConfigError(f"unknown model {source!r}", nearest(source, [*KINDS, "module:function"]))
+
+
+EXPERTS_MOST = 256
+OPTIONS = {
+    "gpt": {"experts": int, "top": int, "capacity": float, "balance": float},
+    "mlp": {"exit": int, "weight": float},
+    "cnn": {"exit": int, "weight": float},
+}
+"""Options of a named model, behind "?"."""
+
+
+def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: int | None) -> Architecture:
+    """Return the model of a name with options.  Raises ConfigError."""
+    name, _, words = source.partition("?")
+    kinds = OPTIONS[name.partition(":")[0]]
+    found: dict[str, float] = {}
+    for word in words.split("&"):
+        key, _, text = word.partition("=")
+        if key not in kinds:
+            raise ConfigError(f"{source!r}: option {key!r} is not known", nearest(key, kinds))
+        try:
+            found[key] = kinds[key](text)
+        except ValueError:
+            found[key] = math.nan
+        if not 0 <= found[key] < MOST:
+            raise ConfigError(f"{source!r}: {key} = {text!r} is no number", f"Write {key}={2 if key == 'top' else 1}.")
+    whole = architecture(name, shape, classes, vocabulary)
+    if isinstance(whole, TransformerSizes):
+        return _expert(source, replace(whole, **{"experts": 1, "top": 1, **found}))  # type: ignore[arg-type]
+    assert isinstance(whole, DenseSizes | ConvolutionalSizes), "by OPTIONS"
+    at, weight = int(found.get("exit", 0)), float(found.get("weight", 1.0))
+    layers = len(whole.parameters) // 2
+    if isinstance(whole, ConvolutionalSizes) and whole.norm:
+        raise ConfigError(f"{source!r}: an exit of a model with BatchNorm", "Take cnn:small, or cnn:16-32-64.")
+    if not 1 <= at < layers:
+        text = f"{source!r}: exit = {at}, and {layers - 1} of its layers have another behind them"
+        raise ConfigError(text, f"Write exit=1{f', up to {layers - 1}' if layers > 2 else ''}.")
+    if not weight:
+        raise ConfigError(f"{source!r}: weight = 0: the exit would learn nothing", "Write weight=1, or leave it out.")
+    return ExitSizes(whole, at, weight)
+
+
+def _expert(source: str, sized: TransformerSizes) -> TransformerSizes:
+    """Return the sizes.  Raises ConfigError for experts that cannot be."""
+    if not 1 <= sized.experts <= EXPERTS_MOST:
+        raise ConfigError(f"{source!r}: experts = {sized.experts}", f"Write 1 to {EXPERTS_MOST}.")
+    if not 1 <= sized.top <= sized.experts:
+        text = f"{source!r}: a place goes to top = {sized.top} of {sized.experts} experts"
+        raise ConfigError(text, f"Write top=1{f', up to {sized.experts}' if sized.experts > 1 else ''}.")
+    if not sized.capacity:
+        text = f"{source!r}: capacity = 0: no expert takes a place"
+        raise ConfigError(text, "Write capacity=1.25, a quarter more than an equal share.")
+    return sized
 
 
 def _convolutional(

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ from fedgossip.learning.models.architectures import (
     RESIDUAL,
     ConvolutionalSizes,
     DenseSizes,
+    ExitSizes,
     ResidualSizes,
     TransformerSizes,
     architecture,
@@ -65,6 +67,18 @@ def build(
         return _build(source, tuple(dataset_shape), classes, vocabulary_size, base).float()
 
 
+def check_whole(module: nn.Module, source: str, what: str) -> None:
+    """Raise ConfigError for a model whose loss has a term that no part of a batch has."""
+    if isinstance(module, Transformer) and module.experts:
+        text = f"{source} {what}: experts' capacity and balance are those of a whole batch in one process"
+        raise ConfigError(text, "Leave one of the two out.")
+
+
+def has_terms(module: nn.Module) -> bool:
+    """Return whether a model gives `TrainingOutputs` while it trains."""
+    return isinstance(module, EarlyExit) or (isinstance(module, Transformer) and module.experts > 0)
+
+
 def is_own(source: str) -> bool:
     """Whether a function of the user's makes the model."""
     return bool(CODE.named_by(source))
@@ -80,8 +94,10 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
             return convolutional(sized)
         case ResidualSizes() as sized:
             return residual(sized)
-        case TransformerSizes(size, layers, width, heads):
-            return Transformer(size, layers, width, heads)
+        case TransformerSizes() as sized:
+            return Transformer(sized)
+        case ExitSizes(whole) as sized:
+            return EarlyExit(dense(*whole.sizes) if isinstance(whole, DenseSizes) else convolutional(whole), sized)
         case sized:
             return Characters(sized.vocabulary, sized.hidden)
 
@@ -100,7 +116,7 @@ def rates(inputs: int) -> nn.Module:
     return layers
 
 
-def dense(*sizes: int) -> nn.Module:
+def dense(*sizes: int) -> nn.Sequential:
     """Linear layers from sizes[0] inputs to sizes[-1] classes, ReLU between them."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
@@ -110,7 +126,7 @@ def dense(*sizes: int) -> nn.Module:
     return nn.Sequential(layers)
 
 
-def convolutional(sized: ConvolutionalSizes) -> nn.Module:
+def convolutional(sized: ConvolutionalSizes) -> nn.Sequential:
     """The layers of an image model in their order."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if sized.folded:
@@ -127,6 +143,43 @@ def convolutional(sized: ConvolutionalSizes) -> nn.Module:
         layers[f"relu{number + 2}"] = nn.ReLU()
     layers["layer"] = nn.Linear(sized.sizes[-2], sized.sizes[-1])
     return nn.Sequential(layers)
+
+
+class TrainingOutputs(NamedTuple):
+    """The outputs of a model whose loss has more terms than theirs, while it trains; in eval mode it gives `last`."""
+
+    last: torch.Tensor
+    exits: tuple[torch.Tensor, ...] = ()
+    weight: float = 1.0
+    added: torch.Tensor | None = None
+
+    def loss(self, mean: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of the last outputs, those of the exits by their weight, and the added term."""
+        found = mean(self.last, labels)
+        for exit in self.exits:
+            found = found + self.weight * mean(exit, labels)
+        return found if self.added is None else found + self.added
+
+
+class EarlyExit(nn.Module):
+    """A network with an exit behind its first layers: these on a device, the others on a server.
+
+    Both outputs are trained at once, by the weighted sum of their losses (Teerapittayanon, McDanel and Kung,
+    Distributed deep neural networks over the cloud, the edge and end devices, ICDCS 2017, section III).
+    """
+
+    def __init__(self, body: nn.Sequential, sized: ExitSizes) -> None:
+        super().__init__()
+        heavy = [place for place, layer in enumerate(body) if next(layer.parameters(), None) is not None]
+        self.weight = sized.weight
+        layers = OrderedDict(flatten=nn.Flatten(), layer=nn.Linear(sized.features, sized.classes))
+        self.device, self.exit = body[: heavy[sized.layers]], nn.Sequential(layers)
+        self.server = body[heavy[sized.layers] :]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | TrainingOutputs:
+        h = self.device(x)
+        last = self.server(h)
+        return TrainingOutputs(last, (self.exit(h),), self.weight) if self.training else last
 
 
 class ResidualBlock(nn.Module):
@@ -202,24 +255,28 @@ class Transformer(nn.Module):
     `width` is a multiple of 2 `heads`.
     """
 
-    def __init__(self, vocabulary: int, layers: int, width: int, heads: int) -> None:
+    def __init__(self, sized: TransformerSizes) -> None:
         super().__init__()
-        self.heads = heads
+        vocabulary, layers, width, self.heads = sized.vocabulary, sized.layers, sized.width, sized.heads
+        self.experts, self.balance = sized.experts, sized.balance
         self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(sized) for _ in range(layers))
         self.behind = nn.LayerNorm(width)
         self.layer = nn.Linear(width, vocabulary, bias=False)
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
-                added = name.endswith(("out.weight", "narrow.weight"))
+                added = name.endswith(("out.weight", "narrow.weight", "experts.narrow"))
                 nn.init.normal_(weight, std=DEVIATION / math.sqrt(2 * layers) if added else DEVIATION)
 
-    def forward(self, characters: torch.Tensor) -> torch.Tensor:
+    def forward(self, characters: torch.Tensor) -> torch.Tensor | TrainingOutputs:
         h = self.embedding(characters)
         for block in self.blocks:
             h = block(h)
         logits: torch.Tensor = self.layer(self.behind(h))
-        return logits
+        if not (self.experts and self.training):
+            return logits
+        uneven = torch.stack([block.experts.taken_uneven() for block in self.blocks]).sum()  # type: ignore[operator, union-attr]
+        return TrainingOutputs(logits, added=self.balance * uneven)
 
 
 class TransformerStage(nn.Module):
@@ -247,17 +304,23 @@ class TransformerStage(nn.Module):
 class Block(nn.Module):
     """[b, context, width] -> the same shape."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, sized: TransformerSizes) -> None:
         super().__init__()
-        self.size = width // heads
+        width = sized.width
+        self.size = width // sized.heads
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.asked = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
-        self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.experts = Experts(sized) if sized.experts else None
+        if self.experts is None:
+            self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         h = h + self.out(self.attention(self.before(h)))
-        added: torch.Tensor = self.narrow(functional.gelu(self.wide(self.between(h))))
+        between = self.between(h)
+        added: torch.Tensor = (
+            self.narrow(functional.gelu(self.wide(between))) if self.experts is None else self.experts(between)
+        )
         return h + added
 
     def seen(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -271,6 +334,62 @@ class Block(nn.Module):
         parts = asked.view(rows, context, 3, -1, self.size).permute(2, 0, 3, 1, 4)
         queries, keys, values = parts.unbind(0)
         return self.seen(queries, keys, values).transpose(1, 2).reshape(rows, context, -1)
+
+
+class Experts(nn.Module):
+    """[b, context, width] -> the same shape: of n pairs of wide layers each place has the `top` that a router prefers.
+
+        p  =  softmax(router h),  the shares of the chosen divided by their sum (top = 1: p itself)
+        y  =  sum over the chosen of  share  narrow_e gelu(wide_e h)
+
+    While it trains an expert takes `capacity` times an equal share of the batch's places, in their order, and the
+    others go on by the residual alone; in eval mode it takes all.  `uneven` is n sum_e f_e P_e - 1 of the last pass,
+    f the shares of places and P the mean of p: 0 where experts are used alike.
+
+    Sources: Shazeer and others, Outrageously large neural networks, ICLR 2017; Lepikhin and others, GShard, ICLR 2021,
+    for top = 2 and the capacity; Fedus, Zoph and Shazeer, Switch transformers, JMLR 23 (2022), for top = 1 and `uneven`
+    """
+
+    def __init__(self, sized: TransformerSizes) -> None:
+        super().__init__()
+        n, width = sized.experts, sized.width
+        self.top, self.capacity = sized.top, sized.capacity
+        self.wide, self.narrow = (
+            nn.Parameter(torch.empty(n, 4 * width, width)),
+            nn.Parameter(torch.empty(n, width, 4 * width)),
+        )
+        self.router = nn.Parameter(torch.empty(n, width))
+        self.uneven = torch.zeros(())
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        places, n = h.reshape(-1, h.shape[-1]), len(self.router)
+        p = functional.linear(places, self.router).softmax(-1)
+        shares, chosen = p.topk(self.top, dim=-1)
+        if self.top > 1:
+            shares = shares / shares.sum(-1, keepdim=True)
+        taken = functional.one_hot(chosen, n)  # [places, top, n]
+        if not self.training:
+            weights = (taken * shares.unsqueeze(-1)).sum(1)
+            found = sum(weights[:, e : e + 1] * self._one(places, e) for e in range(n))
+            return torch.as_tensor(found).view_as(h)
+        self.uneven = n * (taken.float().mean((0, 1)) * p.mean(0)).sum() - 1
+        most = math.ceil(self.capacity * len(places) * self.top / n)
+        before = taken.view(-1, n).cumsum(0).view_as(taken)  # with itself, of an expert's places so far
+        kept = taken.bool() & (before <= most)
+        whole = torch.zeros_like(places)
+        for e in range(n):
+            rows, choice = kept[:, :, e].nonzero(as_tuple=True)
+            added = self._one(places[rows], e) * shares[rows, choice].unsqueeze(-1)
+            whole = whole.index_add(0, rows, added)
+        return whole.view_as(h)
+
+    def taken_uneven(self) -> torch.Tensor:
+        """Return `uneven`, and hold it no longer: a copy of the module would have to copy its graph."""
+        found, self.uneven = self.uneven, torch.zeros(())
+        return found
+
+    def _one(self, places: torch.Tensor, e: int) -> torch.Tensor:
+        return functional.linear(functional.gelu(functional.linear(places, self.wide[e])), self.narrow[e])
 
 
 def turned(vectors: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:

@@ -20,6 +20,7 @@ from fedgossip.base.limits import CalledWith
 from fedgossip.data import custom
 from fedgossip.data.objectives import Objective
 from fedgossip.data.ragged import IGNORED
+from fedgossip.learning.models.models import TrainingOutputs
 from fedgossip.learning.one_model.devices import autocast
 
 Values = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,12 +69,14 @@ class Criterion:
         self._own = custom.function(self.name, base, LOSS) if custom.is_function(self.name) else None
         self._values = _values_of(self.name)
 
-    def mean(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def mean(self, outputs: torch.Tensor | TrainingOutputs, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean over the examples of a batch, of text over its characters, a scalar; padding counts not.
 
         Raises TrainingError where the model's outputs do not have the shape of the labels, and for a function of the
         user's own that raises or returns no scalar.
         """
+        if isinstance(outputs, TrainingOutputs):
+            return outputs.loss(self.mean, labels)
         outputs = _wide(outputs)
         if self._own is not None:
             return self._called(outputs, labels)

@@ -46,6 +46,7 @@ from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
 from fedgossip.data.ragged import parts_of
 from fedgossip.learning.many_nodes.stacked_engine import Outcome, State
+from fedgossip.learning.models import models
 from fedgossip.learning.one_model import module_engine
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.module_engine import PERSONAL, Assignment, Done, Sums
@@ -99,6 +100,7 @@ class ProcessesLoop(ABC):
         sharing: GpuSharing,
     ) -> None:
         self.memory: Sequence[ProcessMemory] = ()
+        models.check_whole(module, source.name, f"with train.processes = {settings.processes}")
         if settings.compression == BF16 and device.type != "cuda":
             text = f'compression = "{BF16}" on {device.type}: torch adds 16 bits up over NCCL alone, of CUDA GPUs'
             raise ConfigError(text, 'Use "powersgd:2", or leave it out.')

@@ -78,7 +78,7 @@ def _plan_of(module: nn.Module, source: str, mesh: MeshSettings) -> Plan:
         return _transformer(len(module.blocks), sequence=mesh.sequence)
     if mesh.sequence:
         raise ConfigError(f"mesh.sequence: {source} knows no places of a text", "Leave it out, or take gpt:2-64-4.")
-    if source.partition(":")[0] in ("mlp", "softmax"):
+    if source.partition(":")[0] in ("mlp", "softmax") and isinstance(module, nn.Sequential):
         return _dense([name for name, layer in module.named_children() if isinstance(layer, nn.Linear)])
     advice = "Take mlp or gpt, or a model of your own with a plan; or divide batches alone (docs/together/parallel.md)."
     raise ConfigError(f"mesh.tensor = {mesh.tensor}: {source} has no plan of its layers", advice)
