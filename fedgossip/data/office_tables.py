@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import math
 import os
-import sqlite3
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -194,7 +193,6 @@ QUERY_MOST = 1 << 20
 """Maximum number of bytes of a query."""
 STEPS, STEPS_AT_ONCE = 20_000_000_000, 1_000_000
 """Maximum number of steps of SQLite's machine for a query, minutes of time; and between two checks of it."""
-_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 
 def query_text(query: Path) -> str:
@@ -215,7 +213,10 @@ def query_digest(query: Path) -> str:
 
 def read_query(file: TableFile) -> TableRows:
     """Return the rows of a query.  Raises ConfigError for a query that fails, writes, takes too long or has no rows."""
+    import sqlite3
+
     assert file.query is not None, "a source sql: has a query"
+    allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
     text, path, steps = query_text(file.query), file.path, 0
 
     def overdue() -> int:
@@ -227,7 +228,7 @@ def read_query(file: TableFile) -> TableRows:
         outside_files.check_file(outside_files.named(path))
         address = f"file:{quote(str(outside_files.named(path)))}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
-            database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY)
+            database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
             database.set_progress_handler(overdue, STEPS_AT_ONCE)
             answer = database.execute(text)
             header = [str(column[0]).strip() for column in answer.description or ()]

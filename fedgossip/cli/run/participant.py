@@ -86,19 +86,23 @@ def folder_options(command: Command) -> Command:
     @functools.wraps(command)
     def taken(*words: Any, links: str, poll: float, once: bool, patience: float, **named: Any) -> Any:
         from fedgossip.base.errors import ConfigError
-        from fedgossip.drivers.participant import FolderCarrier
 
         if links and not (links.startswith(FOLDER) and links != FOLDER):
             raise ConfigError(f"--links {links}: neither left out nor folder:DIR", "Write --links folder:/mnt/run")
         if once and not links:
             raise ConfigError("--once is for a run over a folder", "Add --links folder:DIR.")
-        root = Path(links.removeprefix(FOLDER))
-        return command(*words, carrier=FolderCarrier(root, poll, once, patience * 3600) if links else None, **named)
+        return command(*words, carrier=_carrier(links, poll, once, patience) if links else None, **named)
 
     wrapped: Command = taken
     for option in reversed(given):
         wrapped = option(wrapped)
     return wrapped
+
+
+def _carrier(links: str, poll: float, once: bool, patience: float) -> FolderCarrier:
+    from fedgossip.drivers.participant import FolderCarrier  # which imports the plans of every kind of run
+
+    return FolderCarrier(Path(links.removeprefix(FOLDER)), poll, once, patience * 3600)
 
 
 def listens(plan: Plan, carrier: FolderCarrier | None) -> Callable[[int], bool]:

@@ -59,6 +59,9 @@ def declared(table: CsvColumns, encoding: TableEncoding) -> CsvColumns:
 
 
 def _encoded_column(table: CsvColumns, place: int, column: EncodedColumn) -> npt.NDArray[np.float64]:
+    if not column.categories and (numbers := all_numbers(table, place)) is not None:
+        found = np.array(numbers, np.float64)[:, None]
+        return np.concatenate([found, np.zeros_like(found)], axis=1) if column.indicator else found
     rows: list[Sequence[float]] = []
     for row, cell in enumerate(table.words(place)):
         if table.unread:
@@ -123,6 +126,14 @@ def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides:
     if any(map(is_number, left)):
         return "The first line of the file names the columns."
     return nearest(missing, left) if left else "Every column that the model learned from is needed, by its name."
+
+
+def all_numbers(table: CsvColumns, place: int) -> list[float] | None:
+    """Return the numbers of a column whose cells all are numbers; None where they are to be read one by one."""
+    if table.unread:
+        return None
+    found = list(map(number_in, table.words(place)))
+    return None if None in found else found  # type: ignore[return-value]
 
 
 def number_of(table: CsvColumns, row: int, place: int) -> float:
@@ -323,7 +334,9 @@ class SiteColumns:
             raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
         encoded = [EncodedColumn(one.name, one.unit) for one in schema.columns]
         self.places = found_columns(self.table, encoded)
-        self.cells = {one.name: [self._checked(one, row) for row in range(rows)] for one in schema.columns}
+        self.cells = {
+            one.name: self._numbers(one) or [self._checked(one, row) for row in range(rows)] for one in schema.columns
+        }
         """A number, a category, or None for an empty cell, of each row, by column."""
         self.dropped = 0
         """Number of rows that are left out."""
@@ -343,6 +356,12 @@ class SiteColumns:
         if self.records < max(1, least):
             text = f"{self.table.path}: fewer than {max(1, least)} records without an empty cell"
             raise ConfigError(text, 'It takes no part; or set data.missing = "mean".')
+
+    def _numbers(self, column: SchemaColumn) -> list[float | str | None]:
+        """Return the numbers of a column whose cells all are numbers within its bounds; else none."""
+        numbers = None if column.categories else all_numbers(self.table, self.places[column.name])
+        inside = numbers and not (column.bounded and (min(numbers) < column.low or max(numbers) > column.high))  # type: ignore[operator]
+        return list(numbers) if numbers and inside else []
 
     def _checked(self, column: SchemaColumn, row: int) -> float | str | None:
         try:

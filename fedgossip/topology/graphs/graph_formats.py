@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import msgspec
 
@@ -87,6 +86,8 @@ def _reader(path: Path, low: str) -> Callable[[Path, str], GivenGraph] | None:
 
 
 def _xml(path: Path, text: str) -> GivenGraph:
+    from xml.etree import ElementTree
+
     import networkx as nx
 
     if _FORBIDDEN.search(text):

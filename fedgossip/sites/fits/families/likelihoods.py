@@ -47,7 +47,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, gammaln, polygamma, psi
 
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.agreed.agreed_table import AgreedTable
@@ -378,6 +377,8 @@ class NegativeBinomial(Likelihood):
         return np.concatenate([[math.log(mean)], np.zeros(len(d.columns)), [math.log(alpha)]])
 
     def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:  # noqa: ARG002
+        from scipy.special import gammaln, polygamma, psi
+
         y, mu, r = site.y[:, 0], np.exp(site.x @ point[:-1]), math.exp(-point[-1])
         whole = r + mu
         likelihood = gammaln(y + r) - gammaln(r) - gammaln(y + 1) + r * np.log(r / whole) + y * np.log(mu / whole)
@@ -474,6 +475,8 @@ class Firth(Likelihood):
         return np.concatenate([[math.log(mean / (1 - mean))], np.zeros(len(d.columns))])
 
     def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
+        from scipy.special import expit
+
         x, y, eta = site.x, site.y[:, 0], site.x @ point
         p = expit(eta)
         w = p * (1 - p)

@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.linalg import block_diag
-from scipy.special import expit, logsumexp
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.data.objectives import CLASSIFICATION
@@ -59,6 +57,8 @@ class Multinomial(Likelihood):
         return point.ravel()
 
     def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
+        from scipy.special import logsumexp
+
         others, width = len(d.classes) - 1, len(d.columns) + 1
         eta = np.concatenate([np.zeros((len(site.x), 1)), site.x @ point.reshape(others, width).T], axis=1)
         log_p = eta - logsumexp(eta, axis=1, keepdims=True)
@@ -77,6 +77,8 @@ class Multinomial(Likelihood):
         return FamilyModel(SOFTMAX, np.concatenate([0 * rows[:1], rows]))
 
     def in_units(self, d: FamilyDesign) -> Values:
+        from scipy.linalg import block_diag
+
         return np.asarray(block_diag(*[in_units(d)] * (len(d.classes) - 1)))
 
 
@@ -99,6 +101,8 @@ class Ordinal(Likelihood):
         return np.concatenate([np.log(below / (first.sum() - below)), np.zeros(len(d.columns))])
 
     def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:
+        from scipy.special import expit
+
         cuts, m, x = len(d.classes) - 1, len(site.x), site.x[:, 1:]
         of, row = site.y[:, 0].astype(int), np.arange(m)
         ends = np.concatenate([[-np.inf], point[:cuts], [np.inf]])
