@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 from commands import Said, finish, free_ports, in_process, start, typed
 from judging import SITES, trained_in
+from spying import spying
 
 from fedgossip.audit.entries import Owner
 from fedgossip.audit.log import AuditLog
@@ -27,7 +29,15 @@ from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import JOINING, ApprovalRequest, versions
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
 from fedgossip.sites.releases.checking import CheckedRelease, check
-from fedgossip.sites.releases.released import END, Release, ReleaseError, open_signed, ranges, write_signed
+from fedgossip.sites.releases.released import (
+    END,
+    Release,
+    ReleaseError,
+    _digest,
+    open_signed,
+    ranges,
+    write_signed,
+)
 
 USE = "To help a pathologist to decide what to look at first.\n\nNot to tell a patient anything <b>by itself</b>.\n"
 NOW = 1_790_000_000_000_000_000
@@ -99,21 +109,79 @@ def refused(path: Path) -> bool:
 # --- no byte ----------------------------------------------------------------------------------------------------------
 
 
+def names_in(path: Path) -> tuple[str, ...]:
+    with open_signed(path) as archive:
+        return archive.names
+
+
+def test_what_is_read_of_a_release_is_what_was_verified(tmp_path: Path) -> None:
+    """Also where another file takes its name between the two."""
+    path, other = tmp_path / "a.zip", tmp_path / "b.zip"
+    write_signed(path, {"a.txt": b"verified"}, Identity.new())
+    write_signed(other, {"a.txt": b"replaced"}, Identity.new())
+    with open_signed(path) as archive:
+        other.replace(path)
+        assert archive.read("a.txt") == b"verified"
+
+
+def signed_anew(path: Path, places: dict[bytes, tuple[int, bytes]], identity: Identity) -> None:
+    """Write a signed archive of one file; then change its headers behind their marks, and sign that."""
+    write_signed(path, {"release.json": b"{}" * 40}, identity)
+    content = bytearray(path.read_bytes()[:-128])
+    for mark, (at, value) in places.items():
+        start = content.index(mark) + at
+        content[start : start + len(value)] = value
+    content = content[: -64 - 1] + identity.verify.encode() + b"\n"
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        signature = identity.sign(_digest(file, len(content)))  # type: ignore[arg-type]
+    path.write_bytes(bytes(content) + signature.encode())
+
+
+FILE, DIRECTORY, LAST = b"PK\3\4", b"PK\1\2", b"PK\5\6"
+HOSTILE: dict[str, dict[bytes, tuple[int, bytes]]] = {
+    "encrypted": {FILE: (6, b"\1\0"), DIRECTORY: (8, b"\1\0")},
+    "a patch": {FILE: (6, b"\x20\0"), DIRECTORY: (8, b"\x20\0")},
+    "deflated": {FILE: (8, b"\x08\0"), DIRECTORY: (10, b"\x08\0")},
+    "an unknown method": {DIRECTORY: (10, b"\x63\0")},
+    "4 GiB": {DIRECTORY: (20, b"\xf0\xff\xff\xff\xf0\xff\xff\xff")},
+    "more than is there": {DIRECTORY: (20, b"\x70\x01\0\0\x70\x01\0\0")},
+    "at another place": {DIRECTORY: (42, b"\x50\0\0\0")},
+    "far away": {DIRECTORY: (42, b"\xf0\xff\xff\x7f")},
+    "no file's header": {FILE: (0, b"PK\3\5")},
+    "another name": {FILE: (30, b"elsewhere")},
+    "a directory elsewhere": {LAST: (16, b"\xf0\xff\xff\x7f")},
+    "many entries": {LAST: (10, b"\xff\xff")},
+    "another disk": {LAST: (4, b"\7\0\7\0")},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_an_archive_that_no_writer_makes_is_refused_in_a_line_whoever_signs(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed_anew(tmp_path / "x.zip", HOSTILE[what], Identity.new())
+    with spying() as seen:
+        said = in_process(["release", "verify", "x.zip"], tmp_path, monkeypatch, capsys)
+    assert said.code == 1 and len(said.errors) == 1 and "x.zip" in said.err, said
+    assert [one for one in seen.changed if not one.startswith(tempfile.gettempdir())] == [] and seen.started == []
+
+
 def test_every_single_byte_of_a_signed_file_counts(tmp_path: Path) -> None:
     """Also those of the archive's own directory; each bit of the letters of the key and of the signature."""
     path = tmp_path / "small.zip"
     write_signed(path, {"a.txt": b"hello", "b/c.txt": b"world"}, Identity.new())
-    assert open_signed(path).names == ("a.txt", "b/c.txt")
+    assert names_in(path) == ("a.txt", "b/c.txt")
     size, passed = path.stat().st_size, []
     tries = [(at, 0xFF) for at in range(size)] + [(at, 1 << bit) for at in range(size - END, size) for bit in range(8)]
     for at, by in tries:
         flip(path, at, by)
         try:
-            open_signed(path)
+            names_in(path)
             passed.append((at, by))
         except ReleaseError:
             flip(path, at, by)
-    open_signed(path)
+    names_in(path)
     assert len(tries) > 500 and not passed
 
 
@@ -136,7 +204,7 @@ def test_a_release_with_any_byte_changed_is_refused(released: Path, tmp_path: Pa
     for at in range(path.stat().st_size):
         flip(path, at, 1 << at % 8)
         with pytest.raises(ReleaseError):
-            open_signed(path)
+            names_in(path)
         flip(path, at, 1 << at % 8)
 
 
@@ -165,7 +233,7 @@ def test_names_that_lead_elsewhere_are_refused_whoever_signs_them(tmp_path: Path
         finally:
             released._NAME = original
         with pytest.raises(ReleaseError, match="signed, and no archive as releases are"):
-            open_signed(plain)
+            names_in(plain)
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
@@ -506,7 +574,7 @@ def test_names_that_cannot_be_unpacked_are_no_release_of_whoever_signs(names: li
         patch.setattr("fedgossip.sites.releases.released._NAME", re.compile(".*"))
         write_signed(path, dict.fromkeys(["release.json", *names], b"{}"), Identity.new())
     with pytest.raises(ReleaseError, match="no archive as releases are"):
-        open_signed(path)
+        names_in(path)
 
 
 def test_a_file_of_a_release_that_cannot_be_read_is_named_as_the_release_names_it(

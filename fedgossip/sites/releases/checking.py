@@ -59,9 +59,8 @@ def check(path: Path, known: Path | None = None) -> CheckedRelease:
 
     Raises ReleaseError for a file with any byte changed, and for signed contents that are no release.
     """
-    archive = open_signed(path)
-    release = _facts(archive)
-    with tempfile.TemporaryDirectory() as folder:
+    with open_signed(path) as archive, tempfile.TemporaryDirectory() as folder:
+        release = _facts(archive)
         try:
             _unpacked(archive, Path(folder))
             faults = [
@@ -76,11 +75,11 @@ def check(path: Path, known: Path | None = None) -> CheckedRelease:
             if folder not in str(error):
                 raise
             raise ReleaseError(f"{path}: {str(error).replace(f'{folder}/', '')}", ASK) from None
+        if archive.signer != release.signer:
+            faults.append("signed with another key than it names")
     faults += [f"{one.file}: {one.told}" for one in logs if not one.sound]
     if logs != release.logs:
         faults.append("the logs say something else than when the release was made")
-    if archive.signer != release.signer:
-        faults.append("signed with another key than it names")
     return CheckedRelease(release, logs, whose, tuple(faults))
 
 

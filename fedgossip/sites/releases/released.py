@@ -11,10 +11,12 @@ It covers the SHA-256 of all bytes before it.  Names are plain and relative, so 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -208,32 +210,39 @@ def _archive(file: BinaryIO, contents: Mapping[str, bytes | Path], comment: byte
 
 @dataclass(frozen=True)
 class SignedZip:
-    """An archive with a valid signature.  `signer`: the public key that it names, in hex."""
+    """An open archive with a valid signature.  `signer`: the public key that it names, in hex."""
 
     path: Path
     signer: str
     names: tuple[str, ...]
+    archive: zipfile.ZipFile
 
     def read(self, name: str) -> bytes:
-        """Return a file of the archive.  Raises ReleaseError where there is none."""
-        with _opened(self.path) as file, zipfile.ZipFile(file) as archive:
-            try:
-                return archive.read(name)
-            except (KeyError, zipfile.BadZipFile) as error:
-                raise ReleaseError(f"{self.path}: no {name} in it ({error})", ASK) from None
+        """Return a file of the archive.  Raises ReleaseError where there is none that can be read."""
+        try:
+            return self.archive.read(name)
+        except _NO_ARCHIVE as error:
+            raise ReleaseError(f"{self.path}: no {name} in it ({error})", ASK) from None
 
 
-def _opened(path: Path) -> BinaryIO:
-    return outside_files.open_file(outside_files.named(path), outside_files.LARGE)
+_NO_ARCHIVE = (KeyError, ValueError, OSError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile)
+"""Whatever an entry raises that is encrypted, of another method, or not where the directory says."""
 
 
 ASK = "Ask for the file again: it is refused whole."
 
 
-def open_signed(path: Path) -> SignedZip:
-    """Return the archive in a file, after its signature was verified.  Raises ReleaseError for any other file."""
-    try:
-        with _opened(path) as file:
+@contextlib.contextmanager
+def open_signed(path: Path) -> Iterator[SignedZip]:
+    """Give the archive in a file, after its signature was verified; it stays open, so that what is read later is what
+    was verified, also where another file takes its name meanwhile.
+
+    Raises ReleaseError for any other file.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = outside_files.open_file(outside_files.named(path), outside_files.LARGE)
+            file = stack.enter_context(opened)
             size = file.seek(0, 2)
             file.seek(max(0, size - END))
             ended = _END.fullmatch(file.read(END))
@@ -242,26 +251,26 @@ def open_signed(path: Path) -> SignedZip:
             key, signature = (one.decode() for one in ended.groups())
             if not verify(key, _digest(file, size - _SIGNATURE), signature):
                 raise ReleaseError(f"{path}: changed since it was signed", ASK)
-    except OSError as error:
-        raise ReleaseError(f"{path}: cannot be read: {error.strerror}", "Name the file of a release.") from None
-    return SignedZip(path, key, _names(path))
+        except OSError as error:
+            raise ReleaseError(f"{path}: cannot be read: {error.strerror}", "Name the file of a release.") from None
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(file))
+        except _NO_ARCHIVE as error:
+            raise ReleaseError(f"{path}: signed, and no archive: {error}", ASK) from None
+        yield SignedZip(path, key, _names(path, archive, size), archive)
 
 
 def _is_plain(name: str) -> bool:
     return len(name) <= NAME_MAX and name.count("/") < LEVELS and _NAME.fullmatch(name) is not None
 
 
-def _names(path: Path) -> tuple[str, ...]:
+def _names(path: Path, archive: zipfile.ZipFile, size: int) -> tuple[str, ...]:
     """Return the names in a signed archive: checked and bounded, since the signer may be anybody."""
-    try:
-        with _opened(path) as file, zipfile.ZipFile(file) as archive:
-            found = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise ReleaseError(f"{path}: signed, and no archive: {error}", ASK) from None
+    found = archive.infolist()
     names = tuple(one.filename for one in found)
     plain = all(map(_is_plain, names)) and len(set(names)) == len(names) <= FILES
     plain = plain and not {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"} & {*names}
     stored = all(one.compress_type == zipfile.ZIP_STORED and one.file_size == one.compress_size for one in found)
-    if not plain or not stored or sum(one.file_size for one in found) > path.stat().st_size:
+    if not plain or not stored or sum(one.file_size for one in found) > size:
         raise ReleaseError(f"{path}: signed, and no archive as releases are", ASK)
     return names
