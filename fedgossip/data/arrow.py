@@ -108,8 +108,7 @@ def _split(arrow: Any, folder: Path) -> Any:
     try:
         found = []
         for name in names:
-            checked = outside_files.check_file(outside_files.named(folder / name))
-            with arrow.memory_map(str(checked)) as source:
+            with outside_files.open_file(outside_files.named(folder / name), outside_files.LARGE) as source:
                 found.append(arrow.ipc.open_stream(source).read_all())
         table = arrow.concat_tables(found)
     except Exception as error:  # a damaged file raises any error of its decoder

@@ -161,11 +161,11 @@ def read_statistical(file: TableFile) -> TableRows:
     reader, path = needed("pyreadstat", "readstat", "a file of a statistical package"), file.path
     options = {"encoding": file.declared.encoding} if file.declared.encoding else {}
     try:
-        checked = outside_files.check_file(outside_files.named(path))
         read = getattr(reader, STATISTICAL[path.suffix.lower()])
-        _, about = read(str(checked), metadataonly=True, output_format="dict", **options)
-        most = CELLS_MOST // max(1, len(about.column_names)) + 1
-        columns, about = read(str(checked), output_format="dict", row_limit=most, **options)
+        with outside_files.open_by_name(outside_files.named(path)) as name:
+            _, about = read(name, metadataonly=True, output_format="dict", **options)
+            most = CELLS_MOST // max(1, len(about.column_names)) + 1
+            columns, about = read(name, output_format="dict", row_limit=most, **options)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "Is it there, and a file?") from None
     except Exception as error:  # a damaged file raises any error of its decoder
