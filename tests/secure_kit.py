@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedgossip.secure import checks, frames, primitives, secrets, server, session
+from fedgossip.secure import frames, primitives, secrets, server, session
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.fixed_point import FixedPoint, Quantised, Words
@@ -138,7 +138,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     def verify(key: bytes, signature: bytes, data: bytes) -> bool:
         return signature == hashlib.sha512(key + data).digest()
 
-    for module in (frames, checks, server, session):
+    for module in (frames, frames, server, session):
         patch.setattr(module, "verify", verify)
     patch.setattr("secure_kit.signer", stand_in)
     patch.setattr("secure_kit.roster_of", lru_cache(roster_of.__wrapped__))

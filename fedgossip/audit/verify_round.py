@@ -28,9 +28,9 @@ from fedgossip.audit.verify import Crossing, Fault, TrafficRecord, Verification,
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
-from fedgossip.secure.checks import keys_are_signed
 from fedgossip.secure.encoding import ExactSums, RingEncoding
 from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.frames import keys_are_signed
 from fedgossip.secure.primitives import digest, small_order, verify
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, ranges, round_of, sid0_of
 
@@ -78,7 +78,7 @@ def _chained(verdict: Verification, before: Path | None, sessions: Set[object]) 
 
 # The course of a round, each stage checked against the one before: the second half of `verify_transcript`.
 #
-# The rules are those of secure/server.py and secure/checks.py, read off what everybody has signed.
+# The rules are those of secure/server.py and secure/frames.py, read off what everybody has signed.
 
 
 SEALED, SHARE = bytes(80), bytes(32)

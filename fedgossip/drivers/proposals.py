@@ -42,7 +42,7 @@ from fedgossip.data.data import CODE, SOURCES, USUAL_FOLDER
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL
 from fedgossip.experiment import Experiment, GossipExperiment, checked
-from fedgossip.experiment.data_section import is_standard
+from fedgossip.experiment.sections import is_standard
 from fedgossip.net.invites.invite_client import ORGANISER
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares

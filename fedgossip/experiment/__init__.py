@@ -6,7 +6,6 @@ unknown keys with the nearest known one, checks each value against the limits in
 check of its kind.
 """
 
-from fedgossip.experiment.data_section import DataSection, TaskSection
 from fedgossip.experiment.reading import checked, file_kept_in, load_experiment
 from fedgossip.experiment.run_sections import (
     MAPREDUCE,
@@ -21,6 +20,7 @@ from fedgossip.experiment.run_sections import (
 from fedgossip.experiment.sections import (
     BEST,
     GIVEN,
+    DataSection,
     EvalSection,
     Experiment,
     FederatedExperiment,
@@ -28,6 +28,7 @@ from fedgossip.experiment.sections import (
     ModelSection,
     ParallelExperiment,
     SimulationSection,
+    TaskSection,
 )
 
 __all__ = [

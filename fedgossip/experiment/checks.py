@@ -24,7 +24,6 @@ from fedgossip.data.custom import is_function
 from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.ragged import check_buckets
-from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
 from fedgossip.experiment.run_sections import (
     ALGORITHM_CODE,
     ASYNC,
@@ -39,8 +38,10 @@ from fedgossip.experiment.run_sections import (
 from fedgossip.experiment.sections import (
     BEST,
     GIVEN,
+    OF_STATISTICS,
     TRACKERS,
     VALIDATION,
+    DataSection,
     Experiment,
     FederatedExperiment,
     GossipExperiment,

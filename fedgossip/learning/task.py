@@ -1,4 +1,6 @@
-"""Local training with torch: jobs in, updates out, the same bits whichever jobs share the call."""
+"""Local training with torch: jobs in, updates out, the same bits whichever jobs share the call; and its centralised
+baseline, one model on all data, with as many steps and examples as the peers together.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ import numpy as np
 import torch
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.base.vectors import Vector
+from fedgossip.base.vectors import Vector, add
 from fedgossip.core.machine import NodeId, Produced, Report
 from fedgossip.core.metrics import ResidentModels
 from fedgossip.core.model_fingerprint import Likeness
@@ -48,6 +51,7 @@ from fedgossip.learning.untrained import check_gradients
 
 if TYPE_CHECKING:
     from fedgossip.learning.processes.process_memory import ProcessMemory
+
 
 __all__ = ["TorchTask", "TrainSettings"]
 
@@ -460,3 +464,31 @@ def _named(job: Job) -> Iterator[None]:
             f"node {job.node}, round {job.round}: training raised {error!r}{place_of(error)}",
             "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
         ) from error
+
+
+def train_centralised(
+    train: Dataset,
+    test: Dataset,
+    model_source: str,
+    settings: TrainSettings,
+    seed: int,
+    steps: int,
+    batch_size: int,
+    objective: Objective | None = None,
+) -> dict[str, float]:
+    """Return the metrics, "loss", "train_loss" and "steps" of one model after `steps` steps of `batch_size` examples.
+
+    n peers that take `steps` steps of b examples each see as much as steps here of n * b.  A round is
+    settings.local_steps steps (with local_epochs: one), so that a schedule moves as it does for the peers.
+    """
+    per_round = min(steps, settings.local_steps or 1)
+    rounds = max(1, steps // per_round)
+    pooled = replace(settings, batch_size=batch_size, accumulate=1, local_steps=per_round, local_epochs=None)
+    share = np.arange(len(train))
+    task = TorchTask(train, test, [share], model_source, pooled, seed=seed, rounds=rounds, objective=objective)
+    vector, train_loss = task.initial(0), float("nan")
+    for round in range(rounds):
+        (update,) = task.train([Job(0, round, vector)])
+        assert update.difference is not None
+        vector, train_loss = add(vector, update.difference), update.metrics["loss"]
+    return {**task.evaluate([vector])[0], "train_loss": train_loss, "steps": float(rounds * per_round)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -51,7 +50,7 @@ from fedgossip.core.machine import (
     Witness,
     guarded_handle,
 )
-from fedgossip.core.messages import Hello, Invite, Join, Leaving
+from fedgossip.core.messages import Hello, Invite, Join
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import EventRow, PeerRow, Row, event_row
 from fedgossip.core.task import HeldTask, LocalTask, give_memory, memory_of
@@ -64,70 +63,14 @@ from fedgossip.net.transport import (
     LinkEvent,
     LinkUp,
     ModelBegun,
+    Refusals,
     Rejected,
     Relocated,
     Routed,
     Transport,
+    is_goodbye,
     refused,
 )
-
-# The record of a host's refusals: each cause at once, and again at every tenfold of its count.
-#
-# A cause is the sender and the reason, in one word; where the word is "refused", the sentence without its numbers as
-# well.
-
-
-CAUSES_WRITTEN = 20
-"""Maximum number of causes that are written out; the host counts all that it refuses."""
-
-
-@dataclass(slots=True)
-class _Cause:
-    first: Rejected
-    count: int = 0
-    written: int = 0
-
-
-class Refusals:
-    """`write` receives the facts of the event `refused`: from, reason, text, advice, and count where it is not 1."""
-
-    def __init__(self, write: Callable[[dict[str, object]], None]) -> None:
-        self._write = write
-        self._causes: dict[tuple[int | None, str], _Cause] = {}
-
-    def add(self, event: Rejected) -> None:
-        """Count one refusal; write it if it is the first of its cause, the tenth, the hundredth, and so on."""
-        key = event.sender, _cause(event)
-        if key not in self._causes:
-            if len(self._causes) >= CAUSES_WRITTEN:
-                return
-            self._causes[key] = _Cause(event)
-        cause = self._causes[key]
-        cause.count += 1
-        if cause.count >= 10 * cause.written:
-            self._write_cause(cause)
-
-    def close(self) -> None:
-        """Write the counts that have grown since they were written."""
-        for cause in self._causes.values():
-            if cause.count > cause.written:
-                self._write_cause(cause)
-
-    def _write_cause(self, cause: _Cause) -> None:
-        cause.written = cause.count
-        first = cause.first
-        value: dict[str, object] = {
-            "from": first.sender,
-            "reason": first.reason,
-            "text": first.text,
-            "advice": first.advice,
-        }
-        self._write(value if cause.count == 1 else {**value, "count": cause.count})
-
-
-def _cause(event: Rejected) -> str:
-    return re.sub(r"\d+", "#", event.text) if event.reason == "refused" else event.reason
-
 
 GRACE_NS = 1_000_000_000
 """Seconds for a broken link to be restored before its peer is reported as gone."""
@@ -379,11 +322,11 @@ class Host:
         events = self.links.poll(self._sleep_ms())
         quiet = not (busy or events)
         stops = self.ports.stop() and not self.ports.journal
-        goodbyes = [event for event in events if stops and _is_goodbye(event)]
+        goodbyes = [event for event in events if stops and is_goodbye(event)]
         events.reverse()
         while events:  # no reference is kept: the next model reuses the memory of this one
             event = events.pop()
-            if not (stops and _is_goodbye(event)):
+            if not (stops and is_goodbye(event)):
                 self._take_event(event)
             del event
         if self.result is None and stops:  # where all stop, no peer completes a round without the first
@@ -650,7 +593,3 @@ def _job_of(effect: Effect) -> Hashable | None:
         case MeasureModel(round):
             return "measure", round
     return None
-
-
-def _is_goodbye(event: LinkEvent) -> bool:
-    return isinstance(event, Arrived) and isinstance(event.message, Leaving)

@@ -3,17 +3,19 @@
 Links       peers: each connects to its partners, and accepts theirs       gossip
 CoordinatorLinks, ClientLinks  a coordinator that accepts, clients that only connect     federated runs
 
-Compares a partner's Hello with ours: where both run the same experiment, their models may be mixed.
+A partner's Hello is compared with ours: where both run the same experiment, their models may be mixed.  A host's
+refusals are written by cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedgossip.core.machine import NodeId
-from fedgossip.core.messages import Account, AnyMessage, Expected, Hello
+from fedgossip.core.messages import Account, AnyMessage, Expected, Hello, Leaving
 from fedgossip.core.model_fingerprint import in_words
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.measuring.traffic import Traffic
@@ -172,3 +174,65 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
         text = f"peer {sender} has another model: {in_words(unlike)} {'differ' if len(unlike) > 1 else 'differs'}"
         return Rejected(sender, unlike[0], f"{text}, behind {' and '.join(changed)}" if changed else text, SAME_CODE)
     return None
+
+
+# The record of a host's refusals: each cause at once, and again at every tenfold of its count.
+#
+# A cause is the sender and the reason, in one word; where the word is "refused", the sentence without its numbers as
+# well.
+
+
+CAUSES_WRITTEN = 20
+"""Maximum number of causes that are written out; the host counts all that it refuses."""
+
+
+@dataclass(slots=True)
+class _Cause:
+    first: Rejected
+    count: int = 0
+    written: int = 0
+
+
+class Refusals:
+    """`write` receives the facts of the event `refused`: from, reason, text, advice, and count where it is not 1."""
+
+    def __init__(self, write: Callable[[dict[str, object]], None]) -> None:
+        self._write = write
+        self._causes: dict[tuple[int | None, str], _Cause] = {}
+
+    def add(self, event: Rejected) -> None:
+        """Count one refusal; write it if it is the first of its cause, the tenth, the hundredth, and so on."""
+        key = event.sender, _cause(event)
+        if key not in self._causes:
+            if len(self._causes) >= CAUSES_WRITTEN:
+                return
+            self._causes[key] = _Cause(event)
+        cause = self._causes[key]
+        cause.count += 1
+        if cause.count >= 10 * cause.written:
+            self._write_cause(cause)
+
+    def close(self) -> None:
+        """Write the counts that have grown since they were written."""
+        for cause in self._causes.values():
+            if cause.count > cause.written:
+                self._write_cause(cause)
+
+    def _write_cause(self, cause: _Cause) -> None:
+        cause.written = cause.count
+        first = cause.first
+        value: dict[str, object] = {
+            "from": first.sender,
+            "reason": first.reason,
+            "text": first.text,
+            "advice": first.advice,
+        }
+        self._write(value if cause.count == 1 else {**value, "count": cause.count})
+
+
+def _cause(event: Rejected) -> str:
+    return re.sub(r"\d+", "#", event.text) if event.reason == "refused" else event.reason
+
+
+def is_goodbye(event: LinkEvent) -> bool:
+    return isinstance(event, Arrived) and isinstance(event.message, Leaving)

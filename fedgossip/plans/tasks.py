@@ -185,7 +185,7 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
     e = experiment
     if not e.learns or e.task.kind == CONVEX:
         raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
-    from fedgossip.learning.baseline import train_centralised
+    from fedgossip.learning.task import train_centralised
 
     found = examples_of(e, range(n), n)
     train, test = found.train, found.test

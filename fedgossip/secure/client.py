@@ -30,8 +30,8 @@ import numpy as np
 
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.checks import check_consents, check_keys, check_survivors
 from fedgossip.secure.fixed_point import Quantised, Words, chunks, little
+from fedgossip.secure.frames import check_consents, check_keys, check_survivors
 from fedgossip.secure.primitives import Entropy, Secret, Sign, digest
 from fedgossip.secure.secrets import (
     Ahead,

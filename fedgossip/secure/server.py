@@ -27,10 +27,9 @@ import numpy as np
 from fedgossip.base.errors import ProtocolError
 from fedgossip.secure import frames, shamir
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.checks import keys_are_signed
 from fedgossip.secure.encoding import RingEncoding
 from fedgossip.secure.fixed_point import CHUNK_BYTES, Words, add, add_streams, chunks, little, subtract_streams
-from fedgossip.secure.frames import commitment
+from fedgossip.secure.frames import commitment, keys_are_signed
 from fedgossip.secure.primitives import Agreement, Sign, digest, public_of, small_order, verify
 from fedgossip.secure.secrets import mask_infos, self_key
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, sid0_of

@@ -395,3 +395,14 @@ class LazyTraining:
         self._jobs.clear()
         self._stretches.update((job.node, job.stretches) for job in jobs if job.stretches)
         self._updates.update(zip((job.node for job in jobs), perform_jobs(task, jobs), strict=True))
+
+
+class Vacant:
+    """The seat of a client without an invitation: nobody is there yet, and nothing is done."""
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002
+        return []
+
+
+VACANT = Vacant()
+"""A million clients of which a round invites fifty cost fifty machines a round."""

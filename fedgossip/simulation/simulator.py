@@ -70,6 +70,7 @@ from fedgossip.simulation.network import (
     NO_COST,
     NS,
     OF_PEERS,
+    VACANT,
     AddedUp,
     Begin,
     Coming,
@@ -92,17 +93,6 @@ Table = Mapping[type[object], Callable[..., None]]
 
 Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
 """(node, incarnation, its newest checkpoint): the machine that replaces the dead one."""
-
-
-class Vacant:
-    """The seat of a client without an invitation: nobody is there yet, and nothing is done."""
-
-    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002
-        return []
-
-
-VACANT = Vacant()
-"""A million clients of which a round invites fifty cost fifty machines a round."""
 
 
 class Simulator:

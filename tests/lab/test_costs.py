@@ -20,7 +20,6 @@ from fedgossip.lab.costs.base import (
     crossover,
     mean_of,
     neighbours,
-    strong_scaling,
     through_servers,
 )
 from fedgossip.lab.costs.methods import ROUNDS, RUNS, collective, gossip, gossip_steps, pairs, seconds_of_rounds, served
@@ -271,20 +270,6 @@ def test_gossip_overtakes_the_ring_where_the_formula_says(some: slice) -> None:
 
 def test_one_neighbour_is_always_sooner_than_a_ring() -> None:
     assert crossover(0.01, 8, SIZE, 1) == 0.0 and math.isinf(crossover(0.0, 8, SIZE, 2))
-
-
-# --- strong scaling ---------------------------------------------------------------------------------------------------
-
-
-def test_the_shares_of_a_round_say_where_the_speedup_went() -> None:
-    costs = {m: collective("ring", 4 * DIM, LINKS, TrainingTimes.equal(0.8 / m, m)) for m in (1, 2, 4, 8)}
-    found = strong_scaling(costs)
-    assert found[1].speedup == 1 and found[1].efficiency == 1
-    for m, one in found.items():
-        assert one.efficiency == pytest.approx(1 - one.lost_to_communication - one.lost_to_waiting)
-        assert one.speedup == pytest.approx(m * one.efficiency)
-    with pytest.raises(ValueError, match="beside one worker"):
-        strong_scaling({2: costs[2]})
 
 
 @pytest.mark.parametrize("graph", ["ring", "star", "one-peer-exponential", "random-matching"])

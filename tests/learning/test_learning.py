@@ -25,12 +25,11 @@ from fedgossip.core.task import Job, LocalTask, Update, tensors_of
 from fedgossip.data.data import load, split
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.partitions import partition
-from fedgossip.learning.baseline import train_centralised
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack
 from fedgossip.learning.models import models
 from fedgossip.learning.one_model import optimizers
 from fedgossip.learning.one_model.batches import Batches
-from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.learning.task import TorchTask, TrainSettings, train_centralised
 
 
 def on_cpu(**how: Any) -> TrainSettings:

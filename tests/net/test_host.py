@@ -34,10 +34,10 @@ from fedgossip.faults import FaultScript
 from fedgossip.learning.analytic import Averaging
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.faulty import Faults, SlowTask
-from fedgossip.net.host import CAUSES_WRITTEN, HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports, Refusals
+from fedgossip.net.host import HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
-from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
+from fedgossip.net.transport import CAUSES_WRITTEN, Arrived, LinkDown, LinkUp, Refusals, Rejected
 
 pytestmark = pytest.mark.sockets
 

@@ -25,11 +25,11 @@ from fedgossip.core.records import EventRow, Row
 from fedgossip.core.wire import CHUNK_BYTES, Assembler, FrameError
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.host import CAUSES_WRITTEN, Host, Ports
+from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.links.partner_link import HANG_UPS, Greeting
-from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, Rejected
+from fedgossip.net.transport import CAUSES_WRITTEN, Arrived, LinkDown, LinkEvent, Rejected
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 

@@ -1,10 +1,20 @@
-"""Interface of a descent method: a state with the model, and a step along the mean gradient.
+"""Interface of a descent method: a state with the model, a step along the mean gradient, and descents around another.
 
     x      vector of the model, [d], float32 or float64
     step   (state, gradient [d], rate) -> state; every product and sum is rounded on its own, in the model's type
 
 Weights decay as in the papers: an addition to the gradient (sgd, adagrad, adam, lars), or a share of the weights beside
 it (adamw, lamb).
+
+The outer step as a descent: workers train alone for a round, and the displacements are averaged.
+
+With a collective between workers it is DiLoCo by all-reduce (Douillard and others, 2023); the step is that of
+`algorithms.gossip.outer`, so the bits are those of FedAvgM's server where the means have the same.
+
+A descent of models with running statistics: it steps with the parameters; the others are the mean of the workers.
+
+Workers bring updates of parameters and statistics as they are (`protocols/allreduce/worker_state`); see
+`algorithms/gossip/running_statistics`.
 """
 
 from __future__ import annotations
@@ -16,6 +26,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fedgossip.algorithms.gossip.base import saved
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.algorithms.gossip.running_statistics import cleared, joined
 from fedgossip.base.vectors import BLOCK, Vector, empty, frozen
 from fedgossip.core.task import Segment
 
@@ -109,3 +121,40 @@ def layers(segments: Sequence[Segment], length: int) -> list[tuple[slice, bool]]
 def norm(vector: Vector) -> float:
     """Return the Euclidean norm, summed in float64."""
     return float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OuterState(DescentState):
+    v: Vector
+    """The outer momentum, a displacement."""
+
+
+@dataclass(frozen=True)
+class OuterDescent:
+    """In place of a gradient it is given the mean change that local training made; the rate is the outer step's own."""
+
+    outer: OuterStep
+    elementwise = True
+
+    def start(self, x: Vector) -> OuterState:
+        return OuterState(x, zeros(x))
+
+    def step(self, state: OuterState, gradient: Vector, rate: float) -> OuterState:  # noqa: ARG002
+        return OuterState(*self.outer.taken(state.x, state.v, gradient))
+
+
+@dataclass(frozen=True)
+class StatisticsDescent:
+    """`statistics`: elements at the end of a vector."""
+
+    descent: Descent[Any]
+    statistics: int
+    elementwise = False
+
+    def start(self, x: Vector) -> Any:
+        return self.descent.start(x)
+
+    def step(self, state: Any, gradient: Vector, rate: float) -> Any:
+        parameters = gradient.size - self.statistics
+        after = self.descent.step(state, cleared(gradient, parameters), rate)
+        return replace(after, x=joined(after.x, gradient[parameters:]))

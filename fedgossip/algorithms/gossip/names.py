@@ -23,11 +23,10 @@ from fedgossip.algorithms.gossip.choco import Choco
 from fedgossip.algorithms.gossip.dsgd import DSGD, CombineThenAdapt
 from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
 from fedgossip.algorithms.gossip.gradient_tracking import D2, GradientTracking
-from fedgossip.algorithms.gossip.momentum import DecentLaM, MixedMomentum, QuasiGlobal
+from fedgossip.algorithms.gossip.momentum import DecentLaM, MixedMomentum, QuasiGlobal, TwoTap
 from fedgossip.algorithms.gossip.outer import BETA, LR, DiLoCo, OuterStep, SlowMo
 from fedgossip.algorithms.gossip.push_sum import PushDIGing, PushMomentum, PushSum
 from fedgossip.algorithms.gossip.relaysgd import RelaySGD
-from fedgossip.algorithms.gossip.two_tap import TwoTap
 from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
 from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.base.limits import CalledWith, check_call, check_options, table

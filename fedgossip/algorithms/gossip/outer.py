@@ -8,7 +8,7 @@ Momentum over the displacements of rounds of local training:
 -D is the pseudo-gradient of DiLoCo (Douillard and others, DiLoCo: distributed low-communication training of language
 models, 2023), whose outer step is Nesterov's; without nesterov it is the server of FedAvgM (Hsu, Qi and Brown, 2019).
 lr = 1 and beta = 0 add D.  One source for a server (`federated/fedavgm`), peers of a graph (`diloco`) and workers
-of a collective (`descent/outer`), so they have the same bits where they have the same D.
+of a collective (`descent/base`), so they have the same bits where they have the same D.
 
 DiLoCo on any graph: local steps, then an outer step along the round's displacement (`outer`).
 

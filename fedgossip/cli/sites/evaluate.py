@@ -84,10 +84,11 @@ def _of_a_model(model: Path, file: Path, node: int | None, *, run_code: bool) ->
 
 def _scored_by_fit(fit: Fit, file: Path) -> tuple[str, Sequence[str]]:
     from fedgossip.sites.fits import fitted_tables
-    from fedgossip.sites.fits.cox import cox_tables
     from fedgossip.sites.fits.cox.cox_result import CoxFit
 
-    text, unknown = cox_tables.scored(fit, file) if isinstance(fit, CoxFit) else fitted_tables.scored(fit, file)
+    text, unknown = (
+        fitted_tables.scored_hazards(fit, file) if isinstance(fit, CoxFit) else fitted_tables.scored(fit, file)
+    )
     head, *rows = csv.reader(io.StringIO(text))
     if head[-1] == fitted_tables.MARKS and (marked := sum(bool(row[-1]) for row in rows)):
         what = "numbers outside of what was agreed, or filled cells"
@@ -186,10 +187,11 @@ def _unusable(loaded: LoadedModel, what: str) -> Exception:
 
 def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
     from fedgossip.sites.fits import fitted_tables
-    from fedgossip.sites.fits.cox import cox_tables
     from fedgossip.sites.fits.cox.cox_result import CoxFit
 
-    records, measured = cox_tables.judged(fit, path) if isinstance(fit, CoxFit) else fitted_tables.judged(fit, path)
+    records, measured = (
+        fitted_tables.judged_hazards(fit, path) if isinstance(fit, CoxFit) else fitted_tables.judged(fit, path)
+    )
     if as_json:
         echo(json.dumps({"examples": records, **measured}))
         return

@@ -28,9 +28,8 @@ from fedgossip.core.records import Row
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.data.objectives import SPARSE
 from fedgossip.experiment import Experiment, SimulationSection
-from fedgossip.experiment.data_section import TaskSection
 from fedgossip.experiment.reading import RUN_KINDS, checked
-from fedgossip.experiment.sections import COMPARE, CompareSection
+from fedgossip.experiment.sections import COMPARE, CompareSection, TaskSection
 from fedgossip.lab.compare.names import Paradigm, paradigm_of
 from fedgossip.lab.sweeps.cells import INTERRUPTED, CellOutcome, check_same, outcome_in, run_cell
 from fedgossip.lab.sweeps.listed import PlacedCells

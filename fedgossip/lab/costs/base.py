@@ -15,7 +15,7 @@ tree, ring-naive), consecutive rounds take another time: `all_reduce_in_turn`, a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,34 +182,6 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
         raise ValueError("longer messages did not take longer")
     residual = float(np.max(np.abs((latency + s * slope) / t - 1)))
     return FittedLink(max(0.0, float(latency)), 1.0 / float(slope), residual)
-
-
-# Gain of more workers at a fixed number of examples per round (strong scaling), and the causes of its loss.
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """T(1) / T(m), that per worker, and the shares of a round spent on communication and on waiting."""
-
-    speedup: float
-    efficiency: float
-    lost_to_communication: float
-    lost_to_waiting: float
-
-
-def strong_scaling(costs: Mapping[int, Cost]) -> dict[int, Scaling]:
-    """Return the scaling of each number of workers over one.  Raises ValueError without the cost of one."""
-    if 1 not in costs:
-        raise ValueError("strong scaling is told beside one worker")
-    return {
-        m: Scaling(
-            costs[1].seconds / cost.seconds,
-            costs[1].seconds / cost.seconds / m,
-            cost.communicate / cost.seconds,
-            cost.wait / cost.seconds,
-        )
-        for m, cost in sorted(costs.items())
-    }
 
 
 # Where gossip with k neighbours has a shorter round than a ring all-reduce: a + k d/b against 2 (m - 1) (a +

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,6 @@ from fedgossip.learning.measuring import DescribedModel
 
 if TYPE_CHECKING:
     from fedgossip.learning.models.loaded_model import LoadedModel
-
-Predictor = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
 PREDICTED = "predicted"
 

@@ -169,10 +169,6 @@ class Streams:
             of.append(CalledStream(node, connection=connection, agreed=agreed, until=until))
         return seal_word(number, text)
 
-    def called_on(self, node: NodeId, connection: bytes) -> CalledStream | None:
-        """Return the newest stream, or ticket, of a caller that belongs to this CURVE connection."""
-        return next((one for one in reversed(self._called.get(node, ())) if one.connection == connection), None)
-
     def called_by(self, node: NodeId) -> tuple[CalledStream, ...]:
         """Return all of one caller."""
         return tuple(self._called.get(node, ()))

@@ -18,7 +18,7 @@ from fedgossip.data.objectives import EVALUATION
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.record_groups import file_of, group_rows, groups_of
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.experiment.data_section import NAMED, RANK
+from fedgossip.experiment.sections import NAMED, RANK
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import SharedExamples, examples_of

@@ -28,8 +28,7 @@ from fedgossip.data.partitions import PLACE
 from fedgossip.data.record_groups import source_digest
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
-from fedgossip.experiment.data_section import TaskSection
-from fedgossip.experiment.sections import EvalSection, StopSection, TrackSection
+from fedgossip.experiment.sections import EvalSection, StopSection, TaskSection, TrackSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 
@@ -153,8 +151,3 @@ def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
         )
         for name, there, had, hazards in rows
     )
-
-
-def survival_of(hazard: float, relative: float) -> float:
-    """Return the survival probability for a cumulative hazard and a record's relative hazard."""
-    return math.exp(-hazard * relative)
