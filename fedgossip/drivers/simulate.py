@@ -43,8 +43,8 @@ from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.runs.table_files import save_table, table_of_checkpoints
 from fedgossip.runs.tracking import Tracking
 from fedgossip.secure.primitives import remembering
-from fedgossip.simulation.network import SimulatedNetwork
-from fedgossip.simulation.simulator import VACANT, Simulator
+from fedgossip.simulation.network import VACANT, SimulatedNetwork
+from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Mixing, Schedule
 
 UNCOLLECTED_FROM = 256
