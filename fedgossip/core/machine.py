@@ -331,13 +331,15 @@ class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers without checkpoints
     ignore it; the referenced arrays never change.  `durable`: written to disk before any later effect is performed;
-    otherwise at the driver's interval.
+    otherwise at the driver's interval.  `unsettled`: the last of these rounds may have to be trained again, for
+    another participant decides whether it counts.
     """
 
     round: int
     vectors: Mapping[str, Vector]
     facts: Mapping[str, object] = msgspec.field(default_factory=dict)
     durable: bool = False
+    unsettled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

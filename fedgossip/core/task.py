@@ -31,7 +31,7 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.base.keyed_rows import KeyedTable, Keys
 from fedgossip.base.vectors import Vector, all_finite
-from fedgossip.core.machine import ChooseRows, NodeId, Produced, Report, RowsChosen, Terms, Train
+from fedgossip.core.machine import Checkpoint, ChooseRows, NodeId, Produced, Report, RowsChosen, Terms, Train
 from fedgossip.core.model_fingerprint import Likeness
 
 
@@ -376,6 +376,44 @@ def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, npt.NDArray[
     elif memory:
         text = f"peer {node}: {type(task).__name__} remembers nothing, and the checkpoint holds {', '.join(memory)}"
         raise ResumeError(text, "Go on with the task that wrote it: see fedgossip.StatefulTask.")
+
+
+Begun = dict[NodeId, tuple[int, Mapping[str, npt.NDArray[Any]]]]
+"""The round of each node's last training, and the task's state of the node at its start."""
+
+_BEGUN = "begun:"
+
+
+def begin_training(task: LocalTask, job: Job, begun: Begun) -> None:
+    """Prepare the task for a training; one of the round of the last is that round again, from the same state.
+
+    A round is trained again where its first result was lost: the participant, or its coordinator, was stopped.
+    """
+    if job.gradient or not isinstance(task, StatefulTask):
+        return
+    last = begun.get(job.node)
+    if last and last[0] == job.round:
+        task.load_state(job.node, last[1])
+    else:
+        begun[job.node] = job.round, task.state(job.node)
+
+
+def memory_with(task: LocalTask, checkpoint: Checkpoint, node: NodeId, begun: Begun) -> Mapping[str, npt.NDArray[Any]]:
+    """Return `memory_of` for a checkpoint, with the state at the start of a training that may be repeated after it."""
+    memory, last = memory_of(task, node), begun.get(node)
+    if last is None or last[0] < checkpoint.round - checkpoint.unsettled:
+        return memory
+    started = {f"{_BEGUN}{name}": array for name, array in last[1].items()}
+    return {**memory, _BEGUN: np.array([last[0]], np.int64), **started}
+
+
+def give_memory_with(task: LocalTask, node: NodeId, memory: Mapping[str, npt.NDArray[Any]], begun: Begun) -> None:
+    """Restore the result of `memory_with`.  Raises as `give_memory`."""
+    begun.pop(node, None)
+    if _BEGUN in memory:
+        started = {name.removeprefix(_BEGUN): one for name, one in memory.items() if name.startswith(_BEGUN)}
+        begun[node] = int(started.pop("")[0]), started
+    give_memory(task, node, {name: one for name, one in memory.items() if not name.startswith(_BEGUN)})
 
 
 def segments_of(task: LocalTask) -> tuple[Segment, ...]:

@@ -43,7 +43,16 @@ from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.messages import Expected, Hello
 from fedgossip.core.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.core.run_format import ENDPOINT, FOLDER_STATE, JOURNAL, ROWS
-from fedgossip.core.task import LocalTask, give_memory, memory_of, segments_of, table_of
+from fedgossip.core.task import (
+    Begun,
+    Job,
+    LocalTask,
+    begin_training,
+    give_memory_with,
+    memory_with,
+    segments_of,
+    table_of,
+)
 from fedgossip.drivers.participant import (
     FolderCarrier,
     Given,
@@ -294,6 +303,7 @@ class _PeerLife:
             self._attendance.take(row)
         if journal:
             journal.rounds = {row.round for row in before if isinstance(row, PeerRow)}
+        self._begun: Begun = {}
         self._turn = threading.Lock()
         self._totals_before = (life_totals_in(files.folder) if life.again else None) or LifeTotals()
         self._counted: Callable[[], tuple[dict[str, int], dict[NodeId, int]]] = lambda: ({}, {})
@@ -309,7 +319,9 @@ class _PeerLife:
             self._event(row)
         with contextlib.ExitStack() as stack:
             machine = self._machine(trace_bytes, stack)
-            ports = Ports(self._write, files.outgoing, files.mixed, stop, self._keep, measure=files.measure)
+            ports = Ports(
+                self._write, files.outgoing, files.mixed, stop, self._keep, begin=self._begin, measure=files.measure
+            )
             if recorder := self._made.recorder:
                 ports = replace(ports, log=recorder.log, witness=recorder.witness)
             if self._first_work:
@@ -355,7 +367,7 @@ class _PeerLife:
         node, life, initial = self.node, self.life, self.task.initial(self.node)
         try:
             if life.resumed:
-                give_memory(self.task, node, life.resumed.task)
+                give_memory_with(self.task, node, life.resumed.task, self._begun)
                 self._kept.begin(life.resumed.machine.round, life.resumed.task)
             begun = self.plan.model_in(life.checkpoint) if life.checkpoint else initial
             self.files.started(life.round, begun)
@@ -391,11 +403,14 @@ class _PeerLife:
         self.counts[row.name] = self.counts.get(row.name, 0) + 1
         self._write(row)
 
+    def _begin(self, job: Job) -> None:
+        begin_training(self.task, job, self._begun)
+
     def _keep(self, checkpoint: Checkpoint) -> None:
         if checkpoint.durable:
             self._kept.now(checkpoint)
             return
-        self._kept.keep(checkpoint, memory_of(self.task, self.node))
+        self._kept.keep(checkpoint, memory_with(self.task, checkpoint, self.node, self._begun))
 
     def _save_counts(self) -> None:
         with contextlib.suppress(NotWrittenError):  # the disk is full, and the run goes on

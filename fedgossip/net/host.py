@@ -53,7 +53,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Hello, Invite, Join
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import EventRow, PeerRow, Row, event_row
-from fedgossip.core.task import HeldTask, LocalTask, give_memory, memory_of
+from fedgossip.core.task import HeldTask, Job, LocalTask, give_memory, memory_of
 from fedgossip.net.endpoints import Endpoint, is_web
 from fedgossip.net.training_thread import Evaluate, TrainingThread, WorkerPorts
 from fedgossip.net.transport import (
@@ -139,6 +139,8 @@ class Ports:
     """Write a frame into the transcript of its session."""
     first_work: Callable[[], None] = lambda: None
     """Called once, before the first number is made of the node's own data; where it raises FedgossipError none is."""
+    begin: Callable[[Job], None] = lambda _job: None
+    """Called in the training thread before each training."""
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
     """(round, model): return the score of the model after that round."""
     journal: EventJournal | None = None
@@ -181,7 +183,7 @@ class Host:
         self._round = 0
         self._counted = 0, 0  # sent bytes, with everything and of vectors alone, in completed rounds
         self._invited_ns: int | None = None  # the beginning of a coordinator's first round
-        own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.measure
+        own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.begin, ports.measure
         worker = WorkerPorts(self.clock, lambda: self._round, *own)
         self._training = TrainingThread(node, task, self._meter, worker)
 

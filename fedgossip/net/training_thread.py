@@ -52,8 +52,9 @@ class WorkerPorts:
     wake: Callable[[], None]
     """Called from the answering thread when there is an answer."""
     first_work: Callable[[], None] = lambda: None
+    begin: Callable[[Job], None] = lambda _job: None
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
-    """See `Ports`, for both."""
+    """See `Ports`, for all three."""
 
 
 class TrainingThread:
@@ -138,7 +139,9 @@ class TrainingThread:
         began = self._ports.clock()
         self.began_ns = began if self.began_ns is None else self.began_ns
         self._meter.train_began(began)  # now: a round may be closed meanwhile, and this is no waiting
-        update = update_in_stretches(self._task, Job.of(self.node, asked), self._pass_stretch)
+        job = Job.of(self.node, asked)
+        self._ports.begin(job)
+        update = update_in_stretches(self._task, job, self._pass_stretch)
         if update.over:
             self._meter.broke_off(self._ports.clock())
             return Stopping(over=True)

@@ -41,7 +41,7 @@ from fedgossip.protocols.federated.client_round import (
     PreparedContribution,
     Telling,
     integers,
-    mean_loss,
+    means_of,
 )
 from fedgossip.secure.encoding import NO_NOISE, RingEncoding
 from fedgossip.secure.fixed_point import RING_BITS, add
@@ -246,8 +246,6 @@ class _Ring:
         found = self.fixed.decode(self.total, self.clients)
         mean, coding = frozen(found.mean.astype(self.model.dtype)), self.rounds.coding
         vectors = (coding.whole(mean, self.number),) if coding else apart(mean, self.rounds.federated.clients.vectors)
-        facts: dict[str, object] = {"clients": found.clients, "loss": mean_loss(found.metrics)}
-        if found.metrics.get("tested"):
-            facts["score"] = found.metrics["measured"]
+        facts: dict[str, object] = {"clients": found.clients, **means_of(found.metrics)}
         facts |= counts_in(found, self.fixed)
         return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0)), facts

@@ -62,7 +62,7 @@ from fedgossip.core.messages import Message
 from fedgossip.core.meter import Meter
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row, event_row, give_all
-from fedgossip.core.task import Job, LocalTask, choose_rows, give_memory, memory_of
+from fedgossip.core.task import Job, LocalTask, begin_training, choose_rows, give_memory_with, memory_with
 from fedgossip.core.timeline import TimelineLog
 from fedgossip.core.wire import wire_bytes
 from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, Fate, FaultScript, Happening, RunProgress, Strike, Turn
@@ -157,6 +157,7 @@ class Simulator:
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._training = LazyTraining()
         self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
+        self._begun: Any = {}
         self._sent: dict[Link, int] = {}
         self._touched, self._restarts = script.touches_messages, bool(script.restarts)
         self._progress = RunProgress(len(machines))
@@ -377,6 +378,8 @@ class Simulator:
         self._meters[node].train_began(self.now_ns)
         self.timeline.train_began(node, self.now_ns)
         job = Job.of(node, asked)
+        if self._restarts:
+            begin_training(self.task, job, self._begun)
         self._training.submit(job)
         training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
         takes = int(training_ns * self.script.factor(node, self.now_ns))
@@ -401,7 +404,7 @@ class Simulator:
             return
         self.checkpoints[node] = checkpoint
         if self._restarts:
-            self._states[node] = memory_of(self.task, node)
+            self._states[node] = memory_with(self.task, checkpoint, node, self._begun)
 
     def _ignore(self, _node: NodeId, _effect: Witness | Part) -> None:
         pass
@@ -552,7 +555,7 @@ class Simulator:
         self.lives[node] += 1
         self.connections.forget(node)
         self.machines[node] = self.rebirth(node, self.lives[node], self.checkpoints.get(node))
-        give_memory(self.task, node, self._states.get(node, {}))
+        give_memory_with(self.task, node, self._states.get(node, {}), self._begun)
         self._befell(node, "restarted")
         self._begin(node)
 

@@ -156,15 +156,45 @@ def test_the_page_of_a_coordinator_alone_has_its_counts(tmp_path: Path) -> None:
     assert "worse off than alone" in page and 'id="gains"' not in page
 
 
-def test_a_participant_without_examples_to_test_on_is_counted_and_trains() -> None:
-    """A site with one example keeps it for its training."""
-    one = fedgossip.load_experiment(federated("ditto", 3, secure={"on": False}) | {"data": {"local_test": 0.5}})
+def one_untested(content: Content) -> tuple[fedgossip.Experiment, TorchTask]:
+    """Return an experiment of three, and its task: a site with one example keeps it for its training."""
+    one = fedgossip.load_experiment(content | {"data": {"local_test": 0.5}})
     found = examples_of(one, range(3), 3)
     shares = {node: share[:1] if node == 1 else share for node, share in found.shares.items()}
     trained, kept = kept_apart(shares, 0.5, 1)
-    plain = TorchTask(found.train, found.test, trained, "mlp:64-16-10", one.train, seed=1, rounds=4, kept=kept)
+    return one, TorchTask(found.train, found.test, trained, "mlp:64-16-10", one.train, seed=1, rounds=4, kept=kept)
+
+
+def test_a_participant_without_examples_to_test_on_is_counted_and_trains() -> None:
+    one, plain = one_untested(federated("ditto", 3, secure={"on": False}))
     run = fedgossip.simulate(one, task=with_personal(one, plain))
     assert run.summary["personal"]["tested"] == 2 and run.summary["personal"]["untested"] == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"weighting": "clients"}])
+def test_the_score_of_a_secure_sum_is_the_mean_of_the_clients_that_have_one(options: Content) -> None:
+    """Those with a score have as many examples each: the mean is that of the clear."""
+    found = []
+    for secure, engine in (({"on": False}, "sim"), ({}, "sim"), ({}, "stacked")):
+        one, task = one_untested(federated(None, 3, secure=secure, options=options))
+        run = fedgossip.simulate(one, task=task, engine=engine)
+        rows = [row for row in run.rows if isinstance(row, PeerRow)]
+        found.append([row.score_clients for row in rows if row.score_clients is not None])
+        own = [row.score for row in rows if row.peer == 1]
+        assert len(found[-1]) >= 2 and own and not any(score is not None for score in own)
+    clear, *summed = found
+    assert all(one == pytest.approx(clear, abs=2e-3) for one in summed)
+
+
+@pytest.mark.parametrize("personal", ["ditto", "fedrep", "mr-mtl"])
+def test_a_round_done_again_begins_from_the_models_of_before_it(personal: str) -> None:
+    """A client that had answered dies with its coordinator, which waits for a slow one: both go on from checkpoints."""
+    slow = {"kind": "slow", "peers": [2], "factor": 10.0}
+    one = federated(personal, 3, secure={"on": False})
+    crash = {"kind": "crash", "peers": [0, 3], "start": 0.7, "after": 0.05}
+    whole, again = (fedgossip.simulate(one | {"faults": faults}) for faults in ([slow], [slow, crash]))
+    assert again.digest == whole.digest and again.summary["events"]["restarted"] == 2
+    assert {repr(row) for row in scores(again)} == {repr(row) for row in scores(whole)}
 
 
 @pytest.mark.long

@@ -116,7 +116,7 @@ class Numbers:
             "loss": s.score_max,
             "logged": 1.0,
             "measured": score,
-            "tested": float(self.weight_max),
+            "tested": 1.0,
         }
         bounds |= dict.fromkeys(self.telling.counts, 1.0)
         return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)

@@ -52,7 +52,7 @@ from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured, Subtotal
-from fedgossip.protocols.federated.client_round import Chances, mean_loss
+from fedgossip.protocols.federated.client_round import Chances, means_of
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding
 from fedgossip.secure.fixed_point import CLIPPED, DecodedSum, Quantised, Words
@@ -335,13 +335,11 @@ class SumReading:
 
     def facts(self, found: DecodedSum, fixed: RingEncoding) -> dict[str, object]:
         """Return the facts for the records."""
-        facts: dict[str, object] = {"clients": found.clients, "loss": mean_loss(found.metrics)}
+        facts: dict[str, object] = {"clients": found.clients, **means_of(found.metrics)}
         if fixed.tells == CLIPPED:
             facts["clipped"] = found.clipped
         if fixed.weight_max > 1:
             facts["examples"] = round(found.samples)
-        if found.metrics.get("tested"):
-            facts["score"] = found.metrics["measured"]
         return facts | counts_in(found, fixed)
 
 

@@ -360,7 +360,7 @@ class Client:
         vectors = {"x": self.model}
         vectors.update({f"memory/{k}": v for k, v in enumerate(self.memory)})
         vectors.update({f"pending/{k}": v for k, v in enumerate(self.pending)})
-        return Checkpoint(self.pending_round + 1, vectors, {"pending_round": self.pending_round})
+        return Checkpoint(self.pending_round + 1, vectors, {"pending_round": self.pending_round}, unsettled=True)
 
     def _final(self, final: Final) -> list[Effect]:
         self.phase, self.model = "finished", final.vectors[0]

@@ -86,8 +86,8 @@ class PreparedContribution:
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Return the values of metrics, which a sum weighs: a count's over the weight, so that each client adds it."""
-        told = {"steps": self.counted, "loss": self.loss, "measured": self.measured, "tested": self.tested}
-        told["logged"] = float(self.loss is not None)
+        told = {"steps": self.counted, "loss": self.loss, "measured": self.measured}
+        told |= {"logged": float(self.loss is not None), "tested": float(self.tested > 0)}
         told |= {name: count / self.weight for name, count in self.counts.items()}
         return {name: float(told[name] or 0.0) for name in names}
 
@@ -437,7 +437,7 @@ FACTS = (
     Fact("steps", ("steps",), "the number of training steps"),
     Fact("loss", ("loss",), "the mean loss"),
     Fact("logged", ("logged",), "whether its loop logs a loss"),
-    Fact("kept", ("tested",), "the number of examples kept for tests"),
+    Fact("kept", ("tested",), "whether it keeps examples for tests, in the clear how many"),
     Fact("tests", ("measured",), "how well the model does on the examples kept for tests"),
     Fact("gains", BEHIND, "whether its own model does worse than the shared one, and than one trained alone"),
     Fact("twentieth", TWENTIETHS, "the twentieth in which its own model's share of right answers lies"),
@@ -525,8 +525,11 @@ def telling(
     return Telling((*counts, *loss, *kept, *(["tests"] if tested else []), *own, *cut))
 
 
-def mean_loss(metrics: Mapping[str, float]) -> float | None:
-    """Return the mean loss of the clients of a secure sum that have one, weighted as the sum; None where none has."""
-    if not (share := metrics.get("logged", 1.0)):
-        return None
-    return metrics["loss"] / share if "loss" in metrics else None
+def means_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the mean loss and the mean score in a secure sum, each of the clients that have one, weighted as the sum.
+
+    The loss is None where no client has one, the score is left out.
+    """
+    logged, tested = metrics.get("logged", 1.0), metrics.get("tested")
+    found: dict[str, float | None] = {"loss": metrics["loss"] / logged if "loss" in metrics and logged else None}
+    return found | ({"score": metrics["measured"] / tested} if tested and "measured" in metrics else {})
