@@ -1,4 +1,4 @@
-"""Gradient tracking: exact where D-PSGD stays apart, the same bits in every driver, and after a peer is gone.
+"""Gradient tracking and EXTRA: exact where D-PSGD stays apart, the same bits in every driver, and after a peer is gone.
 
 The quadratic of `learning.analytic`: f_i = 1/2 |x - b_i|^2, so u = -eta (x - b + xi), and a round is a linear map.
 """
@@ -20,7 +20,7 @@ from over_sockets import run_over_sockets
 import fedgossip
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.gossip.base import Step
-from fedgossip.algorithms.gossip.gradient_tracking import GradientTracking
+from fedgossip.algorithms.gossip.gradient_tracking import EXTRA, GradientTracking
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, digest, frozen
 from fedgossip.core.machine import Checkpoint, Effect, Event, Finish, Machine, NodeId, Train, Trained
@@ -199,6 +199,52 @@ def test_after_a_member_was_killed_the_others_agree_on_their_own_optimum() -> No
     assert world.results.keys() == set(range(n)) - {2}
     optimum = np.delete(b, 2).mean()
     assert [float(x[0]) for x in world.results.values()] == pytest.approx([optimum] * 5, abs=1e-9)
+
+
+# --- EXTRA ------------------------------------------------------------------------------------------------------------
+
+
+def test_extra_comes_to_the_optimum_with_a_constant_step_where_dgd_stays_at_a_distance_of_the_step() -> None:
+    """Least squares of unlike curvatures: every round is the paper's line in plain loops, the end is the optimum.
+
+    Decentralised gradient descent, x' = W x - step g, which the paper compares with, ends at a distance O(step).
+    """
+    n, d, draw = 6, 3, np.random.default_rng(3)
+    A, b = draw.standard_normal((n, 5, d)), draw.standard_normal((n, 5))
+    optimum = np.linalg.lstsq(A.reshape(-1, d), b.reshape(-1), rcond=None)[0]
+    W = build(resolve("ring", n)).matrix()
+    curvature = max(np.linalg.eigvalsh(a.T @ a)[-1] for a in A)
+    step = (1 + np.linalg.eigvalsh(W)[0]) / curvature / 2
+
+    def gradient(x: np.ndarray) -> np.ndarray:
+        return np.array([a.T @ (a @ x_i - b_i) for a, x_i, b_i in zip(A, x, b, strict=True)])
+
+    def mix(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return np.array([sum(matrix[i, j] * x[j] for j in range(n)) for i in range(n)])
+
+    one, algorithm = np.eye(n), EXTRA()
+    before = np.zeros((n, d))
+    x = mix(W, before) - step * gradient(before)
+    state = algorithm.start(frozen(before.copy()))
+    for number in range(2000):
+        update = frozen(-step * gradient(algorithm.model(state)))
+        begun, sent = algorithm.trained(state, update, Step(number))
+        state = algorithm.mixed(begun, tuple(frozen(W @ vector) for vector in sent))
+        if number < 60:
+            assert np.abs(algorithm.model(state) - x).max() < 1e-12
+            change = step * (gradient(x) - gradient(before))
+            before, x = x, mix(one + W, x) - mix((one + W) / 2, before) - change
+    assert np.abs(algorithm.model(state) - optimum).max() < 1e-12
+    assert np.abs(state.correction.sum(axis=0)).max() < 1e-12
+
+    def distance(step: float) -> float:
+        x = np.zeros((n, d))
+        for _ in range(4000):
+            x = W @ x - step * gradient(x)
+        return float(np.linalg.norm(x - optimum))
+
+    coarse, fine = distance(step / 10), distance(step / 20)
+    assert fine > 1e-3 and 1.7 < coarse / fine < 2.3, "half the step, half the distance"
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 ONLY = {
     "d2": ("lazy ring", "star", "lazy path", "complete"),  # the lazy ones, and two without negative eigenvalues
-    "two-tap": ("ring", "lazy ring", "star", "lazy path", "complete"),
+    **dict.fromkeys(("two-tap", "extra"), ("ring", "lazy ring", "star", "lazy path", "complete")),
     "window-doubling": ("window-doubling",),
 }
 """The schedules of algorithms that take few."""

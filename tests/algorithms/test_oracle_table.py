@@ -7,6 +7,7 @@ got from the algorithm object by running it on unit vectors.  The printed number
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dsgd cta": {"name": "dsgd", "options": {"order": "cta"}},
     "gradient-tracking": {"name": "gradient-tracking"},
     "d2": {"name": "d2"},
+    "extra": {"name": "extra"},
     "dsgdm": {"name": "dsgdm", "options": {"beta": 0.9}},
     "qg-dsgdm": {"name": "qg-dsgdm", "options": {"beta": 0.9, "mu": 0.9}},
     "decentlam": {"name": "decentlam", "options": {"beta": 0.9}},
@@ -47,6 +49,8 @@ TABLE = {
     ("gradient-tracking", "lazy"): (0, 0, 0.00929853, 0.00328947),
     ("d2", "metropolis"): (0, 0, 0.00938036, 0.00328947),
     ("d2", "lazy"): (0, 0, 0.01218696, 0.00328947),
+    ("extra", "metropolis"): (0, 0, 0.01992367, 0.00328947),
+    ("extra", "lazy"): (0, 0, 0.02463030, 0.00328947),
     ("dsgdm", "metropolis"): (0.86072057, 0.00038447, 0.03934927, 0.03209459),
     ("dsgdm", "lazy"): (0.93898375, 0.00444444, 0.07105596, 0.03209459),
     ("qg-dsgdm", "metropolis"): (0.42462948, 0.00065746, 0.00953659, 0.00610158),
@@ -144,7 +148,9 @@ def experiment(kind: str, placement: str, name: str, rounds: int, **more: Any) -
 
 
 SLOW = {("gradient-tracking", "metropolis"): 700, ("gradient-tracking", "lazy"): 2000, ("d2", "lazy"): 700}
-RUN = [(kind, name) for kind in KINDS for name in ("metropolis", "lazy") if (kind, name) != ("d2", "metropolis")]
+SLOW |= {("extra", "metropolis"): 700}
+NOT_RUN = ("d2", "metropolis"), ("extra", "lazy")  # refused; 1200 rounds
+RUN = [(kind, name) for kind in KINDS for name in ("metropolis", "lazy") if (kind, name) not in NOT_RUN]
 
 
 @pytest.mark.parametrize("placement", PLACED)
@@ -170,7 +176,7 @@ def test_every_round_is_the_linear_map_in_the_simulator_too(kind: str) -> None:
     assert simulate(experiment(kind, "smooth", "lazy", 40, **uneven)).digest == stacked.digest
 
 
-@pytest.mark.parametrize("kind", ["dsgd atc", "dsgd cta", "gradient-tracking", "d2"])
+@pytest.mark.parametrize("kind", ["dsgd atc", "dsgd cta", "gradient-tracking", "d2", "extra"])
 def test_the_mean_moves_by_the_mean_update(kind: str) -> None:
     draw = np.random.default_rng(4)
     algorithm, W = method(kind), weights("lazy")
@@ -238,6 +244,41 @@ def test_d2_is_refused_where_it_would_diverge_or_go_astray(more: dict[str, Any],
         simulate({**experiment("d2", "smooth", "lazy", 4), **more})
     assert advice in refused.value.advice
     assert "\n" not in f"{refused.value}{refused.value.advice}"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"topology": {"graph": "one-peer-exponential", "n": 8}}, "extra needs one graph for the whole run"),
+        ({"topology": {"graph": "directed-exponential", "n": 6}}, "extra needs weights that are the same both ways"),
+        ({"topology": {"graph": "star", "n": 6, "weights": "inverse"}}, "columns of its weights do not sum to one"),
+        ({"faults": [{"kind": "drop", "probability": 0.1}]}, "extra needs every message of every round.* drop"),
+        ({"faults": [{"kind": "crash", "peers": [1], "start": 1.0, "after": 1.0}]}, "extra needs .* crash"),
+        ({"algorithm": {"name": "extra", "combine": "median"}}, "what extra sends has no meaning but in a sum"),
+        ({"algorithm": {"name": "extra", "mode": "async"}}, "extra has no async mode"),
+        ({"topology": {"graph": "complete", "n": 2, "weights": "exchanged:own"}}, "above -1, and that of 'complete'"),
+    ],
+)
+def test_extra_is_refused_where_its_paper_promises_nothing(
+    more: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last: two peers that exchange their models have the eigenvalue -1."""
+    (tmp_path / "exchanged.py").write_text("def own(topology):\n    return [[0.0, 1.0], [1.0, 0.0]]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=said) as refused:
+        simulate({**experiment("extra", "smooth", "metropolis", 4), **more})
+    assert refused.value.advice and "\n" not in f"{refused.value}{refused.value.advice}"
+
+
+@pytest.mark.parametrize("name", ["metropolis", "lazy"])
+def test_the_step_of_extra_is_bound_by_the_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of curvature 1 it is stable up to (5 + 3 lambda_n) / 4, which is more than the paper's 1 + lambda_n."""
+    W = weights(name)
+    edge = (5 + 3 * float(np.linalg.eigvalsh(W)[0])) / 4
+    for eta, stable in ((0.99 * edge, True), (1.01 * edge, False)):
+        monkeypatch.setitem(globals(), "ETA", eta)
+        x = stationary(*one_round("extra", W), PLACED["alternating"])[0]
+        assert bool(np.isfinite(x).all() and np.abs(x).max() < 1) == stable
 
 
 def test_d2_diverges_where_it_is_refused() -> None:

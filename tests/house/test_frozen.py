@@ -83,7 +83,7 @@ def without_bytes(row: dict[str, Any]) -> dict[str, Any]:
         *("dsgd", "push-sum", "window-doubling", "gradient-tracking", "private"),
         *("fedavg", "scaffold", "parameter-server", "fedavg by top-k"),
         *("parameter-server by signs and int8", "mapreduce by dgc", "lbfgs"),
-        *("dsgd cta", "d2", "dsgdm", "qg-dsgdm", "decentlam", "two-tap"),
+        *("dsgd cta", "d2", "extra", "dsgdm", "qg-dsgdm", "decentlam", "two-tap"),
         *("dsgdm nesterov", "slowmo", "diloco", "ring outer by top-k", "ring outer delayed", "push-diging"),
         "push-sum mixed momentum",
     ],

@@ -77,6 +77,7 @@ def test_the_forecast_of_a_quadratic_is_its_formula(level: str, placement: str, 
 METHODS = [
     ("gradient-tracking", "ring"),
     ("d2", "ring"),
+    ("extra", "ring"),
     ("dsgdm", "ring"),
     ("qg-dsgdm", "base:1"),
     ("decentlam", "torus:4x4"),

@@ -1,4 +1,4 @@
-"""Agreement on the optimum of the common loss, however unlike the data are: gradient tracking, and D2.
+"""Agreement on the optimum of the common loss, however unlike the data are: gradient tracking, D2 and EXTRA.
 
 Gradient tracking, adapt-then-combine (DSGT: Pu and Nedic, Distributed stochastic gradient tracking methods,
 Mathematical Programming 187, 2021; DIGing: Nedic, Olshevsky and Shi, SIAM J. Optim. 27, 2017):
@@ -25,6 +25,16 @@ mean update, and the peers agree on the optimum of the common loss with one vect
 Stable for one symmetric W with lambda_n > -1/3 (exactly: > -1 / (3 - 2 eta L), L the curvature).  Metropolis weights
 of an even ring are on the edge, those of a 4 x 4 torus beyond it, where it diverges: weights = "lazy" is always inside.
 A message that is lost leaves a bias that later rounds do not mend.
+
+EXTRA (Shi, Ling, Wu and Yin, SIAM J. Optim. 25, 2015), with the paper's W~ = (I + W) / 2:
+
+    x_i  <-  sum_j W_ij x_j + u_i + c_i                   u_i: the change that node i's local steps made, from x_i
+    c_i  <-  c_i + (sum_j W_ij x_j - (x_i before)) / 2    c_i begins with 0
+
+which is x' = (I + W) x - W~ x_before - eta (g - g_before), the paper's line, summed over the rounds.  It combines
+before it adapts, so the graph bounds its step: one symmetric W, lambda_n > -1, and eta L < 1 + lambda_n, L the
+curvature (the paper's theorem; of a quadratic exactly (5 + 3 lambda_n) / 4).  The paper promises nothing of weights
+that change, and losses change them: faults that lose messages are refused, as with D2.
 """
 
 from __future__ import annotations
@@ -79,42 +89,66 @@ class GradientTracking:
         return Tracked(model)
 
 
-@dataclass(frozen=True, eq=False)
-class Diffused:
-    """Arrays [d] or [n, d]; `correction` is None where it is zero, `update` until a round is trained."""
-
-    x: Vector
-    correction: Vector | None = None
-    update: Vector | None = None
-
-
 class D2:
     """A peer that goes on from another model begins with c = 0."""
 
     slots = (MODEL,)
     needs = Needs(sums="both", constant=True, symmetric=True, lambda_n=-1 / 3, linear=True, lossless=True)
 
-    def start(self, x: Vector) -> Diffused:
-        return Diffused(x)
+    def start(self, x: Vector) -> Tracked:
+        return Tracked(x)
 
-    def trained(self, state: Diffused, update: Vector | None, step: Step) -> tuple[Diffused, Vectors]:  # noqa: ARG002
+    def trained(self, state: Tracked, update: Vector | None, step: Step) -> tuple[Tracked, Vectors]:  # noqa: ARG002
         sent = state.x if update is None else add(state.x, update)
         return replace(state, update=update), (sent if state.correction is None else add(sent, state.correction),)
 
-    def mixed(self, state: Diffused, mixed: Vectors) -> Diffused:
+    def mixed(self, state: Tracked, mixed: Vectors) -> Tracked:
         (x,) = mixed
         moved = subtract(x, state.x) if state.update is None else linear((1, x), (-1, state.x), (-1, state.update))
-        return Diffused(x, moved)
+        return Tracked(x, moved)
 
-    def model(self, state: Diffused) -> Vector:
+    def model(self, state: Tracked) -> Vector:
         return state.x
 
-    def seen(self, state: Diffused, outgoing: Vectors) -> Vector:  # noqa: ARG002
+    def seen(self, state: Tracked, outgoing: Vectors) -> Vector:  # noqa: ARG002
         return outgoing[0]
 
-    def corrected(self, state: Diffused, differences: Vectors) -> Diffused:
+    def corrected(self, state: Tracked, differences: Vectors) -> Tracked:
         (x,) = differences
         return replace(state, x=add(state.x, x), correction=x if state.correction is None else add(state.correction, x))
 
-    def rejoined(self, state: Diffused, model: Vector) -> Diffused:  # noqa: ARG002
-        return Diffused(model)
+    def rejoined(self, state: Tracked, model: Vector) -> Tracked:  # noqa: ARG002
+        return Tracked(model)
+
+
+class EXTRA:
+    """A peer that goes on from another model begins with c = 0."""
+
+    slots = (MODEL,)
+    needs = Needs(sums="both", constant=True, symmetric=True, lambda_n=-1.0, linear=True, lossless=True)
+
+    def start(self, x: Vector) -> Tracked:
+        return Tracked(x)
+
+    def trained(self, state: Tracked, update: Vector | None, step: Step) -> tuple[Tracked, Vectors]:  # noqa: ARG002
+        return replace(state, update=update), (state.x,)
+
+    def mixed(self, state: Tracked, mixed: Vectors) -> Tracked:
+        (x,) = mixed
+        c, half = state.correction, linear((0.5, x), (-0.5, state.x))
+        after = x if state.update is None else add(x, state.update)
+        return Tracked(*((after, half) if c is None else (add(after, c), add(c, half))))
+
+    def model(self, state: Tracked) -> Vector:
+        return state.x
+
+    def seen(self, state: Tracked, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: Tracked, differences: Vectors) -> Tracked:
+        (x,) = differences
+        c, half = state.correction, linear((0.5, x))
+        return replace(state, x=add(state.x, x), correction=half if c is None else add(c, half))
+
+    def rejoined(self, state: Tracked, model: Vector) -> Tracked:  # noqa: ARG002
+        return Tracked(model)

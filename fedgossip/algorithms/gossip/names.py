@@ -22,7 +22,7 @@ from fedgossip.algorithms.gossip.base import WEIGHT, GossipAlgorithm, Needs, Slo
 from fedgossip.algorithms.gossip.choco import Choco
 from fedgossip.algorithms.gossip.dsgd import DSGD, CombineThenAdapt
 from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
-from fedgossip.algorithms.gossip.gradient_tracking import D2, GradientTracking
+from fedgossip.algorithms.gossip.gradient_tracking import D2, EXTRA, GradientTracking
 from fedgossip.algorithms.gossip.momentum import DecentLaM, MixedMomentum, QuasiGlobal, TwoTap
 from fedgossip.algorithms.gossip.outer import BETA, LR, DiLoCo, OuterStep, SlowMo
 from fedgossip.algorithms.gossip.push_sum import PushDIGing, PushMomentum, PushSum
@@ -151,6 +151,7 @@ METHODS: Mapping[str, Method] = table(
         Method(GradientTracking, what="agrees on the optimum however unlike the data are, for two vectors a message"),
     ),
     ("d2", Method(D2, what='the same optimum, for one vector, with weights = "lazy" and no losses')),
+    ("extra", Method(EXTRA, what="the same optimum, for one vector, with a step bound by the graph and no losses")),
     ("dsgdm", Method(MixedMomentum, what="momentum")),
     ("qg-dsgdm", Method(QuasiGlobal, what="momentum")),
     ("decentlam", Method(DecentLaM, what="momentum")),
