@@ -30,6 +30,7 @@ RENAMED: Mapping[str, str] = {
     "ALittle": "ALittleIsEnough",
     "BudgetPurse": "AccountedBudget",
     "Company": "PartnerSet",
+    "Diffused": "Tracked",
     "Giver": "ModelSource",
     "InMotion": "MomentumState",
     "InTwo": "TwoSizes",
