@@ -236,7 +236,7 @@ def test_a_key_of_a_neighbour_is_passed_on_once() -> None:
     class Known(SeededPairs):
         """As `AgreedPairs` tell: one's own key, and those of the peers that were asked for."""
 
-        def told(self, of: Any) -> list[RunKey]:
+        def keys_for(self, of: Any) -> list[RunKey]:
             return [RunKey(node, 0, "00") for node in of]
 
         def news(self, key: RunKey) -> bool:
