@@ -18,6 +18,8 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, digest, frozen, ordered_mix, subtract
 from fedgossip.core.records import NetworkRow
 from fedgossip.core.task import Job, Update
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
 
 OPTIONS = {"lr": 0.5, "beta": 0.5}
 
@@ -231,6 +233,18 @@ def test_what_a_codec_left_out_survives_lost_packets_to_the_bit(delay: int) -> N
     run = simulate(lossy)
     assert run.digest == simulate(content, engine="stacked").digest
     assert run.summary["bytes_sent"] > simulate(content).summary["bytes_sent"]  # something was sent again
+
+
+def test_a_round_that_was_trained_ahead_and_is_done_again_counts_once_in_the_optimizer() -> None:
+    """All workers die while two of them have trained the next round already: it is trained again from checkpoints."""
+    outer = {"lr": 0.7, "delay": 1}
+    train = {"optimizer": "adamw", "local_steps": 3, "device": "cpu"}
+    slow, crash = {"kind": "slow", "peers": [2], "factor": 10.0}, {"kind": "crash", "start": 0.7, "after": 0.05}
+    content = {"rounds": 4, "train": train, "parallel": {"workers": 3, "outer": outer}, "faults": [slow, crash]}
+    one = load_experiment(content)
+    task, _ = compose.task_of(one, 3, range(3))
+    assert simulate(one, task=task).summary["events"]["restarted"] == 3
+    assert [int(task.state(node)["steps"]) for node in range(3)] == [12] * 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -23,15 +24,18 @@ from commands import experiment as experiment_file
 from fedgossip.audit.log import read as read_log
 from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.cli.run.run import show
+from fedgossip.core.machine import Checkpoint
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows
 from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE
+from fedgossip.core.task import Job, memory_of
 from fedgossip.drivers import image_write, sim_checkpoint
 from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer import _PeerLife
 from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
-from fedgossip.runs import checkpoints, run_directory
+from fedgossip.runs import checkpoints, incarnations, run_directory
 from fedgossip.runs.incarnations import prepare
 from fedgossip.runs.run_directory import Run, RunLock
 
@@ -450,6 +454,38 @@ def test_rows_of_a_round_that_a_client_does_again_are_cut(
         (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     prepare(tmp_path / "out", folders, compose.plan(load_experiment({"rounds": 9, **who})), "", "")
     assert [last_round(folder / "metrics.jsonl") for folder in folders] == kept
+
+
+@pytest.mark.parametrize("round", [3, 4])
+def test_a_peer_that_trains_a_round_again_begins_from_its_state_before_it(round: int, tmp_path: Path) -> None:
+    """The checkpoint is of a client that has trained round 3; its coordinator asks for that round, or for the next."""
+    who = {"clients": 2, "min_clients": 2, "personal": "ditto", "secure": {"on": False}}
+    plan = compose.plan(load_experiment({"rounds": 9, "train": {"device": "cpu"}, "coordinator": who}))
+    states: dict[str, Any] = {}
+    (tmp_path / "metrics.jsonl").touch()
+    for begin in (incarnations.first, incarnations.next_after):
+        task, _ = compose.task_of(plan.experiment, plan.learners, [0])
+        life = begin(plan, 0, tmp_path, task.schema, "")
+        files: Any = SimpleNamespace(folder=tmp_path, node=0, started=lambda *_: None)
+        made: Any = SimpleNamespace(make=lambda *_: None)
+        hello: Any = None
+        one, x = _PeerLife(plan, task, hello, files, life, None, 10.0, made, None), task.initial(0)
+        with contextlib.ExitStack() as stack:
+            one._machine(0, stack)
+        if life.resumed:
+            one._begin(Job(0, round, x))
+            states["again"] = memory_of(task, 0)
+            break
+        for number in (2, 3):
+            states[f"before {number}"] = memory_of(task, 0)
+            one._begin(Job(0, number, x))
+            task.train([Job(0, number, x)])
+        states["before 4"] = memory_of(task, 0)
+        one._keep(Checkpoint(4, {"x": x}, unsettled=True))
+        one._kept.close()
+    again, before = states["again"], states[f"before {round}"]
+    assert before and again.keys() == before.keys() and all(np.array_equal(again[k], before[k]) for k in again)
+    assert any(not np.array_equal(states["before 3"][k], states["before 4"][k]) for k in states["before 3"])
 
 
 def interrupted_in(process: subprocess.Popen[str], rows: Path, round: int) -> Said:

@@ -291,7 +291,7 @@ class Buffered(Generic[State]):
         self.round += 1
         self._empty()
         memory = {"invitations": self.invitations, "counted": sorted(self.counted)}
-        effects.append(Checkpoint(self.round, saved(self.state), memory))
+        effects.append(Checkpoint(self.round, saved(self.state), memory, durable=True))
         effects.append(RoundDone(self.round, self.model))
         return effects + (self._conclude() if self.round == self.settings.rounds else self._invite())
 

@@ -593,6 +593,7 @@ def test_a_step_is_the_mean_of_goal_answers_weighted_by_staleness() -> None:
     c.handle(Received(a, contribution(4, 0)), 0)
     effects = c.handle(Received(b, contribution(8, 0)), 0)
     assert c.round == 1 and c.model.tolist() == [6, 0] and reports(effects)["aggregated"]["staleness"] == 0
+    assert of(effects, Checkpoint)[0].durable, "no round that it has reported is lost"
     c.handle(Received(old, contribution(2, 0)), 0)
     fresh = next(node for node, round in c.flying.items() if round == 1)
     c.handle(Received(fresh, contribution(6, 0, round=1)), 0)
