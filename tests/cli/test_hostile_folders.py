@@ -67,6 +67,7 @@ COMMANDS: dict[str, list[str]] = {
     "graph": ["topology", "show", "edges.txt"],
     "table": ["table", "table.npz"],
     "keys": ["keys", "show", "peer.key", "--id", "0", "--client"],
+    "keys own": ["keys", "own", "peer.key"],
     "release": ["release", "verify", "r.zip"],
     "sweep": ["sweep", "s.toml", "--dry-run"],
     "privacy": ["privacy", "plan", "e.toml"],

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,11 +50,14 @@ from fedgossip.runs.trace.files import Opening
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('RAN').write_text('ran')\n"
 EVERY = {kind.experiment: tuple(keys_of_code(kind.experiment)) for kind in RUN_KINDS.values()}
+LOGITS_KEYS = ("data.common", "model.sources")
+"""Keys of methods that exchange logits."""
 NEVER_SENT = {"adversary.attack"}
 """Keys of sections that no invite carries."""
 KEYS = sorted(
     {(of.kind, key) for of, found in EVERY.items() for key in found if key not in NEVER_SENT}
     - {("parallel", "train.optimizer")}  # the steps are the method's
+    - {("parallel", key) for key in LOGITS_KEYS}
 )
 LEAST: dict[str, dict[str, Any]] = {
     "topology": {"topology": {"graph": "ring", "n": 3}},
@@ -72,8 +76,11 @@ def content_with(kind: str, key: str, value: str) -> dict[str, Any]:
     if last == "options":
         place["name"] = "choco"
     place[last] = {"partition": {"kind": value}, "options": {"codec": value}}.get(
-        last, [value] if last in ("metrics", "filters") else value
+        last, [value] if last in ("metrics", "filters", "sources") else value
     )
+    if key in LOGITS_KEYS:
+        section, name = ("coordinator", "algorithm") if kind == "coordinator" else ("algorithm", "personal")
+        content.setdefault(section, {})[name] = "feddf"
     return content
 
 
@@ -87,7 +94,8 @@ def proposed(content: dict[str, Any], **more: Any) -> Proposal:
 def test_every_key_that_may_name_code_is_declared_so() -> None:
     """The meaning of a key, which the reference prints, says module:function or module:Class; its type says it too."""
     told = {name for name, found in keys().items() if any("module:" in one.meaning for one in found)}
-    assert told | {"data.test"} == {key for found in EVERY.values() for key in found}  # a source too
+    sources = {"data.test", *LOGITS_KEYS}  # their meanings name the key that says it
+    assert told | sources == {key for found in EVERY.values() for key in found}
 
 
 @pytest.mark.parametrize(("kind", "key"), KEYS)
@@ -568,5 +576,5 @@ def test_processes_that_a_command_starts_import_nothing_from_the_folder_it_is_ty
 def test_every_process_of_ours_is_started_without_the_folder_of_its_start() -> None:
     """`sys.executable` stands beside a person's own script alone, which finds the modules beside itself."""
     package = Path(custom.__file__).parents[1]
-    found = {path.name for path in package.rglob("*.py") if "[sys.executable" in path.read_text()}
+    found = {path.name for path in package.rglob("*.py") if re.search(r'\[sys.executable(?!, "-I")', path.read_text())}
     assert found == {"invited.py"}
