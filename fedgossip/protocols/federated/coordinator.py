@@ -98,6 +98,8 @@ SEEN = "seen"
 
 SERVER = "server"
 """Entry among the facts of a checkpoint: the numbers of the server's state."""
+STOPPED = "stopped"
+"""Another: the round that was open when the coordinator was stopped, until its cohort has been drawn again."""
 
 
 def checkpoint_of(
@@ -119,6 +121,12 @@ def state_in(server: ServerRule[State], checkpoint: Checkpoint) -> State:
     """Return the state of the server rule in a checkpoint."""
     numbers: Any = checkpoint.facts.get(SERVER, {})
     return restored(server, checkpoint.vectors, numbers)
+
+
+def stopped_in(checkpoint: Checkpoint | None) -> int | None:
+    """Return the round whose cohort is to be drawn again."""
+    stopped = checkpoint.facts.get(STOPPED) if checkpoint else None
+    return stopped if isinstance(stopped, int) else None
 
 
 def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
@@ -242,6 +250,8 @@ class Coordinator(Generic[State]):
         self._need = max(settings.min_clients, federated.aggregation.least)
         self.interrupted = summing is not None and summing.life > 0
         """Whether the first round may have been begun in an earlier life."""
+        self.stopped = stopped_in(resumed)
+        """The round that an earlier life left open, until its cohort has been drawn again."""
         self.company = PartnerSet(node, clients)
         self.phase, self.summed = "new", 0  # number of elements
         self.exchange: Exchange | None = None
@@ -437,9 +447,10 @@ class Coordinator(Generic[State]):
                 return [*effects, *self._gather(), *self._begin_if_gathered(now_ns)]
             if self.interrupted:
                 self.interrupted = False
+                self.stopped = self.round if self.stopped is None else self.stopped
                 effects += self._over(Abandoned(0, self.need, "INTERRUPTED", "the coordinator was stopped"))
                 continue
-            draw = self._cohort(here)
+            draw, self.stopped = self._cohort(here), None
             if not self.settings.informs_uninvited:
                 self.invited.update(draw.invited)
             if len(draw.invited) <= draw.wanted:
@@ -458,7 +469,9 @@ class Coordinator(Generic[State]):
 
     def _cohort(self, here: Collection[NodeId]) -> Draw:
         if self.summing:
-            return self.summing.cohort(self.sampling, self.round, here, self.company.left)
+            # clients that consented to a sum without a result consent with the same update to the same clients alone
+            round = self.round if self.stopped is None else self.stopped
+            return self.summing.cohort(self.sampling, round, here, self.company.left)
         if isinstance(self.sampling, SamplingByLosses):
             return self.sampling.choose(self.round, here, self.seen)
         return self.sampling.draw(self.round, here)
@@ -546,7 +559,9 @@ class Coordinator(Generic[State]):
     def _next(self) -> list[Effect]:
         """Complete the round; the checkpoint first, so that no round reported as done is lost."""
         self.round += 1
-        summing = self.summing.saved() if self.summing else {}
+        summing = {**self.summing.saved()} if self.summing else {}
+        if self.stopped is not None:
+            summing[STOPPED] = self.stopped
         facts = {**summing, SEEN: {str(node): list(one) for node, one in self.seen.items()}} if self.seen else summing
         kept = checkpoint_of(self.round, self.state, self.counted, facts, self.best)
         return [kept, RoundDone(self.round, self.model)]

@@ -168,7 +168,7 @@ def killed_in(phase: str, round: int, **task: Any) -> Followed:
     return follow(content, [{"kind": "crash", "peers": [5], "start": at, "after": 1.0}])
 
 
-def _moments(content: dict[str, Any]) -> dict[tuple[int, str], float]:
+def _moments(content: dict[str, Any], faults: Sequence[Any] = ()) -> dict[tuple[int, str], float]:
     """When each phase of each round began, in virtual seconds, and a little later."""
     found: dict[tuple[int, str], float] = {}
 
@@ -183,7 +183,7 @@ def _moments(content: dict[str, Any]) -> dict[tuple[int, str], float]:
                 found.setdefault((exchange.round, exchange.phase), (now_ns + 1000) / 1e9)
             return effects
 
-    follow(content, wrap=lambda node, machine: Timed(machine) if isinstance(machine, Coordinator) else machine)
+    follow(content, faults, wrap=lambda node, machine: Timed(machine) if isinstance(machine, Coordinator) else machine)
     return found
 
 
@@ -209,6 +209,22 @@ def test_a_lost_round_of_full_batches_is_made_up_for_by_the_next(quick: None, ph
     whole["task"] |= {"sigma": 0.0}
     apart = np.subtract(run.results[5], follow(whole).results[5])  # type: ignore[arg-type]
     assert np.abs(apart).max() < 2 * 10_000 / 2**23, "of a client with one of 10 000 samples: rounded by the round"
+
+
+def test_the_cohort_of_a_stopped_round_is_drawn_again(quick: None) -> None:
+    """Other cohorts would hold clients that consented, with the same update, to the first sum alone: each would refuse,
+    and the rest would consent to a third one.  The coordinator dies twice, each time behind the clients' consents.
+    """
+    content = experiment(clients=9, rounds=6, cohort=4)
+    content["task"] |= {"sigma": 0.0}
+    struck: list[Any] = []
+    for round in (1, 2):
+        at = _moments(content, struck)[round, "unmask"]
+        struck.append({"kind": "crash", "peers": [9], "start": at, "after": 1.0})
+    run = follow(content, struck)
+    assert [a["reason"] for a in run.reports("abandoned")] == ["INTERRUPTED"] * 2
+    assert [session for session, *_ in run.sums] == [0, session_of(2, 3), session_of(2, 4), session_of(2, 5)]
+    assert len({tuple(survivors) for _, survivors, _ in run.sums}) > 1, "cohorts are drawn"
 
 
 def test_rounds_of_full_batches_that_too_few_answer_do_not_end_the_run(quick: None) -> None:
