@@ -28,10 +28,11 @@ UNUSED_SECONDS = 365 * 86400.0
 def kept_identity(folder: Path) -> Identity:
     """Return the pair of the peer of `folder`, made for its first life; the next ones sign on in the log of this one.
 
-    Raises ResumeError where it was kept on another machine, ConfigError where others can read it, and NotWrittenError.
+    Raises ResumeError where it was kept on another machine, NotWrittenError, and ConfigError where others can read it,
+    or no command of this user has made it.
     """
     if (folder / KEY_BEFORE).exists():
-        return Identity.load(folder / KEY_BEFORE)
+        return Identity.own(folder / KEY_BEFORE)  # a folder that is handed on could bring a stranger's
     if not (folder / PUBLIC_KEY).exists():
         return _new(folder)
     path = owner_files.keys_folder() / _name(outside_files.read_text(folder / PUBLIC_KEY))

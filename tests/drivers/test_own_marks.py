@@ -15,7 +15,7 @@ from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli import COMMANDS, cli
 from fedgossip.cli.people.keys import _own
-from fedgossip.core.run_format import INVITE, ORGANISER_KEY, OWNER_MARK, PEER_KEY
+from fedgossip.core.run_format import INVITE, KEY_BEFORE, ORGANISER_KEY, OWNER_MARK, PEER_KEY
 from fedgossip.drivers import invite_joining, kept_keys
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
@@ -119,6 +119,16 @@ def test_a_key_in_a_strangers_folder_is_taken_where_it_is_named_or_adopted(
     assert Identity.own(tmp_path / "moved.key") != Identity.own(tmp_path / PEER_KEY)
     (tmp_path / "notes").write_text("peer")
     assert typed("keys", "own", "notes")[0] == 2
+
+
+def test_a_pair_that_lies_in_the_folder_of_a_peer_is_taken_where_it_is_adopted(tmp_path: Path) -> None:
+    """Releases before kept it there; a run that is handed on may hold a stranger's."""
+    strangers_key(tmp_path / KEY_BEFORE)
+    planted = Identity.load(tmp_path / KEY_BEFORE)
+    with pytest.raises(ConfigError, match=FOREIGN):
+        kept_keys.kept_identity(tmp_path)
+    (tmp_path / KEY_BEFORE).write_text(planted.marked((tmp_path / KEY_BEFORE).read_text()))
+    assert kept_keys.kept_identity(tmp_path) == planted
 
 
 def test_a_policy_may_be_edited_where_it_was_made_and_is_refused_elsewhere(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedgossip.base.errors import TrainingError
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
 from fedgossip.lab.edge import bench, compression, distillation, onnx_model, run_examples
-from fedgossip.lab.edge.onnx_model import OnnxModel, open_onnx
+from fedgossip.lab.edge.onnx_model import METADATA, PART, OnnxModel, open_onnx
 from fedgossip.learning.one_model.losses import Criterion
 
 onnx = pytest.importorskip("onnx")
@@ -400,3 +401,60 @@ def test_a_model_without_an_exit_is_not_cut(tmp_path: Path, type_in: Any) -> Non
     said = type_in("export run --to cut.onnx --exit 0.5")
     assert said.code == 2 and "a model of classes with an exit is cut in two" in said.err
     assert not list(tmp_path.glob("cut*"))
+
+
+def written(path: Path, given: str, outputs: int, part: Any = None, **facts: Any) -> bytes:
+    """Write a file of ONNX by hand: softmax of 4 numbers times zeros, and the numbers where it is a device's `part`."""
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("MatMul", [given, "w"], ["m"]), helper.make_node("Softmax", ["m"], ["y"])]
+    names = ["y"] if part is None else ["y", "f"]
+    nodes += [] if part is None else [helper.make_node("Identity", [given], ["f"])]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(given, floats, ["b", "c"])],
+        [helper.make_tensor_value_info(name, floats, None) for name in names],
+        [onnx.numpy_helper.from_array(np.zeros((4, outputs), np.float32), "w")],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    about: dict[str, Any] = {"source": "softmax", "kind": "classification", "shape": [4], "outputs": 2, **facts}
+    onnx.helper.set_model_props(
+        made, {METADATA: json.dumps(about), **({} if part is None else {PART: json.dumps(part)})}
+    )
+    content: bytes = made.SerializeToString()
+    path.write_bytes(content)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("facts", "outputs", "words"),
+    [
+        ({"shape": [-4]}, 2, "a shape or a scale that cannot be"),
+        ({"scale": {"mean": [0.0], "deviation": [1.0]}}, 2, "a shape or a scale that cannot be"),
+        ({"shape": [5]}, 2, "onnxruntime cannot run it"),
+        ({}, 3, r"answers of shape \(1, 3\); expected \(1, 2\)"),
+    ],
+)
+def test_a_file_that_says_other_than_it_does_is_refused(
+    tmp_path: Path, facts: dict[str, Any], outputs: int, words: str
+) -> None:
+    written(tmp_path / "m.onnx", "examples", outputs, **facts)
+    with pytest.raises(ConfigError, match=words):
+        open_onnx(tmp_path / "m.onnx")(np.ones((1, *facts.get("shape", [4])), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "outputs", "words"),
+    [("other", 2, "onnxruntime cannot run it"), ("features", 3, "another shape"), ("link", 2, "link")],
+)
+def test_a_servers_part_of_another_form_or_elsewhere_is_refused(
+    tmp_path: Path, given: str, outputs: int, words: str
+) -> None:
+    """Its file is not named by the user: a link from there leads nowhere."""
+    folder = tmp_path / "handed on"
+    folder.mkdir()
+    at = tmp_path / "elsewhere.onnx" if given == "link" else folder / "m.server.onnx"
+    server = sha256(written(at, "features" if given == "link" else given, outputs)).hexdigest()
+    if given == "link":
+        (folder / "m.server.onnx").symlink_to(at)
+    written(folder / "m.device.onnx", "examples", 2, part={"threshold": 0.5, "features": 4, "server": server})
+    with pytest.raises(ConfigError, match=words):
+        open_onnx(folder / "m.device.onnx")(np.ones((1, 4), np.float32))

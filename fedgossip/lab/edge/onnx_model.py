@@ -12,6 +12,7 @@ A model as one ONNX file: scaling, layers and probabilities, so that its answers
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -78,13 +79,19 @@ class OnnxModel:
     def answered(self, x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], int]:
         """Return the answers for one batch, and how many examples went to the server's part."""
         kind = np.int64 if self.facts.vocabulary is not None else np.float32
-        answers, *features = self.session.run(None, {INPUT: np.ascontiguousarray(x, kind)})
-        answers = np.asarray(answers)
+        answers, *features = _run(self.session, self.path, {INPUT: np.ascontiguousarray(x, kind)})
+        if answers.shape != (rows := (len(x), *answers.shape[1:-1], self.facts.outputs)):
+            raise ConfigError(f"{self.path}: answers of shape {answers.shape}; expected {rows}", MAKE_ONE)
         if self.server is None:
             return answers, 0
         unsure = entropy(answers) > self.server.threshold
         if unsure.any():
-            answers[unsure] = self.server.answer(features[0][unsure])
+            theirs = self.server.answer(features[0][unsure])
+            if theirs.shape != answers[unsure].shape:
+                raise ConfigError(
+                    f"{self.path}: its server's part answers in another shape", "Export both parts again."
+                )
+            answers[unsure] = theirs
         return answers, int(unsure.sum())
 
     @property
@@ -123,13 +130,21 @@ class ServerSide:
     """The server's part of a model in two, and when the device asks it: above an entropy of `threshold`."""
 
     session: Any
+    path: Path
     threshold: float
     sent: int
     """Bytes of an example that goes there."""
 
     def answer(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        (answers,) = self.session.run(None, {FEATURES: np.ascontiguousarray(features, np.float32)})
-        return np.asarray(answers)
+        return _run(self.session, self.path, {FEATURES: np.ascontiguousarray(features, np.float32)})[0]
+
+
+def _run(session: Any, path: Path, given: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """Return the outputs of a file.  Raises ConfigError where it cannot be run: whoever wrote it chose its layers."""
+    try:
+        return [np.asarray(one) for one in session.run(None, given)]
+    except Exception as error:  # onnxruntime's own, of many classes
+        raise ConfigError(f"{path}: onnxruntime cannot run it: {_first_line(error)}", MAKE_ONE) from None
 
 
 def entropy(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
@@ -149,7 +164,7 @@ def exported_facts(facts: ModelFacts) -> ModelFacts:
 
 def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     """Open a file that `fedgossip model export` wrote.  Raises ConfigError for another one."""
-    session, _ = _session_of(path, threads)
+    session, _ = _session_of(outside_files.named(path), threads)
     metadata = session.get_modelmeta().custom_metadata_map
     reason = metadata.get(METADATA)
     if reason is None:
@@ -165,6 +180,9 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     if names != ([INPUT], 1 if parted is None else 2):
         advice = f"Name the device's part, {DEVICE}, beside it." if names[0] == [FEATURES] else MAKE_ONE
         raise ConfigError(f"{path}: its inputs are {', '.join(names[0])}; expected one, {INPUT}", advice)
+    sizes = () if facts.scale is None else (len(facts.scale.mean), len(facts.scale.deviation))
+    if min(facts.shape, default=1) < 1 or any(size != math.prod(facts.shape) for size in sizes):
+        raise ConfigError(f"{path}: its examples have a shape or a scale that cannot be", MAKE_ONE)
     facts = exported_facts(facts)  # the writer of the file may have named code in it
     server = None if parted is None else _server_of(path, parted, threads)
     return OnnxModel(facts, session, path, metadata.get(HOW, ""), server)
@@ -174,7 +192,7 @@ def _session_of(path: Path, threads: int) -> tuple[Any, str]:
     """Return a file's session, and the hash of the file.  Raises ConfigError for one that onnxruntime cannot read."""
     runtime = needed("onnxruntime", "edge", "an ONNX file")
     try:
-        content = outside_files.read_bytes(outside_files.named(path), LARGEST)
+        content = outside_files.read_bytes(path, LARGEST)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file", MAKE_ONE) from None
     except OSError as error:
@@ -201,7 +219,7 @@ def _server_of(path: Path, text: str, threads: int) -> ServerSide:
     session, digest = _session_of(beside, threads)
     if digest != part.server:
         raise ConfigError(f"{beside}: not the server's part of {path.name}", "Export both parts again.")
-    return ServerSide(session, part.threshold, 4 * part.features)
+    return ServerSide(session, beside, part.threshold, 4 * part.features)
 
 
 def _first_line(error: Exception) -> str:
