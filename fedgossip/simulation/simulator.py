@@ -443,6 +443,8 @@ class Simulator:
         self.results[node] = finish.result
         if finish.failure:
             self._record_failure(node, finish.failure)
+        if len(self.results) + len(self.gone) >= len(self.record.counted) and self._decided():
+            self._close_links()
 
     def _record_failure(self, node: NodeId, failure: Failure) -> None:
         """Log why a peer ended before its time; for a spent budget its own report suffices."""
@@ -470,7 +472,15 @@ class Simulator:
         another = self.connections.lives.get(link, 0) != self.lives[other]
         since = [at for at in (self.connections.cuts.get(link), self._asleep.get(other)) if at is not None]
         silent = bool(since) and self.now_ns - min(since) >= self._detection_ns
-        return other in self.dead or another or silent
+        over = other in self.results and link[0] not in self.results and self._decided()
+        return other in self.dead or another or silent or over
+
+    def _close_links(self) -> None:
+        """Close the links of finished participants: a server that lost their goodbyes would await a long training."""
+        for node in range(len(self.machines)):
+            for other in self.connections.known[node] if node not in self.results and node not in self.dead else ():
+                if other in self.results:
+                    self._push(self.network.silent_ns(other, node, self.now_ns), node, Look(other))
 
     def _is_whole(self, link: Link) -> bool:
         gone = link[1] in self.dead or link[1] in self._asleep or link[1] in self.results
@@ -539,6 +549,8 @@ class Simulator:
             self.gone.add(node)
             for row in self.record.ended(node):
                 self.write(row)
+            if self._decided():
+                self._close_links()
         for other in self.connections.known[node]:
             self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
 

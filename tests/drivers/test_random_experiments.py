@@ -120,7 +120,7 @@ def check(content: Content, folder: Path, stops: bool = True) -> str:
     sim = attempt(lambda: simulate(content))
     stacked = attempt(lambda: simulate(content, engine="stacked", out=folder / "out"))
     assert list(map(begins, dry)) == [begins(sim), begins(stacked)], (dry, sim, stacked)
-    assert begins(stacked) or "stacked" in str(stacked) or str(stacked) == str(sim), (stacked, sim)
+    assert begins(stacked) or not begins(sim) or "stacked" in str(stacked), (stacked, sim)
     assert begins(stacked) == (folder / "out").exists()
     for run in (sim, stacked):
         if isinstance(run, Run):
@@ -222,6 +222,24 @@ FOUND: dict[str, Content] = {
     "payloads gathered by fewer workers than the run has": {
         "parallel": {"workers": 5, "method": "all-to-all", "codec": "top-k:0.5"},
         "faults": [{"kind": "crash", "start": 0.15, "peers": [1]}],
+    },
+    "a server without a message of its worker": {
+        "parallel": {"workers": 1, "method": "parameter-server", "server": {"servers": 3, "staleness": 1}},
+        "faults": [{"kind": "drop", "links": [[0, 1]]}],
+    },
+    "a server without a goodbye of one worker, and the other is dead for ever": {
+        "parallel": {"workers": 2, "method": "parameter-server", "server": {"staleness": "async"}},
+        "simulation": {"training": 0.1, "classes": [{"nodes": "1", "slower": 1000}]},
+        "faults": [{"kind": "drop", "links": [[0, 2]], "start": 0.55}, {"kind": "crash", "start": 350.0, "peers": [1]}],
+    },
+    "fragments with other numbers of buckets": {
+        "task": {"kind": "quadratic", "dim": 15},
+        "parallel": {"workers": 2, "bucket": 12, "outer": {"lr": 0.7, "fragments": 2}},
+    },
+    "a limit of memory where the engines differ about the attacker": {
+        "topology": {"graph": "complete", "n": 3},
+        "adversary": {"peers": [0], "attack": "alie", "knowledge": "all"},
+        "forecast": {"level": "followed", "memory": 1e-9},
     },
 }
 

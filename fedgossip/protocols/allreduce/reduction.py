@@ -61,11 +61,11 @@ class Reduction:
         self._length, self._held = length, empty(0, kind)  # until it begins
         starts = range(0, length, bucket)
         courses = {size: _Course.of(rank, table, size) for size in {min(bucket, length), length - starts[-1]}}
-        self._buckets = [
+        self._buckets: list[_Bucket] = [  # fragments of a model have not the same number of them
             _Bucket(table, courses[min(bucket, length - start)], number, start, kind)
             for number, start in enumerate(starts)
         ]
-        self._order = self._buckets[::-1]
+        self._order: list[_Bucket] = self._buckets[::-1]
         self._lacks = length  # all elements from here on were given
         self._first = 0  # all buckets before it, in their order, are done
         self.summed = 0
