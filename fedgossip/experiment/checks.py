@@ -423,7 +423,9 @@ def _check_common(e: Experiment, where: str) -> None:
         for key, given in (("model.sources", e.model.sources), ("data.common", common if common != usual else "")):
             if given:
                 text = f"{where}: {key} = {given!r} without a method that exchanges logits"
-                raise ConfigError(text, 'Set coordinator.algorithm = "feddf" or "fedmd", or leave it out.')
+                if isinstance(e, FederatedExperiment):
+                    text += f": coordinator.algorithm = {e.coordinator.algorithm!r}"
+                raise ConfigError(text, f'Set coordinator.algorithm = "feddf" or "fedmd", or leave {key} out.')
     if not isinstance(common, str) and not 0 < common < 1:
         advice = f'Set it between 0 and 1, such as 0.2, to "{usual}", or to a source.'
         raise ConfigError(f"{where}: data.common = {common} is no share", advice)

@@ -128,17 +128,17 @@ def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
 
 
 def _no_budget_line(run: DescribedRun) -> str:
-    """Return what a malicious coordinator learns without a budget; full batches are deterministic."""
+    """Return what a malicious coordinator learns without a budget; full batches are deterministic.
+
+    Where nobody has counted the examples yet, nobody knows whether the steps of a round are a whole pass.
+    """
     tells = "with a client and without it, tell what it learned"
-    if _whole(run):
-        return f"NO budget of privacy, and whole passes in each round: two sums, {tells}"
-    return f"no budget of privacy: many sums, {tells}"
-
-
-def _whole(run: DescribedRun) -> bool:
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
-    steps = t.local_steps or 0
-    return t.local_epochs is not None or any(steps * t.examples_per_step >= size for size in sizes)
+    taken = (t.local_steps or 0) * t.examples_per_step
+    if t.local_epochs is not None or any(taken >= size for size in sizes):
+        return f"NO budget of privacy, and whole passes in each round: two sums, {tells}"
+    some = "" if sizes else ", or two where a round takes all examples of a client"
+    return f"no budget of privacy: many sums{some}, {tells}"
 
 
 def _budget_line(run: DescribedRun) -> Sequence[str]:

@@ -394,6 +394,8 @@ def test_a_model_with_an_exit_is_two_files_and_answers_alone_where_it_is_sure(tm
     assert "beside --quantize" in type_in("export run --to more.onnx --exit 0.5 --quantize dynamic").err
     (tmp_path / "cut.server.onnx").write_bytes((tmp_path / "cut.device.onnx").read_bytes())
     assert "not the server's part of cut.device.onnx" in type_in("bench cut.device.onnx").err
+    (tmp_path / "cut.server.onnx").unlink()
+    assert "Put both beside each other" in type_in("bench cut.device.onnx").err
 
 
 def test_a_model_without_an_exit_is_not_cut(tmp_path: Path, type_in: Any) -> None:

@@ -80,6 +80,7 @@ def test_sizes_alone_give_the_layout_of_the_module(source, shape, vocabulary, ou
         ("mlp:64-32-10?exist=1", "exit"),
         ("mlp:64-32-16-10?exit=3", "exit=1, up to 2"),
         ("mlp:64-32-10?exit=1&weight=0", "weight=1"),
+        ("mlp:64-10?exit=1", "one with a layer more"),
         ("mlp:64-32-10?exit=one", "exit=1"),
         ("cnn:small-bn?exit=1", "cnn:16-32-64"),
     ],

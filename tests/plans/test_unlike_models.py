@@ -181,7 +181,7 @@ def test_over_five_seeds_all_three_are_better_together_than_alone(algorithm: str
         (federated() | {"task": {"kind": "quadratic"}, "data": {}, "model": {}, "train": {}}, "logits of classes"),
         (federated() | {"train": {"buffers": "local"}}, "buffers = 'local'"),
         (federated() | {"model": {"sources": SOURCES * 2}}, "6 models of 3 participants"),
-        (federated("fedavg", options={}), "model.sources = .* without a method that exchanges logits"),
+        (federated("fedavg", options={}), "model.sources = .* without a method that exchanges logits.*'fedavg'"),
         (federated("fedavg", options={}) | {"model": {}}, "data.common = .* without a method"),
         (federated(personal="feddf"), "a method too"),
         (federated(options={"epochs": 0}), "epochs = 0 is out of range"),

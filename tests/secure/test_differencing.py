@@ -161,6 +161,7 @@ def test_a_run_without_a_budget_says_so_at_its_head(
     (last,) = (line for line in replace(plan, sizes=sizes).banner if "budget of privacy" in line)
     assert last.startswith("NO" if whole else "no ")
     assert ("whole passes" in last) is whole
+    assert ("or two where" in last) is (sizes is None and not whole), "where nobody has counted, nothing is promised"
 
 
 def test_a_run_with_a_budget_or_without_a_secure_sum_does_not() -> None:

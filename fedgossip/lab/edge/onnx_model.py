@@ -46,6 +46,7 @@ PART = "fedgossip.part"
 INPUT, FEATURES = "examples", "features"
 DEVICE, SERVER = ".device.onnx", ".server.onnx"
 """Ends of the names of a model's two parts."""
+BOTH = f"Put both beside each other, NAME{DEVICE} and NAME{SERVER}, as model export --exit wrote them."
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
 NOT_ONNX = "INVALID_PROTOBUF"
 """Error text of onnxruntime for a file of another kind."""
@@ -216,6 +217,8 @@ def _server_of(path: Path, text: str, threads: int) -> ServerSide:
     except UnreadableError as error:
         raise ConfigError(f"{path}: what it says of its server's part cannot be read: {error}", MAKE_ONE) from None
     beside = path.with_name(path.name.removesuffix(DEVICE) + SERVER)
+    if not beside.exists():
+        raise ConfigError(f"{beside}: there is no such file, the server's part of {path.name}", BOTH)
     session, digest = _session_of(beside, threads)
     if digest != part.server:
         raise ConfigError(f"{beside}: not the server's part of {path.name}", "Export both parts again.")

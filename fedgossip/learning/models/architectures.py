@@ -269,6 +269,7 @@ OPTIONS = {
     "cnn": {"exit": int, "weight": float},
 }
 """Options of a named model, behind "?"."""
+USUAL = {"top": 2, "capacity": 1.25, "balance": 0.01}
 
 
 def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: int | None) -> Architecture:
@@ -285,7 +286,9 @@ def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: i
         except ValueError:
             found[key] = math.nan
         if not 0 <= found[key] < MOST:
-            raise ConfigError(f"{source!r}: {key} = {text!r} is no number", f"Write {key}={2 if key == 'top' else 1}.")
+            raise ConfigError(
+                f"{source!r}: {key} = {text!r} is no number of 0 or more", f"Write {key}={USUAL.get(key, 1)}."
+            )
     whole = architecture(name, shape, classes, vocabulary)
     if isinstance(whole, TransformerSizes):
         return _expert(source, replace(whole, **{"experts": 1, "top": 1, **found}))  # type: ignore[arg-type]
@@ -296,7 +299,8 @@ def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: i
         raise ConfigError(f"{source!r}: an exit of a model with BatchNorm", "Take cnn:small, or cnn:16-32-64.")
     if not 1 <= at < layers:
         text = f"{source!r}: exit = {at}, and {layers - 1} of its layers have another behind them"
-        raise ConfigError(text, f"Write exit=1{f', up to {layers - 1}' if layers > 2 else ''}.")
+        advice = f"Write exit=1{f', up to {layers - 1}' if layers > 2 else ''}."
+        raise ConfigError(text, advice if layers > 1 else "Take one with a layer more, such as mlp:64-32-10?exit=1.")
     if not weight:
         raise ConfigError(f"{source!r}: weight = 0: the exit would learn nothing", "Write weight=1, or leave it out.")
     return ExitSizes(whole, at, weight)
