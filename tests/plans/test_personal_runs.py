@@ -156,12 +156,12 @@ def test_the_page_of_a_coordinator_alone_has_its_counts(tmp_path: Path) -> None:
     assert "worse off than alone" in page and 'id="gains"' not in page
 
 
-def one_untested(content: Content) -> tuple[fedgossip.Experiment, TorchTask]:
-    """Return an experiment of three, and its task: a site with one example keeps it for its training."""
+def one_untested(content: Content, examples: int = 1) -> tuple[fedgossip.Experiment, TorchTask]:
+    """Return an experiment of three, and its task: a site has `examples` and keeps all of them for its training."""
     one = fedgossip.load_experiment(content | {"data": {"local_test": 0.5}})
     found = examples_of(one, range(3), 3)
-    shares = {node: share[:1] if node == 1 else share for node, share in found.shares.items()}
-    trained, kept = kept_apart(shares, 0.5, 1)
+    trained, kept = kept_apart(found.shares, 0.5, 1)
+    trained, kept = {**trained, 1: found.shares[1][:examples]}, {node: kept[node] for node in (0, 2)}
     return one, TorchTask(found.train, found.test, trained, "mlp:64-16-10", one.train, seed=1, rounds=4, kept=kept)
 
 
@@ -176,7 +176,7 @@ def test_the_score_of_a_secure_sum_is_the_mean_of_the_clients_that_have_one(opti
     """Those with a score have as many examples each: the mean is that of the clear."""
     found = []
     for secure, engine in (({"on": False}, "sim"), ({}, "sim"), ({}, "stacked")):
-        one, task = one_untested(federated(None, 3, secure=secure, options=options))
+        one, task = one_untested(federated(None, 3, secure=secure, options=options), 100)
         run = fedgossip.simulate(one, task=task, engine=engine)
         rows = [row for row in run.rows if isinstance(row, PeerRow)]
         found.append([row.score_clients for row in rows if row.score_clients is not None])

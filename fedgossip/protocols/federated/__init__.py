@@ -16,6 +16,8 @@ stores (SCAFFOLD's c_i) change.  A client's rule can stand round another (`algor
 left out is a part of the client's memory, which the coordinator's `counted` moves on; the coordinator decodes a
 contribution on arrival and adds it as any other.  In a secure sum the elements of `random-k` take the place of the
 update, and their mean is spread out again.  `train.personal` keeps layers at their node (FedBN).
+What the task itself stores of a client (a model of its own) is kept from the start of its last round too (`core.task`,
+`begin_training`): an invitation to that round again, after a stop, trains from there.
 
 Restart.  A coordinator that restarts draws the same cohort and sends the same model; clients answer with what they
 have trained already (a plain sum; a secure round is abandoned).  Its checkpoint is on disk (`durable`) before a round
