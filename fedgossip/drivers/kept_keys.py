@@ -52,6 +52,9 @@ def claim(folder: Path) -> None:
     """
     if not folder.is_symlink() and not (folder.exists() and any(folder.iterdir())):
         owner_files.made(folder)
+        facts = folder.stat()
+        if os.name == "posix" and (facts.st_uid != os.getuid() or facts.st_mode & 0o002):
+            raise owner_files.foreign(folder)  # empty now, and somebody else can put files there later
         adopt(folder)
     try:
         mark = "" if folder.is_symlink() else outside_files.read_text(folder / OWNER_MARK).strip()

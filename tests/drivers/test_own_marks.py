@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -63,6 +64,20 @@ def test_a_folder_of_ones_own_goes_on_and_no_copy_or_link_of_it(invitation: Invi
             invite_joining.folder_of(tmp_path / base, invitation)
     kept_keys.adopt(tmp_path / "copied" / invitation.mark)
     assert invite_joining.folder_of(tmp_path / "copied", invitation).identity == first.identity
+
+
+def test_an_empty_folder_into_which_others_can_write_is_none_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mode, uid in ((0o777, os.getuid()), (0o700, os.getuid() + 1)):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        with monkeypatch.context() as patch, pytest.raises(ConfigError, match=FOREIGN):
+            patch.setattr(os, "getuid", lambda uid=uid: uid)
+            patch.setattr(owner_files, "mark_of", lambda _: "0" * 64)
+            kept_keys.claim(folder)
+        assert not list(folder.iterdir())
 
 
 def test_an_organiser_takes_no_key_and_no_invite_of_somebody_else(tmp_path: Path) -> None:
