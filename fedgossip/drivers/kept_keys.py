@@ -28,14 +28,19 @@ UNUSED_SECONDS = 365 * 86400.0
 def kept_identity(folder: Path) -> Identity:
     """Return the pair of the peer of `folder`, made for its first life; the next ones sign on in the log of this one.
 
-    Raises ResumeError where it was kept on another machine, NotWrittenError, and ConfigError where others can read it,
-    or no command of this user has made it.
+    Raises ResumeError where it was kept on another machine, or its public key cannot be read, NotWrittenError, and
+    ConfigError where others can read it, or no command of this user has made it.
     """
     if (folder / KEY_BEFORE).exists():
         return Identity.own(folder / KEY_BEFORE)  # a folder that is handed on could bring a stranger's
     if not (folder / PUBLIC_KEY).exists():
         return _new(folder)
-    path = owner_files.keys_folder() / _name(outside_files.read_text(folder / PUBLIC_KEY))
+    try:
+        public = outside_files.read_text(folder / PUBLIC_KEY)
+    except (OSError, UnicodeDecodeError) as error:
+        text = f"{folder / PUBLIC_KEY}: no public key ({getattr(error, 'strerror', None) or 'not text'})"
+        raise ResumeError(text, "Begin the run anew in another folder.") from None
+    path = owner_files.keys_folder() / _name(public)
     if not path.exists():
         text = f"{folder}: the secret key of this peer is not on this machine: {path} is not there"
         raise ResumeError(text, "Go on where the run was begun, or copy that file from there.")

@@ -13,10 +13,10 @@ import pytest
 from commands import in_process
 
 from fedgossip.base import owner_files
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.cli import COMMANDS, cli
 from fedgossip.cli.people.keys import _own
-from fedgossip.core.run_format import INVITE, KEY_BEFORE, ORGANISER_KEY, OWNER_MARK, PEER_KEY
+from fedgossip.core.run_format import INVITE, KEY_BEFORE, ORGANISER_KEY, OWNER_MARK, PEER_KEY, PUBLIC_KEY
 from fedgossip.drivers import invite_joining, kept_keys
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
@@ -144,6 +144,16 @@ def test_a_pair_that_lies_in_the_folder_of_a_peer_is_taken_where_it_is_adopted(t
         kept_keys.kept_identity(tmp_path)
     (tmp_path / KEY_BEFORE).write_text(planted.marked((tmp_path / KEY_BEFORE).read_text()))
     assert kept_keys.kept_identity(tmp_path) == planted
+
+
+def test_a_public_key_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / PUBLIC_KEY)
+    with pytest.raises(ResumeError, match="no public key"):
+        kept_keys.kept_identity(tmp_path)
+    (tmp_path / PUBLIC_KEY).unlink()
+    (tmp_path / PUBLIC_KEY).write_bytes(b"\xff")
+    with pytest.raises(ResumeError, match="not text"):
+        kept_keys.kept_identity(tmp_path)
 
 
 def test_a_policy_may_be_edited_where_it_was_made_and_is_refused_elsewhere(tmp_path: Path) -> None:
