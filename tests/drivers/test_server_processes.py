@@ -126,7 +126,8 @@ def test_a_server_killed_at_a_write_of_a_tenure_costs_no_result(
     assert (tmp_path / "died").exists(), "it was killed there"
     undisturbed = digest([simulate(experiment).vectors[0]])
     assert not run.summary["lacking"], "all rounds have both workers"
-    assert {digest([vector]) for vector in run.vectors[:2]} == {undisturbed}
+    found = {digest([vector]) for vector in run.vectors[:2]}
+    assert found == {undisturbed}, (run.summary["events"], (tmp_path / "died").read_text())
 
 
 class Stamps(Quadratic):
