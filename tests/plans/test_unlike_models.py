@@ -14,6 +14,7 @@ import pytest
 import fedgossip
 from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import frozen
+from fedgossip.cli.run.run import facts
 from fedgossip.core.gains import ALONE, PERSONAL
 from fedgossip.core.machine import Received, Started
 from fedgossip.core.messages import Hello, Invite
@@ -73,6 +74,8 @@ def test_clients_end_with_one_digest_in_the_simulator_and_on_arrays_and_secure_i
 def test_peers_of_a_ring_learn_from_their_neighbours_logits_with_one_digest(one: Content) -> None:
     runs = [fedgossip.simulate(one, engine=engine) for engine in ("sim", "stacked")]
     assert len({run.digest for run in runs}) == 1 and scores(runs[0]) == scores(runs[1])
+    own = fmean(score for at, _, score, _ in scores(runs[0]) if at == max(scores(runs[0]))[0])
+    assert dict(facts(runs[0].summary, runs[0].rows))["own models"].startswith(f"{own:.4f} the mean, ")
 
 
 @pytest.mark.sockets

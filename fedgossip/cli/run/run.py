@@ -392,12 +392,21 @@ def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 
 
+def _own(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return the scores of the peers' own models, which the figures of the shared one do not show."""
+    own = summary.get("personal")
+    if own is None or own["mean_own"] is None:
+        return []
+    worst = "" if own["worst_own"] is None else f", {own['worst_own']:.4f} the worst"
+    return [("own models", f"{own['mean_own']:.4f} the mean{worst}, each on its peer's own examples")]
+
+
 def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:
     from fedgossip.report.watch.follow import DRIVERS
 
     forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
     peers, rounds = some(summary["n"], "peer"), some(summary["rounds"], "round")
-    rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}")]
+    rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}"), *_own(summary)]
     rows += _compared(summary)
     apart = summary["consensus_distance"]  # None: stopped before there were models
     rows += [] if apart is None else [("consensus distance", f"{apart:.6g}")]
