@@ -42,6 +42,8 @@ DRAWN_MOST = 1_000_000
 """Maximum number of drawn examples."""
 ROUNDING = 1e-14
 """Share of a mean below which a deviation is mere rounding of the sum."""
+UNLIKE = 100
+"""Ratio of the deviations of two columns from which a run states that they are of unlike scale."""
 
 
 def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Dataset]:
@@ -70,6 +72,20 @@ def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
     alone = [name for place, name in enumerate(test.columns) if np.ptp(test.x[:, place]) == 0]
     notes = tuple(f"column {name!r} has one value in the test set: it is not scaled" for name in alone)
     return standardised(replace(train, notes=(*train.notes, *notes)), scale), standardised(test, scale)
+
+
+def unlike_scales(train: Dataset) -> tuple[str, ...]:
+    """Return a note where the columns of a table differ so much in scale that steps along gradients learn one alone."""
+    if not train.columns or train.x.ndim != 2 or not np.issubdtype(train.x.dtype, np.floating):
+        return ()
+    deviations, means = (f(axis=0, dtype=np.float64) for f in (train.x.std, train.x.mean))
+    flags = np.isin(train.x, (0, 1)).all(axis=0)  # a word's column: rare words are no scale
+    spread = np.where(flags | (deviations <= ROUNDING * np.abs(means)), np.nan, deviations)
+    if np.isnan(spread).all() or np.nanmax(spread) < UNLIKE * np.nanmin(spread):
+        return ()
+    least, most = int(np.nanargmin(spread)), int(np.nanargmax(spread))
+    ends = (f"{train.columns[place]!r} has deviation {spread[place]:.2g}" for place in (least, most))
+    return (f"columns of unlike scale: {', '.join(ends)}; scale=standard in data.source gives each deviation 1",)
 
 
 def fitted(train: Dataset) -> Dataset:

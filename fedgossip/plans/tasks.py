@@ -370,10 +370,12 @@ def _learning(
 
 
 def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> tuple[SharedExamples, DataShares]:
+    from fedgossip.data.data import unlike_scales
+
     found = examples_of(e, held, n, blank=blank)
     train, shares = found.train, found.shares
-    tested = _test_set(e, len(found.test))
-    described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest, notes=train.notes)
+    tested, notes = _test_set(e, len(found.test)), (*train.notes, *unlike_scales(train))
+    described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest, notes=notes)
     if len(shares) == n:
         described = replace(described, sizes=[len(shares[node]) for node in range(n)])
     if len(shares) == n <= SPREAD_MOST and train.kind in (CLASSIFICATION, LANGUAGE):

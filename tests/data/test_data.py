@@ -10,7 +10,7 @@ import pytest
 
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data import idx as idx_files
-from fedgossip.data.data import load, split, split_indices
+from fedgossip.data.data import load, split, split_indices, unlike_scales
 from fedgossip.data.dataset import Dataset
 
 PLAY = "ANNA:\nTo be or not to be, that is it.\n\nBEN:\nNo.\nNever: ever!\n\nANNA:\nWell then, good night.\n"
@@ -171,6 +171,15 @@ def test_columns_are_scaled_by_the_training_examples_alone(tmp_path):
     assert train.x.dtype == test.x.dtype == np.float32
     assert np.allclose(train.x, [[(k - mean) / deviation, 0] for k in chosen], atol=1e-6)
     assert np.allclose(test.x, [[(k - mean) / deviation, 0] for k in held_out], atol=1e-6)
+
+
+def test_columns_of_unlike_scale_are_stated_unless_they_are_scaled(tmp_path):
+    rows = "".join(f"{k % 7},{k * 5000},{k * 1e-4},{int(k == 1)},9,{k % 2}\n" for k in range(40))
+    source = table(tmp_path, "age,income,ratio,rare,same,y\n" + rows) + "?label=y"
+    (note,) = unlike_scales(split(load(source), 0.2, 0)[0])
+    assert "'ratio' has deviation 0.001" in note and "'income' has deviation" in note and "scale=standard" in note
+    assert unlike_scales(split(load(f"{source}&drop=income,ratio"), 0.2, 0)[0]) == ()
+    assert unlike_scales(split(load(f"{source}&scale=standard"), 0.2, 0)[0]) == ()
 
 
 def test_a_column_of_words_is_a_feature_for_each_of_them(tmp_path):
