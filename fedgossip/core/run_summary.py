@@ -213,6 +213,8 @@ class PersonalFacts(TypedDict, total=False):
 
     personal: GainFacts
     """Their scores; not there where none was tested."""
+    exchanged: str
+    """models or logits: what participants send."""
 
 
 class RunSummary(ChosenFacts, RaceFacts, PersonalFacts, MethodFacts, ForecastFacts, AddedFacts):

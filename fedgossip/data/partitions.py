@@ -277,6 +277,11 @@ def _count(kind: str, name: str, value: object, least: int) -> None:
         )
 
 
+def held_out(owned: int, share: float) -> int:
+    """Return the number of a node's examples that `kept_apart` holds out for tests."""
+    return max(0, min(owned - 1, max(1, round(share * owned))))
+
+
 def kept_apart(
     shares: Mapping[NodeId, Indices], share: float, seed: int
 ) -> tuple[dict[NodeId, Indices], dict[NodeId, Indices]]:
@@ -287,7 +292,7 @@ def kept_apart(
     train, test = {}, {}
     for node, owned in shares.items():
         order = stream(seed, "local test", node).permutation(owned)
-        count = min(len(owned) - 1, max(1, round(share * len(owned))))
+        count = held_out(len(owned), share)
         test[node], train[node] = np.sort(order[:count]), np.sort(order[count:])
     return train, test
 

@@ -33,7 +33,7 @@ from fedgossip.data.objectives import (
     TABLES,
     TREES,
 )
-from fedgossip.data.partitions import PLACE, DrawExamples
+from fedgossip.data.partitions import PLACE, DrawExamples, held_out
 from fedgossip.data.table_files import TableFile
 from fedgossip.experiment import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.run_sections import SERVED
@@ -378,6 +378,12 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False)
     described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest, notes=notes)
     if len(shares) == n:
         described = replace(described, sizes=[len(shares[node]) for node in range(n)])
+        if e.data.local_test and described.sizes:
+            trained = [size - held_out(size, e.data.local_test) for size in described.sizes]
+            least, most = min(trained), max(trained)
+            each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            note = f"each trains with {each} of its examples and tests with the others (data.local_test)"
+            described = replace(described, notes=(*described.notes, note))
     if len(shares) == n <= SPREAD_MOST and train.kind in (CLASSIFICATION, LANGUAGE):
         sizes, classes = [len(shares[node]) for node in range(n)], train.classes
         labels = train.labels[np.concatenate([shares[node] for node in range(n)])]

@@ -85,7 +85,10 @@ def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
             counts = row.logged if row.logged and OWN_TESTED in row.logged else counts
     score, n = plan.experiment.score, plan.learners
     found = gains_of(scores.values(), score, n) or gains_counted(counts, n)
-    return {"personal": found} if found else {}
+    if not plan.experiment.personal:
+        return {}
+    exchanged: PersonalFacts = {"exchanged": "logits" if plan.experiment.exchanges_logits else "models"}
+    return {**exchanged, "personal": found} if found else exchanged
 
 
 CAUSES_KEPT = 20

@@ -64,6 +64,19 @@ def test_rounds_that_no_test_measures_are_told_by_what_there_is(capsys: pytest.C
     assert told == ["it: round 1 of 20  training loss 0.25, disagreement 1.5", "it: round 2 of 20"]
 
 
+@pytest.mark.usefixtures("no_pause")
+def test_a_score_is_printed_once_and_that_of_round_0_never_again(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [NetworkRow(round, 4, 0.1, 0, loss=0.5) for round in range(6)]
+    rows[0] = NetworkRow(0, 4, 0.0, 0, test_loss=2.3, score_averaged=0.095)
+    rows[3] = NetworkRow(3, 4, 0.1, 0, test_loss=0.5, score_averaged=0.75)
+    told = [line.partition("  ")[2] for line in lines(rows, capsys)]
+    assert [line.partition(" averaged")[0] for line in told] == [*["training loss 0.5"] * 2, "accuracy 0.750"] + [
+        "training loss 0.5"
+    ] * 2
+    own = lines([own_row(2, 0, accuracy=0.095), own_row(2, 1)], capsys, own=2)
+    assert own == ["it: round 1 of 20  loss 0.5, waited 0.25 s"]
+
+
 def test_a_missing_peer_is_told_once_by_each_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
     said = lines([row for round in range(5, 15) for row in (missed(round, 1, 2), missed(round, 3, 2))], capsys)
     assert [line.split(":")[0] for line in said] == ["round 5, peer 1", "round 5, peer 3"]

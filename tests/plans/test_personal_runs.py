@@ -143,7 +143,10 @@ def test_the_summary_and_the_page_say_who_gains(tmp_path: Path) -> None:
     assert facts["behind_alone"] == sum((one["score_personal"] or 0) < (one["score_alone"] or 0) for one in last)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Who gains" in page and 'id="gains"' in page and "Other recorded numbers" not in page
-    assert "personal" not in fedgossip.simulate(federated(None)).summary
+    assert -1 < page.find("Own models, mean") < page.find("Global model") < page.find("What was learned")
+    assert run.summary["exchanged"] == "models" and not {"personal", "exchanged"} & {
+        *fedgossip.simulate(federated(None)).summary
+    }
 
 
 def test_the_page_of_a_coordinator_alone_has_its_counts(tmp_path: Path) -> None:

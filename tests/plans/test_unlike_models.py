@@ -14,7 +14,7 @@ import pytest
 import fedgossip
 from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import frozen
-from fedgossip.cli.run.run import facts
+from fedgossip.cli.run.run import _model, _reached, facts, show_plan
 from fedgossip.core.gains import ALONE, PERSONAL
 from fedgossip.core.machine import Received, Started
 from fedgossip.core.messages import Hello, Invite
@@ -26,6 +26,9 @@ from fedgossip.learning.unlike import UnlikeTasks
 from fedgossip.learning.untrained import layout_of_answers
 from fedgossip.net.transport import refused
 from fedgossip.plans import compose
+from fedgossip.report.page import sections
+from fedgossip.report.page.forecast import band, sentence
+from fedgossip.report.page.reading import read_run
 
 Content = dict[str, Any]
 SOURCES = ["softmax", "mlp:64-16-10", "cnn:small"]
@@ -71,11 +74,29 @@ def test_clients_end_with_one_digest_in_the_simulator_and_on_arrays_and_secure_i
 
 
 @pytest.mark.parametrize("one", [gossip("feddf"), gossip("fedmd")])
-def test_peers_of_a_ring_learn_from_their_neighbours_logits_with_one_digest(one: Content) -> None:
-    runs = [fedgossip.simulate(one, engine=engine) for engine in ("sim", "stacked")]
+def test_peers_of_a_ring_learn_from_their_neighbours_logits_with_one_digest(one: Content, tmp_path: Path) -> None:
+    runs = [
+        fedgossip.simulate(one, engine="sim", out=tmp_path / "run", report=False),
+        fedgossip.simulate(one, engine="stacked"),
+    ]
     assert len({run.digest for run in runs}) == 1 and scores(runs[0]) == scores(runs[1])
     own = fmean(score for at, _, score, _ in scores(runs[0]) if at == max(scores(runs[0]))[0])
     assert dict(facts(runs[0].summary, runs[0].rows))["own models"].startswith(f"{own:.4f} the mean, ")
+    said = dict([*_reached(runs[0].summary), *_model(runs[0])])
+    assert said["test accuracy"].endswith(", of a model distilled from the mean logits")
+    assert said["model"].endswith("distilled from the mean logits: no participant's own")
+    page, recorded = str(sections.head(read_run(tmp_path / "run"))), read_run(tmp_path / "run")
+    places = [page.find(word) for word in ("Own models, mean", "Own models, worst", "Distilled model")]
+    assert -1 not in places and places == sorted(places)
+    assert "Averaged model" not in page and "Mean peer" not in page and f"{100 * own:.1f}" in page
+    assert band(recorded) is None and "the band" not in sentence(recorded, band(recorded))
+
+
+def test_own_models_that_nothing_tests_are_named_so(tmp_path: Path) -> None:
+    one = gossip("feddf") | {"data": {"common": "random:40"}, "rounds": 1}
+    run = fedgossip.simulate(one, out=tmp_path / "run", report=False)
+    assert dict(facts(run.summary, run.rows))["own models"].startswith("not measured: data.local_test")
+    assert "not measured: data.local_test" in sections.head(read_run(tmp_path / "run"))
 
 
 @pytest.mark.sockets
@@ -136,12 +157,18 @@ def test_logits_of_another_class_order_have_another_schema_and_a_client_refuses_
     assert client.handle(Received(3, Invite(0, ours, (ZEROS,))), 0)
 
 
-def test_a_dry_run_has_the_layout_of_what_is_sent_and_names_the_bytes() -> None:
+def test_a_dry_run_has_the_layout_of_what_is_sent_and_names_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     plan = compose.plan(fedgossip.load_experiment(federated()))
     (dry, told), (made, said) = (of(plan.experiment, 3) for of in (compose.task_of_dry_run, compose.task_of))
     assert dry.length == made.length == 400 and dry.schema == made.schema
     assert told.notes == said.notes and "40 common examples, 1,600 bytes" in told.notes[-1]
     assert "softmax 2,600" in told.notes[-1]
+    sizes = [len(made._task._tasks["softmax"]._shares[node]) for node in range(3)]  # type: ignore[attr-defined]
+    assert f"each trains with {min(sizes)} to {max(sizes)} of its examples" in told.notes[0]
+    assert sum(sizes) < 0.8 * sum(told.sizes or [])
+    show_plan(plan, on="sim", as_json=False)
+    shown = capsys.readouterr().out
+    assert "# 400 logits in float32" in shown and "parameters" not in shown and told.notes[0] in shown
 
 
 def study(algorithm: str, seed: int, common: str | float, **more: Any) -> list[tuple[float, float]]:

@@ -63,6 +63,8 @@ class Progress:
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, roles.learners, 0.0, 0)
+        self._told = 0
+        """The round of the last network row that a line had."""
         self._scored: tuple[float, int] | None = None
         """The accuracy that was measured last, and its round."""
         self._printed_at = time.monotonic()
@@ -91,19 +93,26 @@ class Progress:
             case NetworkRow():
                 if row.measured or not self._last.measured:  # without a test, each round reports
                     self._last = row
-                self._moved(row.round, describe(self._last, self.roles, row.round, self.score))
+                # a score is news once on lines that stay, and that of round 0 never: it reads as if nothing was learned
+                stale = row.round > self._last.round <= (0 if self._bar else self._told)
+                shown = row if stale else self._last
+                if self._moved(row.round, describe(shown, self.roles, row.round, self.score)):
+                    self._told = shown.round
             case PeerRow() if row.peer == self.own:
                 self._scored = self._scored if row.score is None else (row.score, row.round)
                 self._moved(row.round, describe_own(row, self._scored, self.roles, self.score))
             case EventRow() if not self._known(row):
                 self._event(row)
 
-    def _moved(self, round: int, news: str) -> None:
+    def _moved(self, round: int, news: str) -> bool:
+        """Return whether a line was printed."""
         if self._bar:
             self._bar.update(self._task, completed=round, news=news)
         elif round and time.monotonic() - self._printed_at > PLAIN_SECONDS:
             of = f" of {self.rounds}" if self.rounds else ""
             self._print(f"{self.title}: round {round}{of}  {news}".rstrip())
+            return True
+        return False
 
     def _known(self, row: EventRow) -> bool:
         """Whether the event repeats that of the round before: a gone peer is missed in each round."""
@@ -170,7 +179,7 @@ def _three_digits(value: float | None) -> str:
 def describe_own(row: PeerRow, scored: tuple[float, int] | None, roles: Roles = PEERS, score: Score = ACCURACY) -> str:
     """The state of one participant in a few words; `scored` is the last that it measured, and in which round."""
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
-    if scored is not None:
+    if scored is not None and (scored[1] or not row.round):  # that of round 0 is of before the training
         value, round = scored
         words.append(f"{score.word} {_three_digits(value)}" + (f" (round {round})" if round != row.round else ""))
     if row.peer == roles.leader:

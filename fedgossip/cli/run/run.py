@@ -324,14 +324,21 @@ def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
     return [*rows, *_model(finished)]
 
 
+DISTILLED = "distilled from the mean logits"
+
+
 def _reached(summary: RunSummary) -> list[tuple[str, str]]:
     scores = summary["score"]
     score = read_score(scores)
     if scores["averaged"] is None:
         return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
+    distils = summary.get("exchanged") == "logits"
     if roles_in(summary).leader is not None:
-        return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}")]
+        of = f", of a model {DISTILLED}" if distils else ""
+        return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}{of}")]
     one = roles_in(summary).measured
+    if distils:
+        return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}, of a model {DISTILLED}")]
     named = {"averaged": scores["averaged"], f"mean {one}": scores["mean_peer"], f"worst {one}": scores["worst_peer"]}
     each = ", ".join(f"{score.figure(value)} {name}" for name, value in named.items() if value is not None)
     return [(f"test {score.word}", f"{each}{score.note}")]
@@ -359,6 +366,8 @@ def _model(finished: Run) -> list[tuple[str, str]]:
     kept = [("best model", f"{best}, of round {finished.summary['best']['round']}")] if best.exists() else []
     roles = roles_in(finished.summary)
     average = "" if roles.leader is not None else f", the average of the {roles.measured}s’ models"
+    if finished.summary.get("exchanged") == "logits":
+        average = f", {DISTILLED}: no participant's own"
     return [*kept, ("model", f"{path}{average}")]
 
 
@@ -395,6 +404,8 @@ def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
 def _own(summary: RunSummary) -> list[tuple[str, str]]:
     """Return the scores of the peers' own models, which the figures of the shared one do not show."""
     own = summary.get("personal")
+    if own is None and summary.get("exchanged") == "logits":
+        return [("own models", "not measured: data.local_test keeps examples apart for that")]
     if own is None or own["mean_own"] is None:
         return []
     worst = "" if own["worst_own"] is None else f", {own['worst_own']:.4f} the worst"
@@ -476,7 +487,8 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
     for line in [*plan.banner, *outlook.lines]:
         echo(f"# {line}")
     total = f"{outlook.bytes_per_round:,} bytes a round, {facts['bytes_total']:,} in all"
-    numbers = "1 parameter" if task.length == 1 else f"{task.length:,} parameters"
+    what = "logit" if plan.experiment.exchanges_logits else "parameter"
+    numbers = f"{task.length:,} {what}" + ("" if task.length == 1 else "s")
     echo(f"# {numbers} in {task.dtype.name}: {total}")
     if memory:
         for line in _describe(memory, plan.experiment.train):

@@ -91,22 +91,32 @@ def _secrecy(secure: bool | None) -> Iterable[Markup]:
 def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, str, str]]:
     summary, lost = run.summary, len(took.abandoned)
     score = summary.score
-    if score.averaged is not None:
-        word = f"{score.metric.word} on the common test set{score.metric.note}{run.measured_when}"
-        yield "Global model", score.shown(score.averaged), word
-    elif summary.test_loss is not None:
-        yield "Global model", number(summary.test_loss), "loss"
+    yield from figures.own_figures(run)
+    if not summary.distils:
+        yield from _global(run)
     if took.at_clients:
         at = max(took.at_clients)
         mean, worst = took.at_clients[at]
         lowest = "" if worst is None else f", worst {score.shown(worst)}"
         noisy = ", with noise" if summary.privacy else ""  # without it a budget hides the losses
         yield "At the clients", score.shown(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
+    if summary.distils:  # nobody's own model, so not what the run is for
+        yield from _global(run)
     yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
     if summary.privacy is not None:
         yield card(summary.privacy)
     yield "Sent", data_size(summary.bytes_sent), _per_contribution(run, took)
     yield from sections.time_and_digest(run, "of the global model")
+
+
+def _global(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
+    summary, score = run.summary, run.summary.score
+    name, of = ("Distilled model", "from the mean logits: ") if summary.distils else ("Global model", "")
+    if score.averaged is not None:
+        word = f"{score.metric.word} on the common test set{score.metric.note}{run.measured_when}"
+        yield name, score.shown(score.averaged), f"{of}{word}"
+    elif summary.test_loss is not None:
+        yield name, number(summary.test_loss), f"{of}loss"
 
 
 def _per_contribution(run: RecordedRun, took: Participation) -> str:
@@ -132,7 +142,8 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
     drawn, one = lines(run, took), run.roles.one
     score = run.summary.score.metric
     of_what = score.word if took.at_clients else f"test {score.word}"
-    text = f"{score.heading} of the global model on the common test set"
+    model = "model that is distilled from the mean logits" if run.summary.distils else "global model"
+    text = f"{score.heading} of the {model} on the common test set"
     if took.at_clients:
         text += f", and at the {one}s, on examples of their own"
     text += f"{score.note}."

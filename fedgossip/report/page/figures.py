@@ -5,7 +5,7 @@ Who gains by a model of its own: every participant's score beside the shared mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from fedgossip.base.scores import Score
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.gains import OwnScores, gain, gains_counted, gains_of
 from fedgossip.core.records import LoggedPoint
+from fedgossip.core.run_summary import GainFacts
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above, zoomable
 from fedgossip.report.page.forecast import ROUNDING, Band
@@ -68,7 +69,8 @@ def by_seconds(rows: list[ReportedRound]) -> Axis:
 
 def of_peers(run: RecordedRun) -> list[Line]:
     """Return the three scores of a network of peers."""
-    return [(label, colour, dash, run.series(column)) for column, label, colour, dash in SCORES]
+    of = " (distilled)" if run.summary.distils else ""
+    return [(f"{label}{of}", colour, dash, run.series(column)) for column, label, colour, dash in SCORES]
 
 
 def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: str = "") -> str | None:
@@ -254,11 +256,34 @@ def _columns(points: list[tuple[int, float]]) -> tuple[list[float], list[float]]
 GAINS_HEIGHT = 2.8
 
 
+def own_facts(run: RecordedRun) -> GainFacts | None:
+    """Return the scores of the participants' own models over all; None where none was tested."""
+    score, n = run.summary.score.metric, run.summary.n
+    return gains_of(run.own_scores.values(), score, n) or gains_counted(run.own_counts, n)
+
+
+def own_figures(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
+    """Yield the key figures of models of the participants' own, where they have some."""
+    facts, shown, one = own_facts(run), run.summary.score.shown, run.roles.one
+    word = run.summary.score.metric.word
+    if facts is None:
+        if run.summary.distils:
+            yield "Own models", NOTHING, "not measured: data.local_test keeps examples apart for that"
+        return
+    if facts["mean_own"] is not None:
+        yield "Own models, mean", shown(facts["mean_own"]), f"{word}, each on its {one}’s own held-out examples"
+    least = "at least, to a twentieth, " if facts["mean_own"] is None else ""  # a coordinator that sees counts alone
+    yield (
+        "Own models, worst",
+        shown(facts["worst_own"]),
+        f"{least}of {plural(facts['tested'], one)}",
+    )
+
+
 def who_gains(run: RecordedRun) -> Markup | None:
     """Return the section on personal models; None where none was tested."""
     score, one = run.summary.score.metric, run.roles.one
-    n = run.summary.n
-    facts = gains_of(run.own_scores.values(), score, n) or gains_counted(run.own_counts, n)
+    facts = own_facts(run)
     if facts is None:
         return None
     shown = run.summary.score.shown

@@ -41,7 +41,7 @@ def band(run: RecordedRun) -> Band | None:
     if forecast := run.foretold:
         rounds = np.arange(1, forecast.rounds + 1)
         return Band(rounds, np.array(forecast.lower), np.array(forecast.upper), foretold=True)
-    if not run.summary.summed:
+    if not run.summary.summed or run.summary.distils:  # what a peer answers follows from what was mixed before
         return None
     if recorded := run.summary.band:
         rounds = np.arange(1, len(recorded.upper) + 1)
@@ -121,7 +121,7 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
             if forecast.lower is None
             else f"inside the band, give or take {number(BAND_SLACK * 100)}\u202f%,"
         )
-        parts.append(f"The measurement lies {where} in {percent(share)} of the rounds.")
+        parts.append(f"The consensus distance lies {where} in {percent(share)} of the rounds.")
     return " ".join(parts)
 
 

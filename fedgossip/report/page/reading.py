@@ -219,6 +219,13 @@ class Summary(msgspec.Struct, frozen=True):
     privacy: PrivacySpent | None = None
     processor: str | None = None
     kernels: str | None = None
+    exchanged: str | None = None
+    """models or logits, where participants have models of their own."""
+
+    @property
+    def distils(self) -> bool:
+        """Whether the measured model is one that is distilled from logits, and nobody's own."""
+        return self.exchanged == "logits"
 
     @property
     def who(self) -> Roles:

@@ -101,9 +101,15 @@ def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     three, score = summary.score, summary.score.metric
     if three != type(three)():
         word = f"{score.word} of the mean of all models{score.note}{run.measured_when}"
-        yield "Averaged model", three.shown(three.averaged), word
-        yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ own models"
-        yield f"Worst {one}", three.shown(three.worst_peer), _worst(run)
+        yield from figures.own_figures(run)
+        if summary.distils:
+            word = f"{score.word} of a model distilled from the mean of all logits{score.note}{run.measured_when}"
+            yield "Distilled model", three.shown(three.averaged), word
+        else:
+            yield "Averaged model", three.shown(three.averaged), word
+            whose = "own models" if summary.exchanged is None else "copies of the shared model"
+            yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ {whose}"
+            yield f"Worst {one}", three.shown(three.worst_peer), _worst(run)
     else:
         yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
     yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
@@ -158,6 +164,9 @@ def _head(run: RecordedRun) -> str:
 def learning(run: RecordedRun) -> Markup | None:
     """Return the learning curves."""
     score = run.summary.score.metric
+    measured = "the average of all models, of the mean peer and of the worst peer"
+    if run.summary.distils:
+        measured = "models distilled from the mean of all logits and from each peer’s logits, not of the peers’ own"
     return section(
         "What was learned",
         grid(
@@ -165,8 +174,7 @@ def learning(run: RecordedRun) -> Markup | None:
                 "score-by-round",
                 figures.scores(run, "score-by-round", figures.by_round, figures.of_peers(run)),
                 f"{score.heading} by round",
-                f"Test {score.word} of the average of all models, of the mean peer and of the worst peer{score.note}: "
-                "where the lines part, the peers do not agree yet.",
+                f"Test {score.word} of {measured}{score.note}: where the lines part, the peers do not agree yet.",
             ),
             figure(
                 "loss",
@@ -356,7 +364,8 @@ def _peer_table(run: RecordedRun) -> Markup | None:
     if not any(peer.rounds for peer in run.peers):
         return None
     learned = any(peer.score is not None or peer.loss is not None for peer in run.peers)
-    scored = [run.summary.score.metric.heading, "Loss"] if learned else []
+    distilled = " (distilled)" if run.summary.distils else ""
+    scored = [f"{run.summary.score.metric.heading}{distilled}", "Loss"] if learned else []
     heads = [_head(run), *scored, "Sent", "Received", *(name.capitalize() for name, _ in drawing.ACTIVITIES)]
     rows = [
         [
