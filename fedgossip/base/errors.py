@@ -50,6 +50,13 @@ class NotWrittenError(ConfigError):
         self.path = path
 
 
+def not_writable(path: Path, error: OSError) -> ConfigError:
+    """Return the error of a folder that could not be made or opened for a command's results."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return ConfigError(f"{path}: a file is there, and a folder was expected", "Give another folder with --out.")
+    return ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.")
+
+
 def _room(path: Path) -> str:
     try:
         disk = path.resolve().parent

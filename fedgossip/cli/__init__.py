@@ -182,6 +182,8 @@ def _run() -> int:
         code = _fail(f"stopped in its midst by sys.exit({error.code!r})", advice, 5, error)
     except OSError as error:
         advice = "Choose a folder that can be written and has room, with --out."
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            advice = "A file is where a folder was expected: give another folder with --out."
         where = f"{error.filename}: " if error.filename else ""
         code = _fail(f"{where}{error.strerror or error}", advice, 2, error)
     except MemoryError as error:

@@ -356,7 +356,10 @@ class Network:
             for name, value in metrics.items():
                 if not math.isfinite(value):
                     vector = vectors[peer] if peer >= 0 else mean([vectors[one] for one in sorted(vectors)])
-                    facts = {"figure": name, "value": str(value), "tensor": first_wrong(vector, self._segments)}
+                    of = "first model" if not round else "averaged model" if peer < 0 else "model"
+                    facts = {"figure": name, "of": of, "value": str(value)}
+                    if tensor := first_wrong(vector, self._segments):
+                        facts["tensor"] = tensor
                     self._untold.append(EventRow(round, peer, "not_finite", facts))
                     return
 

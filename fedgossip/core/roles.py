@@ -124,7 +124,10 @@ class Roles:
         return role is not None and role.listens
 
     def label(self, node: NodeId) -> str:
-        """Return a participant's label: "server 1", numbered within its role; "coordinator" for a single one."""
+        """Return a participant's label: "server 1", numbered within its role; "coordinator" for a single one; "the run"
+        for a negative id, that of an event of all."""
+        if node < 0:
+            return "the run"
         role = self._found(node)
         if role is None:
             return f"{self.one} {node}"

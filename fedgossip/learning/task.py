@@ -22,7 +22,7 @@ from fedgossip.base.vectors import Vector, add
 from fedgossip.core.machine import NodeId, Produced, Report
 from fedgossip.core.metrics import ResidentModels
 from fedgossip.core.model_fingerprint import Likeness
-from fedgossip.core.task import Job, Segment, StackTraining, Update, WholeModel
+from fedgossip.core.task import Job, Segment, StackTraining, Update, WholeModel, first_wrong
 from fedgossip.data.custom import place_of
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
 from fedgossip.data.objectives import Objective, objective_of
@@ -193,7 +193,7 @@ class TorchTask:
             outcomes = self._sharing.run(lambda: self._attempt(jobs, plans, lrs, states))
         for job, outcome, lr in zip(jobs, outcomes, lrs, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
-                raise not_finite(job.node, job.round, self.objective.loss, outcome.loss, lr)
+                raise self._diverged(job.node, job.round, outcome.loss, lr)
         return [
             Update(
                 outcome.difference,
@@ -203,6 +203,10 @@ class TorchTask:
             )
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
+
+    def _diverged(self, node: NodeId, round: int, loss: float, lr: float) -> TrainingError:
+        wrong = first_wrong(self._initial, self.layout.segments)
+        return not_finite(node, round, self.objective.loss, loss, lr, wrong)
 
     def trains_stacks(self, n: int) -> bool:
         """Whether `train_stack` is there for these nodes: layers on the CPU, plain SGD, a number of local steps."""
@@ -220,7 +224,7 @@ class TorchTask:
             losses, finite = self._engine.train_stack(models, into, indices, lr, each)
         if not (finite & np.isfinite(losses)).all():
             node = int(np.argmin(finite & np.isfinite(losses)))
-            raise not_finite(node, round, self.objective.loss, float(losses[node]), lr)
+            raise self._diverged(node, round, float(losses[node]), lr)
         return StackTraining(losses, lr, len(indices))
 
     def resident_models(self, n: int, note: Callable[[str, str], None]) -> ResidentModels | None:
@@ -229,7 +233,7 @@ class TorchTask:
         plain = self.settings.plain and self._privacy is None and all(node in self._shares for node in range(n))
         if not (plain and isinstance(engine, LayerStack) and isinstance(batches, Batches)):
             return None
-        how = self.settings, self._rounds, self.objective.loss
+        how = self.settings, self._rounds, self._diverged
         return resident.resident_models(engine, batches, *how, n, note)
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
@@ -272,9 +276,8 @@ class TorchTask:
             outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states, stretches))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
-                raise not_finite(
-                    job.node, job.round, self.objective.loss, outcome.loss, self.settings.rate(job.round, self._rounds)
-                )
+                rate = self.settings.rate(job.round, self._rounds)
+                raise self._diverged(job.node, job.round, outcome.loss, rate)
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
             steps, facts = len(plan.counts), self._sum_facts(outcome.loss, plan)

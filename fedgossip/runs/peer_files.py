@@ -17,7 +17,7 @@ import numpy as np
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
-from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError, ResumeError
+from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError, ResumeError, not_writable
 from fedgossip.base.scores import BestSoFar
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core import run_format
@@ -231,7 +231,7 @@ def empty_folder(folder: Path) -> Path:
         owner_files.made(folder)
         empty = not any(folder.iterdir())
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
+        raise not_writable(folder, error) from None
     if not empty:
         left = incarnation_of(folder) >= 0
         advice = "Go on with what is there: the same command with --resume.  Or give a new folder with --out."

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base import outside_files, owner_files
-from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError
+from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, not_writable
 from fedgossip.base.keyed_rows import KeyedTable, Rows, frozen_keys
 from fedgossip.base.scores import Score
 from fedgossip.base.vectors import Vector
@@ -162,7 +162,7 @@ class RunDirectory:
                 raise ConfigError(f"{path}: not empty", _advice_on(path))
             self._open(path, plan, foretold, peers=peers)
         except OSError as error:
-            raise _not_writable(path, error) from None
+            raise not_writable(path, error) from None
 
     @classmethod
     def again(cls, path: Path, plan: Plan, rows: int) -> RunDirectory:
@@ -171,7 +171,7 @@ class RunDirectory:
         try:
             directory._open(path, plan, rows=rows)
         except OSError as error:
-            raise _not_writable(path, error) from None
+            raise not_writable(path, error) from None
         return directory
 
     def _open(
@@ -261,7 +261,7 @@ def keep(folder: Path, plan: Plan, run: Run) -> None:
         owner_files.made(folder)
         writer = RowWriter(folder / ROWS)
     except OSError as error:
-        raise _not_writable(folder, error) from None
+        raise not_writable(folder, error) from None
     for row in run.rows:
         writer.write(row)
     writer.close()
@@ -271,10 +271,6 @@ def keep(folder: Path, plan: Plan, run: Run) -> None:
 
 def _write_summary(folder: Path, summary: Mapping[str, object]) -> None:
     write_whole(folder / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=1))
-
-
-def _not_writable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.")
 
 
 def new_path(plan: Plan, driver: str, base: Path) -> Path:

@@ -261,3 +261,40 @@ def test_numbers_that_name_classes_stay_classes(name: str, tmp_path: Path) -> No
 
 def test_words_are_classes_however_many_they_are(tmp_path: Path) -> None:
     assert read_csv(table(tmp_path, [f"w{k}" for k in range(60)]), {"label": "y"}).classes == 60
+
+
+@pytest.mark.parametrize("words", [["-n", "3", "e.toml"], ["--simulate", "e.toml"], ["e.toml", "--ranks", "2"]])
+def test_an_option_of_scripts_before_an_experiment_names_the_help_that_holds(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.toml").write_text(RING)
+    said = in_process(["launch", *words], tmp_path, monkeypatch, capsys)
+    option = next(word for word in words if word.startswith("-"))
+    assert said.code == 2 and f"{option} is for scripts: an experiment's file takes other options" in said.err
+    assert "See fedgossip launch EXPERIMENT.toml --help" in said.err
+
+
+@pytest.mark.parametrize("words", [["run", "e.toml"], ["sweep", "s.toml"]])
+def test_a_file_in_place_of_the_folder_of_results_is_named_so(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.toml").write_text(f'{RING}[task]\nkind = "quadratic"\n')
+    (tmp_path / "s.toml").write_text('base = "e.toml"\n[grid]\nrounds = [1, 2]\n')
+    (tmp_path / "head.csv").write_text("a,b\n")
+    said = in_process([*words, "--out", "head.csv"], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and "head.csv: a file is there, and a folder was expected" in said.err, said.err
+    assert (tmp_path / "head.csv").read_text() == "a,b\n"
+
+
+def test_a_first_model_that_is_not_finite_is_named_and_no_rate_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wrong_start.py").write_text(
+        "import torch\ndef model(shape, classes):\n    made = torch.nn.Linear(shape[0], classes)\n"
+        "    torch.nn.init.constant_(made.weight, float('nan'))\n    return made\n"
+    )
+    (tmp_path / "e.toml").write_text(f'{RING}[data]\nsource = "digits"\n[model]\nsource = "wrong_start:model"\n')
+    said = in_process(["run", "e.toml", "--out", "out", "--no-report"], tmp_path, monkeypatch, capsys)
+    assert said.code == 5 and "peer -1" not in said.err
+    assert "round 0, the run: the loss of the first model is nan, its first wrong tensor weight\n" in said.err
+    assert "the first model is not finite, before any training, in weight\nLook at model.source" in said.err

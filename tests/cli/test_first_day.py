@@ -139,6 +139,22 @@ def test_a_resumed_launch_shows_nothing_that_an_earlier_life_printed(
         assert (capsys.readouterr().out, scripts.last_words(0)) == ("again\n", "again")
 
 
+@pytest.mark.sockets
+def test_the_output_of_a_script_is_shown_by_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import os, time; os.write(1, b'one\\ntw')\nwhile not os.path.exists('go'): time.sleep(0.01)\nos.write(1, b'o')"
+    )
+    with Scripts(Command(tmp_path / "train.py", folder=tmp_path), 1, [0]) as scripts:
+        scripts.start({"node": 0, "folder": str(tmp_path), "words": [sys.executable, "-S", "-c", code]})
+        while (tmp_path / LOG).stat().st_size < 6:
+            scripts.poll(0.01)
+        scripts.poll(0.01)
+        assert capsys.readouterr().out == "one\n"
+        (tmp_path / "go").touch()
+        scripts.wait()
+        assert capsys.readouterr().out == "two\n"
+
+
 @pytest.mark.parametrize(
     ("printed", "last"),
     [

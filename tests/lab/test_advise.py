@@ -337,6 +337,7 @@ def test_context_and_text_have_their_messages_and_the_table_names_the_soonest(
     ("words", "told"),
     [
         (["--memory", "16 apples"], "'16 apples' is no size. Write 16GB"),
+        (["--memory", "16"], "'16' would be bytes. Write the unit too: 16GB"),
         (["--set", "task.kind=quadratic"], "torch trains no model by it"),
         (["--processes", "1"], "1 is not in the range 2<=x<=64"),
     ],
@@ -347,3 +348,26 @@ def test_bad_words_of_a_mesh_are_refused_in_one_line(
     experiment_of_a_mesh(tmp_path)
     said = advise_mesh(*words)
     assert said.code == 2 and told in said.err, said.err
+
+
+def test_where_no_mesh_is_possible_the_code_is_2_and_each_reason_stands_once_and_whole(
+    tmp_path: Path, advise_mesh: Callable[..., Said]
+) -> None:
+    experiment_of_a_mesh(tmp_path)
+    words = ["--links", "lan", "--compute", "0.05", "--cores", "2", "--memory", "1kB"]
+    said = advise_mesh(*words)
+    assert said.code == 2 and said.out.startswith("None of ") and "a step" not in said.out
+    assert said.out.count("mesh.context = 2: ") == 1 and "8 such as 2 x 1 x 1 x 2" in said.out
+    assert "torch gathers the rows of stages out of step on a CPU\n" in said.out
+    assert advise_mesh(*words, "--json").code == 2
+
+
+def test_a_private_experiment_has_no_mesh_and_is_not_advised_to_leave_out_what_is_required(
+    tmp_path: Path, advise_mesh: Callable[..., Said]
+) -> None:
+    path = experiment_of_a_mesh(tmp_path)
+    private = '[coordinator]\nclients = 3\n[coordinator.privacy]\nunit = "record"\nnoise = 2.0\n'
+    path.write_text(path.read_text().partition("[topology]")[0] + private)
+    said = advise_mesh("--links", "lan")
+    assert said.code == 2 and "processes = 4 where single records are private" in said.err
+    assert "A private participant trains in one process" in said.err and "Leave" not in said.err

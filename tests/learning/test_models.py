@@ -229,3 +229,18 @@ def test_an_exit_is_trained_with_the_last_outputs_by_the_weighted_sum_of_both_lo
     (theirs,) = torch.autograd.grad(by_hand, plain.layer1.weight)
     assert torch.allclose(ours, theirs, atol=1e-7)
     assert torch.equal(module.eval()(x), plain(x))
+
+
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [
+        ("softmax?exit=1", "exit= goes with mlp or cnn alone."),
+        ("resnet:8?exit=1", "exit= goes with mlp or cnn alone."),
+        ("mlp:64-32-10?experts=4", "experts= goes with gpt alone."),
+        ("chars:8?wide=4", "Leave it out: chars takes no options."),
+    ],
+)
+def test_an_option_of_another_model_names_those_that_take_it(source, advice):
+    with pytest.raises(ConfigError) as error:
+        models.build(source, (1, 8, 8), 10, 0)
+    assert error.value.advice == advice

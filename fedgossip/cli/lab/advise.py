@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.base.errors import ConfigError
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 
 if TYPE_CHECKING:
     from fedgossip.lab.advise.mesh import AdvisedMesh, MeshAsked, StepCosts
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
-REASON_MOST = 96
-"""Maximum number of characters of a reason in the table; --json has all."""
+BARE_MIN = 1e6
+"""A number without a unit is of bytes, and of fewer than these it lacks its unit: no process holds a model in them."""
 
 
 def bytes_of(_context: click.Context, _param: click.Parameter, value: str) -> float:
@@ -27,6 +28,8 @@ def bytes_of(_context: click.Context, _param: click.Parameter, value: str) -> fl
         size = float(value.removesuffix(value[-len(unit) :] if unit else "")) * UNITS.get(unit, 1.0)
     except ValueError:
         size = 0.0
+    if not unit and 1 <= size < BARE_MIN:
+        raise click.BadParameter(f"{value!r} would be bytes.  Write the unit too: {size:g}GB, {size:g}MB.")
     if not 1 <= size < 1e18:
         raise click.BadParameter(f"{value!r} is no size.  Write 16GB, 500MB, or a number of bytes.")
     return size
@@ -58,11 +61,11 @@ def advise() -> None:
 def mesh(
     experiment: Path, processes: int, memory: float, links: str, compute: float | None, cores: int | None,
     overrides: Sequence[str], verify: bool, as_json: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Rank the meshes of a participant's processes for the model of EXPERIMENT, by the seconds of a step.
 
     Every mesh of data x tensor x pipeline x context is tried, with whole models and rows of them (ZeRO): what does not
-    fit the layers, the settings or the memory is refused with its reason.
+    fit the layers, the settings or the memory is refused with its reason.  Where none fits the exit code is 2.
     """
     from fedgossip.lab.advise.mesh import MeshAsked, advised
 
@@ -73,21 +76,23 @@ def mesh(
         if verify:
             found = [_measured(asked, one) for one in found]
     fits = [one for one in found if not one.refused]
+    code = 0 if fits else ConfigError.exit_code
     if as_json:
         plain = [{**asdict(one), "name": one.name, "seconds": None if one.refused else one.seconds} for one in found]
         print_json({"costs": asdict(costs), "meshes": plain})
-        return
+        return code
     echo(_sentence(fits, processes, len(found)))
-    echo()
-    echo(columns([_heads(verify), *(_row(one, verify=verify) for one in fits)]))
+    if fits:
+        echo()
+        echo(columns([_heads(verify), *(_row(one, verify=verify) for one in fits)]))
     if not all(one.counted for one in fits):
-        echo("memory: without activations, which are counted of gpt alone")
+        echo("+: activations besides, which are counted for gpt alone")
     if len(fits) < len(found):
         echo()
-        refused = [[one.name, one.how, _short(one.refused)] for one in found if one.refused]
-        echo(columns([["refused", "", "because"], *refused]))
+        echo(columns([["refused", "", "because"], *_refused(found)]))
     if fits:
         echo(f"\nTake it by  {' '.join(f'--set {key!r}' for key in fits[0].keys)}")
+    return code
 
 
 def _measured(asked: MeshAsked, one: AdvisedMesh) -> AdvisedMesh:
@@ -133,9 +138,15 @@ def _row(one: AdvisedMesh, *, verify: bool) -> list[str]:
     return [one.name, one.how, *times, held, *([_seconds(one.measured or 0.0)] if verify else [])]
 
 
+def _refused(found: Sequence[AdvisedMesh]) -> list[list[str]]:
+    """Return a row for each reason, whole: the mesh, or the first of several and how many there are."""
+    of: dict[str, list[AdvisedMesh]] = {}
+    for one in found:
+        if one.refused:
+            of.setdefault(one.refused, []).append(one)
+    several = {reason: f"{len(all_)} such as {all_[0].name}" for reason, all_ in of.items() if len(all_) > 1}
+    return [[several.get(reason, all_[0].name), all_[0].how, reason] for reason, all_ in of.items()]
+
+
 def _seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= REASON_MOST else f"{text[: REASON_MOST - 3]}..."

@@ -34,7 +34,13 @@ class _LaunchCommand(click.Command):
     ) -> click.Context:
 
         if _is_experiment(args, [*self.params, *place.params]):
-            return place.make_context(info_name, args, parent, **extra)
+            try:  # usage and errors name the command whose help has these options
+                return place.make_context(f"{info_name} EXPERIMENT.toml", args, parent, **extra)
+            except click.NoSuchOption as error:
+                if any(error.option_name in one.opts for one in self.params):
+                    text = f"{error.option_name} is for scripts: an experiment's file takes other options"
+                    raise click.UsageError(text, error.ctx) from None
+                raise
         return super().make_context(info_name, args, parent, **extra)
 
 
@@ -249,7 +255,7 @@ ENGINE_OF = {
 
 
 @click.command(name="launch")
-@click.argument("experiment", type=click.Path(path_type=Path), required=False)
+@click.argument("experiment", metavar="", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--on",
     type=click.Choice(ENGINES),

@@ -208,11 +208,15 @@ class Scripts:
     def _show(self, node: NodeId) -> None:
         if node not in self.shown:
             return
-        path = self._folders[node] / LOG
+        path, ended = self._folders[node] / LOG, self._processes[node].poll() is not None
         with contextlib.suppress(OSError), outside_files.open_file(path, outside_files.ROWS) as log:
             log.seek(self._read.get(node, 0))
             content = log.read(1 << 20)
-            self._read[node] = log.tell()
+            if not ended and len(content) < 1 << 20:  # the rest of a line waits for its end: events print in between
+                content = content[: max(content.rfind(b"\n"), content.rfind(b"\r")) + 1]
+            self._read[node] = self._read.get(node, 0) + len(content)
+            if content and ended and not content.endswith(b"\n"):
+                content += b"\n"
             sys.stdout.write(printable(content.decode(errors="replace"), keep="\n\r\t"))
             sys.stdout.flush()
 

@@ -132,7 +132,11 @@ class MeshAsked:
             text = f"{path}: torch trains no model by it, so there is none to divide"
             raise ConfigError(text, "Name an experiment with a model.source such as gpt:2-64-4.")
         if e.budget is not None and e.budget.unit == "record":
-            check_private(replace(e.train, processes=processes))
+            try:
+                check_private(replace(e.train, processes=processes))
+            except ConfigError as error:
+                advice = "A private participant trains in one process, without a mesh; advice is for other experiments."
+                raise ConfigError(f"{path}: {error}", advice) from None
         train = examples_of(e, range(plan.learners), plan.learners).train
         return cls(path, tuple(overrides), processes, memory, e, train)
 

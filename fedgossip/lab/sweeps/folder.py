@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from fedgossip.base import outside_files, owner_files
-from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.errors import ConfigError, nearest, not_writable
 from fedgossip.base.limits import Within, limits_of
 from fedgossip.base.scores import HIGHER, LOWER
 from fedgossip.core.run_format import CELLS, FAILURE, SWEEP
@@ -67,7 +67,7 @@ class SweepFolder:
                 owner_files.made(path / inner)
             write_whole(path / SWEEP, grid.to_toml().encode())
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
+            raise not_writable(path, error) from None
         return found
 
     @classmethod

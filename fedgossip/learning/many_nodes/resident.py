@@ -26,7 +26,6 @@ from fedgossip.learning.many_nodes.stacked_steps import mean_losses
 from fedgossip.learning.many_nodes.workspace import Tensors, Workspace, numbers_of
 from fedgossip.learning.one_model.batches import Batches, Indices
 from fedgossip.learning.one_model.captured_steps import first_line
-from fedgossip.learning.one_model.losses import not_finite
 from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.settings import TrainSettings
 
@@ -235,14 +234,18 @@ STACKS: Mapping[str, type[Any]] = {"cpu": HostStack, "cuda": DeviceStack}
 """The stack class of each kind of device."""
 
 
+Diverged = Callable[[int, int, float, float], TrainingError]
+"""(node, round, loss, lr): the error of a training whose loss or update is not finite."""
+
+
 class ResidentStack:
     """`ResidentModels` of a stack of linear layers; see there."""
 
     def __init__(
-        self, stack: DeviceStack | HostStack, batches: Batches, settings: TrainSettings, rounds: int, loss: str
+        self, stack: DeviceStack | HostStack, batches: Batches, settings: TrainSettings, rounds: int, diverged: Diverged
     ) -> None:
         self._stack, self._batches, self._settings = stack, batches, settings
-        self._rounds, self._loss = rounds, loss
+        self._rounds, self._diverged = rounds, diverged
         self._untold: list[tuple[int, float]] = []  # rounds with losses still on the device, and their rates
         self._failed: TrainingError | None = None
 
@@ -276,7 +279,7 @@ class ResidentStack:
             whole = finite[place] & np.isfinite(losses[place])
             if not whole.all():
                 node = int(np.argmin(whole))
-                self._failed = not_finite(node, round, self._loss, float(losses[place, node]), lr)
+                self._failed = self._diverged(node, round, float(losses[place, node]), lr)
                 return list(losses[:place])
         return list(losses)
 
@@ -300,7 +303,7 @@ def resident_models(
     batches: Batches,
     settings: TrainSettings,
     rounds: int,
-    loss: str,
+    diverged: Diverged,
     n: int,
     note: Callable[[str, str], None],
 ) -> ResidentStack | None:
@@ -319,4 +322,4 @@ def resident_models(
     except RuntimeError as error:  # a faulty device: the next operation reports the cause
         note("not_resident", first_line(error))
         return None
-    return ResidentStack(stack, batches, settings, rounds, loss)
+    return ResidentStack(stack, batches, settings, rounds, diverged)

@@ -235,10 +235,13 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     Raises ConfigError for an unknown model, and for one that does not fit the data.
     """
     kind, _, rest = source.partition(":")
-    if kind in ("mlp", "cnn", "gpt") and "?" in rest:
+    if kind in OPTIONS and "?" in rest:
         return _with_options(source, shape, classes, vocabulary)
     if kind.partition("?")[0] in FITTED:
         raise ConfigError(f"{source!r} is fitted by sums, without gradients", "Fit it by  fedgossip fit EXPERIMENT.")
+    name, _, options = source.partition("?")
+    if options and (name in KINDS or name.partition(":")[0] in KINDS):
+        _check_option(source, options.partition("=")[0])
     if kind == "chars":
         return GruSizes(_text_size(source, vocabulary), _hidden(source, rest))
     if kind == "gpt":
@@ -279,8 +282,7 @@ def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: i
     found: dict[str, float] = {}
     for word in words.split("&"):
         key, _, text = word.partition("=")
-        if key not in kinds:
-            raise ConfigError(f"{source!r}: option {key!r} is not known", nearest(key, kinds))
+        _check_option(source, key)
         try:
             found[key] = kinds[key](text)
         except ValueError:
@@ -304,6 +306,18 @@ def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: i
     if not weight:
         raise ConfigError(f"{source!r}: weight = 0: the exit would learn nothing", "Write weight=1, or leave it out.")
     return ExitSizes(whole, at, weight)
+
+
+def _check_option(source: str, key: str) -> None:
+    """Raise ConfigError for an option that this model does not take: it names those that take it."""
+    kind = source.partition("?")[0].partition(":")[0]
+    takers = [name for name, options in OPTIONS.items() if key in options]
+    if takers and kind not in takers:
+        raise ConfigError(f"{source!r}: {kind} takes no {key}=", f"{key}= goes with {' or '.join(takers)} alone.")
+    if not takers:
+        known = OPTIONS.get(kind)
+        advice = nearest(key, known) if known else f"Leave it out: {kind} takes no options."
+        raise ConfigError(f"{source!r}: option {key!r} is not known", advice)
 
 
 def _expert(source: str, sized: TransformerSizes) -> TransformerSizes:

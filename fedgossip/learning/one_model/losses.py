@@ -132,10 +132,19 @@ def _wide(outputs: torch.Tensor) -> torch.Tensor:
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
-def not_finite(node: int, round: int, name: str, loss: float, lr: float) -> TrainingError:
-    """Return the error of a training with an infinite or NaN loss `name`, or update."""
+def not_finite(node: int, round: int, name: str, loss: float, lr: float, wrong: str = "") -> TrainingError:
+    """Return the error of a training with an infinite or NaN loss `name`, or update.
+
+    `wrong`: the first tensor of the first model, before any training, that is not finite; "" without one.
+    """
     what = f"the loss {name} is {loss}" if not math.isfinite(loss) else "the update is not finite"
-    return TrainingError(f"node {node}, round {round}: {what}", f"Use a smaller lr than {lr:g}, or clip_norm = 1.")
+    advice = f"Use a smaller lr than {lr:g}, or clip_norm = 1."
+    if not round:
+        advice += "  Or look at model.source, where the loss of the first model is no number either."
+    if wrong:
+        what = f"{what}: the first model is not finite, before any training, in {wrong}"
+        advice = "Look at model.source, or at the file that it begins from: no lr mends its first weights."
+    return TrainingError(f"node {node}, round {round}: {what}", advice)
 
 
 Watch = Callable[[torch.Tensor], AbstractContextManager[None]]
