@@ -293,7 +293,8 @@ def test_a_first_model_that_is_not_finite_is_named_and_no_rate_is_blamed(
         "import torch\ndef model(shape, classes):\n    made = torch.nn.Linear(shape[0], classes)\n"
         "    torch.nn.init.constant_(made.weight, float('nan'))\n    return made\n"
     )
-    (tmp_path / "e.toml").write_text(f'{RING}[data]\nsource = "digits"\n[model]\nsource = "wrong_start:model"\n')
+    more = '[data]\nsource = "digits"\n[train]\ndevice = "cpu"\n[model]\nsource = "wrong_start:model"\n'
+    (tmp_path / "e.toml").write_text(RING + more)
     said = in_process(["run", "e.toml", "--out", "out", "--no-report"], tmp_path, monkeypatch, capsys)
     assert said.code == 5 and "peer -1" not in said.err
     assert "round 0, the run: the loss of the first model is nan, its first wrong tensor weight\n" in said.err
