@@ -44,6 +44,7 @@ RENAMED: Mapping[str, str] = {
 ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "AllReduce": frozenset({"repeats", "stuck_ns"}),
     "Buffered": frozenset({"uninformed"}),
+    "Checkpoint": frozenset({"unsettled"}),
     "Coordinator": frozenset({"invited", "seen", "uninformed"}),
     "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
     "Meter": frozenset({"_away", "_left", "_of_jobs"}),
@@ -57,7 +58,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "Replicated": frozenset({"coded"}),
     "ServerManager": frozenset({"whole"}),
     "StatisticsByMedian": frozenset({"middle"}),
-    "Simulator": frozenset({"gone", "seat", "timeline"}),
+    "Simulator": frozenset({"_begun", "gone", "seat", "timeline"}),
     "WorkerSettings": frozenset({"fetch", "push"}),
     "Network": frozenset(
         {"_aside", "_kept", "_scored", "_several", "_untold", "at_clients", "best", "best_model", "ended_with"},

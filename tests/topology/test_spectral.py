@@ -417,7 +417,7 @@ def test_the_interval_of_an_estimated_trace_is_right_in_95_of_100_draws():
 def test_what_lanczos_cannot_see_is_called_unresolved(sparse_only, monkeypatch):
     """sqrt(gap) x steps <= 3: after 60 steps the Ritz value of a path of 2000 overstates its gap many times."""
     monkeypatch.setattr(eigen, "LANCZOS_STEPS", 60)
-    monkeypatch.setattr(spectrum, "WORK_LIMIT", 0)
+    monkeypatch.setattr("fedgossip.topology.spectra.spectrum.WORK_LIMIT", 0)
     found = forecast(build(f.tree(2000, 1)))  # a path, of which the tree knows no formula
     assert not found.resolved
     assert (found.lambda2, found.spectral_gap, found.slem, found.rounds_to_halve) == (None, None, None, None)

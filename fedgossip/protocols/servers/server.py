@@ -387,6 +387,8 @@ class ParameterServer:
         present = self.workers.present
         for number, clocks in self.shards.items():
             while (change := clocks.close(present, self.rate)) is not None:
+                if change.gradient is None:  # workers are ahead of this state, which lacks what they pushed
+                    effects.append(Report("step_without_gradients", change.clock, change.clock))
                 effects += self._make(number, change, now_ns)
         if self._changed:
             self._changed = False

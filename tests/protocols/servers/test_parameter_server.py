@@ -270,6 +270,15 @@ def test_a_server_whom_nobody_reaches_does_not_wait_for_ever(told: bool) -> None
     assert seconds == 300 and "no worker is left" in failure.text
 
 
+def test_a_clock_that_closes_without_gradients_is_reported() -> None:
+    """Workers that begin at clock 1 of a server whose shard is at clock 0: the step of clock 0 is lost."""
+    plan = compose.plan(load_experiment(quadratic(2, 1)))
+    server: Any = plan.machine(2, np.zeros(40, np.float32), "s")
+    server.handle(Started(), 0)
+    effects = [one for worker in (0, 1) for one in server.handle(Received(worker, ShardPull(0, 0, 1, 1)), 0)]
+    assert Report("step_without_gradients", 0, 0) in effects
+
+
 def _in_time(machine: Any, effects: list[Any], seconds: int) -> tuple[Any, float]:
     """What a machine ends with, and after how long, of which nobody hears a word more."""
     timers: dict[Any, int] = {}
