@@ -167,6 +167,13 @@ FOUND: dict[str, Content] = {
     "a trimmed mean of too small a cohort": {
         "coordinator": {"clients": 6, "cohort": 2, "algorithm": "trimmed-mean", "secure": {"on": False}},
     },
+    "steps of a personal method, and running statistics": {
+        "data": {"source": "digits"},
+        "model": {"source": "cnn:small-bn"},
+        "topology": {"graph": "ring", "n": 3},
+        "algorithm": {"personal": "pfedme"},
+        "train": {"device": "cpu", "lr": 0.05, "batch_size": 3, "local_steps": 1},
+    },
     "a personal method of a problem with a known answer": {
         "topology": {"graph": "ring", "n": 3},
         "algorithm": {"personal": "ditto"},

@@ -64,6 +64,13 @@ class Stepped(OfWholeModels):
     private = False
     stepped = True
 
+    def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        """All tensors.  Raises ConfigError for running statistics, which have no gradient."""
+        if statistics_in(segments):
+            text = "a personal method with steps of its own, and running statistics in what is sent"
+            raise ConfigError(text, "Take a model without them, or train.buffers = \"local\".")
+        return tuple(segments)
+
 
 @dataclass(frozen=True)
 class Apfl(Stepped):
