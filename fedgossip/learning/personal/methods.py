@@ -68,7 +68,7 @@ class Stepped(OfWholeModels):
         """All tensors.  Raises ConfigError for running statistics, which have no gradient."""
         if statistics_in(segments):
             text = "a personal method with steps of its own, and running statistics in what is sent"
-            raise ConfigError(text, "Take a model without them, or train.buffers = \"local\".")
+            raise ConfigError(text, 'Take a model without them, or train.buffers = "local".')
         return tuple(segments)
 
 
