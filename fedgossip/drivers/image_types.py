@@ -45,7 +45,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "AllReduce": frozenset({"repeats", "stuck_ns"}),
     "Buffered": frozenset({"uninformed"}),
     "Checkpoint": frozenset({"unsettled"}),
-    "Coordinator": frozenset({"invited", "seen", "uninformed"}),
+    "Coordinator": frozenset({"invited", "seen", "stopped", "uninformed"}),
     "CoordinatorSettings": frozenset({"below", "informs_uninvited"}),
     "Meter": frozenset({"_away", "_left", "_of_jobs"}),
     "NetworkRow": frozenset({"metrics"}),
