@@ -141,16 +141,8 @@ class Normalised:
 
 
 @dataclass(frozen=True)
-class Nova:
+class Nova(ServerSgd):
     """The server: x <- x + lr * tau_eff * mean d; tau_eff is the mean of the clients' effective steps."""
-
-    lr: float = 1.0
-
-    def start(self, x: Vector) -> ServerModel:
-        return ServerModel(x)
-
-    def broadcast(self, state: ServerModel) -> Vectors:
-        return (state.x,)
 
     def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
         return ServerModel(linear((1, state.x), (self.lr * aggregate.steps, aggregate.vectors[0])))
@@ -174,16 +166,10 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class GradientServer:
+class GradientServer(ServerSgd):
     """The server: x <- x - lr * mean gradient."""
 
     lr: float = 0.1
-
-    def start(self, x: Vector) -> ServerModel:
-        return ServerModel(x)
-
-    def broadcast(self, state: ServerModel) -> Vectors:
-        return (state.x,)
 
     def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
         return ServerModel(linear((1, state.x), (-self.lr, aggregate.vectors[0])))
