@@ -197,6 +197,20 @@ def restored(
         raise ResumeError(text, ADVICE) from None
 
 
+def contained(arrays: Mapping[str, Array], place: int, name: str) -> list[int]:
+    """Return which elements of a list, the attribute `name` of the object in this place, an image contains.
+
+    The others follow from the experiment.  Empty for data that are no such image, which `restored` refuses.
+    """
+    try:
+        start, nodes = msgspec.msgpack.decode(arrays["table"].tobytes())
+        fields = dict(nodes[number_in(nodes[number_in(start)][1][place])][1])
+        listed = nodes[number_in(fields[name])][1]
+        return [number for number, one in enumerate(listed) if nodes[number_in(one)][0] != "known"]
+    except (UnfitError, *_UNREADABLE):
+        return []
+
+
 _UNREADABLE = (
     msgspec.MsgspecError,
     ValueError,

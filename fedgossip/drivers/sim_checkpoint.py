@@ -11,7 +11,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,6 +22,7 @@ import msgspec
 from fedgossip.base import outside_files, signals
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ResumeError
+from fedgossip.core.machine import NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow
 from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE, ENGINE, ROWS
@@ -47,6 +48,15 @@ class SettlingRun(Protocol):
 
     def settle(self) -> None:
         """Bring all of it to its attributes, and to the record."""
+        ...
+
+
+@runtime_checkable
+class SeatedRun(Protocol):
+    """A run whose machines are made when they are needed."""
+
+    def occupy(self, nodes: Iterable[NodeId]) -> None:
+        """Make the machines of these nodes: an image has their attributes."""
         ...
 
 
@@ -79,6 +89,8 @@ class CheckpointedSimulation:
 
     def restore(self, arrays: Mapping[str, image_write.Array]) -> None:
         """Resume from the return value of `taken`.  Raises ResumeError."""
+        if isinstance(self.run, SeatedRun):
+            self.run.occupy(image_write.contained(arrays, 0, "machines"))
         (run, record), memory = image_write.restored(arrays, [self.run, self.record], self._known())
         try:
             for node in range(self.n):

@@ -339,7 +339,8 @@ def _simulator(
         there = [vectors.get(node) for node in range(plan.n)]
         return Results(there, simulator.counts, simulator.failures, simulator.payload, simulator.checkpoints)
 
-    return simulator, finish, {"script": script, "rebirth": rebirth, "seat": seat, "timeline": timeline}
+    made = {"script": script, "rebirth": rebirth, "seat": seat, "vacant": VACANT, "timeline": timeline}
+    return simulator, finish, made
 
 
 def _stacked(

@@ -14,7 +14,7 @@ A restarted peer is a new machine, of a higher incarnation, made from the newest
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -207,10 +207,15 @@ class Simulator:
                 else:
                     self._push(0, node, PeerJoined(other))
 
+    def occupy(self, nodes: Iterable[NodeId]) -> None:
+        """Make the machines of those of these nodes whose seats are vacant."""
+        for node in nodes:
+            if self.seat is not None and node < len(self.machines) and self.machines[node] is VACANT:
+                self.machines[node], self._meters[node] = self.seat(node), Meter(node)
+
     def _fill(self, node: NodeId) -> None:
         """Give a vacant seat its machine, with the links that it has had since the start."""
-        assert self.seat is not None
-        self.machines[node], self._meters[node] = self.seat(node), Meter(node)
+        self.occupy([node])
         self._handle(node, Started())
         for other in self.connections.known[node]:
             self._handle(node, PeerJoined(other))

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from resuming import from_the_middle
 
 from fedgossip import simulate
 from fedgossip.algorithms.sampling import ReportedLoss
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.core.records import NetworkRow
 from fedgossip.core.task import Job
-from fedgossip.drivers.sim_checkpoint import Pauses
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import task
 from fedgossip.plans import compose, tasks
@@ -168,23 +167,9 @@ def test_a_population_with_faults_has_all_its_seats_taken(seated: list[int]) -> 
     assert run.summary["events"]["crashed"] == 1
 
 
-def test_a_stopped_population_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_population_goes_on_bit_for_bit(tmp_path: Path) -> None:
     plan = compose.plan(load_experiment(crowd(secure={"on": False}, algorithm="scaffold")))
-    whole = simulate_plan(plan)
-    asked = Pauses.__call__
-    calls = iter(range(10**9))
-
-    def stopping(self: Pauses) -> None:
-        asked(self)
-        if next(calls) == 40:
-            raise KeyboardInterrupt
-
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Pauses, "__call__", stopping)
-        stopped = simulate_plan(plan, out=folder)
-    assert stopped.summary["status"] == "interrupted"
-    on = simulate_plan(plan, out=folder, resume=True)
+    whole, on = from_the_middle(plan, tmp_path, events=10)
     assert on.summary["status"] == "finished" and on.digest == whole.digest
 
 
