@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from over_sockets import run_over_sockets
+from resuming import from_the_middle
 from test_outer import Dyadic, workers
 
 from fedgossip import simulate
@@ -16,7 +17,6 @@ from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.records import NetworkRow, PeerRow
 from fedgossip.core.task import Segment
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.protocols.allreduce.worker_state import UNSENT
@@ -150,18 +150,8 @@ def test_a_worker_that_is_killed_again_and_again_stalls_nobody(delay: int) -> No
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_a_stopped_simulation_goes_on_bit_for_bit_with_what_was_not_sent(engine: str, tmp_path: Path) -> None:
     plan = compose.plan(load_experiment(cut(9, 4, codec="top-k:0.3")))
-    whole = simulate_plan(plan, engine=engine).digest
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(row: Any) -> None:
-        if isinstance(row, PeerRow) and row.round == 6:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        simulate_plan(plan, out=tmp_path / "run", watch=stop, engine=engine)
-    assert simulate_plan(plan, out=tmp_path / "run", resume=True, engine=engine).digest == whole
+    whole, again = from_the_middle(plan, tmp_path, engine)
+    assert again.digest == whole.digest and again.rows == whole.rows
 
 
 def test_a_checkpoint_holds_what_was_not_sent_and_a_next_life_goes_on_with_it() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from over_sockets import run_over_sockets
+from resuming import from_the_middle
 from test_allreduce import learning
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -19,7 +20,6 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, digest, frozen
 from fedgossip.core.records import PeerRow
 from fedgossip.core.task import Segment, segments_of
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.plans import compose
@@ -181,18 +181,8 @@ def test_survivors_and_one_that_comes_back_end_with_the_same_bits() -> None:
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_a_stopped_simulation_goes_on_bit_for_bit(engine: str, tmp_path: Path) -> None:
     plan = compose.plan(load_experiment(coded(rounds=5)))
-    whole = simulate_plan(plan, engine=engine).digest
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(row: Any) -> None:
-        if isinstance(row, PeerRow) and row.round == 3:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        simulate_plan(plan, out=tmp_path / "run", watch=stop, engine=engine)
-    assert simulate_plan(plan, out=tmp_path / "run", resume=True, engine=engine).digest == whole
+    whole, again = from_the_middle(plan, tmp_path, engine)
+    assert again.digest == whole.digest and again.rows == whole.rows
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, get_origin, get_type_hints
 import msgspec
 import pytest
 from random_experiments import UNDRAWN, Content, experiment
-from test_resumed_machines import copied_in_the_middle
+from resuming import halves
 
 from fedgossip import Run, run_local, simulate
 from fedgossip.algorithms.codecs.names import CODECS
@@ -30,7 +30,6 @@ from fedgossip.base.errors import ConfigError, FedgossipError
 from fedgossip.cli.run.run import show_plan
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow
 from fedgossip.core.run_format import CHECKPOINT
-from fedgossip.drivers import simulate as driver
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.reading import RUN_KINDS
@@ -101,13 +100,11 @@ def resumed(content: Content, engine: str, folder: Path) -> tuple[Run, Run] | No
     plan = compose.plan(load_experiment(content))
     if not plan.pausable:
         return None
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(driver, "Pauses", copied_in_the_middle(folder / "left", 0))
-        whole = simulate_plan(plan, engine=engine, out=folder / "run")
-    if not (folder / "left" / CHECKPOINT).exists():  # it was over before
+    whole, left = halves(plan, folder, engine)
+    if not (left / CHECKPOINT).exists():  # it was over before
         return None
     plan = compose.plan(load_experiment(content))
-    return whole, simulate_plan(plan, engine=engine, out=folder / "left", resume=True)
+    return whole, simulate_plan(plan, engine=engine, out=left, resume=True)
 
 
 def check(content: Content, folder: Path, stops: bool = True) -> str:

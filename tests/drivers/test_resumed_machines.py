@@ -6,22 +6,18 @@ No image is taken of a run with masks: `plan.pausable`.
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from resuming import from_the_middle
 
 from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS as FEDERATED
 from fedgossip.algorithms.gossip.names import METHODS as GOSSIP
-from fedgossip.core.run_format import CHECKPOINT
-from fedgossip.drivers import simulate
 from fedgossip.drivers.image_types import name_of
 from fedgossip.drivers.image_write import NOTHING, Reader, UnfitError
-from fedgossip.drivers.sim_checkpoint import Pauses
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.protocols.federated.aggregation_round import PlainRound
@@ -30,7 +26,7 @@ from fedgossip.protocols.federated.client_round import ClientPart, PlainPart, Se
 
 Content = dict[str, Any]
 
-ROUNDS, MIDDLE = 4, 2
+ROUNDS = 4
 
 NUMBERS = {"top-k": ":0.3", "random-k": ":0.3", "dgc": ":0.3", "qsgd": ":4"}
 """What codecs take behind their name, where they need it."""
@@ -101,28 +97,8 @@ def plan_of(name: str) -> compose.Plan:
     return compose.plan(load_experiment({"rounds": ROUNDS, "task": task, "seed": 3, **MACHINES[name]}))
 
 
-def copied_in_the_middle(to: Path, events: int) -> type[Pauses]:
-    """Return what copies the run directory, with an image in it, so many events after half of the rounds."""
-
-    class Once(Pauses):
-        seen = 0
-
-        def __call__(self) -> None:
-            self.seen += max(self.simulation.record.reached) >= MIDDLE
-            if self.seen == events + 1:
-                self.write()
-                assert self.folder is not None
-                shutil.copytree(self.folder, to)
-
-    return Once
-
-
-def goes_on(name: str, engine: str, events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(simulate, "Pauses", copied_in_the_middle(tmp_path / "left", events))
-        whole = simulate_plan(plan_of(name), engine=engine, out=tmp_path / "run")
-    assert (tmp_path / "left" / CHECKPOINT).exists()
-    again = simulate_plan(plan_of(name), engine=engine, out=tmp_path / "left", resume=True)
+def goes_on(name: str, engine: str, events: int, folder: Path) -> None:
+    whole, again = from_the_middle(plan_of(name), folder, engine, events)
     assert again.digest == whole.digest and again.rows == whole.rows
 
 
@@ -130,7 +106,7 @@ def goes_on(name: str, engine: str, events: int, tmp_path: Path, monkeypatch: py
 def test_a_run_goes_on_from_an_image_of_its_middle_bit_for_bit(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on(name, engine, 0, tmp_path, monkeypatch)
+    goes_on(name, engine, 0, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +116,7 @@ def test_a_run_goes_on_from_an_image_of_its_middle_bit_for_bit(
 def test_a_sum_that_is_half_made_goes_on_where_it_was(
     name: str, events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on(name, "sim", events, tmp_path, monkeypatch)
+    goes_on(name, "sim", events, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resuming import from_the_middle
 from test_allreduce import learning, quadratic
 
 from fedgossip import simulate
@@ -96,17 +97,8 @@ def test_a_server_that_is_killed_and_started_again_changes_no_bit(train: dict[st
 
 
 def test_a_stopped_simulation_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    class StoppedError(Exception):
-        pass
-
-    def stop(row: Any) -> None:
-        if isinstance(row, PeerRow) and row.round == 6 and row.peer == 3:
-            raise StoppedError
-
-    plan = compose.plan(load_experiment(mapreduce(quadratic(3))))
-    with pytest.raises(StoppedError):
-        simulate_plan(plan, out=tmp_path / "run", watch=stop)
-    assert model_of(simulate_plan(plan, out=tmp_path / "run", resume=True)) == model_of(simulate_plan(plan))
+    whole, again = from_the_middle(compose.plan(load_experiment(mapreduce(quadratic(3)))), tmp_path)
+    assert model_of(again) == model_of(whole)
 
 
 @pytest.mark.parametrize(

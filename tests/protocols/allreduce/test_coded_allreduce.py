@@ -13,6 +13,7 @@ import pytest
 from commands import Said, in_process
 from fuzz_casts import PEERS, SCENES, Scene, workers
 from over_sockets import run_over_sockets
+from resuming import from_the_middle
 from test_allreduce import learning, quadratic
 
 from fedgossip import simulate
@@ -22,7 +23,6 @@ from fedgossip.algorithms.codecs.senders import Memoryless
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.records import EventRow, PeerRow
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.parallel import shared_steps
@@ -125,18 +125,8 @@ def test_a_stopped_simulation_goes_on_bit_for_bit_with_what_was_left_out(
     codec: str, engine: str, tmp_path: Path
 ) -> None:
     plan = compose.plan(load_experiment(coded(codec)))
-    whole = simulate_plan(plan, engine=engine).digest
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(row: Any) -> None:
-        if isinstance(row, PeerRow) and row.round == 5:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        simulate_plan(plan, out=tmp_path / "run", watch=stop, engine=engine)
-    assert simulate_plan(plan, out=tmp_path / "run", resume=True, engine=engine).digest == whole
+    whole, again = from_the_middle(plan, tmp_path, engine)
+    assert again.digest == whole.digest and again.rows == whole.rows
 
 
 def test_a_checkpoint_holds_what_a_worker_left_out_and_a_next_life_goes_on_with_it() -> None:

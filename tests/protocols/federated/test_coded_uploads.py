@@ -10,6 +10,7 @@ import pytest
 from by_hand import reports
 from commands import Said, in_process
 from frozen import federated
+from resuming import from_the_middle
 
 from fedgossip import simulate
 from fedgossip.algorithms.codecs.base import VectorLayout
@@ -23,9 +24,8 @@ from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, PeerJoined, Received, Send, Started, Train, Trained
 from fedgossip.core.messages import CodedContribution, Contribution, Invite
-from fedgossip.core.records import NetworkRow, PeerRow
+from fedgossip.core.records import PeerRow
 from fedgossip.core.task import Segment
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.protocols.federated.client import Client, ClientSettings
@@ -102,18 +102,8 @@ def test_what_is_left_out_comes_later_and_without_that_the_end_is_elsewhere(
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_a_stopped_run_goes_on_bit_for_bit_with_what_its_clients_left_out(engine: str, tmp_path: Path) -> None:
     plan = compose.plan(load_experiment(federated(codec="top-k:0.3", cohort=5, **OPEN)))
-    whole = simulate_plan(plan, engine=engine).digest
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(row: Any) -> None:
-        if isinstance(row, NetworkRow) and row.round == 2:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        simulate_plan(plan, out=tmp_path / "run", watch=stop, engine=engine)
-    assert simulate_plan(plan, out=tmp_path / "run", resume=True, engine=engine).digest == whole
+    whole, again = from_the_middle(plan, tmp_path, engine)
+    assert again.digest == whole.digest and again.rows == whole.rows
 
 
 def test_whenever_the_coordinator_dies_the_bits_are_those_of_an_undisturbed_run() -> None:

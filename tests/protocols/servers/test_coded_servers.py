@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import server_seeds
+from resuming import from_the_middle
 from test_parameter_server import COPIED, quadratic
 
 from fedgossip import simulate
@@ -20,7 +21,6 @@ from fedgossip.base.vectors import Vector, digest, frozen
 from fedgossip.core.machine import PeerJoined, Received, Started
 from fedgossip.core.messages import CodedPulled, CodedPush, Pulled, ShardPush
 from fedgossip.core.records import PeerRow
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.parallel import shared_steps
@@ -148,18 +148,8 @@ def test_a_worker_that_comes_back_goes_on_with_what_it_had_left_out() -> None:
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_a_stopped_simulation_goes_on_bit_for_bit_with_what_was_left_out(engine: str, tmp_path: Path) -> None:
     plan = compose.plan(load_experiment(coded("dgc:0.1:1", server={"pull_codec": "bf16"})))
-    whole = simulate_plan(plan, engine=engine).digest
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(row: Any) -> None:
-        if isinstance(row, PeerRow) and row.round == 5:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        simulate_plan(plan, out=tmp_path / "run", watch=stop, engine=engine)
-    assert simulate_plan(plan, out=tmp_path / "run", resume=True, engine=engine).digest == whole
+    whole, again = from_the_middle(plan, tmp_path, engine)
+    assert again.digest == whole.digest and again.rows == whole.rows
 
 
 # --- what comes -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import server_seeds
 from fuzz_casts import SCENES, STRANGER, Scene, Sender, workers
 from over_sockets import run_over_sockets
+from resuming import from_the_middle
 from server_seeds import BASE, Counters
 
 from fedgossip import simulate
@@ -34,7 +35,6 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Expected, Leaving, ServerReady, ShardLost, ShardPull, ShardPush, Tenure, TenureTaken
 from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.core.task import Job, Update
-from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.host import Host, Ports
@@ -215,18 +215,8 @@ def test_a_worker_that_dies_is_left_out_and_one_that_comes_back_counts_again() -
 def test_a_stopped_simulation_goes_on_bit_for_bit(tmp_path: Any, staleness: Any) -> None:
     experiment = quadratic(3, server={"staleness": staleness}, simulation={"training_jitter": 1.0})
     plan = compose.plan(load_experiment(experiment))
-    whole = simulate_plan(plan).digest
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(row: Any) -> None:
-        if isinstance(row, PeerRow) and row.round == 5:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        simulate_plan(plan, out=tmp_path / "run", watch=stop)
-    assert simulate_plan(plan, out=tmp_path / "run", resume=True).digest == whole
+    whole, again = from_the_middle(plan, tmp_path)
+    assert again.digest == whole.digest and again.rows == whole.rows
 
 
 SLOW = {"classes": [{"nodes": "0", "slower": 10.0}]}
