@@ -244,6 +244,23 @@ def test_the_time_of_a_run_names_its_clocks(driver: str, words: str) -> None:
     assert dict(facts(summary))["time"] == words
 
 
+@pytest.mark.parametrize(("scale", "stated"), [("", True), ("&scale=standard", False)])
+def test_a_run_of_columns_of_unlike_scale_states_it_before_and_after(scale: str, stated: bool, tmp_path: Path) -> None:
+    rows = "".join(f"{k % 7},{k * 5000},{k % 2}\n" for k in range(60))
+    (tmp_path / "mine.csv").write_text("age,income,ill\n" + rows)
+    experiment = load_experiment({
+        "rounds": 1,
+        "data": {"source": f"csv:{tmp_path}/mine.csv?label=ill{scale}"},
+        "model": {"source": "softmax"},
+        "train": {"device": "cpu"},
+        "topology": {"graph": "ring", "n": 3},
+    })  # fmt: skip
+    _, before = compose.task_of_dry_run(experiment, 3)
+    run = fedgossip.simulate(experiment)
+    for notes in (before.notes, [text for name, text in facts(run.summary, run.rows) if name == "data"]):
+        assert any("unlike scale: 'age'" in note for note in notes) == stated
+
+
 def test_the_easiest_start_stands_first_among_starts() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert re.findall(r"fedgossip init ([\w-]+)", readme)[0] == next(iter(TEMPLATES)) == "own-loop"
