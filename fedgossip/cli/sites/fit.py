@@ -149,6 +149,7 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
     statistic = "t" if (d.of_family.disperses and d.errors != "robust") or d.errors == "quasi" else "z"
     lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
     lines += remarks(d.against, d.constant, found.silent)
+    lines += [f"{what}: {one.name}" for what, one in (("offset", d.offset), ("weights", d.weights)) if one]
     lines += _glm_tests(found)
     null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
     if d.family == "linear":

@@ -11,6 +11,7 @@
     cuts = [18, 65]             a number as one of the categories <18, 18-65, >=65
     merge = { other = ["C", "D"] }, rest = "other"      levels put together; all levels that are not named
     product = ["age", "sex=f"]              a column made of others of the plan: their product; 1 where sex is f
+    log = "days"                            the natural logarithm of another, which may be dropped: for an offset
     spline = "age", knots = [30, 50, 70], term = 1      a term of a restricted cubic spline of another
 
 They apply in this order; columns that are made, last.  The declarations of the plan are in its hash, and in that of the
@@ -75,6 +76,7 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     merge: dict[str, tuple[str, ...]] = {}
     rest: str = ""
     product: tuple[str, ...] = ()
+    log: str = ""
     spline: str = ""
     knots: tuple[float, ...] = ()
     term: int = 1
@@ -82,7 +84,7 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     @property
     def made_of(self) -> tuple[str, ...]:
         """The columns that it is made of; () for one of the file."""
-        return tuple(one.partition("=")[0] for one in self.product) or ((self.spline,) if self.spline else ())
+        return tuple(one.partition("=")[0] for one in self.product) or tuple(filter(None, [self.spline, self.log]))
 
     def made(self, cells: Sequence[str]) -> str:
         """Return the cell that follows from those of `made_of`, "" where one is missing.
@@ -92,11 +94,15 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if any(map(is_missing, cells)):
             return ""
         values = list[float]()
-        for cell, (_, named, level) in zip(cells, map(_level_of, self.product or (self.spline,)), strict=True):
+        for cell, (_, named, level) in zip(cells, map(_level_of, self.product or self.made_of), strict=True):
             value = float(class_name(cell) == class_name(level)) if named else number_in(cell)
             if value is None:
                 raise ValueError(f"{shown(cell)!r} is no number to make a column of")
             values.append(value)
+        if self.log and not values[0] > 0:
+            raise ValueError(f"{shown(cells[0])!r} has no logarithm")
+        if self.log:
+            return repr(math.log(values[0]))
         return repr(math.prod(values) if self.product else restricted_spline(values[0], self.knots, self.term))
 
     @property
@@ -260,8 +266,8 @@ def _check_made(where: str, d: DeclaredColumn) -> None:
     """Raise ConfigError for a column that cannot be made of others."""
     if d.product and not 2 <= len(d.product) <= 3:
         raise ConfigError(f"{where}: product = {list(d.product)}", "Name two or three columns, or WORDS=LEVEL.")
-    if d.product and d.spline:
-        raise ConfigError(f"{where}: product beside spline", "Make a column of one of them.")
+    if sum(map(bool, (d.product, d.spline, d.log))) > 1:
+        raise ConfigError(f"{where}: product, spline and log beside each other", "Make a column of one of them.")
     if (d.knots or d.term != 1) and not d.spline:
         raise ConfigError(f"{where}: knots or term without spline", 'Name the column:  spline = "age".')
     if d.spline and (list(d.knots) != sorted(set(d.knots)) or not 3 <= len(d.knots) <= 10):
@@ -269,10 +275,12 @@ def _check_made(where: str, d: DeclaredColumn) -> None:
     if d.spline and not (1 <= d.term <= len(d.knots) - 2 and all(map(math.isfinite, d.knots))):
         text = f"{where}: term = {d.term} of {len(d.knots)} knots"
         raise ConfigError(text, f"There are terms 1 to {len(d.knots) - 2}, each a column, beside the column itself.")
-    made = DeclaredColumn(unit=d.unit, low=d.low, high=d.high, product=d.product, spline=d.spline, knots=d.knots,
-                          term=d.term)  # fmt: skip
+    made = DeclaredColumn(unit=d.unit, low=d.low, high=d.high, product=d.product, log=d.log, spline=d.spline,
+                          knots=d.knots, term=d.term)  # fmt: skip
     if d.made_of and d != made:
-        raise ConfigError(f"{where}: rules of cells beside product or spline", "They are of the columns it is made of.")
+        raise ConfigError(
+            f"{where}: rules of cells beside product, spline or log", "They are of the columns it is made of."
+        )
 
 
 def _check_once(where: str, key: str, words: Mapping[str, Sequence[str]], missing: Sequence[str]) -> None:

@@ -249,7 +249,8 @@ def schema_of(
             raise ConfigError(f"{path}: no column {name!r}", nearest(name, heads))
     names = [name for name in heads if name not in dropped and name not in labels]
     for name, one in known.items():
-        if lost := [of for of in one.made_of if of not in names or known.get(of, DeclaredColumn()).made_of]:
+        kept = heads.keys() - {*labels} if one.log else names
+        if lost := [of for of in one.made_of if of not in kept or known.get(of, DeclaredColumn()).made_of]:
             text = f"data.columns: {name!r} is made of {lost[0]!r}, which is dropped, a label, or made itself"
             raise ConfigError(text, "Keep the columns that others are made of: a product stands beside its factors.")
     columns = [_column(table, name, heads[name], known.get(name, DeclaredColumn())) for name in names]

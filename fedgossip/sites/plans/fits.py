@@ -57,7 +57,17 @@ from fedgossip.sites.fits.families.names import FAMILIES
 from fedgossip.sites.fits.glm import glm, glm_result
 from fedgossip.sites.fits.glm.glm import scaled
 from fedgossip.sites.fits.glm.glm_result import SOURCE_OF, GlmFit, layer_of
-from fedgossip.sites.fits.glm.glm_sums import QUASI, ROBUST, GlmDesign, GlmLayout, GlmTask, SiteRecords, known_outcomes
+from fedgossip.sites.fits.glm.glm_sums import (
+    QUASI,
+    ROBUST,
+    GlmDesign,
+    GlmLayout,
+    GlmTask,
+    PriorColumn,
+    SiteRecords,
+    known_outcomes,
+    uneven_at,
+)
 from fedgossip.sites.fits.survival import survival_curves, survival_sums
 from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes, SurvivalTask
@@ -124,17 +134,37 @@ def family_of(source: str) -> str:
     return family
 
 
-def _errors_of(source: str) -> str:
-    """Return the errors that model.source names, "" for those of the family.  Raises ConfigError for other options."""
+def _glm_options(source: str) -> Mapping[str, str]:
+    """Return the options in model.source.  Raises ConfigError for unknown ones."""
     options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
-    errors = options.pop("errors", "")
-    if options or errors not in ("", ROBUST, QUASI):
-        advice = f"It has one option: errors={ROBUST} or errors={QUASI}."
+    if options.keys() - {"errors", "offset", "weights"} or options.get("errors", QUASI) not in (ROBUST, QUASI):
+        advice = f"It has the options errors={ROBUST} or errors={QUASI}, offset=COLUMN and weights=COLUMN."
         raise ConfigError(f"model.source = {source!r}: no such option", advice)
-    return errors
+    return options
 
 
-def _design(family: str, agreed: AgreedTable, errors: str) -> GlmDesign:
+def _prior_columns(source: str, options: Mapping[str, str], agreed: AgreedTable) -> dict[str, PriorColumn]:
+    """Return the columns of an offset and of weights by these words.  Raises ConfigError for unsuitable ones."""
+    found = dict[str, PriorColumn]()
+    numbers = {one.name: one for one in agreed.columns if not one.label and not one.categories}
+    for what in sorted({"offset", "weights"} & options.keys()):
+        if (name := options[what]) not in numbers:
+            text = f"model.source = {source!r}: {name!r} is no column of numbers"
+            advice = nearest(name, numbers) if numbers else "There is none."
+            raise ConfigError(text, f'{advice} The log of one: [data.columns.log_days] with log = "days".')
+        check_counted(agreed, [one for one in agreed.schema.features if one.name == name])
+        if (one := numbers[name]).missing != 0:
+            text = f"column {name!r}: empty in some records, and each has its own {what}"
+            raise ConfigError(text, 'Fill the cells, or set data.missing = "drop".')
+        place = agreed.encoding.features.index(name)
+        found[what] = PriorColumn(name, place, one.mean or 0.0)
+    if len({one.name for one in found.values()}) < len(found):
+        raise ConfigError(f"model.source = {source!r}: one column as offset and weights", "Name two.")
+    return found
+
+
+def _design(source: str, agreed: AgreedTable) -> GlmDesign:
+    family, options = family_of(source), _glm_options(source)
     labels = agreed.schema.labels
     if len(labels) > 1:
         raise ConfigError(f"glm:{family}: {len(labels)} label columns", "One model has one outcome: name one column.")
@@ -146,29 +176,42 @@ def _design(family: str, agreed: AgreedTable, errors: str) -> GlmDesign:
     if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
         text = f"glm:gamma: {labels[0].name!r} has few different values"
         raise ConfigError(text, "It is of times, costs, concentrations; of a few numbers take glm:poisson or ordinal.")
-    c = design_columns(agreed, f"glm:{family}")
+    prior = _prior_columns(source, options, agreed)
+    c = design_columns(agreed, f"glm:{family}", without=[one.name for one in prior.values()])
     return GlmDesign(
         family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,
         encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
-        agreed=agreed.digest, steps=SCORING if family == "gamma" else STEPS, errors=errors or msgspec.UNSET,
+        agreed=agreed.digest, steps=SCORING if family == "gamma" else STEPS,
+        errors=options.get("errors", msgspec.UNSET), **prior,
     )  # fmt: skip
 
 
 def _kinds(source: str) -> Sequence[str]:
-    _errors_of(source)
+    _glm_options(source)
     return (KIND_OF[family_of(source)],)
 
 
 def _layout(experiment: FederatedExperiment, agreed: AgreedTable) -> GlmLayout:
-    source = experiment.model.source
-    return GlmLayout(_design(family_of(source), agreed, _errors_of(source)))
+    return GlmLayout(_design(experiment.model.source, agreed))
 
 
 def _records(layout: GlmLayout, agreed: AgreedTable, file: TableFile) -> SiteRecords:
     found = read_for_fit(file, agreed, KIND_OF[layout.design.family])
-    y = known_outcomes(layout.design, found.y.reshape(len(found)).astype("f8"))
-    return SiteRecords(scaled(layout.design, found.x), y)
+    d = layout.design
+    y = known_outcomes(d, found.y.reshape(len(found)).astype("f8"))
+    if not d.prior:
+        return SiteRecords(scaled(d, found.x), y)
+    weights = found.x[:, d.weights.place] if d.weights else 1.0
+    if d.weights and (wrong := int((np.asarray(weights) <= 0).sum())):
+        text = f"column {d.weights.name!r}: weights of 0 or below, in {wrong} records"
+        raise ConfigError(text, "A weight is a number above 0: correct it, or leave the row out.")
+    offset = found.x[:, d.offset.place] if d.offset else 0.0
+    site = SiteRecords(scaled(d, found.x), y, offset, weights)
+    if reason := uneven_at(d, site, np.zeros(site.x.shape[1]), 0.0, agreed.suppress):
+        text = f"{' and '.join(one.name for one in d.prior)}: {reason}, as a few outweigh them"
+        raise ConfigError(text, "It takes no part: are the numbers in the same unit at all sites?")
+    return site
 
 
 def _fit(layout: GlmLayout, agreed: AgreedTable, vector: Vector, least: int) -> GlmFit | None:
@@ -180,8 +223,12 @@ def _model(layout: GlmLayout, agreed: AgreedTable, vector: Vector) -> WholeModel
     fit = _fit(layout, agreed, vector, 1)
     if fit is None or not fit.converged:
         return None
-    family = fit.design.family
-    return layer_model(fit.design, SOURCE_OF[family], layer_of(family, np.array(fit.eta)), agreed)
+    d, eta = fit.design, np.array(fit.eta)
+    if d.offset:  # one more column, of the coefficient 1
+        mean, deviation = (one[d.offset.place] for one in agreed.scale)
+        eta = np.array([eta[0] + mean, *eta[1:], deviation])
+        d = msgspec.structs.replace(d, places=(*d.places, d.offset.place))
+    return layer_model(d, SOURCE_OF[d.family], layer_of(d.family, eta), agreed)
 
 
 GLM_RUN = SumsRun(

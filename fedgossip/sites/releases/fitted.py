@@ -73,6 +73,11 @@ def _of_glm(fit: GlmFit) -> list[Markup | None]:
         _estimates(fit.coefficients, RATIO.get(d.family)),
         _of_ratios(fit.coefficients, RATIO[d.family]) if d.family in RATIO else None,
         _remarks(d.against, fit.silent),
+        paragraph(
+            "  ".join(f"{what}: {one.name}." for what, one in (("Offset", d.offset), ("Weights", d.weights)) if one)
+        )
+        if d.prior
+        else None,
         _tests(fit),
     ]
 

@@ -7,6 +7,7 @@
     gamma     h = exp(eta), V(mu) = mu^2, so w = 1;  of the others V(mu) = h'(eta): their links are canonical
 
 g, A and the deviance are sums over records, so sums over sites give every step that all records in one place would.
+With an offset o eta = X b + o; with weights v each record counts v times in every sum, and its variance is V(mu) / v.
 A step that increases the deviance is halved.  Where A is singular, in units of its diagonal, a ridge is added to it:
 the steps then end where g is zero, at one of the equally good fits.
 
@@ -152,33 +153,52 @@ class PointSums:
     """A [p + 1, p + 1]."""
 
 
-def _predictor(family: ExponentialFamily, x: Values, point: Values) -> Values:
-    return np.clip(x @ point, -STEEPEST, STEEPEST) if family.name != "linear" else np.asarray(x @ point)
+Prior = Values | float
+"""A number of each record, [m], or the same one of all."""
 
 
-def influences(family: ExponentialFamily, x: Values, point: Values) -> Values:
+def _predictor(family: ExponentialFamily, x: Values, point: Values, offset: Prior) -> Values:
+    eta = np.asarray(x @ point + offset)
+    return eta if family.name == "linear" else np.clip(eta, -STEEPEST, STEEPEST)
+
+
+def influences(
+    family: ExponentialFamily, x: Values, point: Values, offset: Prior = 0.0, weights: Prior = 1.0
+) -> Values:
     """Return how much each record x [m, p + 1] counts in the sums at b = `point`."""
-    return family.influence(_predictor(family, x, point))
+    return np.asarray(weights * family.influence(_predictor(family, x, point, offset)))
 
 
-def residuals(family: ExponentialFamily, x: Values, y: Values, point: Values) -> tuple[Values, Values]:
-    """Return the residual of each record in g, and (y - mu)^2 / V(mu), whose sum is Pearson's X^2."""
-    eta = _predictor(family, x, point)
-    return family.residual(y, eta), (y - family.mean(eta)) ** 2 / family.variance(eta)
+def residuals(
+    family: ExponentialFamily, x: Values, y: Values, point: Values, offset: Prior = 0.0, weights: Prior = 1.0
+) -> tuple[Values, Values]:
+    """Return the residual of each record in g, and (y - mu)^2 / V(mu), whose weighted sum is Pearson's X^2."""
+    eta = _predictor(family, x, point, offset)
+    squares = (y - family.mean(eta)) ** 2 / family.variance(eta)
+    return np.asarray(weights * family.residual(y, eta)), np.asarray(weights * squares)
 
 
-def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) -> PointSums:
+def site_sums(
+    family: ExponentialFamily, x: Values, y: Values, point: Values, offset: Prior = 0.0, weights: Prior = 1.0
+) -> PointSums:
     """Return the sums of one site's records, x [m, p + 1] with its ones, y [m], at b = `point`."""
-    eta = _predictor(family, x, point)
-    weighted = x * family.weight(eta)[:, None]
+    eta = _predictor(family, x, point, offset)
+    weighted = x * (weights * family.weight(eta))[:, None]
     return PointSums(
         1,
         len(y),
-        math.fsum(family.deviance(y, eta)),
-        math.fsum(family.least(y)),
-        x.T @ family.residual(y, eta),
+        math.fsum(weights * family.deviance(y, eta)),
+        math.fsum(weights * family.least(y)),
+        x.T @ (weights * family.residual(y, eta)),
         x.T @ weighted,
     )
+
+
+def mean_sums(family: ExponentialFamily, y: Values, offset: Prior, weights: Prior) -> tuple[float, float]:
+    """Return two sums whose quotient is h(b) of the best fit without columns; of a logistic one, of no offset."""
+    exposed = {"poisson": np.exp(offset)}.get(family.name, 1.0)
+    counted = {"linear": y - offset, "gamma": y * np.exp(-np.asarray(offset))}.get(family.name, y)
+    return math.fsum(weights * counted), math.fsum(np.broadcast_to(weights * exposed, y.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,9 +227,12 @@ class Newton:
         return self.point if self.converged else self.best
 
 
-def start(family: ExponentialFamily, records: int, total: float, columns: int) -> Newton:
-    """Return the first point, of the mean alone.  Raises TrainingError where all outcomes are equal."""
-    mean = total / records
+def start(family: ExponentialFamily, records: int, total: float, columns: int, exposed: float | None = None) -> Newton:
+    """Return the first point, of the mean alone: `total` over `exposed`, by default the number of records.
+
+    Raises TrainingError where all outcomes are equal.
+    """
+    mean = total / (records if exposed is None else exposed)
     if family.name != "linear" and (mean <= 0 or (family.name == "logistic" and mean >= 1)):
         text = f"all {records} records have the same outcome"
         raise TrainingError(text, "There is nothing to tell them apart by: look at the label.")

@@ -156,6 +156,8 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     of_t = (disperses and not layout.robust) or design.errors == QUASI
     found = [coefficient(*one, free if of_t else None) for one in zip(names, estimates, errors, strict=True)]
     first = state.first if state.first is not None and state.first.records == sums.records else None
+    if design.offset and design.family == "logistic":  # its first point is that of no offset, not the mean alone
+        first = None
     ratio = _ratio(design, first, sums)
     tests = () if few else _tests(design, estimates, spread, free if of_t else None, ratio)
     return GlmFit(
@@ -211,6 +213,10 @@ def _tests(
 def _few_share(layout: GlmLayout, vector: Vector, first: PointSums | None, suppress: int) -> bool:
     if first is None:
         return False
+    if (shared := layout.shared(vector)) is not None:
+        squares, sums, products = shared
+        binary = counted_outcomes(layout.design.family, first.records, squares, products[0], sums)
+        return few_share(layout.design, products, first.records, suppress, binary)
     products = first.information * (first.records / first.information[0, 0])
     mean = float(layout.design.of_family.mean(np.array(layout.first_point(vector))))
     outcomes = _outcomes(layout.design.family, first, mean, products[0], first.gradient + mean * products[0])
@@ -369,6 +375,8 @@ def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
     chosen = features[:, list(fit.design.places)]
     x = np.concatenate([np.ones((len(chosen), 1)), chosen], axis=1)
     eta = x @ np.array([one.estimate for one in fit.coefficients])
+    if fit.design.offset:
+        eta = eta + features[:, fit.design.offset.place]
     variance = variance_of(fit.covariance, x)
     reach = reach_of(fit.free if family.disperses or fit.design.errors == QUASI else None)
     low, high = (eta + side * reach * np.sqrt(variance) for side in (-1, 1))

@@ -1,6 +1,7 @@
 """The numbers by which sites fit a generalised linear model: whole, so that their sum is exact and is all that is seen.
 
-    first round       records, and the sum of their outcomes: the first point follows
+    first round       records, and the sum of their outcomes: the first point follows; with an offset or weights both as
+                      `mean_sums`, and the sums of y^2, of x y and of x x' that count who shares a category
     further rounds    deviance, g and A at the point that follows from all rounds before, see `glm`
     last round        of counts, of gamma, and with other errors: Pearson's X^2 at the last point; with robust ones the
                       sum of r^2 x x' too, r the residuals of g
@@ -34,8 +35,10 @@ from fedgossip.sites.fits.glm.glm import (
     ExponentialFamily,
     Newton,
     PointSums,
+    Prior,
     Values,
     influences,
+    mean_sums,
     moved,
     residuals,
     site_sums,
@@ -50,6 +53,15 @@ LARGEST = 90
 """Bits of the largest number of one record."""
 RECORDS = 1 << 31
 """Maximum number of records of a site."""
+
+
+class PriorColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column that is no coefficient's: an offset, or weights."""
+
+    name: str
+    place: int
+    """Among the features of a table."""
+    mean: float
 
 
 class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,6 +93,8 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     steps: int
     errors: str | msgspec.UnsetType = msgspec.UNSET
     """ROBUST or QUASI; unset: those of the family."""
+    offset: PriorColumn | msgspec.UnsetType = msgspec.UNSET
+    weights: PriorColumn | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def digest(self) -> str:
@@ -90,6 +104,16 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def of_family(self) -> ExponentialFamily:
         return FAMILIES[self.family]
 
+    @property
+    def prior(self) -> tuple[PriorColumn, ...]:
+        """The offset and the weights, where there are any."""
+        return tuple(one for one in (self.offset, self.weights) if one)
+
+    @property
+    def typical(self) -> tuple[float, float]:
+        """Mean offset and mean weight over all sites."""
+        return self.offset.mean if self.offset else 0.0, self.weights.mean if self.weights else 1.0
+
 
 @dataclass(frozen=True, eq=False)
 class SiteRecords:
@@ -97,6 +121,8 @@ class SiteRecords:
 
     x: Values
     y: Values
+    offset: Prior = 0.0
+    weights: Prior = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,8 +156,10 @@ class GlmLayout:
         """Sums over all sites that the coordinator sees, in words."""
         text = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
         squares = f", and {len(self._upper[0])} of products of columns by squared residuals" if self.robust else ""
+        counts = f"; of its squares, {self.width} of columns by it, {len(self._upper[0])} of products of columns"
+        prior = "".join(f", {one.name}" for one in self.design.prior)
         return (
-            f"first the number of records, and the sum of {self.design.outcome}",
+            f"first the number of records, and the sum of {self.design.outcome}{prior}{counts * bool(prior)}",
             f"then, in each of at most {self.design.steps} steps, {text}",
             *([f"at last the sum of squared residuals in units of their variance{squares}"] if self.has_last else []),
         )
@@ -141,7 +169,12 @@ class GlmLayout:
         real = RECORDS << LARGEST + SHIFT
         one = (1, RECORDS, real, real, *(real,) * (self.width + len(self._upper[0])))
         last = (1, RECORDS, real, *(real,) * (len(self._upper[0]) * self.robust)) if self.has_last else ()
-        return ExactSums((1, RECORDS, real, *one * self.design.steps, *last), layout=self.design.digest)
+        first = 1, RECORDS, *(real,) * (self._first - 2)
+        return ExactSums((*first, *one * self.design.steps, *last), layout=self.design.digest)
+
+    @property
+    def _first(self) -> int:
+        return 3 + (2 + self.width + len(self._upper[0])) * bool(self.design.prior)
 
     @property
     def _each(self) -> int:
@@ -157,8 +190,8 @@ class GlmLayout:
     def of_round(self, round: int) -> slice:
         """Return the places of the numbers of a round."""
         if round > self.design.steps:
-            return slice(3 + self.design.steps * self._each, len(self.exact.bounds))
-        return slice(0, 3) if round == 0 else slice(3 + (round - 1) * self._each, 3 + round * self._each)
+            return slice(self._first + self.design.steps * self._each, len(self.exact.bounds))
+        return slice(self._first + (round - 1) * self._each if round else 0, self._first + round * self._each)
 
     @cached_property
     def counts(self) -> npt.NDArray[np.bool_]:
@@ -166,14 +199,32 @@ class GlmLayout:
         diagonal = self._upper[0] == self._upper[1]
         one = np.concatenate([[True, True, True, False], np.zeros(self.width, bool), diagonal])
         last = [True, True, True, *diagonal.tolist() * self.robust] if self.has_last else []
-        return np.concatenate([[True, True, False], np.tile(one, self.design.steps), np.array(last, bool)])
+        more = [True, True, *np.zeros(self.width, bool), *diagonal] if self.design.prior else []
+        first = np.array([True, True, False, *more])
+        return np.concatenate([first, np.tile(one, self.design.steps), np.array(last, bool)])
 
     def first_point(self, pooled: Vector) -> float:
         """Return eta of the first point, of the mean alone.  Raises TrainingError as `reached`."""
         words = words_in(pooled[: self.of_round(0).stop * self.exact.width])
         assert words is not None, "`reached` has looked"
-        _, records, total = integers_of(words)
-        return float(start(self.design.of_family, records, real_of(total), 0).point[0])
+        return float(self._started(integers_of(words), 0).point[0])
+
+    def _started(self, numbers: list[int], columns: int) -> Newton:
+        exposed = real_of(numbers[3]) if self.design.prior else None
+        found = start(self.design.of_family, numbers[1], real_of(numbers[2]), columns, exposed)
+        if self.design.family == "logistic":  # of which no sum gives the best fit without columns beside an offset
+            found.point[0] -= self.design.typical[0]
+        return found
+
+    def shared(self, pooled: Vector) -> tuple[float, Values, Values] | None:
+        """Return the sums of y^2, of x y [p + 1] and of x x', by which `few_share` counts; None without a prior."""
+        words = words_in(pooled)
+        if not self.design.prior or words is None:
+            return None
+        squares, *others = map(real_of, integers_of(words)[4 : self._first])
+        products = np.zeros((self.width, self.width))
+        products[self._upper] = products.T[self._upper] = others[self.width :]
+        return squares, np.array(others[: self.width]), products
 
     def site(self, records: SiteRecords, round: int, state: Newton | None) -> Vector:
         """Return a site's sums of a round at the state's point.
@@ -181,17 +232,26 @@ class GlmLayout:
         Raises ConfigError for a record that is too far from all others.
         """
         if round == 0:
-            return self.vector(0, [1, len(records.y), whole_of(float(np.sum(records.y)))])
+            return self.vector(0, [1, len(records.y), *map(whole_of, self._first_sums(records))])
         if state is None:
             return self.vector(round, [])
         if round > self.design.steps:
             return self._last_sums(records, state.last)
-        found = site_sums(self.design.of_family, records.x, records.y, state.point)
+        prior = records.offset, records.weights
+        found = site_sums(self.design.of_family, records.x, records.y, state.point, *prior)
         reals = [found.deviance, found.least, *found.gradient.tolist(), *found.information[self._upper].tolist()]
         return self.vector(round, [1, found.records, *map(whole_of, reals)])
 
+    def _first_sums(self, records: SiteRecords) -> list[float]:
+        x, y = records.x, records.y
+        if not self.design.prior:
+            return [float(np.sum(y))]
+        means = mean_sums(self.design.of_family, y, records.offset, records.weights)
+        return [*means, math.fsum(y * y), *(y @ x).tolist(), *(x.T @ x)[self._upper].tolist()]
+
     def _last_sums(self, records: SiteRecords, point: Values) -> Vector:
-        residual, squares = residuals(self.design.of_family, records.x, records.y, point)
+        prior = records.offset, records.weights
+        residual, squares = residuals(self.design.of_family, records.x, records.y, point, *prior)
         meat = records.x.T @ (records.x * (residual**2)[:, None])
         reals = [math.fsum(squares), *meat[self._upper].tolist() * self.robust]
         return self.vector(self.design.steps + 1, [1, len(residual), *map(whole_of, reals)])
@@ -221,13 +281,11 @@ class GlmLayout:
         if words is None or words.size != self.exact.length:
             raise ConfigError("what came holds no sums of a fit", "Were all started with the same experiment file?")
         numbers = integers_of(words)
-        _, records, total = numbers[:3]
-        if not records:
+        if not numbers[1]:
             return None
-        state = start(self.design.of_family, records, real_of(total), self.width - 1)
+        state = self._started(numbers, self.width - 1)
         for number in range(min(rounds - 1, self.design.steps)):
-            begin = 3 + number * self._each
-            sums = self._sums(numbers[begin : begin + self._each])
+            sums = self._sums(numbers[self.of_round(number + 1)])
             if sums.records:
                 state = moved(state, sums)
         return state
@@ -308,9 +366,13 @@ class GlmTask(PooledSumsTask):
             return ""
         if not np.isfinite(state.point).all():
             return "its sums lead to no point"
-        site, design = self._sites[node], self.layout.design
-        point = state.last if round > design.steps else state.point
-        weights = influences(design.of_family, site.x, point)
-        unit = float(design.of_family.influence(np.array([self.layout.first_point(model)]))[0])
-        named = zip(("(intercept)", *design.columns), site.x.T, strict=True)
-        return too_few(weights, unit, list(named), self._suppress)
+        point = state.last if round > self.layout.design.steps else state.point
+        return uneven_at(self.layout.design, self._sites[node], point, self.layout.first_point(model), self._suppress)
+
+
+def uneven_at(d: GlmDesign, site: SiteRecords, point: Values, first: float, least: int) -> str:
+    """Return, as `too_few`, why sums at a point tell of few of a site's records; `first`: eta of the first one."""
+    offset, weight = d.typical
+    unit = float(influences(d.of_family, np.ones((1, 1)), np.array([first]), offset, weight)[0])
+    weights = influences(d.of_family, site.x, point, site.offset, site.weights)
+    return too_few(weights, unit, list(zip(("(intercept)", *d.columns), site.x.T, strict=True)), least)
