@@ -5,9 +5,8 @@
     transcript.received(client, frame)              after the step has taken it: a refused frame belongs in the log
     transcript.close()                              or close(reason) for a round that was given up
 
-`records` documents the stored parts of a frame, and why no share is stored; `verify_round` documents the checks.
-
-The frames of a transcript: each has a valid signature, and no participant contradicts itself.
+`Round` reads one again: each frame has a valid signature, and no participant contradicts itself.  `records`
+documents the stored parts of a frame, and why no share is stored; `verify_round` documents the checks.
 """
 
 from __future__ import annotations

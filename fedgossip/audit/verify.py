@@ -1,19 +1,17 @@
-"""Offline checks of logs: one against its signatures, and two participants' against each other.
+"""Offline checks of logs, one against its signatures and two participants' against each other; and exports of a log.
 
-A changed byte is found and named by its line; so are entries that are cut out, put in, repeated or moved.
-
+**One log.**  A changed byte is found and named by its line; so are entries that are cut out, put in, repeated or moved.
 The file cannot show that its end was cut off at some entry, or that an older copy was put back.  A published hash of a
 later entry (`head`) detects that, and so does the log of a receiving partner (compare.py).  Nor can it show that the
 participant omitted entries, or wrote another log from the beginning: its key signs that too.
 
-Export of a log for readers: a cover of facts, then every entry, as CSV or JSON.
+**Two logs.**  Every message that one participant records as sent, the other must record as received, by session, stage,
+size and hash; and the other way round.  Both files may be sound and still differ: then one of them is untrue, or
+something was lost on its way; the two files cannot show which.  A client need not record what it received: then that
+direction is not compared.
 
-Nothing secret can be in it: entries hold names, numbers and hashes, and take no bytes.
-
-Every message that one participant records as sent, the other must record as received, by session, stage, size and hash;
-and the other way round.  Both files may be sound and still differ: then one of them is untrue, or something was lost on
-its way; the two files cannot show which.  A client need not record what it received: then that direction is not
-compared.
+**Export.**  A cover of facts, then every entry, as CSV or JSON.  Nothing secret can be in it: entries hold names,
+numbers and hashes, and take no bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The errors that fedgossip raises on purpose.  The message names the fault and its place, the advice the next step.
 
-Optional libraries: each is in one of the project's extras, and its absence is reported in one way.
+An optional library is in one of the project's extras; `needed` reports its absence in one way.
 """
 
 from __future__ import annotations

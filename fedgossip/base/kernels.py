@@ -1,6 +1,6 @@
 """Tuning of a process before torch is imported: its kernels, memory and imports.
 
-Selection of torch's kernels.  Its libraries read the environment once, at their first computation.
+Torch's libraries read the environment once, at their first computation; `prefer` sets their kernels before that:
 
     reproducible   MKL_CBWR=AUTO: a product has the same bits whatever it shares a call with.  The default,
                    since an update depends on its job alone; without it MKL rounds some odd shapes differently in a

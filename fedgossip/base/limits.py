@@ -1,11 +1,10 @@
 """Allowed values of a key, declared with the key: checks enforce them, and the reference prints them.
 
-lr: Annotated[float, Within(ABOVE_0)] = 0.1
-optimizer: Annotated[str, OneOf(("sgd", "adam"))] = "sgd"
+    lr: Annotated[float, Within(ABOVE_0)] = 0.1
+    optimizer: Annotated[str, OneOf(("sgd", "adam"))] = "sgd"
 
-Checks, before the call, that the signature of a user's function accepts its arguments.
-
-Selection of a table's entry by name, with options that are the parameters of its factory.
+A name with options is such a value too: `chosen` selects the entry of a table, whose options are the parameters of its
+factory; and before a user's function is called, its signature is checked against its arguments.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Files and folders of a run, readable by their owner only: rows, models and traces reveal information on the data.
 
-Marks on them: what a command reads as its user's own because of where it lies (a key, a policy, the folder of an
+**Marks.**  What a command reads as its user's own because of where it lies (a key, a policy, the folder of an
 invite) bears a mark that this user's commands alone can write, for anybody can put a file of that name into a folder.
 
     ~/.local/state/fedgossip/keys/marks    the secret of the marks; $XDG_STATE_HOME where that is set
     "# mark: HEX" in a key or a policy     of the key pair; of the path, as people edit a policy
     FOLDER/owner.mark                      of the folder's path
 
-Locks on open files: one process holds a lock at a time; the system releases it at the end of the process.
-
-By flock on Linux and macOS; on Windows by a lock on one byte far beyond the end (untested).
+**Locks.**  One process holds the lock of an open file at a time; the system releases it at the end of the process.  By
+flock on Linux and macOS; on Windows by a lock on one byte far beyond the end (untested).
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 Names, reasons and messages may be strangers' words.  All commands print by these functions; a test checks that.
 
-Standard output and error of a command, which no reader, encoding or closed terminal can end.
-
-A reader that has left (`| head`), a closed terminal and a stream that was never open take no more output: later output
-is lost, and the command goes on.  A letter that the encoding lacks is written as one that it has.  A full disk raises
-an error as before: its reader wants the output.
+No reader, encoding or closed terminal ends a command.  After a reader has left (`| head`), a terminal has closed, or
+where a stream was never open, later output is lost, and the command goes on.  A letter that the encoding lacks is
+written as one that it has.  A full disk raises an error as before: its reader wants the output.
 """
 
 from __future__ import annotations

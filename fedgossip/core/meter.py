@@ -1,6 +1,6 @@
 """The costs of a round at one peer: drivers feed a `Meter`, which returns a row of the record for each round.
 
-Intervals of time, and the length of their union: simultaneous work is counted once.
+Times are lengths of unions of intervals: simultaneous work is counted once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Metrics over the rounds of all peers: drivers feed a `Network`, which returns rows of the record.
-
-Interface of models of all simulated nodes that stay on the training device between rounds.
-"""
+"""Metrics over the rounds of all peers: drivers feed a `Network`, which returns rows of the record."""
 
 from __future__ import annotations
 

@@ -14,8 +14,6 @@ and a driver calls only methods of these protocols:
     StackedTask     all nodes at once, from the rows of one array into another
     ReportingTask   reports on deviations of its training
     IdleTask        no training: rounds only mix
-
-A model with everything needed to use it without its run.
 """
 
 from __future__ import annotations

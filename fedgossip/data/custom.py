@@ -3,16 +3,15 @@
 This is the only place that imports by a name out of a file; `importing_nothing` blocks it while a file is read that no
 user has approved for execution.
 
-Which values name a user's own code, derived from the declarations, so that no key can be forgotten.
-
-A key that may name a function declares so in its type:
+The values that name code are derived from the declarations of the keys, so that none is forgotten.  A key that may name
+a function declares so in its type:
 
     source: Annotated[str, NamesCode(KINDS.__contains__)] = "digits"
 
 Its value names code where it has the form "module:function" and the word before the colon is no built-in one.  The
 value alone decides, and nothing beside it in the same file: the sender of a file wrote all of it.
 
-The user's own code of an experiment, as text: the modules that it names, and those that they import.
+`codes_of` collects the text of the named modules, and of those that they import.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Tables in the files of other programs: workbooks of Excel, and data of SPSS, Stata and SAS.
+"""Tables in files of other programs: Excel, SPSS, Stata, SAS, and the answer to a query of a SQLite database.
 
     excel:ward.xlsx?label=ill&sheet=Data        one sheet, its first row with cells names the columns; by openpyxl
     spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat (or .xpt)        by pyreadstat
 
 Nothing in a file is executed: of a formula the stored value is read.
-
-Tables as the answer to a query of a SQLite database.
 
     sql:hospital.db?query=cohort.sql&label=ill
 

@@ -1,10 +1,10 @@
-"""Partitions: which examples belong to which peer.
+"""Partitions: which examples belong to which peer; and local data, where each peer reads a file of its own.
 
     partition("dirichlet", labels, 16, seed=1, alpha=0.1)  ->  16 ascending, disjoint index arrays
 
 Every kind gives every example to exactly one peer, and every peer at least one example.
 
-Local data: every peer reads a file of its own, which `{peer}` in the source names.
+Local data are named by `{peer}` in the source, or by a function of the user's own:
 
     data.source = "csv:site-{peer}.csv?label=kind"        peer 3 reads site-3.csv, and no other peer's file
     data.partition = { kind = "own" }

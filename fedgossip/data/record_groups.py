@@ -1,6 +1,6 @@
-"""Groups of records by a column of the sites' own tables: women and men, wards, scanners.
+"""Groups of a site's records by a column of its table (women and men, wards, scanners), and a digest of the records.
 
-A digest of a site's own records, by which a ledger recognises them under another name or path.
+A ledger recognises the records by the digest under another name or path.
 """
 
 from __future__ import annotations

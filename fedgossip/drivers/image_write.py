@@ -3,15 +3,10 @@
 An image is taken between two instants, and is restored into a simulation newly made from the same experiment.  The
 image contains neither callables nor anything that follows from the experiment alone (the graph, the task, the fault
 script): the new simulation keeps its own.  It contains no cached properties either: they follow from the other
-attributes of their object and are computed again; none holds state.  Types are checked: an attribute takes its declared
-type, and an object without one takes the class of its counterpart.  An object with two references is one object again
-afterwards.  Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name in the
-image.
-
-Restores objects from an image: each value is read as the type that its place admits, or refused.
-
-A place is an attribute, or an element of its value.  Its type is the declared one; without a declaration, the class of
-its counterpart in a simulation newly made from the same experiment.
+attributes of their object and are computed again; none holds state.  Types are checked: a value is read as the declared
+type of its place (an attribute, or an element of one's value), without a declaration as the class of its counterpart,
+or is refused.  An object with two references is one object again afterwards.  Attributes are set; nothing is called,
+imported or unpickled, and no class is looked up by a name in the image.
 """
 
 from __future__ import annotations

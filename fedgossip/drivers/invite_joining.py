@@ -1,4 +1,6 @@
-"""The work of `fedgossip join`: sends requests with an invite, and stores the replies as the files of a member.
+"""The work of `fedgossip join` and `fedgossip host`, and the description of a proposed run for a person.
+
+`join` sends requests with an invite, and stores the replies as the files of a member.
 
     FOLDER/MARK/owner.mark       the mark of the user whose commands made the folder
     FOLDER/MARK/peer.key         this member's keys, made here
@@ -10,8 +12,8 @@
 
 MARK is the invite's name: a second request with it from the same folder is from the same member.
 
-The work of `fedgossip host`: keeps the organiser's keys and invite in a folder and admits people until a run begins;
-then it is an ordinary member, and its invite server goes on beside it for returning and late members.
+`host` keeps the organiser's keys and invite in a folder and admits people until a run begins; then it is an ordinary
+member, and its invite server goes on beside it for returning and late members.
 
     FOLDER/organiser.key        signs admissions; its public half is in every invite
     FOLDER/NAME/invite.json     the invite's secret, expiry and admissions: the state that survives a restart
@@ -19,9 +21,8 @@ then it is an ordinary member, and its invite server goes on beside it for retur
     FOLDER/NAME/endpoints.toml  the members at the start of the run
     FOLDER/NAME/run             the run directory
 
-The description of a proposed run before a person agrees to it: made from its declarations alone.
-
-It builds no graph, opens no file and imports nothing; values that only code determines appear by name.
+The description of a proposed run is made from its declarations alone, before a person agrees to it: it builds no graph,
+opens no file and imports nothing; values that only code determines appear by name.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 The command line imports this before the drivers: the parent warms up while the rest is imported here.
 
-The interface of a real run to the processes of its participants, on any machine.
-
-Applies a fault script to real processes: kills and restarts, suspends and wakes them.
-
-Each action is a row of the record.  Faults of messages and trainings happen inside the processes, see net/faulty.
+`RunProcesses` is the interface of a real run to its processes, on any machine.  A fault script kills and restarts,
+suspends and wakes them; each action is a row of the record.  Faults of messages and trainings happen inside the
+processes, see net/faulty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`fedgossip plot`: one figure of runs, to a file or to the terminal.
 
-A drawing's curves as lines of text, for a terminal: a letter of its own for each curve, axes in plain numbers.
+On the terminal a curve is drawn by a letter of its own, in lines of text, with plain numbers on the axes.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ Both lists follow from the experiment alone, so that both ends know which step i
 command line and questions: no step has a mechanism of its own.  In a command `new:NAME` is a folder to make, and
 `of:NAME` the folder of that name made last.
 
-Walks through the steps of a pilot: types their commands, asks what they ask, and goes on where it was.
-
-Every answer and every command is a line of a signed log, decisions/audit.jsonl: the state of the walk, and the record
-of who decided what.  A command is typed in the pilot's folder exactly as it is printed, so a reader can type it.
+`Walk` runs them: every answer and every command is a line of a signed log, decisions/audit.jsonl, which is both the
+state from which the walk resumes and the record of each decision.  A command is typed in the pilot's folder exactly as
+it is printed, so a reader can type it.
 """
 
 from __future__ import annotations

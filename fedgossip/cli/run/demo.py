@@ -1,6 +1,6 @@
 """`fedgossip demo`: the whole idea in under a minute, offline, on real data.
 
-`fedgossip demo --chaos`: real processes are killed, suspended and parted while they learn, and learn on.
+With --chaos, real processes are killed, suspended and parted while they learn, and learn on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""`fedgossip launch`: a script with a training loop of its own, once per peer; experiments are `place`d.
+"""`fedgossip launch`: starts every participant of a run.
 
-`fedgossip launch EXPERIMENT --on slurm|ray`: every participant of an experiment, on the nodes of a cluster.
+launch SCRIPT                       a script with a training loop of its own, once per peer
+launch EXPERIMENT --on slurm|ray    every participant of an experiment, on the nodes of a cluster
 """
 
 from __future__ import annotations

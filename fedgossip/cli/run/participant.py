@@ -1,7 +1,7 @@
 """One participant of a run over several machines: what `peer`, `worker`, `server`, `client`, ... have in common.
 
-Options of several commands: `--portable`, of those that read an experiment to take part in it, and `--run-code`, of
-those that read untrusted files.
+The options --portable, of commands that take part in an experiment, and --run-code, of those that read untrusted files,
+are declared here as well.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The commands of participants: `peer`, `coordinator`, `client`, `worker`, `server`, `manager`, and `step` of a run by
 folder.
 
-`fedgossip peer`: one peer of a run over several machines.
-
-`fedgossip coordinator` and `fedgossip client`: the two ends of a federated run over several machines.
-
-`fedgossip worker`, `server` and `manager`: one participant of a parallel run over several machines.
-
-`fedgossip step`: go on with a run by folder, as far as that is possible now.
+    peer                       one peer of a gossip run over several machines
+    coordinator, client        the two ends of a federated run
+    worker, server, manager    one participant of a parallel run
+    step                       a run by folder, continued as far as possible now
 """
 
 from __future__ import annotations

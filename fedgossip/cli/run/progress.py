@@ -1,6 +1,6 @@
 """The progress of a run on stderr: a line that moves on a terminal, plain lines elsewhere.
 
-Events in words for people.  The record holds names and values, `event_kinds` the templates.
+Events are printed in words: the record holds their names and values, `event_kinds` the templates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`fedgossip run`: read an experiment file and run it.
-
-`fedgossip run --dry-run`: the properties of a run, before anything is trained.
-"""
+"""`fedgossip run`: reads an experiment file and runs it; with --dry-run it only prints the properties of the run."""
 
 from __future__ import annotations
 

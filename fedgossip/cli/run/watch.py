@@ -1,7 +1,4 @@
-"""`fedgossip watch`: follow a run on the terminal or as a page.
-
-`fedgossip board`: all runs of a folder on one page.
-"""
+"""`fedgossip watch` follows a run, on the terminal or as a page; `fedgossip board` shows all runs of a folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`fedgossip evaluate`: how well a model answers, on a file, or at all sites of a federation together.
-
-`fedgossip predict`: the outputs of a run's model for the rows of a table.
-"""
+"""`fedgossip evaluate` measures a model, on a file or at all sites together; `fedgossip predict` prints its outputs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """`fedgossip fit`: a model of all sites' tables by secure sums; a generalised linear one as statisticians print it.
 
-Results of fits as statisticians print them: of each kind its tables, and why one is not at its end.
-
-Estimates as statisticians print them: for the commands that fit.
+Each kind of fit has its tables here, and its reasons for an unfinished fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """`fedgossip privacy`: the guarantees of a run, before anything is sent; and the spent budget of a key over all its
-runs.
-
-`fedgossip privacy membership`: does a model reveal which records it was trained on?
+runs. `privacy membership` tests whether a model reveals the records that it was trained on.
 """
 
 from __future__ import annotations

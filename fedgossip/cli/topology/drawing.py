@@ -1,6 +1,6 @@
 """Pictures of graphs: one graph, or the rounds of a schedule side by side; and the modes of one.
 
-`fedgossip topology heterogeneity` and `topology make`: graphs beside the labels of their nodes.
+`topology heterogeneity` and `topology make` show graphs beside the labels of their nodes.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@
             return ("float32", expected.length), ("uint8", expected.length)
 
 Its header on the wire, its allocation limits, the mutated frames of the tests and the trace are derived from it.
-
-Messages between hosts, below the machines.
 """
 
 from __future__ import annotations

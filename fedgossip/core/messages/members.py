@@ -1,6 +1,6 @@
-"""Messages about membership, and the transfer of a model to a joining member.
+"""Messages about membership: the roster, pings, admission by an invite, and the transfer of a model to a new member.
 
-Admission by an invite: the holder sends queries, the organiser replies; one reply per query.
+**Admission.**  The holder sends queries, the organiser replies; one reply per query.
 
     InviteProof  identity and proof of the secret  -->  Proposal: the planned experiment, for review by a person
     FileQuery    request of a piece of test data   -->  FilePart: a piece of the common test set

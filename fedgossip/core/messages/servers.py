@@ -1,12 +1,10 @@
-"""Messages between workers and the servers of a model's shards: gradients to the servers, the model back.
+"""Messages between workers and parameter servers: gradients to the servers, and the model, or rows of a table, back.
 
-A shard is sent in pieces, each repeated until acknowledged.  `epoch`: the tenure (owners of the shards) that the sender
-uses; `clock`: the worker's own count of rounds.
+**A model.**  A shard is sent in pieces, each repeated until acknowledged.  `epoch`: the tenure (owners of the shards)
+that the sender uses; `clock`: the worker's own count of rounds.
 
-Messages between workers and the servers of a table's rows: keys, gradients of rows, and the rows back.
-
-A list of keys is sent once and then referenced by its digest (`keyed_rows.digest_of`); a server without it requests it
-again.  Rows are sent in pieces of elements, row after row, each piece repeated until acknowledged.
+**A table.**  A list of keys is sent once and then referenced by its digest (`keyed_rows.digest_of`); a server without
+it requests it again.  Rows are sent in pieces of elements, row after row, each piece repeated until acknowledged.
 """
 
 from __future__ import annotations

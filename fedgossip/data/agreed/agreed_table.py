@@ -1,14 +1,10 @@
-"""The columns and statistics that sites agreed on, and the two rounds of sums by which they do.
+"""The columns and statistics that sites agree on, the two rounds of sums by which they do, and examples in that form.
 
-agreed.json: the columns and statistics that the sites agreed on, the same bytes at all of them.
+`StatisticsTask` adds the sums.  Their result is agreed.json, the same bytes at all sites, computed from the sums over
+all alone.  It contains no count below `suppress`, of empty cells neither, and none can be derived from it
+(`suppression`); means and deviations that would disclose one are those of the common test file.
 
-It is computed from the sums over all sites alone.  It contains no count below `suppress`, of empty cells neither, and
-none can be derived from it (`suppression`); means and deviations that would disclose one are those of the common test
-file.
-
-Examples of tables in the agreed form: columns by name, categories as features, one scale for all.
-
-A LocalTask with vectors of the sums by which sites agree on statistics: two rounds of sums, without training.
+An example in the agreed form has its columns by name, categories as features, and one scale for all sites.
 """
 
 from __future__ import annotations

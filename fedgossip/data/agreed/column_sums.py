@@ -7,8 +7,7 @@
 A number x counts as the whole number nearest to x 2^shift, of at most 2^104, so a column of any scale has 53 bits and
 more; sums of squares are whole too, and n S2 - S1^2 loses nothing.
 
-Noise on a site's sums before it sends them: it hides a single record from everybody, the coordinator included.
-
+**Noise.**  A site may add noise before it sends: it hides a single record from everybody, the coordinator included.
 Every number is divided by one record's maximum contribution, rounded to grains, and gets discrete Gaussian noise in
 grains (`secure.noise`).  A record counts in the number of records, in each column either as missing or in sum and
 squares, in one bin or category of each: so the length of its contribution is bounded, and each of the two rounds is one

@@ -6,7 +6,7 @@ from it.  No torch here.
 Before a site replies it checks the received vector (`check`): it must be the agreed start, the vector of the last
 request, or one that follows from that by the sums of one round, with a point at which enough of its records count.
 
-Files of results of sums over sites, the same bytes at all of them: JSON, of a format known to the release.
+`encoded` makes the file of a result, JSON of a format known to the release, with the same bytes at all sites.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@
 They apply in this order; columns that are made, last.  The declarations of the plan are in its hash, and in that of the
 agreed statistics.
 
-Encoding of a table's columns as the numbers of an example: by name, in any order, the same for everybody.
-
-A column of numbers is one feature; one of categories has a feature for each agreed category, 1 for its own.
+An example's features are the same at all sites, whatever the order of the columns: a column of numbers is one feature;
+one of categories has a feature for each agreed category, 1 for its own.
 """
 
 from __future__ import annotations

@@ -3,11 +3,8 @@
 It follows from the common test file, which all sites have, and from the declarations in [data.columns]; a site's own
 file has no effect.
 
-What a site should look at in its own table before it agrees with others: for `fedgossip data describe`.
-
-Nothing is changed by what is found: a number is a code, or in another unit, if the site declares it so.
-
-Reads a table by an encoding: its columns by their names, each cell as features.
+For `fedgossip data describe` this module also lists what a site should check in its own table before an agreement.  It
+changes nothing: a number is a code, or in another unit, only if the site declares it so.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 Participants make their keys on their nodes, and keys stay there: the folder holds only data that are public to the
 run's owner.
 
-Whether a node sees the same folder, and not another of the same name: by a file made a moment ago.
+By a file made a moment ago a node proves that it sees the same folder, and not another of the same name.
 """
 
 from __future__ import annotations

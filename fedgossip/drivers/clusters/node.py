@@ -5,7 +5,7 @@
 The job's environment determines the participant.  Before the job's time is over Slurm sends SIGTERM; the participant
 says goodbye, its checkpoint is on disk, and the job is queued again.
 
-The process of one participant on a node: that which `run --on local` starts, in an environment of its own.
+`start_participant` starts the process that `run --on local` starts too, in an environment of its own.
 """
 
 from __future__ import annotations

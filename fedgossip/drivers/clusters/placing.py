@@ -1,8 +1,7 @@
 """A run with participants on a cluster: `fedgossip launch EXPERIMENT --on slurm`, or `--on ray`.
 
-The participants of a run as actors of a Ray cluster, each with a process of its own; no disk is shared.
-
-The launcher distributes the addresses and copies the participants' files as they are written: their folders lie beside
+On Slurm the nodes share a disk.  On Ray they need not: each participant is an actor with a process of its own, and the
+launcher distributes the addresses and copies the participants' files as they are written: their folders lie beside
 each other in the run's, as those of `run --on local` do.  An actor between them would be a second copy of the mirror.
 """
 

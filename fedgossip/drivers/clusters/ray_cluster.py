@@ -1,6 +1,6 @@
-"""A connection to a Ray cluster, or to one of this machine alone that ends with it.
+"""A Ray cluster, or one of this machine alone that ends with its connection; and the actor on a node.
 
-The process on a node of a Ray cluster: an actor that starts one command and sends its files.
+The actor starts one command and sends its files.
 
 Ray pickles a class of an installed package by its name, so nothing of ours travels but that name, arguments and the
 bytes of files: a node runs its own installed fedgossip.

@@ -1,6 +1,6 @@
 """A loop's description of its model before its run begins: for the launcher, a coordinator, and its own next life.
 
-The experiment of launched loops, where no file describes it.
+It also makes the experiment of launched loops that no file describes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`fedgossip.join`: makes a user's training loop a peer of a run.
 
-A loop whose model is trained by several processes (DDP, or FSDP's `fully_shard`): rank 0 acts for all of them.
-
-Only rank 0 has a host and controls the run.  All ranks call the same functions in the same places, and so meet:
+Where several processes train a loop's model (DDP, or FSDP's `fully_shard`), rank 0 acts for all of them.  Only it has a
+host and controls the run.  All ranks call the same functions in the same places, and so meet:
 
     rank 0                                   the others
     step(), with all of its exchanges        step(): execute commands until GO

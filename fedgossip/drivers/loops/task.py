@@ -7,7 +7,7 @@
 
 So a loop without exchanges keeps its bits: v + (y - b) may be rounded otherwise than y.
 
-The handoff between a user's loop and its driver: the driver sends orders, the loop answers, each in its own thread.
+The driver sends orders and the loop answers, each in its own thread:
 
     driver                                  loop
     ask(TrainFrom(round, vector))  ->       next() when it calls step(); trains on
