@@ -2,10 +2,8 @@
 
 Every key but the graph, or the number of clients, has a default.  An unknown key is an error that names the nearest.
 
-The kinds of run that an experiment file can describe: one line each, by the section that this kind alone has.
-
-A kind has its experiment, with that section in it, and the checks of it.  Its plan stands on a higher floor, so it is
-named here, and imported when a file asks for it: `plans/compose` does.
+RUN_KINDS has a line for each kind of run, by the section that this kind alone has: its experiment, the checks of it,
+and its plan by name, since plans are above this room (`plans/compose` imports them).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The sections of one kind of run alone: gossip, federated, and parallel.
+"""The sections of one kind of run alone.
 
-The sections that a gossip run has: [topology], [algorithm], [adversary] and [forecast].
-
-The sections that a federated run has in place of [topology]: [coordinator], and in it [secure] and [privacy].
-
-The section that a run of workers on one model has: [parallel], and in it [server] and [outer].
+gossip      [topology], [algorithm], [adversary], [forecast]
+federated   [coordinator], and in it [secure] and [privacy]
+parallel    [parallel], and in it [server] and [outer]
 """
 
 from __future__ import annotations

@@ -4,14 +4,6 @@ The sections that all kinds of run have are here; those of one kind alone are in
 
 The text below a key is its meaning: `fedgossip explain` and docs/reference/reference.md print it, with what `limits`
 allow.
-
-The section [simulation]: the virtual network and devices, and the classes of nodes that differ.
-
-[compare]: a file that describes several kinds of run, for `fedgossip compare`; no run has this section.
-
-[data] of an experiment file: examples, their partition, and the common scale of tables of several sites.
-
-The section [task]: the problem and its metric.
 """
 
 from __future__ import annotations

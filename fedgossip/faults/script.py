@@ -1,10 +1,8 @@
 """The faults of a run: their kinds in an experiment file, and the script that drivers ask.
 
-The script answers the drivers' questions as a function of the faults and the seed.
-
-A series of strikes ends when the run makes no progress between them; otherwise neither would end.
-
-The kinds of [[faults]] in an experiment file: a struct for each, and checks of what cannot be meant.
+[[faults]] of a file is a struct per kind, with checks of what cannot be meant.  The script answers the drivers'
+questions as a function of the faults and the seed.  A series of strikes ends when the run makes no progress between
+them; otherwise neither would end.
 """
 
 from __future__ import annotations

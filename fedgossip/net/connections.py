@@ -9,10 +9,9 @@ flooding connection also drops its unread bytes in the system.  A link by ipc://
 
 ZeroMQ's monitors report the open descriptors.  The thread reads them too; `take` passes their events to the owner.
 
-The connections of a ROUTER by their file descriptors: those of known clients, those of others, and broken ones.
-
-ZeroMQ's monitor reports when a descriptor is taken and when it is released, before its reuse; a received frame carries
-its descriptor.  ZeroMQ has no call for closing one connection: the socket is shut down under it.
+A ROUTER's connections are known by their file descriptors.  ZeroMQ's monitor reports when a descriptor is taken and
+when it is released, before its reuse; a received frame carries its descriptor.  ZeroMQ has no call for closing one
+connection: the socket is shut down under it.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Sockets of ZeroMQ as all links use them, their allow-list, and system calls on their connections.
 
-The sockets of ZeroMQ as all links use them, with limits, deadlines and keys; and a waker of their owner.
+Sockets have limits, deadlines and keys, and a waker of their owner.
 
-The allow-list: a ZAP handler that admits known keys and gives each connection its peer id as User-Id.
+**The allow-list** is a ZAP handler that admits known keys and gives each connection its peer id as User-Id.  libzmq
+queries it over inproc://zeromq.zap.01 (RFC 27).  Traps, each measured: a CURVE server with no handler running serves
+any key, so the handler is bound before any address and ZAP_ENFORCE_DOMAIN refuses all where it is missing.
 
-libzmq queries it over inproc://zeromq.zap.01 (RFC 27).  Traps, each measured: a CURVE server with no handler running
-serves any key, so the handler is bound before any address and ZAP_ENFORCE_DOMAIN refuses all where it is missing.
-
-System calls on a connection, by the number of its descriptor.
-
-The descriptors belong to ZeroMQ, which may close one at any moment, and the number may then belong to another file.  So
-nothing here takes over a descriptor, and queries about a file of another kind return None.
+**System calls** on a connection go by the number of its descriptor.  The descriptors belong to ZeroMQ, which may close
+one at any moment, and the number may then belong to another file.  So nothing here takes over a descriptor, and queries
+about a file of another kind return None.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""From an experiment to the parts of a run.
+"""From an experiment to the parts of a run: its plan, its faults, and the network and processors of a simulation.
 
 Everything here is a function of the experiment alone, so that every participant makes the same on any machine.
 
-The conditions under which a plan is run: its faults, and the network and processors of a simulation.
-
-`compose.plan` makes them once for their checks, so that a dry run, a run and a launch refuse the same experiments.
+`plan` makes the conditions of a run once for their checks, so that a dry run, a run and a launch refuse the same
+experiments.
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ Hypothesis testing interpretations and Renyi differential privacy, AISTATS 2020,
 and Wutschitz, Numerical composition of differential privacy, NeurIPS 2021 (`tight`); Balle and Wang, Improving the
 Gaussian mechanism for differential privacy, ICML 2018, theorem 8 (`tight` without sampling).
 
-Names for an epsilon: one verdict, in the same words in plans, in the head of a run, in reports and in the docs.
-
-Words as in NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees, 2025: a guarantee, stronger or
-weaker, for a unit of privacy.  The limits are those of the three tiers in Ponomareva et al., How to DP-fy ML, JAIR 77
-(2023), section 5.2.1.
+The verdict on an epsilon has the same words in plans, in the head of a run, in reports and in the docs: those of NIST
+SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees, 2025: a guarantee, stronger or weaker, for a unit
+of privacy.  The limits are those of the three tiers in Ponomareva et al., How to DP-fy ML, JAIR 77 (2023), section
+5.2.1.
 """
 
 from __future__ import annotations

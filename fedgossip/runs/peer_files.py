@@ -1,8 +1,7 @@
 """The files of one peer: those written during the run, and its final status.
 
-The model of the best round so far, on disk during a run: the next incarnation resumes from it.
-
-It is a vector, in `best.safetensors` with its round and score; the folder model-best/ is made of it at the end.
+The model of the best round so far is on disk during a run, and the next incarnation resumes from it: a vector, in
+`best.safetensors` with its round and score, from which the folder model-best/ is made at the end.
 """
 
 from __future__ import annotations

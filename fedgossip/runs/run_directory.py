@@ -7,16 +7,14 @@ A run's status is `finished`; `exhausted`, when its budget of privacy was; `part
 peers, or without a part of its purpose (`lacking`); `interrupted`, by a user or a signal; or `failed`, when a peer's
 training or network did.
 
-One command at a time writes a run directory: the lock of its folder, released at the end of its process.
+One command at a time writes a run directory, by the lock of its folder.  Where a folder cannot be locked (on Windows,
+on some file systems of a network) other commands are not excluded.
 
-Where a folder cannot be locked (on Windows, on some file systems of a network) other commands are not excluded.
+The forecast is written before the first row, and compared with the rows at the end.  Where messages or peers were lost,
+it is computed again for the actual mixing, to separate errors of the forecast from effects of the network.  That is a
+second curve, never the forecast of record.
 
-The forecast of a run: written before its first row, and compared with its rows at its end.
-
-Where messages or peers were lost, it is computed again for the actual mixing, to separate errors of the forecast from
-effects of the network.  That is a second curve, never the forecast of record.
-
-A trained model that is a table: the rows that were touched, and all others as functions of the seed.
+Of a trained table the touched rows are stored; all others are functions of the seed.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """Encoding of contributions as integers of the ring, as sessions see it: `FixedPoint`, `ExactSums`.
 
-The agreed noise of a sum: a rule that each client requires, and its values in a session.
+The noise of a sum is agreed: each client requires its rule, and a session has its values.
 
-Encodings of a library's secure sums: arrays of floats within a bound, and whole numbers of any size.
-
-`Encoding` rounds at random, so that the mean is kept, and refuses what it cannot represent: no value is cut.
+For secure sums of a library, `Encoding` takes arrays of floats within a bound, and `ExactEncoding` whole numbers of any
+size.  `Encoding` rounds at random, so that the mean is kept, and refuses what it cannot represent: no value is cut.
 `ExactEncoding` rounds nothing; its sums are over the same clients in every round, see `session_history`.
 
-Whole numbers with exact sums, each in several words of the ring: for statistics, which no clip may change.
-
-A number of `ring_bits` bits is modulo 2^ring_bits as the ring is, so that a mask hides it completely and the sum is
-that of the numbers, without rounding or additions.  A vector of such numbers is float64 with an element for each word,
-lowest first, which represents it exactly: so it is sent as a model is.
-A count of one follows the numbers.
+`ExactSums` has whole numbers for statistics, which no clip may change, each in several words of the ring.  A number of
+`ring_bits` bits is modulo 2^ring_bits as the ring is, so that a mask hides it completely and the sum is that of the
+numbers, without rounding or additions.  A vector of such numbers is float64 with an element for each word, lowest
+first, which represents it exactly: so it is sent as a model is.  A count of one follows the numbers.
 """
 
 from __future__ import annotations

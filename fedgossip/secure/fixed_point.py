@@ -8,10 +8,9 @@ a site's participation is visible in clear.  Running statistics are no part of a
 behind it (`fixed_point`), which nothing cuts.  The sum cannot wrap around: n (2^(b-1) - 1) + 8 sigma < 2^31 is
 checked before a session starts (`check_sum`); b = 24 is suitable up to 100 clients, 20 up to 1000.
 
-Integers modulo 2^32: sums wrap around and have no order, and a uniform mask hides a number completely.
-
-A number may have several words, the lowest first: then it is one modulo 2^(32 width), and sums carry from word to word.
-Words summed separately would disclose more than the sum of the numbers.
+The ring is that of the integers modulo 2^32: a uniform mask hides a number completely.  A number may have several
+words, the lowest first: then it is one modulo 2^(32 width), and sums carry from word to word.  Words summed separately
+would disclose more than the sum of the numbers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The sender is known from the authenticated link; its key from the roster, the co
 A frame that is not authentic, not a message, or of another session costs that frame only: ProtocolError, nothing has
 changed.  The session's hash is in every body, and the recipient in those that are for one.
 
-The checks of an honest client on data forwarded by the coordinator: keys, survivors, signatures.
+An honest client checks data forwarded by the coordinator: keys, survivors, signatures.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ of a finished run, for the others are stored nowhere.
 A key of a mask is of the run, the two senders, the receiver, the round and the length: HKDF with the run as salt
 and the rest in the info, so that no two vectors are masked with one key while no peer masks twice in one round.
 
-Private gossip: a node learns the weighted sum of its neighbours' models, and nothing about single ones.
+By them a node of private gossip learns the weighted sum of its neighbours' models, and nothing about single ones:
 
     v sends to j       Q(w_jv x_v) + masks              Q(x) = round(x / unit), an integer modulo 2^32
     masks              + PRG(k_uv) for each other sender u > v to j, - for each u < v: they cancel in the sum over S_j

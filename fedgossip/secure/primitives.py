@@ -6,12 +6,11 @@ purpose and both ids in the info: no key has two uses.
 
 Sources: RFC 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20-Poly1305), 8032 (Ed25519); NIST SP 800-38A (CTR).
 
-Results shared within a process that plays all participants, computed once instead of once per participant.
-
-A simulation plays the coordinator and every client.  Work that only separates participants is skipped there: the key
-of a pair is a hash of its public keys, in place of an X25519 agreement, for there is no adversary to hide it from;
-results of derivation, drawing and sealing at one end are reused at the other; own signatures and packed messages need
-no check.  The sent bytes are those that the same keys give real participants.
+**Simulations** share results, computed once instead of once per participant.  A simulation plays the coordinator and
+every client.  Work that only separates participants is skipped there: the key of a pair is a hash of its public keys,
+in place of an X25519 agreement, for there is no adversary to hide it from; results of derivation, drawing and sealing
+at one end are reused at the other; own signatures and packed messages need no check.  The sent bytes are those that the
+same keys give real participants.
 
 Never where participants are real: this hides nothing, and keeps keys in memory.
 """

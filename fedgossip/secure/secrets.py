@@ -1,8 +1,7 @@
 """The secrets of a client during a session, each in a holder that can be erased and cannot be copied.
 
-Shares under a seal, and a mask that cancels in the sum, for each neighbour of a client.
-
-All neighbours' parts are computed together: a step makes a few calls for all of them.
+For each neighbour a client has shares under a seal and a mask that cancels in the sum.  All neighbours' parts are
+computed together: a step makes a few calls for all of them.
 """
 
 from __future__ import annotations

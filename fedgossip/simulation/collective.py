@@ -1,7 +1,6 @@
 """All-reduce of all workers in one process: no messages (their bytes are counted), no time, the same bits.
 
-The effect of servers of shards on a clock's pushes, in one process: the same mean, and the bytes that it would
-cost.
+Servers of shards are computed in the same way: the mean of a clock's pushes, and the bytes that it would cost.
 """
 
 from __future__ import annotations

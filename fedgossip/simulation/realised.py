@@ -4,7 +4,7 @@ A run records for each round the neighbours without a model (`missed`), the edge
 account was open (`held`), and the repairs (`repaired`).  So the effective weights are the planned ones, with the weight
 of such neighbours added to the peer's own.  A peer without a row did not take part: it keeps its state.
 
-Rounds of gossip with given updates: an algorithm's own recursion, on all nodes' vectors at once.
+With given updates an algorithm's own recursion is computed on all nodes' vectors at once:
 
     x  <-  A_t x + B_t u
 

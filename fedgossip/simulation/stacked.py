@@ -1,11 +1,8 @@
 """Gossip on one array whose rows are all peers' vectors, with the same bits: no messages (their bytes are counted), no
 time.
 
-Attackers on stacked arrays: what each sends to each of its neighbours in a round, and their mixed result.
-
-RelaySGD on stacked arrays: the messages of every node to each of its neighbours, arrays [arcs, d], an arc a row.
-
-Arcs are in the order of their sender, then of their receiver; those of one node lie together, as a peer has them.
+Attackers and RelaySGD send each neighbour another vector.  RelaySGD's messages are arrays [arcs, d], an arc a row; arcs
+are in the order of their sender, then of their receiver; those of one node lie together, as a peer has them.
 """
 
 from __future__ import annotations

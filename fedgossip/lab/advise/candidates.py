@@ -1,10 +1,7 @@
-"""The compared ways to train together: gossip on graphs, and the alternatives to gossip.
+"""The candidates of an advice: ways to train together, the network that they run on, and a check of their rounds.
 
-Verifies predicted rounds against real machines in the simulator's virtual time, on quadratics.
-
-The model is cut to fewer numbers and the links to proportionally less bandwidth, so message times stay the same.
-
-The network of an advice: links, and the time of a training step on each machine.
+`fedgossip advise` verifies predicted rounds against machines in the simulator's virtual time, on quadratics.  The model
+is cut to fewer numbers and the links to proportionally less bandwidth, so message times stay the same.
 """
 
 from __future__ import annotations

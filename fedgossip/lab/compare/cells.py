@@ -2,11 +2,10 @@
 
 A finished cell is not run again; a stopped one continues.  A failed cell is reported, and the others run.
 
-From one file with the sections of several kinds of run to the experiment of each paradigm.
-
-Common sections ([data], [model], [train], [simulation], [[faults]], ...) are the same for all.  All use the same
-examples: a round of workers that share every step is one batch of each, so they have train.local_steps times as many
-rounds; and with fewer workers each has larger batches, so that all workers together see as many in a round.
+The experiment of each paradigm is made from one file with the sections of several kinds of run.  Common sections
+([data], [model], [train], [simulation], [[faults]], ...) are the same for all.  All use the same examples: a round of
+workers that share every step is one batch of each, so they have train.local_steps times as many rounds; and with fewer
+workers each has larger batches, so that all workers together see as many in a round.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Costs and results of a cell, from its run directory; and the cost model's prediction.
+"""Costs and results of a cell, from its run directory; the cost model's prediction; and the tuned learning rate.
 
-The learning rate of each paradigm, from the same five values: the one with the least final test loss.
+Every paradigm has the same five rates to choose from: the one with the least final test loss is taken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The comparable paradigms, a line each: their section of the file, and the cost of a round.
 
-A paradigm, and the setting of its predicted rounds.
-
-All-reduce by a codec among the paradigms, "ring+top-k:0.01"; and whether compression pays under these links.
+All-reduce by a codec is one of them, "ring+top-k:0.01"; the module also computes whether compression pays under these
+links.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The table of a comparison, and the sentence on the winner under these links and the change that would replace it.
-
-The page of a comparison: its content, from the cells and their run directories.
+"""The table of a comparison, the sentence on the winner under these links and on the change that would replace it,
+and the page with both.
 """
 
 from __future__ import annotations

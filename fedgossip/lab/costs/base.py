@@ -1,13 +1,10 @@
 """The predicted cost of a round, and of a message: a + s/b, and one at a time in and out of every participant.
 
-Training times of participants: known times, a spread drawn once, and a jitter drawn every round.
-
 A participant's training takes t / speed * (1 + J U): t is known, speed is exp(N(0, spread^2)), U is uniform on [0, 1].
 
-A link's latency and bandwidth from transfer times of messages of several sizes: t = a + s / b, by least squares.
+A link's a and b are fitted by least squares to the transfer times of messages of several sizes.
 
-Textbook times of a round by closed form, for equal training times: shown in tables beside the measured ones.
-
+Textbook times of a round, by closed form for equal training times, stand in tables beside the measured ones.
 `all_reduce` is that of one round alone.  Where some participants begin the next round before others end the last (star,
 tree, ring-naive), consecutive rounds take another time: `all_reduce_in_turn`, and `methods` by their steps.
 """

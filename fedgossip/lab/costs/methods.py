@@ -8,8 +8,6 @@ would be `TrainingTimes.longest` less the mean; but the last to begin need not b
     through one or more servers  take, train, send                   every worker; a server sends to and takes from all
     asynchronous pairs           a rate: training continues during an exchange
 
-Follows consecutive rounds step by step, for known training times: dependencies and waiting times.
-
 Every participant takes its steps in order: it trains, sends, takes a message from another, or adds up what it has
 taken; only training runs beside other steps.  Messages pass through the links of the simulator (`simulation/network`),
 and are vectors alone: no headers, no acknowledgements.

@@ -1,12 +1,10 @@
 """Smaller models: exported graphs in whole numbers of eight bits, and models without their smallest weights.
 
-An exported graph with its weights, or its inner values too, as whole numbers of eight bits, by onnxruntime.
-
-A model without its smallest weights: whole units of hidden layers removed, or single weights set to zero.
-
-A unit is a row of a linear layer or a channel of a convolution.  Units with the smallest norm of weights are removed,
-layer after layer, together with the columns by which the next layer reads them: a smaller model of the same kind, with
-a regular name (Li, Kadav, Durdanovic, Samet and Graf, Pruning filters for efficient ConvNets, ICLR 2017).
+onnxruntime quantises the weights of an exported graph, or its inner values too.  Pruning removes whole units of hidden
+layers, or sets single weights to zero.  A unit is a row of a linear layer or a channel of a convolution.  Units with
+the smallest norm of weights are removed, layer after layer, together with the columns by which the next layer reads
+them: a smaller model of the same kind, with a regular name (Li, Kadav, Durdanovic, Samet and Graf, Pruning filters for
+efficient ConvNets, ICLR 2017).
 """
 
 from __future__ import annotations

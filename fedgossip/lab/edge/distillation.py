@@ -3,7 +3,7 @@
 Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, with
 the soft targets alone: true labels are not read, so that any examples of the kind are suitable.
 
-Ordinary training of a model without a run: one place, all examples, epoch after epoch.
+That training has no run: one process, all examples, epoch after epoch.
 """
 
 from __future__ import annotations

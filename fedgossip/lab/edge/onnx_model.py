@@ -1,12 +1,7 @@
-"""ONNX files: a model exported as one file, and such a file as a callable.
+"""ONNX files: a model exported as one file, and such a file as a callable in onnxruntime, without torch's layers.
 
-An ONNX file made by fedgossip, as a callable: in onnxruntime, without torch's layers.
-
-The file itself contains all facts for a user under METADATA: those of model.json, so that nothing else is needed.
-
-A model as one self-contained module: from examples in their original units to answers.
-
-A model as one ONNX file: scaling, layers and probabilities, so that its answers equal those of `LoadedModel`.
+The exported graph takes examples in their original units: it has scaling, layers and probabilities, so its answers
+equal those of `LoadedModel`.  Under METADATA the file contains the facts of model.json, so that nothing else is needed.
 """
 
 from __future__ import annotations

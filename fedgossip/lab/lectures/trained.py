@@ -1,8 +1,6 @@
 """Measures of lectures that simulate training: agreement, drift, noise, staleness, scaling, deaths, certificates.
 
-Measures of lectures that simulate whole runs: machines and messages in virtual time.
-
-What a measure returns.
+Some simulate whole runs: machines and messages in virtual time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Numbers of graphs, sequences and processes, each a function of plain arguments, for results/*.toml.
-
-Numbers of graphs learned from the peers' labels, and of training on them: computations behind results/*.toml.
-"""
+"""Numbers of graphs, sequences and processes, and of graphs learned from labels: the computations of results/*.toml."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
-"""Numbers of whole runs on stacked arrays, with the same bits as the simulator and real peers: computations behind
-results/*.toml.
+"""Numbers of whole runs: the computations of results/*.toml.
 
-Robustness of rules against attackers, in whole runs: computations behind results/*.toml.
-
-Differences between methods that a sweep file compares, with paired seeds: computations behind results/*.toml.
-
-The files lie in the folder `sweeps`, and are run by `fedgossip sweep FILE` as any other.
-
-Times and bytes of rounds, by the cost model: computations behind results/*.toml.
+They are of runs on stacked arrays, with the bits of the simulator and of peers; of rules against attackers; of methods
+compared with paired seeds, by the files in `sweeps` (`fedgossip sweep FILE`); and, by the cost model, of times and
+bytes.
 """
 
 from __future__ import annotations

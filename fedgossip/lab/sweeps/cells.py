@@ -3,17 +3,14 @@
 A finished cell is not run again; a stopped one continues where it was; a failed one stores its reason.  This is the one
 place that runs a cell: for `fedgossip sweep` in any process, and for `fedgossip compare`.
 
-Claims on cells, in a folder that several processes, on several machines, may share.
-
-A claim is a file CELL.1, CELL.2, ...; the one with the highest number counts.  It is written whole and then named by a
-link, which the file system grants to one process alone, so two concurrent requests cannot both succeed; the next number
-is taken only where the last is stale, and a file is never removed, so earlier reads stay valid.
+Several processes, on several machines, may share the folder: each claims a cell before it runs it.  A claim is a file
+CELL.1, CELL.2, ...; the one with the highest number counts.  It is written whole and then named by a link, which the
+file system grants to one process alone, so two concurrent requests cannot both succeed; the next number is taken only
+where the last is stale, and a file is never removed, so earlier reads stay valid.
 
 A claim is stale after a release by its holder; on the holder's own machine, where no process has its lock (the system
 releases it when a process ends, however it ends); on another, where its heartbeat is older than STALE seconds by the
 file system's own clock.  A process that slept that long checks its claim before it writes on.
-
-Runs one cell in whichever of several processes claims it: shared by workers of a sweep and of a comparison.
 """
 
 from __future__ import annotations

@@ -8,11 +8,10 @@
 There is no list of finished cells, so none can be wrong: after any kind of end, every later process on any machine sees
 the same state.
 
-Chooses the values of the tuned keys of each combination: the best of trials on the validation set.
-
-Trials have seeds of their own, so that the choice depends on neither the test set nor the compared seeds.  Where the
-best value is at an end of the tried ones, the values continue beyond it, `widen` times at most: a method with a
-learning rate cut off by the grid would be reported worse than it is.
+The tuned keys of each combination take the best values of trials on the validation set.  Trials have seeds of their
+own, so that the choice depends on neither the test set nor the compared seeds.  Where the best value is at an end of
+the tried ones, the values continue beyond it, `widen` times at most: a method with a learning rate cut off by the grid
+would be reported worse than it is.
 """
 
 from __future__ import annotations

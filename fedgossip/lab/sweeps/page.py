@@ -1,6 +1,6 @@
-"""A sweep's table as a page, and as the parts of a paper.
+"""A sweep's table as a page and as the parts of a paper, and its runs as learning curves.
 
-Runs as learning curves: which runs are one curve, which curves share a panel; and the rounds to a target.
+It decides which runs are one curve and which curves share a panel, and counts the rounds to a target.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Workers as jobs of Slurm, by submitit, on nodes that all see the folder (extra `cluster`).
+"""Workers as jobs of Slurm, by submitit, or as commands on a Ray cluster, on nodes that all see the folder.
 
 submitit pickles its own `CommandFunction` with the words of a command; nothing of ours is pickled.
-
-Workers as commands on the nodes of a Ray cluster that all see the folder (extra `cluster`).
+Both need the extra `cluster`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 There is one kind of worker (`folder.SweepFolder.work`), and one agreement between workers, the claims in the folder; a
 backend only decides where they run.
 
-Workers of a sweep as processes of this machine.  Dead workers are replaced; two dead workers fail a cell.
+Workers on this machine are processes.  A dead worker is replaced; a cell fails with the second one.
 """
 
 from __future__ import annotations

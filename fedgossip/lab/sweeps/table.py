@@ -1,11 +1,9 @@
 """The table of a sweep: a row for every compared cell, failed and refused ones included.
 
-Significance of a difference between two methods with the same seeds; and agreement of two orders.
-
-Runs with one seed share data, first model and batches, so their difference varies less than they do: intervals are of
-the differences.  Two are reported, for five seeds are few: Student's t (which assumes normality) and the percentiles of
-a bootstrap (which treats the sample as the population, and is too narrow for few).  Source of the bootstrap: Efron,
-Annals of Statistics 7 (1979).
+Two methods are compared on the same seeds.  Runs with one seed share data, first model and batches, so their difference
+varies less than they do: intervals are of the differences.  Two are reported, for five seeds are few: Student's t
+(which assumes normality) and the percentiles of a bootstrap (which treats the sample as the population, and is too
+narrow for few).  Source of the bootstrap: Efron, Annals of Statistics 7 (1979).
 """
 
 from __future__ import annotations

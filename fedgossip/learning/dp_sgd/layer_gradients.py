@@ -1,4 +1,4 @@
-"""Per-example gradients of one layer, by formulas: from its input a, and the loss gradient e at its output.
+"""Per-example gradients of known layers, by formulas: from a layer's input a, and the loss gradient e at its output.
 
     Linear, an example once    gradient of W = e_i a_i'              two factors, and no gradient is stored
                                squared length |e_i|^2 (|a_i|^2 + 1)  with a bias, whose gradient is e_i
@@ -12,10 +12,8 @@ Sources: Goodfellow, Efficient per-example gradient computations, 2015 (the leng
 Large language models can be strong differentially private learners, ICLR 2022 (sums without the gradients); Rochette,
 Manoel and Tramel, Efficient per-example gradient computations in convolutional neural networks, 2019.
 
-Per-example gradients of models with known layers only, see `layer_gradients`: one pass of a batch gives all.
-
-The forward pass keeps each layer's input; the backward pass goes down to each layer's output, and no further: the
-unused gradients of the batch are not computed.
+One pass of a batch gives all: the forward pass keeps each layer's input; the backward pass goes down to each layer's
+output, and no further: the unused gradients of the batch are not computed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Of the lasso it is lam (|w|_1 + smooth/2 |w|^2), the elastic net with little of 
 The loss of a job is the client's part of P at the given vector, including lam/2 |w|^2, so the mean over all is P
 itself.
 
-Convex losses of a margin m = x w, with what dual coordinate ascent needs of them.
+The losses of a margin m = x w, with what dual coordinate ascent needs:
 
             loss(m; y)              loss*(-a)                                       a
     hinge      max(0, 1 - y m)      -y a                                            0 <= y a <= 1

@@ -3,7 +3,7 @@
 The small model of a batch consists of its rows alone, with words numbered by their places among them: torch never sees
 the table.  Its gradient covers the rows of the batch, and no others.
 
-The table of `words` as a whole vector: every participant has all of it, and steps on the rows that a batch needs.
+Beside parameter servers the table is a whole vector, which every participant has:
 
 task       a LocalTask of every kind of run but parameter servers, whose workers hold no table
 step       of one batch: rows[keys] <- rows[keys] - rate * gradient; keys are its words and the rows of the linear layer

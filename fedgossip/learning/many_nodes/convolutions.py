@@ -20,7 +20,7 @@ products too; the row of ones is followed by one of zeros, as a product with a s
 Measured on one core with AVX-512: all these products run at 110 to 130 GFLOP/s, so what counts is their number of
 operations and the passes over memory between them.
 
-Which modules train many nodes at once (`stacked_engine`), and the shape of such a stack.
+`shape_of` decides which modules train many nodes at once (`stacked_engine`).
 """
 
 from __future__ import annotations

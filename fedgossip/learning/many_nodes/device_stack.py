@@ -8,10 +8,8 @@ Both are stacks [n, ...] of a tensor per layer (`workspace`), trained a block of
 rounded as the host rounds them, so that a CPU gives the bits of a peer.  Training restarts from `models` after running
 out of memory, with blocks of half as many nodes.
 
-Mixing of rows on a device, with the bits of `vectors.ordered_mix`, and their disagreement.
-
-Each product is rounded, and each sum, in the order of the terms: a row is gathered, multiplied and added, by three
-operations, and never by one that multiplies and adds at once.
+Mixing has the bits of `vectors.ordered_mix`: each product is rounded, and each sum, in the order of the terms: a row is
+gathered, multiplied and added, by three operations, and never by one that multiplies and adds at once.
 """
 
 from __future__ import annotations

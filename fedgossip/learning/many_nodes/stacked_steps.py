@@ -1,7 +1,5 @@
 """The steps of a block of nodes as tensors: their examples, labels and factors, and their losses.
 
-The loss of a stack's outputs, and the error propagated down from it.
-
 The outputs are in `ws.logits` [k, outputs, rows]; `fill` writes the error into `ws.top` of the same shape and the
 negative loss of each example, as a log probability.  Every operation is elementwise, or a softmax within one node, so
 that no bit depends on the other nodes of the block: torch's sigmoid is no such operation (its last lanes are rounded by

@@ -2,7 +2,7 @@
 
 Their names, sizes and tensors stand in `architectures`.
 
-A small transformer that predicts the next character: the body of today's language models.
+`gpt` is a small transformer that predicts the next character:
 
     h  =  embedding(characters)
     in every layer:   h  <-  h + attention(norm(h))           causal, its queries and keys turned by their place

@@ -11,12 +11,10 @@ tree of several classes is one of each class, grown side by side.
 
 Source: Chen and Guestrin, XGBoost, KDD 2016, sections 2.1, 2.2 and 3.4.  numpy alone.
 
-trees.json: boosted trees in readable form, as used by `fedgossip predict`.
-
-A record begins at the root.  `column` < `below` is `yes`, else `no`; an empty cell goes where `missing` points.
-Numbers of columns are compared after (x - mean) / deviation in float32, of both sides.  `value` of the leaves of all
-trees, added to `base`, is the margin: log odds of the second class, one number for each class, or the outcome in
-deviations from its mean.
+trees.json has the trees in readable form, for `fedgossip predict`.  A record begins at the root.  `column` < `below` is
+`yes`, else `no`; an empty cell goes where `missing` points.  Numbers of columns are compared after (x - mean) /
+deviation in float32, of both sides.  `value` of the leaves of all trees, added to `base`, is the margin: log odds of
+the second class, one number for each class, or the outcome in deviations from its mean.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ A node goes through its examples in passes, each a new random order.  With local
 line, and round r takes the next local_steps * batch_size places of it, so that every batch is full; with
 local_epochs a round is that many whole passes, or fewer with fewest_epochs; the last batch of a pass may be smaller.
 
-Lines that a node sees in a round, with lines of one bucket in every step: a function of (seed, node, round).
-
-Each bucket of a node has an endless sequence of passes over the node's lines in it, and every step of that bucket takes
-its next batch_size places.  The bucket of a step follows from passes over all lines of the node: in pass c the bucket
-b, of m_b lines, has
+With buckets of lines every step has lines of one bucket.  Each bucket of a node has an endless sequence of passes over
+the node's lines in it, and every step of that bucket takes its next batch_size places.  The bucket of a step follows
+from passes over all lines of the node: in pass c the bucket b, of m_b lines, has
 
     floor((c + 1) m_b / batch_size) - floor(c m_b / batch_size)
 

@@ -13,7 +13,7 @@ of random numbers of Python, numpy and torch (the device's own continues in a re
 something differs, where a capture fails, and where memory is short, steps run one operation after another, and `note`
 receives the reason, once.  Batches of another size are never captured.
 
-Work on a device that is launched once and replayed: one CUDA graph in place of thousands of launches.
+`CapturedWork` does the same for any work on a device, as one CUDA graph in place of thousands of launches:
 
     first call      the parts one after another, uncaptured: they warm up all that a capture must find ready
     then            the same calls once more, captured: this computes nothing

@@ -1,22 +1,18 @@
-"""Training devices: a CUDA GPU, Apple's GPU, or the CPU; and their capabilities.
+"""Training devices (a CUDA GPU, Apple's GPU, or the CPU) and how they compute.
 
-Mixed precision: layers compute in 16 bits by the rules of torch's autocast; weights and steps stay float32.
-
+**Mixed precision.**  Layers compute in 16 bits by the rules of torch's autocast; weights and steps stay float32.
 float16 has 5 bits of exponent: gradients below 6e-8 would be lost.  So the loss is scaled up before the backward pass
 and the gradient down again after it; where it overflowed the step is skipped and the scale halved, and after many good
 steps it is doubled (Micikevicius et al., Mixed precision training, ICLR 2018; the numbers are torch's GradScaler's).
 
-Runs with train.portable: the same bits on unlike x86-64 processors.
+**train.portable.**  The same bits on unlike x86-64 processors: all computation uses the same code everywhere, ATen's
+kernels for AVX2, MKL's COMPATIBLE ones (`kernels`), and nothing of oneDNN, whose kernels follow the processor's
+instructions and caches: a convolution's sum has another order with AVX2 than with AVX-512.  Roots are
+`optimizers.square_root`.  Other sources of different bits are refused with the settings.
 
-All computation then uses the same code everywhere: ATen's kernels for AVX2, MKL's COMPATIBLE ones (`kernels`), and
-nothing of oneDNN, whose kernels follow the processor's instructions and caches: a convolution's sum has another order
-with AVX2 than with AVX-512.  Roots are `optimizers.square_root`.  Other sources of different bits are refused with the
-settings.
-
-Convolutions with the channels innermost: memory order [b, h, w, c], logical order [b, c, h, w].
-
-Only images change their memory order.  Weights keep theirs, for they are views of the exchanged vector; torch lays them
-out anew for each convolution, at a small cost beside the images.
+**Convolutions** have the channels innermost: memory order [b, h, w, c], logical order [b, c, h, w].  Only images change
+their memory order.  Weights keep theirs, for they are views of the exchanged vector; torch lays them out anew for each
+convolution, at a small cost beside the images.
 """
 
 from __future__ import annotations

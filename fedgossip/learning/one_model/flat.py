@@ -1,10 +1,9 @@
 """The layout of a model in a vector: the elements of each tensor, and the schema that two peers compare.
 
-Which tensors of a module a vector can contain: one rule, for models of files and for loops alike.
-
-A vector contains the parameters with requires_grad, and the running statistics: floating buffers that a checkpoint
-keeps and that have finite values.  A mask with -inf is a constant table, the same everywhere, and stays with its
-module; so do integers, whose mean has no meaning, and buffers rebuilt with the module (persistent=False).
+One rule serves models of files and loops alike: a vector contains the parameters with requires_grad, and the running
+statistics: floating buffers that a checkpoint keeps and that have finite values.  A mask with -inf is a constant table,
+the same everywhere, and stays with its module; so do integers, whose mean has no meaning, and buffers rebuilt with the
+module (persistent=False).
 """
 
 from __future__ import annotations

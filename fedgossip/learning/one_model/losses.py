@@ -1,6 +1,6 @@
 """Losses of a model's outputs and the labels, by an objective's names: the quantities that training minimises.
 
-How a batch goes through a module, and its gradient back: all of the module here, or stages in several processes.
+`Passes` moves a batch through a module and its gradient back: the whole module, or stages in several processes.
 """
 
 from __future__ import annotations

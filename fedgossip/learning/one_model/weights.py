@@ -3,7 +3,7 @@
 A module's *line* is its personal parameters, then the exchanged ones, [trained]: the optimiser's view.  A process
 holds `values`, tensors [1, k], whose elements have `places` in that line.
 
-Places of a process's elements in the line of all trained elements, with reads and writes there.
+A place is a cut of a tensor of the line:
 
     |  ...  |  a tensor of the line, in rows   |  ...  |
                .  .  [ cut ]  .  .  .

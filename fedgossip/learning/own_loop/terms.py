@@ -3,7 +3,7 @@
 step()          the gradients are in `grad`: terms are added before the optimizer reads them
 step(closure)   the gradients are computed inside step(): terms are added after each call of the closure
 
-Several processes that train one model, by DDP or FSDP's `fully_shard`: collective actions ordered by rank 0.
+Where several processes train one model, by DDP or FSDP's `fully_shard`, rank 0 orders the collective actions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Personal models: APFL, FedRep, pFedMe, finetuning, Ditto, mean-regularised models, and IFCA.
 
-Methods that take each step of plain SGD themselves, on gradients of the task: APFL, FedRep and pFedMe.
-
-Each step of a node sees the next batch of its line; g(x) is the gradient there, eta = train.lr.
+**APFL, FedRep and pFedMe** take each step of plain SGD themselves, on gradients of the task.  Each step of a node sees
+the next batch of its line; g(x) is the gradient there, eta = train.lr.
 
     apfl     w <- w - eta g(w);   v <- v - eta alpha g(alpha v + (1 - alpha) w);   w is sent
              alpha <- alpha - eta <v - w, g(alpha v + (1 - alpha) w)>, in [0, 1], at the first step of a round
@@ -14,7 +13,7 @@ APFL: Deng, Kamani and Mahdavi, Adaptive personalized federated learning, 2020, 
 FedRep: Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, algorithm 1.  pFedMe: Dinh, Tran and Nguyen, NeurIPS 2020,
 algorithm 1; all its steps on one batch, theta from w; beta is lr of coordinator.options.
 
-Methods that train whole models by the usual local training: finetuning, Ditto, and mean-regularised models.
+**Finetuning, Ditto and mean-regularised models** train whole models by the usual local training:
 
     finetune    after the exchange: `epochs` local trainings from the shared model w, the baseline of every paper
     ditto       w as ever;  v_i <- trained from v_i on f_i(v) + (lambda / 2) ||v - w||^2
@@ -24,7 +23,7 @@ Ditto: Li, Hu, Beirami and Smith, ICML 2021, algorithm 1: w is the model receive
 multi-task learning: Liu, Hu, Wu and Smith, On privacy and personalization in cross-silo federated learning, NeurIPS
 2022, algorithm 1.  A quadratic f_i = 1/2 ||v - b_i||^2 has Ditto's fixed point v_i = (b_i + lambda w) / (1 + lambda).
 
-IFCA: k models, of which each participant trains the one that fits its examples best.
+**IFCA** has k models, of which each participant trains the one that fits its examples best:
 
     client i    j = argmin over the k received models of the loss on the round's batches;  trains w_j
                 sends [0, ..., w_j' - w_j, ..., 0], k * d elements

@@ -10,7 +10,7 @@ Start and end of the processes: `processes`.  Process 0 replies for the group wh
 A step equals the step of one process to rounding, see `group`: with "ddp" each process has the whole model, with
 "fsdp" a part of it (`fsdp`).  With "hogwild" there are no common steps.
 
-Hogwild!: the processes of a client step on one model in shared memory, without a lock and without waiting.
+**Hogwild!**  The processes of a client step on one model in shared memory, without a lock and without waiting.
 
     each of P processes, until its share of the batches is done:
         g  <-  the gradient of its next batch, at the present model

@@ -1,11 +1,7 @@
-"""Messages between a client's task and its training processes, over a socket pair for each of them.
+"""Messages between a client's task and its training processes, over a socket pair for each of them; and shared arrays.
 
-Arrays shared by several processes of this machine: a file without a name that all of them map.
-
-One process writes arrays and sends the others their places; nothing is copied to them.  The file is removed when the
-last of them ends.
-
-Results of a race on one model in shared memory: the mean loss, and the number of lost updates.
+`SharedArrays` are a file without a name that all processes map.  One process writes arrays and sends the others their
+places; nothing is copied to them.  The file is removed when the last of them ends.
 """
 
 from __future__ import annotations

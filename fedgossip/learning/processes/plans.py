@@ -8,7 +8,7 @@
 With `sequence`, layers between those are divided by places of the text, and gathered in front of each
 (Korthikanti and others, Reducing activation recomputation in large transformer models, MLSys 2023).
 
-A model as stages, each a module of its own whose input is the output of the one before it.
+A model in stages is a row of modules, each with the output of the one before as its input:
 
 gpt           as many blocks each; characters are embedded in the first, logits are made in the last
 a Sequential  as many layers with weights each

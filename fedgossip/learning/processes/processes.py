@@ -4,8 +4,6 @@ Processes are new, not forked.  They map the same examples and vectors (`ipc`), 
 When one of them ends, fails, or is silent for too long, all are discarded; when the process that started them ends,
 however it does, they end.
 
-A process started by a client's task: it executes orders, and ends with the task.  No torch here.
-
     python -m MODULE SOCKET EXAMPLES GIVEN FOUND
 
 The numbers are descriptors: of a socket pair and of three boards (`ipc`): the examples, a job's

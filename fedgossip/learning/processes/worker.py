@@ -1,6 +1,6 @@
 """One of the processes that train one client together: a module in the hands of torch.distributed, or of Hogwild.
 
-A process with a torch module: its construction from the setup, and its replies to orders.
+It builds its module from the setup, and replies to orders.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ synchroniser's conflict copy.  Both are accepted, since the number is inside the
 Whoever can write to the shared folder, or hands on the stick, can put a link there: nothing is written, removed or read
 through one that leads out of the shared folder.
 
-One message as one sealed file: who sent it to whom, in which run, under which number.
+A message is one sealed file:
 
     file      magic "fgfolder" | version u8 | kind u8 | run 16 | sender u32 | receiver u32 | number u64
               | process 32 | length u64 | salt 32 | AES-256-GCM of the content, with its tag of 16
@@ -25,7 +25,7 @@ compared with the expected ones before: each cause of a refusal has its name.
 
 Sources: RFC 7748 (X25519), RFC 5869 (HKDF), NIST SP 800-38D (GCM).
 
-A message as the content of a sealed file, and back: the length of its header, the header, its vectors.
+The content is the length of the message's header, the header, and its vectors.
 """
 
 from __future__ import annotations

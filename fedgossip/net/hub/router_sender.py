@@ -1,16 +1,14 @@
 """Fair turns between many clients: of chunks that a coordinator sends, and of large messages that clients send.
 
-Sending to many clients, through one ROUTER and by sealed streams: a chunk for each in turn, without waiting for any.
-
-A chunk that a connection does not take now is tried again soon, and less often the longer the connection takes nothing.
+**Sending**, through one ROUTER and by sealed streams: a chunk for each client in turn, without waiting for any.  A
+chunk that a connection does not take now is tried again soon, and less often the longer the connection takes nothing.
 So a client that reads slowly waits alone, and a thousand of them do not delay the others.  ZeroMQ does not report which
 connections of a ROUTER take more; its queue for each is long enough that none runs dry between two tries.
 
-Turns of clients to send a large message, so that the coordinator's memory does not grow with their number.
-
-A message of more than one chunk takes memory from its first chunk to its last, and a ROUTER cannot choose among
-senders.  So clients send a request, and wait for its grant (a control frame, `outbox`).  A message of one chunk is
-whole on arrival, and needs no turn.
+**Receiving**, so that the coordinator's memory does not grow with the number of clients.  A message of more than one
+chunk takes memory from its first chunk to its last, and a ROUTER cannot choose among senders.  So clients send a
+request, and wait for its grant (a control frame, `outbox`).  A message of one chunk is whole on arrival, and needs no
+turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The coordinator's end of links that only its clients open, and the links of a leaf coordinator, which has both ends.
 
-The coordinator's end of links that only its clients open: one ROUTER that receives and sends, and beside each of its
-connections a sealed stream, which takes over once it is up.  It opens no connection.
+One ROUTER receives and sends, and beside each of its connections is a sealed stream, which takes over once it is up.  A
+coordinator opens no connection.
 
 A client's first message on a connection is its Hello; the reply is ours, and from then on the client receives its
 messages on that connection.  The sender of a message is the client that the allow-list finds by the connection's key.
@@ -11,11 +11,8 @@ messages on that connection.  The sender of a message is the client that the all
 
 `send` never blocks, and large messages arrive by turns: see `router_sender`.
 
-One client in its coordinator's links: the connection that it has greeted on, and one that waits.
-
-The links of a leaf coordinator: a coordinator's end towards its clients, a client's towards its own coordinator.
-
-Both are the links of a flat run, each with sockets of its own and the same key; one thread owns both.  `poll` waits at
+A leaf coordinator has a coordinator's end towards its clients and a client's towards its own coordinator.  Both are the
+links of a flat run, each with sockets of its own and the same key; one thread owns both.  `poll` waits at
 the end with the clients, by slices, and looks at the other between them.
 """
 

@@ -2,11 +2,10 @@
 
 Control frames overtake the waiting messages, between two chunks.
 
-Read one message from a socket, a mark and a body and no other frame, and pass it to its sender's assembler.
+The module also reads: one message from a socket (a mark and a body, no other frame), or one sealed record of a stream,
+which it passes to the sender's assembler.
 
-Or one sealed record of a stream, which is equivalent.
-
-Control frames between coordinator and client, below all messages: a mark and an empty body.
+Control frames between coordinator and client have a mark and an empty body:
 
 b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk: `router_sender`
 b"G" + transfer (u32) + 0    coordinator: yes, go

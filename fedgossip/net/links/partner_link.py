@@ -3,8 +3,6 @@
 up       the handshake succeeded: greet, and send the last models again
 sends    by CURVE, and by the stream from the first message on that begins after that is up
 broken   the connection, or the stream once in use: drop waiting messages; ZeroMQ connects again
-
-A DEALER that calls one partner: making, watching, interpreting and closing it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ every machine   connects to all others, and replies to each message
 the lowest      sends messages of growing size to one after the other, and passes the turn to the next that it reaches
 the last        sends the end
 
-How long messages take over an encrypted link of this machine: two peers, one that sends and one that answers.
+On one machine it measures an encrypted link between two peers, one that sends and one that answers.
 """
 
 from __future__ import annotations

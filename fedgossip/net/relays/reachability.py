@@ -9,7 +9,7 @@
 A handshake, not a connection: another machine may have the same address on another network.  A thread tries; the owner
 of the links calls `take` for the addresses to call now.
 
-Where each partner is called now, and where we can be: the links' own account of addresses, over `ways`.
+The links' own account of addresses has where each partner is called now, and where we are reached.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The users of a relay: the permitted keys, and the handshake that proves one.
 
-The permitted users of a relay, from a file or a folder that may change while the relay runs.
+Permitted users are in a file or a folder that may change while the relay runs:
 
     endpoints.toml     the keys of its blocks, but those of [[revoked]]
     a roster           a public key a line; "KEY invites" for one that any key may call; # begins a comment
@@ -9,7 +9,7 @@ The permitted users of a relay, from a file or a folder that may change while th
 An invited person has keys that are unknown yet, so these may call those that invite, and no other before their
 admission.
 
-The handshake of a relay and its users before a call is connected: the user's identity, proved by its key.
+Before a call is connected the user proves its identity by its key:
 
     relay    FGR1, a fresh key of X25519 (32 bytes)
     peer     its request (1 byte), its public key (32), the target's key (32), proof (32)

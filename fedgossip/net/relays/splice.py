@@ -1,6 +1,6 @@
 """Two streams, of TCP or WebSockets, become one: bytes of each go to the other, at a bounded rate, until one ends.
 
-An event loop of asyncio in a thread of its own, for streams beside a participant's links.
+Streams beside a participant's links run in an event loop of asyncio, in a thread of its own.
 """
 
 from __future__ import annotations

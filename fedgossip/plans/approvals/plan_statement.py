@@ -10,9 +10,8 @@ projections of frozen tensors, which depend on the processor: a site's policy pi
 A run that trains on statistics that its sites agree on has two steps, and one plan for both: it is the same before the
 sites have agreed and afterwards, so what was agreed on is not in it.  A site's approval holds it (`site_approvals`).
 
-A plan in plain words, for the people responsible for the data; and its changes, key by key.
-
-The words contain exactly the statement's content, so they cover everything in the hash.
+For the people responsible for the data the plan is also put in plain words, and its changes key by key.  The words
+contain exactly the statement's content, so they cover everything in the hash.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cost of a round in privacy, and the budget that is left, by the experiment and by the log so far.
 
-The forecast of what a run's budget of privacy will be worth, before it is run.
+Before the run it forecasts what the budget will be worth.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The encoding of a secure sum, by the experiment: bounds, bits, facts beside the update, noise, and a clip that
 follows the updates.
 
-The encoding of a secure sum, by the experiment: bounds, bits, facts beside the update, and noise.
-
-A clip that follows the updates: the norm below which a chosen share of the updates lies.
+The clip follows the norm below which a chosen share of the updates lies:
 
     each client    clips its update to C, and reports whether it was shorter:  b = 1 or 0, less one half
     the sum        of updates with noise z_delta C, of bits with noise sigma_b

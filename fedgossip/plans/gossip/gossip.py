@@ -1,6 +1,6 @@
 """The plan of a gossip run: the graph, its weights and forecast, and the machines of its peers.
 
-Creation of a peer's machine for drivers; a restarted peer without a checkpoint fetches a neighbour's model.
+A restarted peer without a checkpoint gets a machine that fetches a neighbour's model first.
 """
 
 from __future__ import annotations

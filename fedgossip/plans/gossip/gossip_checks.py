@@ -1,7 +1,4 @@
-"""Checks of a gossip run: its algorithm against its graph, by each field of `Needs`; and its malicious peers.
-
-Malicious peers of an experiment: roles, attacks, and checks before a run.
-"""
+"""Checks of a gossip run: its algorithm against its graph, by each field of `Needs`; and its malicious peers."""
 
 from __future__ import annotations
 

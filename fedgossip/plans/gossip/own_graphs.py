@@ -7,7 +7,7 @@ A result must depend on the arguments alone, because every peer calls its own co
 the results are compared.  All results are checked before a run, and errors name the function; a non-repeating schedule
 is checked in its first rounds, and in each later one before use.
 
-Graphs optimised for the peers' data: labels, or numbers of examples.
+Graphs optimised for the peers' data (labels, or numbers of examples) are made here too:
 
     d-cliques:10,ring  d-cliques:10,full  stl-fw:5    see topology/learned
     place:GRAPH                                       the nodes of GRAPH where their labels fit best

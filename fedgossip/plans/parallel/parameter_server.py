@@ -1,6 +1,6 @@
 """An experiment with parallel.method = "parameter-server" as a run: workers, and servers of the model's shards.
 
-A model that is a table, at parameter servers: the table, checks of the experiment, and costs.
+The model may be a table; its checks and costs are here.
 """
 
 from __future__ import annotations

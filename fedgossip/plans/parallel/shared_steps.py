@@ -1,6 +1,6 @@
 """Common base of all runs with [parallel]: workers with one model, and a step on the mean of their gradients.
 
-Use of an experiment's codec in its run: sums, and messages of each worker.
+A codec of the experiment applies to the sums, or to the messages of each worker.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The fragments of a vector (`algorithms.gossip.fragments`): each is summed and encoded in its turn.
+"""Encoded gradients of all-reduce: one worker's with its error memory, those of fragments, and low-rank ones.
 
-A fragment is a vector of its own: its codec has its tensors alone, and keeps its error memory until its next turn.
+**Fragments** (`algorithms.gossip.fragments`) are summed and encoded each in its turn.  A fragment is a vector of its
+own: its codec has its tensors alone, and keeps its error memory until its next turn.
 
-Low-rank gradients (`algorithms.codecs.low_rank`): the sums of a round, a worker's contribution and error memory.
+**Low-rank gradients** (`algorithms.codecs.low_rank`) have several sums in a round.
 
-One worker's encoded gradients, and its error memory.
+**The error memory** of one worker:
 
     closed --coded: the payload goes out--> open --settled(later round): it was counted--> closed
 

@@ -8,10 +8,8 @@ sent ones never change: each is a copy of the vector at that moment, or the very
     invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
     bound       early chunks are at most the remaining ones of the table
 
-One round of low-rank gradients at one rank: two sums by the collective's table, one after the other.
-
-It takes the place of a `Reduction`.  Chunks of the second sum continue the bucket numbers and element places of the
-first; one received before this rank has completed the first sum is kept.
+A round of low-rank gradients is two such sums, one after the other.  Chunks of the second sum continue the bucket
+numbers and element places of the first; one received before this rank has completed the first sum is kept.
 """
 
 from __future__ import annotations

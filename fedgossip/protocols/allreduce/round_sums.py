@@ -7,9 +7,8 @@
 Codecs with additive payloads are reduced by the collective's own table, of fewer elements; the payloads of others are
 sent to all, decoded by each in the same order, and then added.
 
-The sums of this round and the next at one worker: chunks checked, acknowledged, added, and forwarded in order.
-
-A worker with a slower gradient stores the chunks received meanwhile, and those of a worker that is one round ahead,
+A worker has the sums of this round and of the next: chunks are checked, acknowledged, added, and forwarded in order.  A
+worker with a slower gradient stores the chunks received meanwhile, and those of a worker that is one round ahead,
 the maximum.
 """
 

@@ -1,6 +1,6 @@
 """The state of the descent at one worker: its completed rounds, and the transfer of its state to and from others.
 
-One worker's trained updates that no mean contains yet: the fragments that await their round.
+With fragments, trained updates that no mean contains yet await their round:
 
     closed --opened(update): the fragment of this round goes out--> open --settled(later round)--> closed
 

@@ -7,19 +7,15 @@ The coordinator opens an exchange, passes the clients' messages to it, and reads
 `phase` names the awaited messages; each has a deadline of its own, which the coordinator sets whenever the name
 changes.
 
-The meaning of an unmasked sum of integers: a mean for the server's step, or one term of a coordinator's own sum.
+**Trees.**  An unmasked sum of integers is a mean for the server's step, or one term of a coordinator's own sum.  In a
+tree of coordinators every client rounds, clips, weighs and hides its numbers as in a flat run, and coordinators add
+integers.  So the sum at the root, and the mean that is decoded from it there, do not depend on the tree.
 
-In a tree of coordinators every client rounds, clips, weighs and hides its numbers as in a flat run, and coordinators
-add integers. So the sum at the root, and the mean that is decoded from it there, do not depend on the tree.
+A sum contains its number of clients: each has added one to the count.  Each coordinator that receives a sum checks the
+count, and every element, against the bounds of so many clients.
 
-A sum of coordinators says itself how many clients are in it: each has added one to its count.  That count, as every
-element, is checked against the bounds of so many clients at each coordinator that sees a sum.
-
-Contributions in the clear, added on arrival: of one round, or of one step of a buffered server.
-
-The spending of a privacy budget by a machine: a line in its log first, then the release that it pays for.
-
-In this order a crash can only count a release that was never made.  An exhausted budget ends the machine's part:
+**Privacy budgets.**  A machine spends by a line in its log first, then makes the release that it pays for.  In this
+order a crash can only count a release that was never made.  An exhausted budget ends the machine's part:
 nothing unpaid is released.
 """
 

@@ -9,8 +9,6 @@ the coordinator was restarted and draws the same cohort) is answered with it, no
 
 A client's memory from round to round (SCAFFOLD's c_i) changes only when the next invitation states that the
 contribution was counted: both ends then have the same, despite lost links.
-
-A client that declines every invitation with a reason.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A part repeats its last message when the other end repeats its request; a repeat
 carried out once.  A session that no honest coordinator would lead ends with a `Refusal` of its reason, and nothing
 else.
 
-The metrics that a client sends beside its vectors: one declaration, for machines and for the wording of plans.
+**Metrics** that a client sends beside its vectors are declared once, for machines and for the wording of plans:
 
     of unit      exact                                     covered: has noise, or follows from what has
     none         examples, steps, loss, kept, tests, cut,  -

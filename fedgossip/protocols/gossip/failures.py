@@ -1,8 +1,7 @@
 """Why a machine ends early or refuses a message.
 
-Why a machine ends early: the failure in `Finish`, which the driver raises when all records are written.
-
-A refused message is an effect, where the rest of its event counts.
+An early end has its failure in `Finish`; the driver raises it when all records are written.  A refused message is an
+effect, where the rest of its event counts.
 """
 
 from __future__ import annotations

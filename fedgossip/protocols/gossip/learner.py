@@ -6,7 +6,7 @@
 
 Between training and mixing the state is still that of the last round: a peer that ends then ends with it.
 
-Checks of vectors from others, before they are mixed with ours.
+Vectors from others are checked here before they are mixed with ours.
 """
 
 from __future__ import annotations

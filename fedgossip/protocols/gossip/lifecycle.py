@@ -21,11 +21,9 @@ The end.  After the last round a peer settles what must be settled before its go
 and after some goodbyes no longer for silent ones.  A stopped peer does the same in a hurry: it stays for open accounts
 alone, at most `hurry_ns`.
 
-Records whose models a peer has mixed into its own, so that a run reports exchanges that never happened.
-
-A peer that a neighbour refuses, or that is separated from it to the end, trains on without it, and nothing fails.  At
-the end each peer therefore reports the neighbours that should have sent it a model and never did (`never_exchanged`),
-and whether it has trained alone (`learned_alone`).
+**Missing exchanges.**  A peer that a neighbour refuses, or that is separated from it to the end, trains on without it,
+and nothing fails.  At the end each peer therefore reports the neighbours that should have sent it a model and never did
+(`never_exchanged`), and whether it has trained alone (`learned_alone`).
 """
 
 from __future__ import annotations

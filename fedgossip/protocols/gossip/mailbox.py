@@ -1,6 +1,4 @@
-"""Received models until their round is mixed; the round that is exchanged, with its sources and weights; and the graph
-of each round from one peer's view.
-"""
+"""Received models until their round is mixed, the round in exchange, and the graph of each round from a peer's view."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The moment and the target of an asynchronous peer's next offer.
+"""The moment and the partner of an asynchronous peer's next offer.
 
-Choose the partner of a peer's next exchange: a function of the seed, the peer, a count, and measured times.
+The partner is a function of the seed, the peer, a count, and measured times:
 
     uniform     any neighbour, with equal chances: the model in which the rates of gossip are known (Boyd et al. 2006)
     matching    the neighbours in turn, by a colouring of the edges: peers of equal speed meet in pairs

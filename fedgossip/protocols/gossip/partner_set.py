@@ -1,9 +1,7 @@
 """The partners of a peer: connected, departed, disconnected with a possible return, or silent; and how long to wait
 for them.
 
-The partners of a peer: connected, departed, disconnected with a possible return, or silent.
-
-A deadline that follows the measured durations.
+The deadline follows the measured durations:
 
     deadline = factor * (median + 4 MAD)        MAD: the median distance from the median
 

@@ -5,15 +5,13 @@
 
 A member without a link is pinged through helpers at once.
 
+Membership updates are pushed to a few members at once, and found by digests where they were lost.  The author of an
+update sends it to every linked member; a first receiver forwards it to a few.  Every ping carries a digest of the
+roster: where two differ the peers compare their rosters, and each sends the entries that the other lacks.
+
+A partition is detected by members that are lost within a window, and return together.
+
 Sources: as `membership`.
-
-Dissemination of membership updates: pushed to a few at once, and found by digests where they were lost.
-
-The author of an update sends it to every linked member; a first receiver forwards it to a few.  Every ping carries a
-digest of the roster: where two differ the peers compare their rosters, and each sends the entries that the other
-lacks.
-
-Detection of partitions: members that are lost within a window, and return together.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ The end.  After its last round a peer waits until its parcels are accepted, then
 last parcel taken of each.  From then on it takes none; a parcel in flight returns to its sender.  A peer without
 remaining partners ends its run early.  A parcel to a peer that is gone is reclaimed at the very end.
 
-The accounts of sent mass: a parcel belongs to its sender until its acceptance is received.
+A parcel belongs to its sender until its acceptance is received:
 
         at its sender      out --Accepted(number)--> gone          at most one per receiver; sent again until then
                             \--Leaving(used < number)--> back       the receiver takes no more: it is the sender's

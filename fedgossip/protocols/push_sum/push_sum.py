@@ -1,4 +1,6 @@
-"""Synchronous push-sum: a round is mixed when the parcels of all in-neighbours are here, on any directed graph.
+"""Push-sum on any directed graph, synchronous or asynchronous.  Parcels, mathematics and the end are in `push_peer`.
+
+**Synchronous.**  A round is mixed when the parcels of all in-neighbours are here.
 
     phase      event                                         next phase
     joining    Rostered                                      training
@@ -12,11 +14,11 @@
     closing    drain                                         finished
     leaving    Accepted                                      finished
 
-Parcels, the mathematics and the end are those of `push_peer`.  In every round a peer waits for the acceptance of its
+In every round a peer waits for the acceptance of its
 last parcels ("blocked"), then for the parcels of its in-neighbours, or until the deadline; it notifies a receiver that
 gets none (`Account`).  Where no deadline is missed the bits are those of the stacked engine, despite losses.
 
-Asynchronous push-sum: overlapped stochastic gradient push, without a bound on staleness.
+**Asynchronous.**  Overlapped stochastic gradient push, without a bound on staleness.
 
     phase      event                                         next phase
     joining    Rostered                                      training
@@ -28,7 +30,7 @@ Asynchronous push-sum: overlapped stochastic gradient push, without a bound on s
     closing    drain                                         finished
     leaving    Accepted                                      finished
 
-Parcels, the mathematics and the end are those of `push_peer`.  Received mass is added at once; a peer waits only where
+Received mass is added at once; a peer waits only where
 no arc is free ("pausing"), so that it is ahead of its parcels by a network's breadth and not by a run's.
 
 Difference from the papers: a peer that is quicker than its in-neighbours sends mass in each round and receives little.

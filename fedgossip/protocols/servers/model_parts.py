@@ -2,11 +2,7 @@
 
 `ModelParts` is the interface that a worker uses, so that one machine serves a vector and a table (`row_parts`).
 
-Vectors of a shard in transfer: cut into pieces, and assembled from them in any order of arrival.
-
-A worker's part of a vector model whose gradients are pushed by a codec.
-
-Shards of a model by codecs, between workers and servers: pushed gradients and pulled shards.
+Shards are sent in pieces, assembled in any order of arrival, and in both directions may be encoded:
 
     ShardCoding    the codec of each direction, and the decoding: the same at all
     CodedPushes    one worker's gradients, and its codec's error memory

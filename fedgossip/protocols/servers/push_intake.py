@@ -1,14 +1,10 @@
-"""Received pushes at a server: checked, assembled from their pieces, and counted by the age of their model.
+"""Received pushes and pulls at a server, and the workers that it waits for.
 
-Pulls that a server has taken and not answered yet, and the replies.
-
-bound   one pull of each worker and shard
-
-The workers that a server waits for: present ones, except those that are silent while others wait.
-
-A worker is silent when it has made no progress, a push begun or a reply taken, for the longest deadline; without a
-link, for its own deadline, which follows the time of its gradients: one that is ten times slower is waited for ten
-times longer.  The others then go on without it, and it takes part again when it pushes or pulls.
+Pushes are checked, assembled from their pieces, and counted by the age of their model.  Of each worker and shard at
+most one pull is open.  The server waits for present workers, except those that are silent while others wait.  A worker
+is silent when it has made no progress, a push begun or a reply taken, for the longest deadline; without a link, for its
+own deadline, which follows the time of its gradients: one that is ten times slower is waited for ten times longer.  The
+others then go on without it, and it takes part again when it pushes or pulls.
 """
 
 from __future__ import annotations

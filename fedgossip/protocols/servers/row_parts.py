@@ -8,7 +8,7 @@ A list of keys precedes the first message that refers to it; with the key-cache 
 the server stores it.  The keys of a push are mostly a subset of the pulled ones, and sent as one bit for each of
 those.
 
-Lists of keys at a server: sent once by a worker, referred to by their digests afterwards.
+At a server a list of keys is referred to by its digest:
 
 invariant   a stored list is ascending, and all its rows are the shard's
 bound       of each worker and shard the newest lists: LISTS_MAX, of KEPT_KEYS_MAX keys in all

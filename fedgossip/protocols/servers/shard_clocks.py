@@ -16,7 +16,7 @@ Source: Ho, Cipar, Cui, Lee, Kim, Gibbons, Gibson, Ganger and Xing, More effecti
 synchronous parallel parameter server, NIPS 2013, section 2; rates by staleness: Zhang, Gupta, Lian and Liu,
 Staleness-aware Async-SGD for distributed deep learning, IJCAI 2016.
 
-The entries of a shard in a server's checkpoint, and its restoration.
+A shard's entries in a server's checkpoint:
 
         "3.x", "3.velocity", ...    the arrays of shard 3: the model's, the descent's, and those beside it
     "3"                         its plain numbers, and the clocks of its workers, ascending by id

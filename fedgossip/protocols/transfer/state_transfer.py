@@ -1,4 +1,6 @@
-"""The transfer of a model to a late peer, in chunks; after a broken link it is resumed, also from another source.
+"""The transfer of a model to a late or restarted peer, or of a descent's state to a worker, by requested chunks.
+
+After a broken link it is resumed, also from another source.
 
     joiner   ModelQuery to all                         member   ModelInfo(round, digest): its latest model, kept a while
     ChunkRequest(round, digest, start) of the best     ModelChunk(round, digest, start)
@@ -9,7 +11,7 @@ highest round, then the highest digest: any source of the same model can continu
 does not deliver in time, changes its offer, or sent a model of another digest is used after all others.  A member that
 no longer has the model replies with its present offer.
 
-A restarted peer of a fixed network without a checkpoint fetches a neighbour's model before it takes part.
+**A restarted peer** of a fixed network without a checkpoint fetches a neighbour's model before it takes part.
 
     restarts --a neighbour's model, or all are at the start, or no neighbour has one in time--> gossip
 
@@ -17,7 +19,7 @@ It begins in its neighbours' round, or in their first: an untrained model, mixed
 Every peer keeps its latest model for this, as in runs with a changing roster (`state_transfer`); the gossip machine is
 independent of it, and receives links and the latest messages once it begins.
 
-The state of a descent, fetched by a worker that is behind from one that has it: in pieces, each requested.
+**A worker that is behind** fetches the state of the descent from one that has it:
 
     behind   StateQuery(rounds, start)              donor   StatePiece(rounds, digest, start, ...)
              ... one at a time, then the digest is checked

@@ -2,8 +2,6 @@
 
 Every colour is written plainly into the SVG, so that a figure that is saved from the page is ready for a paper.  The
 dark page needs no other figures: its style sheet names the few colours of `DARK` and shows others in their place.
-
-Stacked areas per peer: its examples by class, its time by activity.
 """
 
 from __future__ import annotations

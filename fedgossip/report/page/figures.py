@@ -1,6 +1,6 @@
-"""The curves of one run: score, loss and disagreement; and who gains by a personal model.
+"""The curves of one run (score, loss, disagreement), and the gain of each participant from a personal model.
 
-Who gains by a model of its own: every participant's score beside the shared model's, and one trained alone.
+The gain is drawn as its score beside those of the shared model and of one trained alone.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Runs that differ in their seed alone are one curve: the mean over the seeds that
 Student's interval as a band.  `fedgossip plot` and `fedgossip report --paper` draw by this module alone; what is drawn
 is read off the `numbers` of the drawing, so that a file of them has every number of the figure.
 
-Intervals of a mean over seeds: Student's, of a level that every table and figure shares.
+The level of intervals is the same in every table and figure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The page of one run, or of several beside each other; and rich display in notebooks.
 
-Write the page of one run, or of several beside each other.
-
-Rich display in notebooks: a graph as a drawing, a forecast, a run and a sweep as tables and curves.
-
-`import fedgossip` calls `register` where IPython runs; the classes themselves know nothing of it.
+In a notebook a graph is a drawing; a forecast, a run and a sweep are tables and curves.  `import fedgossip` calls
+`register` where IPython runs; the displayed classes do not depend on it.
 """
 
 from __future__ import annotations

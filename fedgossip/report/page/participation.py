@@ -4,7 +4,7 @@ Rounds are counted by completion, as in the rows: the coordinator's events of an
 Single rounds of single clients are kept for FOLLOWED_MOST clients at most; of more, how often each took part.  The
 coordinator's rows list the clients in each sum; the clients' own rows, where present, their other actions.
 
-Rows of a record as a report reads them: values absent from an old run have their defaults.
+Values that the rows of an old run lack have their defaults.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reasons for an abandoned round, and for a client's absence from one, in words; the order of events.
-
-Notes that a reader needs first of a run that did not go as it should.
-"""
+"""Reasons for an abandoned round and for a client's absence, in words; and the notes that head a faulty run's page."""
 
 from __future__ import annotations
 

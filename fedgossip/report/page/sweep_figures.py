@@ -1,8 +1,6 @@
-"""The page of a sweep and its figures, also as files for a paper.
+"""The page of a sweep, and the same figures and tables as files for a paper.
 
-The figures of a sweep: a heat map of its scores, the differences to a reference, scores by facts of the graph.
-
-The page of `fedgossip sweep`, and the same figures and tables as files for a paper.
+The figures: a heat map of the scores, the differences to a reference, and scores by facts of the graph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A watched federated run: its experiment's settings, and its coordinator's rows.
-
-The known state of one peer.
-
-Curves of a running run, of bounded size however long it is.
-"""
+"""A watched run: a federated one's settings and coordinator's rows, the state of each peer, and bounded curves."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The record of a run is its metrics.jsonl.  Beside it, while a run on this machine goes on, each peer writes rows of its
 own, which the record repeats when all have passed the round: of those only the newest figures are taken.
 
-The new lines of a file that grows, a bounded piece at a time.
+Files are read a bounded piece at a time.
 """
 
 from __future__ import annotations

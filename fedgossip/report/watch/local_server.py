@@ -1,11 +1,9 @@
-"""Pages on this machine alone: answers to GET, and nothing else.
+"""Serves pages on this machine alone, such as a followed run's with its data: answers to GET, and nothing else.
 
 It listens on 127.0.0.1, which no other machine can reach, and answers its own user and root alone: other users of this
 machine may not read its files.  Linux has a table with the owner of each connection; elsewhere all users are answered.
 A page of another origin in the browser cannot read it: a name that was pointed at 127.0.0.1 is not among the accepted
 hosts, and no answer allows other origins.
-
-The page of a followed run, and the data that it requests; served on this machine alone.
 """
 
 from __future__ import annotations

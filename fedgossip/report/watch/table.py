@@ -1,7 +1,4 @@
-"""A followed run on a terminal: one screen, of the terminal's size.
-
-A followed run as lines of text, for a pipe: one per round and event, none revoked.
-"""
+"""A followed run on a terminal, one screen of its size; or in a pipe, a line per round and event, none revoked."""
 
 from __future__ import annotations
 

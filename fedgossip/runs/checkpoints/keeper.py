@@ -1,14 +1,10 @@
 """Checkpoints of a peer: their file, their folder, and the thread that keeps them while the peer runs.
 
-Keeping checkpoints while a peer runs: the newest always at hand, written now and then by a thread of its own.
+A file is safetensors with plain data and a sha256 over everything: whole on disk, or absent.  Files lie beside each
+other in the peer's folder; one is read whole or refused with a reason.  The newest checkpoint is always in memory, and
+the thread writes it now and then.  Beside them is the peer's incarnation number, on disk before its first Hello.
 
-One peer's checkpoints in its folder: written one beside the other, taken whole or refused with a reason.
-
-The origin of a checkpoint, and whether a run may resume from it: keys that may differ between experiments.
-
-The incarnation number of a peer: a file in its folder, on disk before its first Hello.
-
-The file of a checkpoint: safetensors, with plain data and a sha256 over everything; whole on disk, or not there.
+`About` decides whether a run may resume from a checkpoint: some keys may differ between the experiments.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ by their hash: a replay reports the first differing event.
 
 All integers are little-endian.  A record cut short by a kill ends the trace; all before it counts.  Nothing is
 unpickled.
-
-Turn events into plain fields and arrays, and back; and describe effects in one line.
 """
 
 from __future__ import annotations

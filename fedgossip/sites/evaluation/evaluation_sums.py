@@ -10,13 +10,9 @@ Under a budget there is one round alone, of numbers with noise.
 A number x counts as the whole number nearest to x 2^104, so figures of the sums equal those of all records in one
 place, to 1e-12 and better.  An AUROC follows from histograms, to the width of their bins.
 
-How well a model answers for each record: its loss there, and whether it is right.  No torch here.
-
-The numbers by which sites judge a model under a budget of records: each site adds noise to its own.
-
-The noise hides every record from everybody, the coordinator included, as in statistics (`column_sums`): a site's part
-is one release of a Gaussian mechanism.  The numbers are few, without those that follow from others, for each costs
-noise on all.
+Under a budget of records each site adds noise to its own numbers.  The noise hides every record from everybody, the
+coordinator included, as in statistics (`column_sums`): a site's part is one release of a Gaussian mechanism.  The
+numbers are few, without those that follow from others, for each costs noise on all.  No torch here.
 """
 
 from __future__ import annotations

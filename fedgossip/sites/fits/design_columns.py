@@ -1,6 +1,6 @@
 """The columns of a regression, from the agreed statistics: categories against the first, numbers by their scale.
 
-Effective number of a site's records at a point of a fit: sums dominated by few records disclose these.
+Sums dominated by few records disclose these, so a site checks its effective number of records at a point of a fit:
 
     n       = sum of w / max of (w, unit)          w: the working weights of the records, unit: a record's at the start
     n_j     = sum of w x_j^2 / max of w x_j^2      x_j: the scaled column of one coefficient

@@ -1,6 +1,6 @@
 """Runs of exact sums over sites: statistics, and every kind of fit, by the first word of model.source.
 
-Statistics that sites agree on before training: a federated run of two rounds with exact sums.
+Statistics that sites agree on before training are a federated run of two rounds with exact sums.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gathers the contents of a release from the files of a run, an evaluation and the sites.
 
-The privacy statement of a release: protected data, adversaries, strength, and limits.
+Its privacy statement names protected data, adversaries, strength, and limits.
 """
 
 from __future__ import annotations

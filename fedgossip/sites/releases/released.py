@@ -1,6 +1,4 @@
-r"""release.json: the description of a model in a release, for its page and for `fedgossip release verify`.
-
-A signed zip archive: the signature covers every byte of the file.
+r"""A release: release.json, which describes the model, in a signed zip archive for `fedgossip release verify`.
 
 The signature is the archive's comment, which is the end of the file:
 

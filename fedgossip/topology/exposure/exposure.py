@@ -23,7 +23,7 @@ That is tested twice:
 Training is the best case of a run that learns: where updates have become small, models hardly differ from what
 averaging makes of them, and the counts of averaging are those to look at.
 
-On which graphs a neighbour's model can be hidden in a sum: what private gossip asks of a schedule.
+`check_private` decides on which graphs a sum can hide a neighbour's model, as private gossip requires of a schedule.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A size that a family does not have raises ConfigError with the nearest sizes that it has.  The drawn families are
 functions of their arguments alone: the same seed gives the same graph on every machine.
 
-EquiTopo: random shifts of a circle, with a consensus rate independent of the number of nodes.
+**EquiTopo** has random shifts of a circle, with a consensus rate independent of the number of nodes:
 
     equi-static      M shifts drawn once: W = 1/M sum_m [ (n-1)/n P_m + 1/n I ], P_m the shift by a_m
     u-equi-static    the same both ways: (W + W') / 2

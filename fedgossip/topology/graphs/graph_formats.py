@@ -8,8 +8,6 @@
 
 Weights count where not all of them are 1.  Sizes are checked before anything is read; what these libraries raise is a
 ConfigError of one line.
-
-The content of a graph's file, independent of its format: nodes by their names, edges, perhaps weights.
 """
 
 from __future__ import annotations

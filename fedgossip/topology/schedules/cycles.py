@@ -2,7 +2,7 @@
 
 Each has few links per round, so that a single round mixes badly (its slem is often 1), and one whole period well.
 
-Base-(k+1) graphs: rounds of at most k links per node with the exact mean as their product, for every number of
+**Base-(k+1) graphs**: rounds of at most k links per node with the exact mean as their product, for every number of
 nodes.
 
     hyper-hypercube   write n = n_1 n_2 ... with factors of at most b = k + 1; in step l the nodes that are equal in all
@@ -23,10 +23,10 @@ not commute: all peers have to be in the same one.
 Source: Takezawa, Sato, Bao, Niwa and Yamada, Beyond exponential graph: communication-efficient topologies for
 decentralized learning via finite-time convergence, NeurIPS 2023.
 
-The exact mean on one fixed graph, in as many rounds as its Laplacian has distinct eigenvalues: W_k = I - L / mu_k.
-
-The product over all mu_k takes out every mode but the mean.  In ascending order the intermediate models grow beyond all
-digits; Leja's order, each mu_k as far as possible from those before, keeps them small.  Own weights may be negative.
+**Leja**: the exact mean on one fixed graph, in as many rounds as its Laplacian has distinct eigenvalues: W_k = I - L /
+mu_k.  The product over all mu_k takes out every mode but the mean.  In ascending order the intermediate models grow
+beyond all digits; Leja's order, each mu_k as far as possible from those before, keeps them small.  Own weights may be
+negative.
 
 Sources: Kibangou, Graph Laplacian based matrix design for finite-time distributed average consensus, ACC 2012 (the
 factors; title and venue not checked); Reichel, Newton interpolation at Leja points, BIT 30 (1990) (the order).

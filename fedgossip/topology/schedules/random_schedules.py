@@ -1,6 +1,6 @@
 """Schedules of random matchings: each round drawn independently, Epidemic Learning, and MATCHA.
 
-MATCHA: a graph's edges in matchings, each used in a round with its own probability, so that a budget is kept.
+**MATCHA**: a graph's edges in matchings, each used in a round with its own probability, so that a budget is kept.
 
     1. the edges are coloured so that no two at one node have the same colour: matchings, at most degree + 1 of them;
        or those that the graph's file gives

@@ -3,17 +3,15 @@
 Below `mixing_matrix` and `convergence`: uses arrays and graphs, not weights' rules.  A number that did not converge is
 given back as unresolved, never as a number: unconverged Lanczos overstates the gap of a ring of 10^4 nodes 70 times.
 
-Eigenvalues of the Laplacians of graphs that have a formula, ascending.
-
-Where all edges weigh the same, W = I - a L, and the spectrum of a mixing of a million nodes costs a sum.  Written as
-squares of sines, so that nothing cancels near 0: a gap of 1e-11 has all its digits.
+**By formula**: eigenvalues of Laplacians, ascending.  Where all edges weigh the same, W = I - a L, and the spectrum of
+a mixing of a million nodes costs a sum.  Written as squares of sines, so that nothing cancels near 0: a gap of 1e-11
+has all its digits.
 
 Source: Mohar, The Laplacian spectrum of graphs, in Graph Theory, Combinatorics, and Applications 2 (1991); the lattices
 are Cartesian products: their eigenvalues are all sums of one of each factor.
 
-Remaining disagreement after rounds of mixing, from the products themselves: in the worst direction, and typically.
-
-With P_t = W_t ... W_2 W_1 and J = 11'/n, per unit of disagreement before the first round,
+**By products**: the disagreement that is left after rounds of mixing.  With P_t = W_t ... W_2 W_1 and J = 11'/n, per
+unit of disagreement before the first round,
 
     worst(t)   = ||P_t - J||_2                    the largest share that any disagreement keeps
     typical(t) = ||P_t - J||_F / sqrt(n - 1)      the root mean square over all directions

@@ -12,9 +12,8 @@ With rows that differ as the peers' updates do in place of P it is tau^2 = 1/n s
 Source: Le Bars, Bellet, Tommasi, Lavoie and Kermarrec, Refined convergence and topology learning for decentralized SGD
 with heterogeneous data, AISTATS 2023.
 
-The modes of a graph: what a round leaves of each, and how much of what peers disagree about lies in which.
-
-With symmetric W of modes (l_k, v_k) and rows P [n, width] of anything that peers have (label shares, updates),
+**Modes**: how much of what peers disagree about lies in each mode of a graph, and what a round leaves of it.  With
+symmetric W of modes (l_k, v_k) and rows P [n, width] of anything that peers have (label shares, updates),
 
     E_k = ||v_k' P||^2,    sum_{k>=2} E_k = n H(I),    sum_{k>=2} l_k^2 E_k = n H(W)
 

@@ -4,9 +4,7 @@ A sequence is never judged by one step: every round of one-peer exponential has 
 give the exact mean of 2^p nodes.  So slem and gap stay None here, and `rate` is the share that a round leaves in the
 long run.
 
-Remaining disagreement after large cycles, without dense products: by random vectors, and by Lanczos on implicit
-products.
-
+After large cycles the disagreement that is left is estimated without dense products, by random vectors and by Lanczos.
 With z of random signs E z'A z = tr A, so that the remaining squares of a few such vectors, round by round, estimate
 ||W_k ... W_1 - J||_F^2 is, with a 95 % interval; n_W, the floor and the typical rounds need no more of it.  The worst
 direction is the largest eigenvalue of P'P, P = W_k ... W_1, applied round by round.

@@ -11,11 +11,9 @@ whole spectra come from a matrix that small.
 
 Source: Godsil and Royle, Algebraic Graph Theory, Springer 2001, section 9.3 (equitable partitions).
 
-Ends of the spectra of large sparse mixings, proven by the signs of factors.
-
-Lanczos sees a gap g in about 3 / sqrt(g) steps, so long thin graphs (trees, grids, chains of clusters) are out of its
-reach; they are also those whose W - s I has factors L D L' with few entries.  By Sylvester's law of inertia as many
-eigenvalues of W lie below s as D has negative signs.  So
+**Ends proven by signs.**  Lanczos sees a gap g in about 3 / sqrt(g) steps, so long thin graphs (trees, grids, chains of
+clusters) are out of its reach; they are also those whose W - s I has factors L D L' with few entries.  By Sylvester's
+law of inertia as many eigenvalues of W lie below s as D has negative signs.  So
 
     1. inverse iteration finds a vector v orthogonal to the ones vector; its 1 - v'Wv / v'v is at least the true 1 - l_2
     2. the signs at a little less prove that only the mean's eigenvalue is nearer to 1: the value is proven between

@@ -1,6 +1,6 @@
 """Rules for the mixing weights of a graph: Metropolis-Hastings, constant, and the fastest symmetric ones.
 
-Weights that settle on another mean than the plain one, or on the plain one where degrees differ.
+Others settle on another mean than the plain one, or on the plain one where degrees differ:
 
     sinkhorn   of a directed graph: D1 (A + I) D2 with rows and columns that sum to one, the plain mean
     inverse    1 / (1 + received models), a plain average at every node: rows sum to one, frequent senders count most

@@ -8,7 +8,7 @@ The steps are those of `glm.moved`, with -2 log likelihood as deviance: halved w
 columns depend on each other.  Robust errors are those of A^-1 (sum of s s') A^-1 (Huber, Fifth Berkeley Symposium,
 1967).
 
-Negative binomial counts: a rate for each record, and a variance that grows beyond a Poisson one's.
+**Negative binomial counts**: a rate for each record, and a variance that grows beyond a Poisson one's.
 
     mu = exp(x b),   variance  mu + alpha mu^2,   r = 1 / alpha
     log likelihood of a record   log G(y + r) - log G(r) - log y! + r log(r / (r + mu)) + y log(mu / (r + mu))
@@ -17,7 +17,7 @@ alpha is estimated with b, by its logarithm; the information is the observed one
 
 Source: Cameron and Trivedi, Regression analysis of count data, 2nd edition, 2013, section 3.3 (NB2).
 
-Weibull accelerated failure times: a column stretches all times until the event by one factor.
+**Weibull accelerated failure times**: a column stretches all times until the event by one factor.
 
     log T = x b + s W,  W of the smallest extreme value;   z = (log t - x b) / s
     log likelihood of a record   d (z - log s - log t) - exp(z),   d: whether its event was seen
@@ -26,7 +26,7 @@ exp(-x b) is the rate of a Weibull distribution of shape 1 / s.  The information
 
 Source: Kalbfleisch and Prentice, The statistical analysis of failure time data, 2nd edition, 2002, section 3.2.
 
-Firth's logistic regression: finite estimates where a column separates the outcomes, and less bias of few records.
+**Firth's logistic regression**: finite estimates where a column separates the outcomes, and less bias of few records.
 
     maximises   l(b) + log det A(b) / 2,   A = X' W X
     gradient    g_c + sum over a, b of (A^-1)_ab T_abc / 2,   T_abc = sum of w (1 - 2 p) x_a x_b x_c

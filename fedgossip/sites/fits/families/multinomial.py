@@ -1,12 +1,12 @@
 """Logits of more than two classes: multinomial, and ordinal for ordered ones.
 
-Multinomial logit: the odds of each class against the first.
+**Multinomial logit**: the odds of each class against the first.
 
     P(class c) = exp(x b_c) / sum over classes of exp(x b),  b of the first class 0
 
 Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, section 5.2.
 
-Ordinal logit, the proportional odds model: one effect of each column on all cuts of ordered classes.
+**Ordinal logit**, the proportional odds model: one effect of each column on all cuts of ordered classes.
 
     P(class <= j) = F(a_j - x b),  F(u) = 1 / (1 + exp(-u));  a column's odds ratio is of being in a higher class
 

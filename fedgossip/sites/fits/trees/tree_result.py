@@ -1,6 +1,6 @@
-"""trees-fit.json: loss and column gains of boosted trees that sites grew together.
+"""trees-fit.json: loss and column gains of boosted trees that sites grew together; and the trees' options.
 
-Options of boosted trees: trees:TREESxDEPTH?learning_rate=0.1&max_bins=32.
+The options are those of model.source, trees:TREESxDEPTH?learning_rate=0.1&max_bins=32.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ Sites receive the ensemble so far, with all its nodes and which of them are open
 The coordinator's step is a function of both, so everybody with the sums computes the same trees; an incomplete round is
 requested again.
 
-Two sums in one number: the number of records at a place, and their sum of h, where both fit.
-
-A number of 64 bits contains the records above `bits` bits of h.  h of a record is between 0 and a quarter, so at most
-2^28 in units of 2^-30; no site has `most` records or more, so no sum of h reaches the bits of the records.
+Where both fit, one number has the number of records at a place and their sum of h.  A number of 64 bits contains the
+records above `bits` bits of h.  h of a record is between 0 and a quarter, so at most 2^28 in units of 2^-30; no site
+has `most` records or more, so no sum of h reaches the bits of the records.
 """
 
 from __future__ import annotations
