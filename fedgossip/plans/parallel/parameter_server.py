@@ -130,7 +130,7 @@ class ServerPlan(SharedSteps):
         least = min(deadline, nanoseconds(p.least_deadline))
         everybody, life = (range(self.learners), self.servers), (seat.resumed, seat.incarnation)
         if seat.node == self.manager:
-            manager = ManagerSettings(self.clocks, least, deadline, start)
+            manager = ManagerSettings(self.clocks, least, deadline, start, durable=self.staleness == 0)
             return ServerManager(seat.node, *everybody, placement, seat.initial, manager, *life)
         limits = ServerSettings(self.clocks, self.staleness, deadline, least, start), self.push_rate
         width = self.table.width if self.table else None

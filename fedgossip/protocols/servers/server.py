@@ -421,7 +421,8 @@ class ParameterServer:
         self._changed = bool(self.shards)  # a copy that is owned now may be later than on disk
         for worker in sorted(self.workers.linked):  # none could do anything before
             self._note_progress(worker, now_ns)
-        return [taken, *self.tenure.send_copies(now_ns), *self._ready(), *self._go_on(now_ns)]
+        began = [*self.tenure.send_copies(now_ns), *self._ready(), *self._go_on(now_ns)]
+        return [*began, taken]  # once its shards are on disk: the manager counts on that
 
     def _copied(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
         if message.epoch != self.epoch:

@@ -10,7 +10,8 @@ and from everywhere Stopping to finished.
 
 A server that is lost for a while is excluded from the next tenure: the keepers of copies of its shards own them.  A
 new server is joining: it receives copies, and is in the tenure after it has reported all of them.  A keeper counts as
-having copies after its report.  A tenure is on disk before it is sent, and sent until it is acknowledged, and until
+having copies after its report: one on its own disk may be older than its owner's.  Where no other server has a shard of
+one that has restarted, the next tenure begins anew: it goes on from its disk.  A tenure is on disk before it is sent, and sent until it is acknowledged, and until
 servers have their copies; the next one begins when all servers of this one, except lost ones, have acknowledged it, so
 no future owner of a shard has missed a tenure.  While the manager is away nothing changes.
 Servers send a new manager their tenure: one that has not issued it is a second manager, or has lost its folder, and
@@ -63,6 +64,8 @@ class ManagerSettings:
     """Maximum wait for a worker, once others have ended, and for a server without which state would be lost."""
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
+    durable: bool = False
+    """Whether a server has all that it answered for its own shards on its disk."""
 
 
 class ServerManager:
@@ -240,8 +243,9 @@ class ServerManager:
         anew, self.gathering = self._all_anew, False
         if anew:
             self.lives |= self.met
+            self.blank = set(self.all)
             here = [server for server in self.whole if server in self.met]
-            return self._rule(tuple(here), (), anew=True)
+            return self._rule(tuple(here), tuple(sorted(self.met.keys() - here)), anew=True)
         for server in self.met:
             self._meet(server)
         away = [server for server in self.tenure.servers if server not in self.met]
@@ -283,6 +287,9 @@ class ServerManager:
         out = self.lost | self.blank
         if not {*now.servers, *now.joining} - out <= self.taken:
             return []
+        if self._is_on_disks(out):
+            joining = tuple(server for server in self.all if server in (self.blank | {*now.joining}) - {*now.servers})
+            return self._rule(now.servers, joining, anew=True)
         ready = self.ready - out
         servers = [server for server in self.all if server not in out and (server in now.servers or server in ready)]
         joining = [
@@ -294,14 +301,21 @@ class ServerManager:
             return []
         return self._rule(tuple(servers), tuple(joining))
 
+    def _is_on_disks(self, out: set[NodeId]) -> bool:
+        """Return whether a shard is at restarted servers alone, all of which owned theirs in this tenure."""
+        owners = {*self.tenure.servers}
+        kept = self.settings.durable and not self.lost & owners and self.blank & owners <= self.taken
+        return kept and any(holders <= out for holders in self.holding.values())
+
     def _rule(self, servers: tuple[NodeId, ...], joining: tuple[NodeId, ...], *, anew: bool = False) -> list[Effect]:
         if not servers:
             text = "no server is left that has the model"
             return self._finish(Failure("network", text, "Start all again with --resume."))
         self.tenure = Tenure(self.tenure.epoch + 1, servers, joining, anew)
         for shard in self.placement.shards:
-            sure = self._keepers(shard) if anew else self.holding[shard.number] - self.lost - self.blank
-            self.holding[shard.number] = sure & self._keepers(shard)
+            sure = self.holding[shard.number] - self.lost - self.blank
+            owner = {*shard.holders(servers, 1)} if anew else set()
+            self.holding[shard.number] = (sure | owner) & self._keepers(shard)
         self.taken, self.blank, self.ready = set(), set(), set()
         kept = self._kept()
         report = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)

@@ -69,7 +69,8 @@ class TenureShards:
         for number in restore(self.stored, resumed) if resumed else ():  # of the last life, in whatever tenure that was
             del self.stored[number]
         if not waits:
-            self._divide({shard.number: make(shard, initial) for shard in held} | self.stored)
+            first = {shard.number: make(shard, initial) for shard in held} | self.stored
+            self._divide(first, first)
             self.copies.agreed()
 
     @property
@@ -97,12 +98,12 @@ class TenureShards:
         """Begin a later tenure."""
         missed = tenure.epoch > self.epoch + 1  # others may have gone on from this state in between
         here = {} if missed else {**self.copies.valid, **self.shards}
-        held = self.stored if tenure.anew else here
+        held = {**self.stored, **here} if tenure.anew else here
         self.epoch, self.alive, self.joining = tenure.epoch, tenure.servers, tenure.joining
         self.stored = {}
-        self._divide(held)
+        self._divide(held, here)  # a copy on disk may be older than its owner's, which sends it
 
-    def _divide(self, held: Mapping[int, ShardClocks]) -> None:
+    def _divide(self, held: Mapping[int, ShardClocks], valid: Collection[int]) -> None:
         keepers: dict[int, tuple[NodeId, ...]] = {}
         copies: dict[int, ShardClocks] = {}
         self.shards = {}
@@ -112,7 +113,7 @@ class TenureShards:
                 self.shards[shard.number], keepers[shard.number] = held[shard.number], tuple(wanted)
             elif self.node in wanted:
                 copies[shard.number] = held.get(shard.number) or self.make(shard, self.initial)
-        self.copies.begin(self.epoch, keepers, copies, held.keys())
+        self.copies.begin(self.epoch, keepers, copies, valid)
 
     def send_copies(self, now_ns: int, only: Collection[NodeId] | None = None) -> list[Effect]:
         """Send all owned shards to the keepers of copies, or to some of them."""

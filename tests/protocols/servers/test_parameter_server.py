@@ -470,7 +470,27 @@ def test_where_all_restart_the_manager_waits_for_the_servers_of_the_last_tenure(
     assert "server 3 of the last tenure is not back" in end.failure.text
     effects = manager.handle(PeerJoined(3, 1), 0)
     tenure = next(one.message for one in effects if isinstance(one, Send))
-    assert tenure == Tenure(3, (2, 3), (), anew=True)
+    assert tenure == Tenure(3, (2, 3), (4,), anew=True)
+    for event in [*(Received(node, TenureTaken(3)) for node in (2, 3, 4)), PeerGone(3)]:
+        manager.handle(event, 0)
+    assert manager.handle(Fired(("gone", 3)), 0) == [SetTimer(("last", 3), 30_000_000_000)], "2 may have an older copy"
+    again = next(one.message for one in manager.handle(PeerJoined(3, 2), 0) if isinstance(one, Send))
+    assert again == Tenure(4, (2, 3), (4,), anew=True), "its shards are on its disk"
+
+
+def test_a_copy_from_a_disk_takes_no_place_of_its_owner_s_shard() -> None:
+    plan = compose.plan(load_experiment(quadratic(2, 3, server={"replication": 2})))
+    first: Any = plan.machine(4, np.zeros(40, np.float32), "s")
+    kept = saved_shards(1, first.tenure.everything, 0, durable=True)
+    copies = set(first.tenure.copies.here)
+    again: Any = plan.machine(4, np.zeros(40, np.float32), "s", kept, incarnation=1)
+    again.handle(Started(), 0)
+    effects = again.handle(Received(5, Tenure(1, (2, 3, 4), (), anew=True)), 0)
+    places = [type(one.message if isinstance(one, Send) else one) for one in effects]
+    assert places[-1] is TenureTaken and Checkpoint in places, "a tenure is taken once its shards are on disk"
+    assert copies and not copies & again.tenure.everything.keys()
+    effects = again.handle(Received(5, Tenure(2, (4,))), 0)
+    assert any(isinstance(one, Send) and isinstance(one.message, ShardLost) for one in effects)
 
 
 def test_a_server_restores_what_it_held_in_the_last_tenure_and_no_copy_that_it_never_received() -> None:
