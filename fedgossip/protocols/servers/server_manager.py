@@ -10,10 +10,11 @@ and from everywhere Stopping to finished.
 
 A server that is lost for a while is excluded from the next tenure: the keepers of copies of its shards own them.  A
 new server is joining: it receives copies, and is in the tenure after it has reported all of them.  A keeper counts as
-having copies after its report: one on its own disk may be older than its owner's.  Where no other server has a shard of
-one that has restarted, the next tenure begins anew: it goes on from its disk.  A tenure is on disk before it is sent, and sent until it is acknowledged, and until
-servers have their copies; the next one begins when all servers of this one, except lost ones, have acknowledged it, so
-no future owner of a shard has missed a tenure.  While the manager is away nothing changes.
+having copies after its report: one on its own disk may be older than its owner's.  Where no other server has a shard
+of one that has restarted, the next tenure begins anew: it goes on from its disk.  A tenure is on disk before it is
+sent, and sent until it is acknowledged, and until servers have their copies; the next one begins when all servers of
+this one, except lost ones, have acknowledged it, so no future owner of a shard has missed a tenure.  While the
+manager is away nothing changes.
 Servers send a new manager their tenure: one that has not issued it is a second manager, or has lost its folder, and
 ends when more than half of them send so; a single participant ends no manager.  While a worker is at work, the run is
 over when more than half of all workers have reported the completion of all rounds.
@@ -302,10 +303,11 @@ class ServerManager:
         return self._rule(tuple(servers), tuple(joining))
 
     def _is_on_disks(self, out: set[NodeId]) -> bool:
-        """Return whether a shard is at restarted servers alone, all of which owned theirs in this tenure."""
-        owners = {*self.tenure.servers}
-        kept = self.settings.durable and not self.lost & owners and self.blank & owners <= self.taken
-        return kept and any(holders <= out for holders in self.holding.values())
+        """Return whether a shard is at restarted servers alone, and each has on its disk what it owns in this tenure."""
+        now, owners = self.tenure, {*self.tenure.servers}
+        kept = now.anew or self.blank & owners <= self.taken
+        lost = any(holders <= out for holders in self.holding.values())
+        return self.settings.durable and kept and lost and not self.lost & owners
 
     def _rule(self, servers: tuple[NodeId, ...], joining: tuple[NodeId, ...], *, anew: bool = False) -> list[Effect]:
         if not servers:
