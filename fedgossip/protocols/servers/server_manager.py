@@ -303,7 +303,7 @@ class ServerManager:
         return self._rule(tuple(servers), tuple(joining))
 
     def _is_on_disks(self, out: set[NodeId]) -> bool:
-        """Return whether a shard is at restarted servers alone, and each has on its disk what it owns in this tenure."""
+        """Return whether a shard is at restarted servers alone, and all of these have their own on disk."""
         now, owners = self.tenure, {*self.tenure.servers}
         kept = now.anew or self.blank & owners <= self.taken
         lost = any(holders <= out for holders in self.holding.values())
