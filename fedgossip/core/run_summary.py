@@ -227,7 +227,8 @@ class RunSummary(ChosenFacts, RaceFacts, PersonalFacts, MethodFacts, ForecastFac
     status: str
     """finished, partial, exhausted, interrupted or failed."""
     lacking: Sequence[str]
-    """What did not happen, in words: why a run is partial, or that single rounds of a finished one lack exchanges."""
+    """What did not happen, in words: why a run is partial, or that single rounds of a finished one lack exchanges; and
+    that the training diverged."""
     in_vain: bool
     """Whether what is lacking makes the run worthless."""
     seed: int

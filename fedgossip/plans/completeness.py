@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from fedgossip.base.scores import Score
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import HALF_MISSING, SKIPPED, EventRow, NetworkRow, PeerRow, Row
@@ -13,6 +14,12 @@ from fedgossip.core.task import Segment, first_wrong
 
 TOLERATED = 0.1
 """Tolerated share of the measured rounds with non-finite outputs, where the final model's are finite."""
+
+DIVERGED = 10.0
+"""Least ratio of the last test loss to the first that counts as a diverged training, where the score confirms it."""
+
+GAINED = 0.25
+"""Share of the way from the untrained model's score to 1 that a useful model has gone at least."""
 
 NAMED = 8
 """Maximum number of pairs, or of clients, that are named."""
@@ -66,6 +73,23 @@ def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: 
         return (f"The {facts.get('figure')} is {facts.get('value')} {often}; {where}.",)
     named = next((name for one in vectors if one is not None if (name := first_wrong(one, segments))), "")
     return (f"Tensor {named!r} of the final model is not right: not finite, or a variance below 0.",) if named else ()
+
+
+def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
+    """Return a sentence on a training that diverged and left a model that is about as good as a constant: its loss is
+    DIVERGED times that of the first model, and its score hardly better."""
+    measured = [(row.test_loss, row.score_averaged) for row in rows if isinstance(row, NetworkRow)]
+    known = [(loss, value) for loss, value in measured if loss is not None and value is not None]
+    if len(known) < 2 or not 0 < DIVERGED * known[0][0] < known[-1][0]:
+        return ()
+    (first, start), (loss, value) = known[0], known[-1]
+    enough = start + GAINED * (1 - start) if score.share else start
+    if value != enough and score.best((value, enough)) == value:
+        return ()
+    scores = f"the {score.word} {score.figure(value)}, of the untrained model {score.figure(start)}"
+    return (
+        f"The training diverged: the test loss is {loss:.3g}, at the start {first:.3g}, and {scores}. Lower train.lr.",
+    )
 
 
 def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:

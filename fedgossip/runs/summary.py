@@ -30,7 +30,7 @@ from fedgossip.experiment import Experiment
 from fedgossip.learning.processes.ipc import LOST
 from fedgossip.learning.settings import HOGWILD
 from fedgossip.plans import compose
-from fedgossip.plans.completeness import Lacking, of_numbers
+from fedgossip.plans.completeness import Lacking, of_learning, of_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
 from fedgossip.runs.row_keeper import Keeper
@@ -147,6 +147,9 @@ def summarize(
     lacking = Lacking(keeper.missed if ended.status == "finished" else ())
     if ended.status == PARTIAL:
         lacking = lacking_of(plan, keeper.rows, ended.vectors)
+    if not experiment.personal:  # whose mean is nobody's model
+        diverged = of_learning([*networks, evaluated], experiment.score)
+        lacking = Lacking((*diverged, *lacking.said), lacking.in_vain)
     added: AddedFacts = {}  # by those to whom this is returned
     return {
         "name": experiment.name or plan.name,

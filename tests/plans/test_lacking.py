@@ -349,6 +349,25 @@ def test_a_finished_run_whose_rounds_went_on_without_somebody_begins_with_that(k
     assert said in write_report(tmp_path / "run").read_text().split("<section")[0], "in its head"
 
 
+@pytest.mark.parametrize(
+    ("model", "lr", "rounds", "diverged"),
+    [("cnn:small", 1e3, 2, True), ("cnn:small", 0.1, 1, False), ("softmax", 1e9, 6, False)],
+)
+def test_a_training_that_diverged_to_a_constant_is_named(
+    model: str, lr: float, rounds: int, *, diverged: bool, tmp_path: Path
+) -> None:
+    """Neither the first rounds of a slow training, at chance, nor a loss of 1e7 with a score of .8 is meant."""
+    train = {"lr": lr, "batch_size": 32, "local_steps": 4, "device": "cpu"}
+    given = {"rounds": rounds, "seed": 1, "topology": {"graph": "complete", "n": 2}, "train": train}
+    given |= {"data": {"source": "digits"}, "model": {"source": model}, "eval": {"every": rounds}}
+    run = simulate(given, engine="stacked", out=tmp_path / "run")
+    said = run.summary["lacking"]
+    assert [text[:21] for text in said] == ["The training diverged"] * diverged
+    if said:
+        assert ("MISSING", said[0]) in _closing_lines(run, report=True)
+        assert said[0] in write_report(tmp_path / "run").read_text().split("<section")[0], "in its head"
+
+
 @pytest.mark.parametrize("kind", WITHOUT_ONE)
 def test_without_losses_no_exchange_is_missing(kind: str) -> None:
     given = {"rounds": 4, "task": {"kind": "quadratic", "dim": 3}, **WITHOUT_ONE[kind], "faults": []}

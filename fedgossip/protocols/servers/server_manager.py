@@ -289,8 +289,8 @@ class ServerManager:
         if not {*now.servers, *now.joining} - out <= self.taken:
             return []
         if self._is_on_disks(out):
-            joining = tuple(server for server in self.all if server in (self.blank | {*now.joining}) - {*now.servers})
-            return self._rule(now.servers, joining, anew=True)
+            came = (self.blank | {*now.joining}) - {*now.servers}
+            return self._rule(now.servers, tuple(sorted(came)), anew=True)
         ready = self.ready - out
         servers = [server for server in self.all if server not in out and (server in now.servers or server in ready)]
         joining = [
