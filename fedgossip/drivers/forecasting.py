@@ -172,11 +172,11 @@ def gossiping(plan: compose.Plan, *, rounds: bool = True) -> GossipPlan:
     """Return the plan, where gossip, or its `rounds`, can be forecast.  Raises ConfigError for any other."""
     if not isinstance(plan, GossipPlan):
         text = f"a run of {plan.roles.wording} has no disagreement between peers to forecast"
-        raise ConfigError(text, "A forecast is of gossip: an experiment with [topology].")
+        raise ConfigError(text, "Take --level times, of its seconds; or an experiment with [topology].")
     if not rounds:
         return plan
     if plan.how.stacked is None:
-        advice = 'Take --level graph, of mixing alone; or forecast algorithm.mode = "sync".'
+        advice = 'Take --level graph, of mixing alone, or --level times; or forecast algorithm.mode = "sync".'
         raise ConfigError("asynchronous gossip has no rounds: its forecast is not known", advice)
     if plan.experiment.loops:
         advice = 'Forecast the same model and data with task.kind = "learning".'

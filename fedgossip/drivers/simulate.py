@@ -112,16 +112,18 @@ def simulate_plan(
     resume: bool = False,
     forecast: str | None = None,
     timeline: TimelineLog | None = None,
+    shares: DataShares | None = None,
 ) -> Run:
     """`simulate`, for an experiment with a resolved graph.
 
+    `shares`: the examples of the participants, for a given `task` whose training takes time by their number.
     `timeline`: takes who did what when, and stops the run once it has enough; by default the first part of a run with
     a directory is stored there.
 
     `resume`: go on with the run stopped in `out`, bit for bit.  Raises ResumeError for a run of another experiment.
     """
     began = time.monotonic()
-    shares = DataShares("given")
+    shares = shares or DataShares("given")
     if task is None:
         task, shares = compose.task_of(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)

@@ -14,6 +14,7 @@ from fedgossip.cli.text import columns, echo, print_json, short, talk_to_stderr
 
 if TYPE_CHECKING:
     from fedgossip.core.forecasts import RunForecast
+    from fedgossip.lab.costs.times import TimeForecast
     from fedgossip.plans.gossip.gossip import GossipPlan
 
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 @click.argument("more", metavar="[GRAPH]...", nargs=-1)
 @click.option(
     "--level",
-    type=click.Choice(["graph", "probe", "shadow", "followed"]),
-    help="graph: nothing is trained.  probe: three jobs a peer.  shadow: one training at the peers' mean.  "
+    type=click.Choice(["graph", "times", "probe", "shadow", "followed"]),
+    help="graph: nothing is trained.  times: nothing either, how long rounds take, and how stale updates are, of any run.  probe: three jobs a peer.  shadow: one training at the peers' mean.  "
     "followed: a third of a training more for each graph, with edges much nearer to each other.  "
     "[default: forecast.level, else shadow]",
 )
@@ -52,7 +53,13 @@ def forecast(
 
     Two edges for each round, between which the consensus distance will lie, and for the three scores where they are
     evaluated.  `fedgossip run --forecast` writes the same into the run's folder, and holds it against the run.
+
+    `--level times` forecasts the virtual seconds of any simulated run, of those too that wait for nobody: with buffers,
+    deadlines, staleness or lost messages.
     """
+    if level == "times":
+        _forecast_times(experiment, [*graphs, *more], overrides, seed, out, as_json=as_json)
+        return 0
     from fedgossip.drivers.forecasting import asked_level, forecasts_of, plans_of
     from fedgossip.plans import compose
 
@@ -83,6 +90,65 @@ def _write(out: Path, found: Sequence[Any]) -> None:
 
     write_whole(out, encoded(found))
     echo(f"written: {out}", err=True)
+
+
+# --- the times --------------------------------------------------------------------------------------------------
+
+
+def _forecast_times(
+    experiment: Path,
+    graphs: Sequence[str],
+    overrides: Sequence[str],
+    seed: int | None,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from fedgossip.lab.costs.times import forecast_times
+
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        found = forecast_times(experiment, graphs, overrides, seed)
+    if out:
+        _write(out, found)
+    if as_json:
+        print_json(found)
+        return
+    heads = [
+        "",
+        "half of the rounds",
+        "all",
+        "with other draws",
+        "training",
+        "sending",
+        "waiting",
+        "rounds of each",
+        "stale",
+    ]
+    echo(columns([heads, *(_times(one) for one in found)]))
+    many = len(found[0].seeds)
+    echo(f"\nVirtual seconds by [simulation], from {many} simulations with other draws and without training.")
+    for one in found:
+        if one.events:
+            events = ", ".join(f"{count} {name}" for name, count in sorted(one.events.items()))
+            echo(f"Events{f' of {one.graph}' if len(found) > 1 else ''}: {events}  (fedgossip explain NAME)")
+
+
+def _times(one: TimeForecast) -> list[str]:
+    half = one.seconds[(len(one.rounds) - 1) // 2]
+    shares = [f"{100 * share:.0f} %" for share in (one.training, one.communicating, one.waiting)]
+    rounds = (
+        str(one.least_rounds) if one.least_rounds == one.most_rounds else f"{one.least_rounds} to {one.most_rounds}"
+    )
+    stale = f"{one.stale_mean:.1f}, {one.stale_most} at most" if one.staleness else "-"
+    return [
+        one.graph,
+        short(half),
+        short(one.seconds[-1]),
+        _between(one.lower[-1], one.upper[-1]),
+        *shares,
+        rounds,
+        stale,
+    ]
 
 
 # --- the graph alone --------------------------------------------------------------------------------------------

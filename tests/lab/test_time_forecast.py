@@ -1,0 +1,121 @@
+"""The forecast of times: what a run with its trainings takes, and what renewals give by hand."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import in_process
+
+import fedgossip
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import EventRow, NetworkRow
+from fedgossip.lab.costs.times import forecast_times
+
+DIGITS = {
+    "seed": 3,
+    "data": {"source": "digits", "partition": {"kind": "iid"}},
+    "train": {"lr": 0.1, "batch_size": 8, "local_steps": 1, "device": "cpu"},
+}
+GOSSIP = {"topology": {"graph": "ring", "n": 6}}
+BUFFER = {"algorithm": "fedbuff", "goal": 2, "at_once": 6, "most_stale": 1000, "clients": 6, "secure": {"on": False}}
+BATCHES = DIGITS | {"train": {"lr": 0.1, "batch_size": 8, "device": "cpu"}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gossip": DIGITS | GOSSIP | {"rounds": 12, "algorithm": {"mode": "async"}},
+    "in step": DIGITS | GOSSIP | {"rounds": 12},
+    "buffer": DIGITS | {"rounds": 20, "coordinator": BUFFER},
+    "deadline": DIGITS | {"rounds": 8, "coordinator": {"clients": 6, "deadline": 0.3, "secure": {"on": False}}},
+    "stale servers": BATCHES | {"rounds": 12, "parallel": {
+        "method": "parameter-server", "workers": 5, "server": {"staleness": 2}}},
+    "free servers": BATCHES | {"rounds": 12, "parallel": {
+        "method": "parameter-server", "workers": 5, "server": {"staleness": "async"}}},
+}  # fmt: skip
+SPEEDS: dict[str, dict[str, Any]] = {
+    "equal": {"training_jitter": 0.3},
+    "spread": {"speed_spread": 0.5},
+    "a slow one": {"training_jitter": 0.1, "classes": [{"nodes": "0", "slower": 4.0}]},
+}
+LOSSES: dict[str, list[dict[str, Any]]] = {
+    "none": [],
+    "two in a hundred": [{"kind": "drop", "probability": 0.02}],
+    "late": [{"kind": "delay", "probability": 0.2, "seconds": 0.05}],
+}
+
+
+def measured(case: dict[str, Any]) -> tuple[list[float], dict[str, int]]:
+    events: dict[str, int] = {}
+    run = fedgossip.simulate(case)
+    for row in run.rows:
+        if isinstance(row, EventRow):
+            events[row.name] = events.get(row.name, 0) + 1
+    return [row.seconds for row in run.rows if isinstance(row, NetworkRow) and row.round], events
+
+
+@pytest.mark.parametrize("setting", ["gossip", "buffer", "deadline", "stale servers"])
+def test_the_times_of_a_run_are_those_that_its_forecast_has(setting: str) -> None:
+    case = SETTINGS[setting] | {"simulation": SPEEDS["a slow one"], "faults": LOSSES["late"]}
+    (forecast,) = forecast_times(case, draws=2)
+    seconds, events = measured(case)
+    assert forecast.seconds == seconds
+    assert forecast.events == events
+    assert all(low <= at <= high for low, at, high in zip(forecast.lower, seconds, forecast.upper, strict=True))
+    assert abs(forecast.training + forecast.communicating + forecast.waiting - 1) < 1e-9
+
+
+def test_steps_of_a_buffer_are_renewals_of_its_clients() -> None:
+    training = [1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+    classes = [{"nodes": "2-3", "slower": 2.0}, {"nodes": "4-5", "slower": 4.0}]
+    case = SETTINGS["buffer"] | {"simulation": {"training": 1.0, "latency": 1e-6, "classes": classes}}
+    (forecast,) = forecast_times(case, draws=2)
+    arrivals = sorted(took * job for took in training for job in range(1, 41))
+    assert forecast.seconds == pytest.approx([arrivals[2 * step + 1] for step in range(20)], abs=1e-3)
+    assert forecast.lower == pytest.approx(forecast.upper)  # nothing is drawn
+    assert forecast.least_rounds == 3 and forecast.most_rounds in (11, 12)  # arrivals at one time in either order
+    assert sum(forecast.staleness.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        (DIGITS | GOSSIP | {"rounds": 3, "stop": {"patience": 2}}, "stop.patience"),
+        (DIGITS | GOSSIP | {"rounds": 3, "task": {"kind": "loop"}, "data": {}, "train": {}}, "loop of your own"),
+        (SETTINGS["deadline"] | {"coordinator": {
+            "clients": 6, "cohort": 2, "sampling": "oort", "secure": {"on": False}}}, "oort"),
+    ],
+)  # fmt: skip
+def test_times_that_depend_on_the_training_are_refused(case: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        forecast_times(case)
+
+
+def test_the_command_says_who_waits_and_what_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(
+        'rounds = 30\ndata = { source = "digits" }\ntrain = { local_steps = 1, device = "cpu" }\n'
+        'coordinator = { clients = 6, algorithm = "fedbuff", goal = 1, at_once = 6, most_stale = 3, '
+        "secure = { on = false } }\n"
+        'simulation = { training = 1.0, classes = [{ nodes = "0", slower = 4.0 }] }\n'
+    )
+    shown = in_process(["forecast", str(file), "--level", "times"], tmp_path, monkeypatch, capsys)
+    assert shown.code == 0 and "fedbuff" in shown.out
+    assert " stale" in shown.out.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_fifty_of_fifty_four_runs_with_other_draws_stay_between_the_edges() -> None:
+    inside = 0
+    for setting, speed, loss in itertools.product(SETTINGS, SPEEDS, LOSSES):
+        case = SETTINGS[setting] | {"simulation": SPEEDS[speed], "faults": LOSSES[loss]}
+        (forecast,) = forecast_times(case)
+        seconds, _ = measured(case | {"seed": 1003})
+        at = dict(enumerate(seconds, 1))
+        held = [low <= at[round] <= high for round, low, high in zip(
+            forecast.rounds, forecast.lower, forecast.upper, strict=True)]  # fmt: skip
+        print(setting, speed, loss, f"{sum(held)} of {len(held)}")
+        inside += all(held)
+    print(inside)
+    assert inside >= 50
