@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @click.option(
     "--level",
     type=click.Choice(["graph", "times", "probe", "shadow", "followed"]),
-    help="graph: nothing is trained.  times: nothing either, how long rounds take, and how stale updates are, of any run.  probe: three jobs a peer.  shadow: one training at the peers' mean.  "
+    help="graph: nothing is trained.  times: how long rounds of any run take, and how stale updates are.  "
+    "probe: three jobs a peer.  shadow: one training at the peers' mean.  "
     "followed: a third of a training more for each graph, with edges much nearer to each other.  "
     "[default: forecast.level, else shadow]",
 )
