@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data import data
 from fedgossip.data.dataset import OF_COLUMNS, Dataset
 from fedgossip.data.objectives import LANGUAGE, Objective
@@ -84,8 +85,13 @@ class Measuring:
         self._criterion, self._scoring = Criterion(objective, base), Scoring(objective, scaled, base)
         self._scaled = scaled
 
-    def of(self, outputs_of: Callable[[slice], torch.Tensor]) -> dict[str, float]:
-        """Return "loss" and the metrics of the model's outputs for rows of the examples, before any softmax."""
+    def of(
+        self, outputs_of: Callable[[slice], torch.Tensor], unusable: Callable[[str], TrainingError]
+    ) -> dict[str, float]:
+        """Return "loss" and the metrics of the model's outputs for rows of the examples, before any softmax.
+
+        Raises `unusable`, with its name and value, for one that is not finite.
+        """
         tallies, loss, counted = [], 0.0, 0
         for start in range(0, len(self._scaled), ROWS):
             rows = slice(start, start + ROWS)
@@ -93,4 +99,7 @@ class Measuring:
             loss += float(self._criterion.mean(outputs, labels)) * predicted(labels)
             tallies += self._scoring.tallies(outputs.unsqueeze(0), labels)
             counted += predicted(labels)
-        return {"loss": loss / counted, **self._scoring.values(tallies)}
+        found = {"loss": loss / counted, **self._scoring.values(tallies)}
+        if wrong := next((name for name, value in found.items() if not math.isfinite(value)), ""):
+            raise unusable(f"{wrong} is {found[wrong]} on {self._scaled.name}")
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from hashlib import sha256
@@ -14,6 +15,7 @@ import pytest
 import torch
 from commands import Said, in_process
 from pages import Reader, page
+from safetensors.numpy import load_file, save_file
 from test_used_models import OWN_MODEL, TEXT, experiment, held_out, table, trained
 
 from fedgossip import ConfigError, load_model
@@ -348,6 +350,19 @@ def test_bad_input_gets_a_line_and_advice(tmp_path: Path, type_in: Any, line: st
         (tmp_path / f"{name}.onnx").write_bytes(made.SerializeToString())
     found = type_in(line)
     assert found.code == 2 and wanted in found.err and len(found.err.splitlines()) <= 3
+
+
+def test_a_model_that_answers_what_is_no_number_gets_no_score(tmp_path: Path, type_in: Any) -> None:
+    trained(tmp_path, experiment())
+    weights, facts = (tmp_path / "run/model" / name for name in ("weights.safetensors", "model.json"))
+    tensors = load_file(weights)
+    next(iter(tensors.values()))[0] = np.nan
+    save_file(tensors, weights)
+    told = json.loads(facts.read_text())
+    facts.write_text(json.dumps({**told, "weights": sha256(weights.read_bytes()).hexdigest()}))
+    for line in ("bench run --calls 10", "export run --to x.onnx", "distill run --student softmax --out small"):
+        said = type_in(line)
+        assert said.code == TrainingError.exit_code and re.search(r"cannot be used: .*; tensor '.*' is the", said.err)
 
 
 def test_models_of_other_tasks_are_not_put_side_by_side(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def export(
     finds the ranges of inner values on examples that the run's first participant trained on, or on --data.
     """
     from fedgossip.base.errors import ConfigError
-    from fedgossip.lab.edge.onnx_model import WITHIN, check_free, graph_of, write, write_parts
+    from fedgossip.lab.edge.onnx_model import WITHIN, check_answers, check_free, graph_of, write, write_parts
     from fedgossip.learning.models.loaded_model import load_model
 
     check_free(to)
@@ -93,6 +93,7 @@ def export(
     if data is not None and quantize != "static" and epochs is None:
         raise ConfigError("--data is for --quantize static and --epochs, which read examples", "Leave it out.")
     loaded = load_model(model, node=node, run_code=run_code)
+    check_answers(loaded)
     if threshold is not None:
         if quantize is not None or prune is not None:
             raise ConfigError("--exit beside --quantize or --prune", "Leave one of them out.")
@@ -228,12 +229,14 @@ def distill(
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.lab.edge import distillation
+    from fedgossip.lab.edge.onnx_model import check_answers
     from fedgossip.lab.edge.run_examples import experiment_of, settings_of, tested_on
     from fedgossip.learning.models.loaded_model import load_model
 
     if out.exists():
         raise ConfigError(f"{out}: there already", "Name another folder with --out.")
     teacher = load_model(model, node=node, run_code=run_code)
+    check_answers(teacher)
     distillation.check(teacher.facts, student)
     examples, settings = _learned_from(model, teacher, data, everybody=True, run_code=run_code), settings_of(model)
     seed = teacher.facts.seed if seed is None else seed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -162,24 +161,11 @@ def _on_a_file(loaded: LoadedModel, source: str, *, as_json: bool) -> None:
 
     examples = examples_of(loaded, source)
     measured = loaded.evaluate(examples)
-    if wrong := next((name for name, value in measured.items() if not math.isfinite(value)), ""):
-        raise _unusable(loaded, f"{wrong} is {measured[wrong]} on {source}")
     if as_json:
         echo(json.dumps({"examples": len(examples), **measured}))
         return
     rows = [["examples", str(len(examples))], *([name, f"{value:.6g}"] for name, value in measured.items())]
     echo(columns([*rows, *_in_the_run(loaded.facts)]))
-
-
-def _unusable(loaded: LoadedModel, what: str) -> Exception:
-    from fedgossip.base.errors import TrainingError
-    from fedgossip.core.task import STATISTIC, Segment, first_wrong
-
-    tensors = {name: one.numpy() for name, one in loaded.module.state_dict().items() if one.is_floating_point()}
-    each = (first_wrong(one.reshape(-1), [Segment(name, 0, one.shape, STATISTIC)]) for name, one in tensors.items())
-    tensor = next(filter(None, each), "")
-    which = f"tensor {tensor!r} is the first that is not right" if tensor else "its weights are all finite"
-    return TrainingError(f"the model cannot be used: its {what}; {which}", "Train it again, with a smaller train.lr.")
 
 
 def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:

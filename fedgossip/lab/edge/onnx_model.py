@@ -98,10 +98,14 @@ class OnnxModel:
     def evaluate(self, examples: Dataset) -> dict[str, float]:
         """Return "loss" and the run's metrics, without the user's own, on unscaled examples.
 
-        Raises ConfigError where they are of another shape or kind.
+        Raises ConfigError where they are of another shape or kind, and TrainingError for a loss or a metric that is
+        not finite.
         """
         measuring = Measuring(self.facts, as_learned(examples, self.facts))
-        return measuring.of(lambda rows: self._outputs(examples.x[rows]))
+        return measuring.of(lambda rows: self._outputs(examples.x[rows]), self._unusable)
+
+    def _unusable(self, what: str) -> TrainingError:
+        return TrainingError(f"{self.path}: it cannot be used: its {what}", "Train the model again, and export it.")
 
     def _outputs(self, x: npt.NDArray[Any]) -> torch.Tensor:
         answers, like = torch.from_numpy(self(x)), self.like
@@ -465,6 +469,12 @@ def drawn(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
         mean, deviation = (np.array(one).reshape(facts.shape) for one in (facts.scale.mean, facts.scale.deviation))
         x = x * deviation + mean
     return x.astype(np.float32)
+
+
+def check_answers(model: LoadedModel) -> None:
+    """Raise TrainingError for a model with an answer that is not finite to one of a few examples drawn at random."""
+    if not np.isfinite(model(drawn(model.facts, TRIED))).all():
+        raise model.unusable("answers are not finite")
 
 
 def difference_of(model: LoadedModel, file: OnnxModel) -> float:

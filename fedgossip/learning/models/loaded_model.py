@@ -18,7 +18,7 @@ from torch import nn
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.core.run_format import MODEL_CODE, TREES
-from fedgossip.core.task import Tensors
+from fedgossip.core.task import STATISTIC, Segment, Tensors, first_wrong
 from fedgossip.data.custom import check_allowed, code_in, code_of, importing_nothing
 from fedgossip.data.dataset import OF_COLUMNS, Dataset
 from fedgossip.data.objectives import MULTI_LABEL, REGRESSION
@@ -75,12 +75,23 @@ class LoadedModel:
     def evaluate(self, examples: Dataset) -> dict[str, float]:
         """Return "loss" and the metrics of the run, on unscaled examples.
 
-        Raises ConfigError where they are of another shape or kind.
+        Raises ConfigError where they are of another shape or kind, and TrainingError for a loss or a metric that is
+        not finite.
         """
         scaled = as_learned(examples, self.facts)
         with _modules_of(self.facts):
             measuring = Measuring(self.facts, scaled, self._base)
-        return measuring.of(lambda rows: self.outputs_of(self._checked(scaled.x[rows])))
+        return measuring.of(lambda rows: self.outputs_of(self._checked(scaled.x[rows])), self.unusable)
+
+    def unusable(self, what: str) -> TrainingError:
+        """Return the error of a model with outputs that are not finite: `what` they are, and the first wrong tensor."""
+        tensors = {name: one.numpy() for name, one in self.module.state_dict().items() if one.is_floating_point()}
+        each = (first_wrong(one.reshape(-1), [Segment(name, 0, one.shape, STATISTIC)]) for name, one in tensors.items())
+        tensor = next(filter(None, each), "")
+        which = f"tensor {tensor!r} is the first that is not right" if tensor else "its weights are all finite"
+        return TrainingError(
+            f"the model cannot be used: its {what}; {which}", "Train it again, with a smaller train.lr."
+        )
 
     @property
     def _base(self) -> Path:
