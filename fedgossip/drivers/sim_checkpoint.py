@@ -169,7 +169,7 @@ class Pauses:
     def __init__(
         self,
         folder: Path | None,
-        about: About,
+        about: About | None,
         simulation: CheckpointedSimulation,
         note: Callable[[EventRow], None],
     ) -> None:
@@ -192,7 +192,7 @@ class Pauses:
 
     def write(self) -> None:
         """Write an image; where that is impossible, report an event with the reason and go on."""
-        if self.folder is None or not self._possible:
+        if self.folder is None or self.about is None or not self._possible:
             return
         self.simulation.settle()
         about = {name: getattr(self.about, name) for name in About.__slots__}

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from fedgossip.runs import incarnations, run_directory
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Foretold, Run, RunDirectory, TrainedTable
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
-from fedgossip.runs.table_files import save_table, table_of_checkpoints
+from fedgossip.runs.table_files import save_table
 from fedgossip.runs.tracking import Tracking
 from fedgossip.secure.primitives import remembering
 from fedgossip.simulation.network import VACANT, SimulatedNetwork
@@ -132,8 +132,8 @@ def simulate_plan(
     check_engine(plan, engine, task)
     initial, script = [task.initial(node) for node in range(plan.n)], faults_of(plan)
     folder = Path(out) if out is not None else None
-    about = incarnations.about_of(plan, -1, task.schema, shares.digest)
-    left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
+    about = incarnations.about_of(plan, -1, task.schema, shares.digest) if folder else None
+    left, refused = sim_checkpoint.left_in(folder, about) if folder and about and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     foretold = forecast_of(plan, task, forecast, folder if resume else None)
     keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
@@ -153,7 +153,7 @@ def simulate_plan(
                 keeper.remember(directory.rows())
             for row in [*refused, *([] if left else record.started(initial))]:
                 keeper(row)
-            with pauses, remembering(), _uncollected(plan.n):
+            with pauses, remembering() if plan.masks else nullcontext(), _uncollected(plan.n):
                 results = finish(pauses)
             status = "interrupted" if timeline.enough else _verdict(plan, results, record, keeper)
         except KeyboardInterrupt:
@@ -164,7 +164,7 @@ def simulate_plan(
         keeper.ended(status)
         ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began, results.payload)
         summary = summarize(plan, engine, task, shares, record, keeper, ended)
-        table = table_of_checkpoints(plan, results.kept)
+        table = _table(plan, results)
         if directory:
             _keep_times(directory, timeline if stored else None)
             models = plan.outcome(results.vectors), record.best_model if plan.experiment.eval.keep == BEST else None
@@ -172,6 +172,11 @@ def simulate_plan(
         if status == "failed":
             raise _failure(plan, results)
         return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None, table)
+
+
+def _table(plan: Plan, results: Results) -> TrainedTable | None:
+    found = plan.touched_rows(results.kept) if results.kept else None
+    return TrainedTable(*found) if found else None
 
 
 def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:

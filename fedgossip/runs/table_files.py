@@ -49,14 +49,11 @@ def save_table(table: TrainedTable, path: Path | str) -> None:
         raise ConfigError(f"{path}: a table is written as .npz or .safetensors", "Give one of these endings.")
 
 
-def table_of_checkpoints(plan: Plan, kept: Mapping[NodeId, Checkpoint]) -> TrainedTable | None:
-    """Return the table of a run by what its servers have kept; None where the model is none, or nothing was kept."""
-    found = plan.touched_rows(kept) if kept else None
-    return TrainedTable(*found) if found else None
-
-
 def table_in(plan: Plan, folders: Sequence[Path]) -> TrainedTable | None:
-    """The same of the folders of those that took part, by id.  Raises ConfigError for a checkpoint of another run."""
+    """Return the table that the checkpoints in the participants' folders, by id, make up; None where the model is none.
+
+    Raises ConfigError for a checkpoint of another run.
+    """
     if plan.touched_rows({}) is None:
         return None
     kept: dict[NodeId, Checkpoint] = {}
@@ -66,7 +63,8 @@ def table_in(plan: Plan, folders: Sequence[Path]) -> TrainedTable | None:
                 with contextlib.suppress(RefusedError):
                     kept[node] = read(folder / name).machine
     try:
-        return table_of_checkpoints(plan, kept)
+        found = plan.touched_rows(kept) if kept else None
+        return TrainedTable(*found) if found else None
     except (ValueError, KeyError, TypeError) as error:
         text = f"{folders[0].parent}: checkpoints of servers that do not fit ({type(error).__name__})"
         raise ConfigError(text, "Give the experiment file that they had.") from None
