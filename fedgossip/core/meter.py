@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import Aggregated, LocalWork, RoundDone
-from fedgossip.core.records import PeerRow
+from fedgossip.core.records import ADAPTER_DISTANCE, PeerRow
 
 OF_ROUNDS = (*COUNTS, ADAPTER_DISTANCE)
 """Numbers of a coordinator's round that stand among the logged ones of its row."""

@@ -26,6 +26,8 @@ from fedgossip.core.machine import Report
 
 FOLLOWED_MOST = 64
 """Maximum number of clients with a row each in every round."""
+ADAPTER_DISTANCE = "adapter_distance"
+"""Name in the record of ||mean(B) mean(A) - mean(BA)|| / ||mean(BA)||, over the contributions of a round."""
 
 
 class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, gc=False):

@@ -13,9 +13,9 @@ from loops_kit import ring
 from torch import nn
 
 import fedgossip
+from fedgossip.algorithms.federated.adapter_distance import half_of, other_half, product_name
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
-from fedgossip.core.adapter_names import half_of, other_half, product_name
 from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.learning.own_loop.adapters import AdapterProducts, prepare
 from fedgossip.learning.own_loop.parameters import Exchanged

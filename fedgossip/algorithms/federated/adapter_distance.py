@@ -4,24 +4,45 @@
 
 No product is formed: with C = [B_1 ... B_n] and R the weighted A_i below each other, mean(BA) = C R, and
 ||C R||^2 = <C'C, R R'> takes matrices of [n r, n r] alone.
+
+The two matrices of an adapter of low rank, lora_A [r, in] and lora_B [out, r], are known by their names, as peft,
+loralib and torchtune write them: lora_A.default.weight, lora_embedding_A, lora_A, lora_a.weight.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.vectors import Vector
-from fedgossip.core.adapter_names import half_of, other_half
 from fedgossip.core.task import Segment
 
 MEASURED_MOST = 32
 """Maximum number of contributions of a round whose adapters are kept for the measure: the first to arrive."""
 
 Matrix = npt.NDArray[np.float64]
+
+_HALF = re.compile(r"((?:^|(?<=\.))[Ll]o[Rr][Aa]_(?:embedding_)?)([AaBb])(?=\.|$)")
+
+
+def half_of(name: str) -> str:
+    """Return "a" or "b" for the name of such a matrix; empty for any other name."""
+    found = _HALF.search(name)
+    return found[2].lower() if found else ""
+
+
+def other_half(name: str) -> str:
+    """Return the name of the matrix that it is multiplied with."""
+    return _HALF.sub(lambda found: found[1] + {"A": "B", "B": "A", "a": "b", "b": "a"}[found[2]], name)
+
+
+def product_name(name: str) -> str:
+    """Return the name of the product of both."""
+    return _HALF.sub(lambda found: found[1] + ("BA" if found[2].isupper() else "ba"), name)
 
 
 def adapters_in(segments: Sequence[Segment]) -> tuple[tuple[Segment, Segment], ...]:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedgossip.algorithms.federated.adapter_distance import half_of, other_half, product_name
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, add, empty, frozen
-from fedgossip.core.adapter_names import half_of, other_half, product_name
 from fedgossip.learning.one_model.flat import FFA, PRODUCT, Layout
 from fedgossip.learning.own_loop.parameters import Exchanged
 

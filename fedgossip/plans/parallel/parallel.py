@@ -1,38 +1,61 @@
-"""An experiment with [parallel] as a run: workers that descend on the mean of all their gradients."""
+"""An experiment with [parallel] as a run: workers that descend on the mean of all their gradients.
+
+With a collective the workers are machines of `protocols/allreduce`.  With "mapreduce" they map a model to gradients, and
+a server reduces and steps: the machines of a federated run, its client asked for gradients, its coordinator with a
+descent as the rule of the server, all workers in every round, no secure sum.  The sum has no order, so a round has the
+bits of `star`.  With "lbfgs" the server searches along a line in place of a step (`algorithms/federated/lbfgs`).  With
+`parallel.backups` a round ends with the first gradients: that many of the last ones are discarded.
+
+Source of backup workers: Chen, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, ICLR workshop
+2016.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from fedgossip.algorithms.codecs.base import VectorLayout
 from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
+from fedgossip.algorithms.federated import lbfgs
+from fedgossip.algorithms.federated.base import ClientRule, Federated
+from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
+from fedgossip.algorithms.federated.fedavg import Gradient
+from fedgossip.algorithms.federated.sums import Mean
 from fedgossip.algorithms.gossip.fragments import Fragments
+from fedgossip.algorithms.sampling import Uniform
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Machine, NodeId
 from fedgossip.core.messages import TAIL
 from fedgossip.core.metrics import Network
-from fedgossip.core.records import Row
-from fedgossip.core.roles import Role, Roles
+from fedgossip.core.records import PeerRow, Row
+from fedgossip.core.roles import CLIENT, SERVER, Role, Roles
+from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.run_sections import LBFGS, MAPREDUCE, SERVED
-from fedgossip.plans.parallel.mapreduce import LineSearchPlan, MapReducePlan
+from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
 from fedgossip.plans.parallel.parameter_server import ServerPlan
 from fedgossip.plans.parallel.shared_steps import (
     SharedSteps,
+    codec_of,
     coded_updates,
     fragment_sums,
+    gradient_sender,
     low_rank_words,
     payload_sent,
 )
-from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
+from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.allreduce.allreduce import AllReduce, AllReduceSettings
 from fedgossip.protocols.allreduce.round_sums import RoundSums
 from fedgossip.protocols.allreduce.worker_state import UnsentUpdates
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.simulation.cohorts import Rounds, check_cohorts, run_rounds
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
 
 ADAPTED = 1 << 20
@@ -163,3 +186,147 @@ def parallel_plan(experiment: ParallelExperiment) -> SharedSteps:
     """Return the plan of an experiment with [parallel]: of workers alone, or with servers."""
     with_servers: dict[str, type[SharedSteps]] = {SERVED: ServerPlan, MAPREDUCE: MapReducePlan, LBFGS: LineSearchPlan}
     return with_servers.get(experiment.parallel.method, ParallelPlan)(experiment)
+
+
+@dataclass(frozen=True)
+class MapReducePlan(SharedSteps):
+    """Workers 0 to m - 1, and the server, m; see plans.plan.Plan."""
+
+    @cached_property
+    def roles(self) -> Roles:
+        workers = self.experiment.parallel.workers
+        worker = Role("worker", 0, workers, counted=False, transport=CLIENT)
+        return Roles((worker, Role("server", workers, learns=False, transport=SERVER)))
+
+    @property
+    def server(self) -> NodeId:
+        return self.learners
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        return {"rate": self.rate}
+
+    @property
+    def federated(self) -> Federated[Any]:
+        return Federated(Gradient(), Mean(), lbfgs.DescentServer(self.descent_of(self.segments), self.rate))
+
+    @property
+    def least(self) -> int:
+        """Minimum number of gradients in a round, where workers are gone."""
+        return 1
+
+    @property
+    def accumulate(self) -> int | None:
+        """Batches of a gradient; None: those of `train.local_epochs`."""
+        return self.experiment.parallel.accumulate
+
+    @property
+    def sampling(self) -> Uniform:
+        """All workers; the first gradients, without the backups, are counted."""
+        wanted = self.learners - self.experiment.parallel.backups
+        return Uniform(self.experiment.seed, tuple(range(self.learners)), wanted, self.learners / wanted)
+
+    def partners(self, node: NodeId) -> Sequence[NodeId]:
+        return tuple(range(self.learners)) if node == self.server else (self.server,)
+
+    def seated(self, seat: Seat) -> Machine:
+        e, p = self.experiment, self.experiment.parallel
+        deadline, start = nanoseconds(p.deadline), nanoseconds(p.start_timeout)
+        about = seat.initial, seat.schema
+        if seat.node != self.server:
+            settings = ClientSettings(e.rounds, start, session_ns=2 * deadline, accumulate=self.accumulate)
+            rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
+            return Client(seat.node, self.server, rule, *about, settings, seat.resumed)
+        least = min(deadline, nanoseconds(p.least_deadline))
+        limits = CoordinatorSettings(e.rounds, self.least, deadline, least, start, return_ns=start, score=e.score)
+        run = seat.node, range(self.learners), self.federated, self.sampling
+        coding = self.coding(seat.initial.size, seat.initial.dtype)
+        return Coordinator(*run, *about, limits, seat.resumed, coding=coding)
+
+    def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
+        """Return the encoding of gradients [length] to the server; None: uncoded."""
+        codec, layout = codec_of(self.experiment), VectorLayout.of_length(length, kind, self.segments)
+        return UploadCodec(codec, layout, self.experiment.seed) if codec else None
+
+    def client_rule(self, coding: UploadCodec | None) -> ClientRule:
+        """Return the worker's rule."""
+        rule = Gradient()
+        return CodedClient(rule, coding, gradient_sender(self.experiment, coding.codec)) if coding else rule
+
+    # --- the run --------------------------------------------------------------------------------------------------
+
+    def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
+        """Whether the server has released the worker."""
+        return rounds == self.experiment.rounds if node == self.server else not stopped
+
+    def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
+        check_cohorts(self.sampling, self.learners)
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        e = self.experiment
+        coding = self.coding(task.length, task.dtype)
+        federated = replace(self.federated, clients=self.client_rule(coding))
+        about = federated, self.sampling, self.learners, e.rounds, self.least
+        rounds = Rounds(*about, None, (), e.score, accumulate=self.accumulate, coding=coding)
+        state = rounds.start(task)
+
+        def finish(between: Callable[[], None]) -> Results:
+            return Results([*[None] * self.learners, run_rounds(rounds, state, task, record, write, between=between)])
+
+        return state, finish
+
+    def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
+        """The server's model."""
+        return [vectors[self.server]]
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        """Return the server's status; partial where some workers ended early."""
+        status, workers = words[self.server], words[: self.learners]
+        if status != "finished":
+            return status or "failed"
+        return "finished" if not any(workers) or set(workers) == {"finished"} else PARTIAL  # arrays have no workers
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        found = of_federation(rows, self.server, node, all_in_each=not self.experiment.parallel.backups)
+        return with_exchanges(found, rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        if not isinstance(row, PeerRow) or row.peer != self.server or not row.round:
+            return 0, 0
+        return of_clients(row, self.learners - self.experiment.parallel.backups)
+
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        m, size = self.learners, task.length * task.dtype.itemsize
+        backups, coding = self.experiment.parallel.backups, self.coding(task.length, task.dtype)
+        up = coding.codec.size(coding.layout, self.experiment.rounds) if coding else size
+        lines = [f"{m} workers and a server: {up:,} bytes up and {size:,} down per worker and round"]
+        if backups:
+            lines.append(f"the first {m - backups} gradients of a round count, {backups} are not waited for")
+        facts = {"method": self.name, "workers": m, "payload": [*[up] * m, m * size]}
+        return RunOutlook(m * (up + size), facts, lines)
+
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
+        sent = f"this worker's gradient to the server, {parameters * itemsize:,} bytes a round; no data"
+        return JoiningTerms(f"{self.name}, {self.roles.wording}, one model", sent, "as it is, by the server")
+
+
+@dataclass(frozen=True)
+class LineSearchPlan(MapReducePlan):
+    """The same workers, and a server with L-BFGS: a gradient is of all examples of all workers."""
+
+    @property
+    def federated(self) -> Federated[Any]:
+        e = self.experiment
+        return Federated(Gradient(), Mean(), lbfgs.LBFGS(self.rate, e.rounds, e.train.weight_decay))
+
+    @property
+    def least(self) -> int:
+        """All: a gradient without one of them is that of another function, and its change is no curvature."""
+        return self.learners
+
+    @property
+    def accumulate(self) -> None:
+        return None
+
+    def facts(self, rows: Sequence[Row]) -> MethodFacts:  # noqa: ARG002
+        return {"algorithm": self.name, "mode": "parallel", "descent": "lbfgs"}

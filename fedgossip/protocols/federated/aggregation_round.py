@@ -44,10 +44,10 @@ from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import BudgetError, ProtocolError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.vectors import Vector, all_finite, frozen
-from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.gains import COUNTS
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured, Subtotal
+from fedgossip.core.records import ADAPTER_DISTANCE
 from fedgossip.protocols.federated.client_round import Chances, means_of
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.encoding import NO_NOISE, Noise, NoiseRule, RingEncoding

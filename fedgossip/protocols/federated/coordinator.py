@@ -43,7 +43,6 @@ from fedgossip.base.errors import BudgetError, ProtocolError
 from fedgossip.base.limits import MOST
 from fedgossip.base.scores import ACCURACY, BestSoFar, Score
 from fedgossip.base.vectors import Vector
-from fedgossip.core.adapter_names import ADAPTER_DISTANCE
 from fedgossip.core.machine import (
     Aggregated,
     Checkpoint,
@@ -66,7 +65,7 @@ from fedgossip.core.machine import (
     Stopping,
 )
 from fedgossip.core.messages import Final, Invite, Leaving, Refusal, Subtotal
-from fedgossip.core.records import FOLLOWED_MOST
+from fedgossip.core.records import ADAPTER_DISTANCE, FOLLOWED_MOST
 from fedgossip.core.task import Segment
 from fedgossip.protocols.federated.aggregation_round import (
     EXHAUSTED,
