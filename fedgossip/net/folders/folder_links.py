@@ -48,9 +48,8 @@ from fedgossip.net.folders.pair_folder import (
     public_of,
 )
 from fedgossip.net.identity import Identity, check_public, raw
-from fedgossip.net.measuring.traffic import Traffic
 from fedgossip.net.sockets import Wakeable, Waker
-from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected, Woken
+from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected, Traffic, Woken
 
 RUN = "fedgossip-"
 """The folder of a run begins so; 16 hex digits of its name follow."""

@@ -37,13 +37,12 @@ from fedgossip.net.links.outbox import (
     word,
     zmq_body,
 )
-from fedgossip.net.measuring.traffic import Traffic
 from fedgossip.net.relays.reachability import Routing
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
 from fedgossip.net.streams.sealed_way import SEAL, StreamCall
 from fedgossip.net.streams.sealing import SealBrokenError, WornOutError, suites_wanted
 from fedgossip.net.streams.streams import Streams, hang_up_beside, take_answer
-from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Traffic, Woken
 
 
 class ClientLinks(Wakeable):

@@ -37,13 +37,12 @@ from fedgossip.net.hub.router_sender import ClientLine, FairSender, Turns
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.links import outbox
 from fedgossip.net.links.outbox import CHUNK, Cuts, Outbox, check_last, frame_error, read, read_sealed, skip
-from fedgossip.net.measuring.traffic import Traffic
 from fedgossip.net.relays.reachability import Ways
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, AllowList, Wakeable, Waker, ZmqSocket
 from fedgossip.net.streams.sealed_way import SEAL, CalledStream
 from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.streams.streams import Streams, refusal
-from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Traffic, Woken
 
 PROBE_SECONDS = 2.0
 """Seconds between two empty frames to a client without other traffic: after SILENCE_MS more it is known whether the

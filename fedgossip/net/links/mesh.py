@@ -36,7 +36,6 @@ from fedgossip.net.links.outbox import (
     zmq_body,
 )
 from fedgossip.net.links.partner_link import PartnerLink, call, hang_up
-from fedgossip.net.measuring.traffic import Traffic
 from fedgossip.net.relays.reachability import Routing
 from fedgossip.net.sockets import (
     DRAIN_FRAMES,
@@ -54,7 +53,7 @@ from fedgossip.net.sockets import (
 from fedgossip.net.streams.sealed_way import SEAL, CalledStream
 from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.streams.streams import Streams, hang_up_beside, read_answer, refusal
-from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Woken
+from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Traffic, Woken
 
 # Messages of partners on one ROUTER, and by the streams beside its connections: senders, and messages under way.
 #

@@ -24,10 +24,10 @@ import zmq
 from fedgossip.base.vectors import Vector
 from fedgossip.core.messages import AnyMessage, Carrier
 from fedgossip.core.wire import Assembler, FrameError, Packed, chunks, packed
-from fedgossip.net.measuring.traffic import Traffic
 from fedgossip.net.sockets import ZmqSocket
 from fedgossip.net.streams.sealed_stream import SealedStream
 from fedgossip.net.streams.sealing import SealBrokenError
+from fedgossip.net.transport import Traffic
 
 
 class VectorChunk:

@@ -1,6 +1,5 @@
-"""Measured traffic and times of links.
+"""Measured times of links.
 
-It imports `net` and `net.links`.  `traffic` counts the bytes of vectors on each link of a run; `link_survey` measures
-two peers of this machine, and `link_survey` all links between machines, one after the other, of which `lab` fits
-latency and bandwidth.
+It imports `net` and `net.links`.  `link_survey` measures two peers of this machine, and all links between machines, one
+after the other, of which `lab` fits latency and bandwidth; `relay_reach` measures the way to a relay.
 """
