@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_sites import SITES
+from fit_sites import ALIKE, SITES
 from lying import Hall
 
 from fedgossip.algorithms.federated.base import Aggregate
@@ -27,7 +27,7 @@ from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, TreesLayout
 from fedgossip.sites.plans.fits import planned_fit, statistics_plan, statistics_task
 from fedgossip.sites.plans.sums import asking, plan_of_sums
 
-KINDS = ("glm", "cox", "kaplan-meier", "trees", "firth")
+KINDS = ("glm", "cox", "kaplan-meier", "trees", "firth", *ALIKE)
 JUDGED = ("agree", "evaluate", "evaluate with noise")
 """Other sums over sites: of statistics, and of a model's answers."""
 Made = tuple[Any, Any, Any]

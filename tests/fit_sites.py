@@ -32,6 +32,13 @@ SOURCE = {
     "table1": "table1?by=arm",
     "firth": "firth?errors=robust",
 }
+ALIKE = {
+    "weibull": ("cox", "weibull"),
+    "multinomial": ("glm", "multinomial"),
+    "ordinal": ("glm", "ordinal"),
+    "elastic-net": ("glm", "elastic-net?family=logistic&path=3&folds=2"),
+}
+"""Kinds of fit of the statistics that another has agreed on, and their model.source."""
 
 
 def own_tables(name: str, query: str, *, agreed: str = "", source: str = "", more: str = "", least: int = 3) -> str:
@@ -75,6 +82,10 @@ def every_kind(folder: Path) -> Path:
         more = '[task]\nkind = "regression"\n' if query == TIMES else ""
         (folder / f"{kind}.toml").write_text(own_tables(kind, query, source=SOURCE[kind], more=more))
         assert typed(["data", "agree", f"{kind}.toml"], folder).code == 0
+    for kind, (other, source) in ALIKE.items():
+        text = (folder / f"{other}.toml").read_text()
+        text = text.replace(f'name = "{other}"', f'name = "{kind}"').replace(SOURCE[other], source)
+        (folder / f"{kind}.toml").write_text(text)
     return folder
 
 

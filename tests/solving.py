@@ -147,6 +147,21 @@ def bounds_by_programme(column: AgreedColumn, records: int, wanted: Sequence[int
     return found
 
 
+def logistic_of_codes(records: Any, sums: Any) -> tuple[Any, Any]:
+    """Return estimates and errors [k, 3] of logistic models of two codes, by what these follow from.
+
+    `records` [k, 4]: with neither code, the first, the second, both; `sums` [k, 3]: positives, and those of each code.
+    """
+    x = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 1, 1]], float)
+    point = np.zeros((len(records), 3))
+    for _ in range(12):
+        p = 1 / (1 + np.exp(-point @ x.T))
+        information = np.einsum("kc,ci,cj->kij", records * p * (1 - p), x, x) + 1e-12 * np.eye(3)
+        step = np.linalg.solve(information, (sums - (records * p) @ x)[..., None])[..., 0]
+        point = point + np.clip(step, -2, 2)
+    return point, np.sqrt(np.diagonal(np.linalg.inv(information), axis1=1, axis2=2))
+
+
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 

@@ -193,23 +193,38 @@ def test_a_code_that_many_records_of_several_sites_have_is_fitted(tmp_path: Path
     assert said.code == 0 and "code" in said.out, said
 
 
-@pytest.mark.parametrize(("shared", "rounded"), [(3, True), (12, False)])
-def test_errors_of_a_fit_tell_not_how_few_share_two_categories(shared: int, rounded: bool) -> None:
+CODES = tuple(EncodedColumn(name, categories=("no", "yes")) for name in ("a", "b"))
+AGE = EncodedColumn("age")
+
+
+def a_design(family: str, codes: int, *, numbers: bool) -> GlmDesign:
+    """Return a design of codes, and of a column of numbers."""
+    named = ("a=yes", "b=yes")[:codes] + (("age",) if numbers else ())
+    places = (1, 3)[:codes] + ((2 * codes,) if numbers else ())
+    return GlmDesign(
+        family=family, outcome="y", encoding=TableEncoding((*CODES[:codes], AGE)), columns=named, places=places,
+        mean=(0.0,) * len(named), deviation=(1.0,) * len(named), steps=12,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers", [True, False])
+@pytest.mark.parametrize(("shared", "few"), [(3, True), (12, False)])
+def test_errors_of_a_fit_tell_not_how_few_share_two_categories(shared: int, few: bool, numbers: bool) -> None:
     """Of two codes: with the exact covariance of a linear fit, its inverse counts the records that have both."""
     rng = np.random.default_rng(3)
     both = np.zeros((120, 2))
     both[:40, 0] = both[40 - shared : 80, 1] = 1
-    columns = tuple(EncodedColumn(name, categories=("no", "yes")) for name in ("a", "b"))
-    design = GlmDesign(
-        family="linear", outcome="y", encoding=TableEncoding(columns), columns=("a=yes", "b=yes"), places=(1, 3),
-        mean=(0.0, 0.0), deviation=(1.0, 1.0), steps=4,
-    )  # fmt: skip
-    layout = GlmLayout(design)
-    fit = fitted(layout, SiteRecords(np.column_stack([np.ones(120), both]), rng.normal(size=120)))
-    assert fit.rounded == rounded and fit.converged
+    x = np.column_stack([np.ones(120), both, *([rng.normal(size=120)] if numbers else [])])
+    layout, records = GlmLayout(a_design("linear", 2, numbers=numbers)), SiteRecords(x, rng.normal(size=120))
+    if few and not numbers:
+        with pytest.raises(TrainingError, match="no column is of numbers"):
+            fitted(layout, records)
+        return
+    fit = fitted(layout, records)
+    assert fit.rounded == few and fit.converged
     known = [[value is not None for value in row] for row in fit.covariance]
-    assert known == np.eye(3, dtype=bool).tolist() if rounded else np.all(known)
-    if not rounded:
+    assert known == np.eye(3 + numbers, dtype=bool).tolist() if few else np.all(known)
+    if not few:
         counted = fit.dispersion * np.linalg.inv(np.array(fit.covariance, float))
         assert counted[1, 2] == pytest.approx(shared), "which is no secret"
     else:
@@ -221,18 +236,46 @@ def test_errors_of_a_fit_tell_not_how_few_share_two_categories(shared: int, roun
 
 
 @pytest.mark.parametrize("family", ["linear", "logistic", "poisson"])
-@pytest.mark.parametrize(("of_outcome", "rounded"), [(3, True), (37, True), (12, False), (0, False)])
-def test_a_fit_tells_not_how_few_of_a_category_have_an_outcome(family: str, of_outcome: int, rounded: bool) -> None:
+@pytest.mark.parametrize(("of_outcome", "few"), [(3, True), (37, True), (12, False), (0, False)])
+def test_a_fit_tells_not_how_few_of_a_category_have_an_outcome(family: str, of_outcome: int, few: bool) -> None:
     """exp(estimate) of one category is the odds, or the rate, of its cells; 37: the other outcome has 3 of 40."""
-    design = GlmDesign(
-        family=family, outcome="y", encoding=TableEncoding((EncodedColumn("a", categories=("no", "yes")),)),
-        columns=("a=yes",), places=(1,), mean=(0.0,), deviation=(1.0,), steps=12,
-    )  # fmt: skip
     x, y = np.zeros(120), (np.arange(120) % 2).astype(float)
     x[:40], y[:40] = 1, np.arange(40) < of_outcome
-    fit = fitted(GlmLayout(design), SiteRecords(np.column_stack([np.ones(120), x]), y))
-    assert fit.rounded == rounded
-    assert rounded == all(one.error == float(f"{one.error:.2g}") for one in fit.coefficients)
+    age = np.random.default_rng(1).normal(size=120)
+    fit = fitted(GlmLayout(a_design(family, 1, numbers=True)), SiteRecords(np.column_stack([np.ones(120), x, age]), y))
+    assert fit.rounded == few
+    assert few == all(one.error == float(f"{one.error:.2g}") for one in fit.coefficients)
+    layout, records = GlmLayout(a_design(family, 1, numbers=False)), SiteRecords(np.column_stack([np.ones(120), x]), y)
+    if not few:
+        assert not fitted(layout, records).rounded
+        return
+    with pytest.raises(TrainingError, match="one and an outcome, and no column is of numbers"):
+        fitted(layout, records)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounded_estimates_of_categories_alone_would_tell_how_few_share_them(seed: int) -> None:
+    """Why such a fit is refused: of the records that share two codes one number alone gives what would be printed.
+
+    Estimates and errors of a logistic model are functions of the records of each pair of codes, and of the outcomes of
+    each code; all of these numbers are tried, with the sizes of the codes and of the outcome known.
+    """
+    rng = np.random.default_rng(seed)
+    a, b, n, shared = (int(rng.integers(low, high)) for low, high in ((15, 25), (15, 25), (60, 90), (1, 5)))
+    records = np.array([n - a - b + shared, a - shared, b - shared, shared], float)
+    ill = np.array([rng.binomial(int(many), 0.5) for many in records], float)
+
+    def printed(records: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        estimates, errors = solving.logistic_of_codes(records, sums)
+        step = 10.0 ** np.floor(np.log10(errors) - 1)  # two digits of an error, and one more of its estimate
+        return np.concatenate([np.rint(errors / step), np.rint(10 * estimates / step)], axis=1)
+
+    sums = np.array([ill.sum(), ill[1] + ill[3], ill[2] + ill[3]])
+    tried = [(m, u, v) for m in range(1, 9) for u in range(1, a) for v in range(1, b)]
+    m, u, v = np.array(tried, float).T
+    cells = np.stack([n - a - b + m, a - m, b - m, m], axis=1)
+    same = printed(cells, np.stack([np.full_like(u, sums[0]), u, v], axis=1)) == printed(records[None], sums[None])
+    assert set(m[same.all(axis=1)]) == {shared}
 
 
 def fitted(layout: GlmLayout, records: SiteRecords) -> GlmFit:

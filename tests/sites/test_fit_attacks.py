@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from commands import typed
 from fit_attacks import JUDGED, KINDS, FitHall, Made, attacked, far_out, made
-from fit_sites import SITES, every_kind
+from fit_sites import ALIKE, SITES, every_kind
 
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Log, Report, Started
@@ -29,6 +29,7 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox_steps import NEAR, RISK, FittedHazards
 from fedgossip.sites.fits.design_columns import effective
+from fedgossip.sites.fits.families.family import PooledRound
 
 ALL = frozenset(range(SITES))
 
@@ -60,7 +61,7 @@ def test_a_lying_coordinator_gets_no_sum_beside_those_of_honest_rounds(
 ) -> None:
     """Sites withheld, points repeated, over lives too, points of its own, another past: at random."""
     refused = set[str]()
-    for seed in range(fits):
+    for seed in range(1 if kind in ALIKE and fits == 3 else fits):
         hall, brought = attacked(kinds[kind], seed)
         assert not brought and {sites for sites, _ in hall.got} == {ALL}, seed
         refused |= {reason for _, reason in hall.refused}
@@ -71,7 +72,7 @@ def test_a_lying_coordinator_gets_no_sum_beside_those_of_honest_rounds(
 # --- the same sites ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "agree", "evaluate"])
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind not in ALIKE), "agree", "evaluate"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_all_sums_of_a_fit_are_of_the_same_sites(kind: str, restarted: bool, kinds: dict[str, Made]) -> None:
     hall = FitHall({}, made=kinds[kind])
@@ -224,6 +225,28 @@ def test_a_point_at_which_few_records_count_is_refused_though_it_follows_from_wh
         weights.append(1 / (1 + math.exp(-eta)) * 1 / (1 + math.exp(eta)))
     assert sum(weights) / max(weights) < 5 or sum(weights) < 5 * 0.25
     assert "fewer than 5 of this site's records count there" in asked(hall, lie)
+
+
+def test_a_scale_at_which_the_longest_time_makes_up_all_sums_is_refused(kinds: dict[str, Made]) -> None:
+    """The weights of failure times are exp((log t - x b) / s): by lies about the scale s alone, half a step at a time,
+    one record of 250 had .999 of them."""
+    _, layout, task = kinds["weibull"]
+    d, family = layout.design, layout.family
+    sites = task._sites.values()
+    first = np.sum([site.y.sum(axis=0) for site in sites], axis=0)
+    pooled = [PooledRound(SITES, 250, {"first": first})]
+    width = len(d.columns) + 2
+    answered = list[float]()
+    for step in range(12):
+        point = family.state(d, pooled).point
+        if not any(family.uneven(d, site, step + 1, pooled) for site in sites):
+            z = [(np.log(one.y[:, 0]) - one.x @ point[:-1]) / math.exp(point[-1]) for one in sites]
+            answered.append(max(float(np.exp(one - np.logaddexp.reduce(one)).max()) for one in z))
+        lie = {"likelihood": np.array([100.0 * step]), "gradient": np.zeros(width),
+               "information": np.eye(width)[np.triu_indices(width)]}  # fmt: skip
+        lie["gradient"][-1] = -1
+        pooled.append(PooledRound(SITES, 250, lie))
+    assert 2 <= len(answered) < 8 and max(answered) < 1 / 4, answered
 
 
 def test_sums_that_the_coordinator_has_not_signed_are_refused(kinds: dict[str, Made]) -> None:

@@ -126,15 +126,15 @@ def effective(weights: Values, unit: float = 0.0) -> float:
     return float(weights.sum()) / largest if largest > 0 else 0.0
 
 
-def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: int) -> str:
+def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float) -> str:
     """Return in words a sum with fewer than `least` effective records; "" where all have enough.
 
     A column with few of its own, such as a rare category, may have half as many at the point.
     """
     if effective(weights, unit) < least:
-        return f"fewer than {least} of this site's records count there"
+        return f"fewer than {least:g} of this site's records count there"
     for name, values in columns:
         squares = values * values
         if effective(weights * squares) < min(least, effective(squares) / 2):
-            return f"fewer than {least} of this site's records count there for {name!r}"
+            return f"fewer than {least:g} of this site's records count there for {name!r}"
     return ""

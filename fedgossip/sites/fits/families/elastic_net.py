@@ -281,7 +281,7 @@ class ElasticNet:
         if len(labels) != 1 or (KIND_OF[o.family] == CLASSIFICATION) != (len(labels[0].categories) == 2):
             wanted = "two classes" if o.family == "logistic" else 'numbers, with task.kind = "regression"'
             raise ConfigError(f"elastic-net?family={o.family}: another label", f"It is of one label of {wanted}.")
-        d = regression_design(self.name, options, agreed, counted=True)
+        d = regression_design(self.name, options, agreed)
         opened = sum(block.size for one in self.numbers(d) for block in one.values())
         if opened > (held := agreed.records * (len(d.columns) + 1)):
             text = f"up to {opened:,} numbers of sums, of {agreed.records} records with {held:,}"

@@ -327,14 +327,13 @@ def fit_of(layout: FamilyLayout, agreed: AgreedTable, vector: Vector, least: int
     )  # fmt: skip
 
 
-def regression_design(family: str, options: Mapping[str, str], agreed: AgreedTable, *, counted: bool) -> FamilyDesign:
-    """Return the design of a regression on all agreed columns; `counted`: sums over classes of the label are opened.
+def regression_design(family: str, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
+    """Return the design of a regression on all agreed columns.
 
-    Raises ConfigError as `design_columns`, and for classes so rare that a sum would disclose them.
+    Raises ConfigError as `design_columns`, and for classes or events so rare that a sum would disclose them.
     """
     labels = agreed.schema.labels
-    if counted:
-        check_counted(agreed, labels)
+    check_counted(agreed, labels)
     c = design_columns(agreed, family)
     return FamilyDesign(
         family=family, options=options, outcome=",".join(one.name for one in labels), classes=labels[0].categories,

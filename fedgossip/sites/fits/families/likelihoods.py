@@ -52,7 +52,7 @@ from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, too_few
+from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, effective, too_few
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,
@@ -94,6 +94,9 @@ class LikelihoodTerms(NamedTuple):
     """Weights of the records in the information, [m], of each set of coefficients of all columns."""
     more: Values = np.zeros(0)
     """Further sums."""
+    whole: Values = np.zeros(0)
+    """Weights of the records in all sums where these depend on outcomes too, [m]; of single columns nothing is asked,
+    for an honest point has few of such weights for one of them."""
 
 
 class Likelihood(ABC):
@@ -191,7 +194,7 @@ class LikelihoodFamily:
             raise ConfigError(
                 text, f"It is of {self.of.labels}: label=" + ("time,event." if len(labels) == 1 else "ONE.")
             )
-        d = regression_design(self.name, options, agreed, counted=self.of.labels == 1)
+        d = regression_design(self.name, options, agreed)
         if agreed.records < RECORDS_EACH * (many := len(self.of.names(d))):
             text = f"{agreed.records} records for {many} parameters: sums of products would tell of single ones"
             raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each are needed.")
@@ -276,8 +279,13 @@ class LikelihoodFamily:
             return "its sums lead to no point"
         start = self.of.start(d, pooled[0]["first"], pooled[0].records)
         named = list(zip(("(intercept)", *d.columns), site.x.T, strict=True))
-        both = zip(self.of.terms(d, site, point).weights, self.of.terms(d, site, start).weights, strict=True)
-        return next(filter(None, (too_few(w, float(unit.mean()), named, d.suppress) for w, unit in both)), "")
+        there, begin = self.of.terms(d, site, point), self.of.terms(d, site, start)
+        both = zip(there.weights, begin.weights, strict=True)
+        few = next(filter(None, (too_few(w, float(unit.mean()), named, d.suppress) for w, unit in both)), "")
+        if few or not len(there.whole):
+            return few
+        least = min(d.suppress, effective(begin.whole) / 2)
+        return too_few(there.whole, float(begin.whole.mean()), [], least)
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
         if not pooled[0].sites:
@@ -425,6 +433,9 @@ class Weibull(Likelihood):
     def first(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
         return np.asarray(y.sum(axis=0))
 
+    def outcomes(self, d: FamilyDesign, y: Values) -> Values:  # noqa: ARG002
+        return np.column_stack([1 - y[:, 1], y[:, 1]])  # errors follow from the number of events
+
     def start(self, d: FamilyDesign, first: Values, records: int) -> Values:  # noqa: ARG002
         if first[1] < 0.5:
             raise TrainingError("no record has its event", "Look at the label.")
@@ -438,7 +449,7 @@ class Weibull(Likelihood):
         along = np.concatenate([site.x / s, z[:, None]], axis=1)
         information = along.T @ (along * e[:, None])
         information[-1, -1] += had.sum()  # where the gradient is 0, this is the observed information
-        return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [hazard])
+        return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [hazard], whole=e)
 
     def in_units(self, d: FamilyDesign) -> Values:
         return with_more(in_units(d), 1)

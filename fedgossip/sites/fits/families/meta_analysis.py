@@ -69,7 +69,7 @@ class MetaAnalysis:
         if agreed.sites < LEAST:
             text = f"a meta-analysis of {agreed.sites} sites: its sums would tell of each site's own estimates"
             raise ConfigError(text, f"It takes {LEAST} sites or more; glm fits all records of fewer together.")
-        return regression_design(self.name, options, agreed, counted=True)
+        return regression_design(self.name, options, agreed)
 
     def numbers(self, d: FamilyDesign) -> Sequence[Mapping[str, SumBlock]]:
         each, signed = SumBlock(len(d.columns), positive=True), SumBlock(len(d.columns))

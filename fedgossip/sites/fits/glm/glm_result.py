@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.glm.glm import FAMILIES, PointSums, ScaledColumns, Values, covariance, in_units, rank_of
 from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
@@ -261,6 +262,10 @@ def few_share(
     `products`: X'X of scaled columns and their ones, [p + 1, p + 1], which counts them.  A number with the value a or
     a + 1 in every record is a category too: then, for whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
     `outcomes`: sums of the same columns over the records of each outcome, [k, p + 1].
+
+    Raises TrainingError where they do and no column is of other numbers: estimates of categories alone are a table in
+    another form, whose cells are solved for also where each number is rounded (Brandt et al., Guidelines for the
+    checking of output based on microdata research, 2010, section 2.2).
     """
     columns = design.columns
     codes = list[int]()
@@ -285,7 +290,14 @@ def few_share(
     for one, other in itertools.combinations(groups.values(), 2):
         tables.append(_without_sums(_without_sums(counts[np.ix_([0, *one], [0, *other])]).T))
     whole = [np.rint(table) for table in tables]
-    return any(bool(((table > 0) & (table < suppress)).any()) for table in whole)
+    few = any(bool(((table > 0) & (table < suppress)).any()) for table in whole)
+    if few and sum(map(len, groups.values())) == len(columns):
+        text = f"fewer than {suppress} records share two categories, or one and an outcome, and no column is of numbers"
+        advice = (
+            "Estimates of categories alone would count them: put some together, or leave a column out, drop=COLUMN."
+        )
+        raise TrainingError(text, advice)
+    return few
 
 
 def _without_sums(table: Values) -> Values:
