@@ -62,7 +62,7 @@ def quoted(path: os.PathLike[str] | str) -> str:
     return shlex.quote(os.fspath(path))
 
 
-_FORMULA = re.compile(r"[=@\t\r]|[+-](?=.)(?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
+_FORMULA = re.compile(r"\s*(?:[=@＝＠＋－]|[+-](?=.)(?!\d*\.?\d+(?:[eE][+-]?\d+)?$))|[\t\r\n]")
 
 
 def cell_text(word: str) -> str:

@@ -29,6 +29,8 @@ from fedgossip.core.messages.federated import REFUSALS
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import peer_roles
 from fedgossip.core.wire import VOCABULARY
+from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.learning.models.scored_tables import with_columns
 from fedgossip.protocols.federated.aggregation_round import EXHAUSTED
 from fedgossip.report.page.markup import text as marked
 from fedgossip.secure.aborts import Reason
@@ -217,8 +219,13 @@ def test_secrets_in_addresses_are_masked_and_nothing_else(text: str, shown: str)
     assert masked(text) == shown == masked(shown)
 
 
-@pytest.mark.parametrize("word", ["=cmd|' /C calc'!A0", "@SUM(1)", "+cmd", "-cmd", "\t=1"])
-def test_a_class_of_somebody_elses_model_is_no_formula_of_a_spreadsheet(word: str) -> None:
+@pytest.mark.parametrize(
+    "word", ["=cmd|' /C calc'!A0", "@SUM(1)", "+cmd", "-cmd", "\t=1", "\n=1", " =1", "＝1", "＠A1", "＋1", "－1"]
+)
+def test_a_class_of_somebody_elses_model_is_no_formula_of_a_spreadsheet(word: str, tmp_path: Path) -> None:
     assert cell_text(word) == printable(f"'{word}")
+    (tmp_path / "t.csv").write_text("a\n=mine\n")
+    wanted = csv_text([["a", f"'{word}"], ["=mine", f"'{word}"]]).replace("'=mine", "=mine")
+    assert with_columns(CsvColumns(tmp_path / "t.csv"), {word: [word]}) == wanted, "also of a fit"
     assert csv_rows([{word: word, "n": None}]) == csv_text([[f"'{word}", "n"], [f"'{word}", None]])
     assert [cell_text(one) for one in ("yes", "+", "-", "-1.5", "+3", "a=b")] == ["yes", "+", "-", "-1.5", "+3", "a=b"]

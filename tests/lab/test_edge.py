@@ -458,6 +458,27 @@ def test_a_file_that_says_other_than_it_does_is_refused(
         open_onnx(tmp_path / "m.onnx")(np.ones((1, *facts.get("shape", [4])), np.float32))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_file_whose_numbers_lie_in_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """Also in a graph inside of a layer; onnxruntime opens them by name, from the folder where the command is typed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.bin").write_bytes(np.zeros((4, 2), np.float32).tobytes())
+    made = onnx.load_from_string(written(tmp_path / "m.onnx", "examples", 2))
+    if inside:
+        kept = onnx.helper.make_graph([made.graph.node[0]], "inner", [], [], [made.graph.initializer[0]])
+        made.graph.node.append(onnx.helper.make_node("If", ["c"], ["d"], then_branch=kept, else_branch=kept))
+        tensor = made.graph.node[-1].attribute[0].g.initializer[0]
+    else:
+        tensor = made.graph.initializer[0]
+    onnx.external_data_helper.set_external_data(tensor, "secret.bin")
+    tensor.ClearField("raw_data")
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ConfigError, match="numbers of it lie in another file"):
+        open_onnx(tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize(
     ("given", "outputs", "words"),
     [("other", 2, "onnxruntime cannot run it"), ("features", 3, "another shape"), ("link", 2, "link")],

@@ -43,8 +43,6 @@ DEVICE, SERVER = ".device.onnx", ".server.onnx"
 """Ends of the names of a model's two parts."""
 BOTH = f"Put both beside each other, NAME{DEVICE} and NAME{SERVER}, as model export --exit wrote them."
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
-NOT_ONNX = "INVALID_PROTOBUF"
-"""Error text of onnxruntime for a file of another kind."""
 LARGEST = 1 << 31
 """Maximum number of bytes of a file of ONNX, a limit of protobuf."""
 SMALLEST = 1e-30
@@ -197,16 +195,34 @@ def _session_of(path: Path, threads: int) -> tuple[Any, str]:
         raise ConfigError(f"{path}: there is no such file", MAKE_ONE) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", MAKE_ONE) from None
+    _check_whole(path, content)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 3
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own, of many classes
-        reason = _first_line(error)
-        text = "no ONNX file" if NOT_ONNX in reason else f"onnxruntime cannot read it: {reason}"
-        raise ConfigError(f"{path}: {text}", MAKE_ONE) from None
+        raise ConfigError(f"{path}: onnxruntime cannot read it: {_first_line(error)}", MAKE_ONE) from None
     return session, sha256(content).hexdigest()
+
+
+def _check_whole(path: Path, content: bytes) -> None:
+    """Raise ConfigError for a file whose tensors lie in others: onnxruntime would open these by name.
+
+    Old versions follow any path, later ones those below the folder in which the command was typed.
+    """
+    onnx = needed("onnx", "edge", "an ONNX file")
+    try:
+        waiting = [onnx.ModelProto.FromString(content)]
+    except Exception:  # protobuf's own; files of onnxruntime's other format are none too
+        raise ConfigError(f"{path}: no ONNX file", MAKE_ONE) from None
+    while waiting:
+        message = waiting.pop()
+        if getattr(message, "data_location", 0) or getattr(message, "external_data", ()):
+            raise ConfigError(f"{path}: numbers of it lie in another file, which is not opened", MAKE_ONE)
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                waiting += [value] if not hasattr(value, "append") and not hasattr(value, "add") else value
 
 
 def _server_of(path: Path, text: str, threads: int) -> ServerSide:

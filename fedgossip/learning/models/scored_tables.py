@@ -43,16 +43,20 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
         text = f"the model answers {wrong} of {len(answers)} records with what is no finite number: nothing is written"
         raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")
     if f.kind == CLASSIFICATION:
-        added = {PREDICTED: [cell_text(f.classes[int(one.argmax())]) for one in answers]}
+        added = {PREDICTED: [f.classes[int(one.argmax())] for one in answers]}
         names = [f"probability of {name}" for name in f.classes]
     else:
         added, names = {}, [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
-    added |= {cell_text(name): list(map(_format, column)) for name, column in zip(names, answers.T, strict=True)}
+    added |= {name: list(map(_format, column)) for name, column in zip(names, answers.T, strict=True)}
     return with_columns(table, added), _unknown(table, model)
 
 
 def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
-    """Return a table as CSV with additional columns.  Raises ConfigError for an existing one."""
+    """Return a table as CSV with additional columns, whose names and texts are of a model that others may have made.
+
+    Raises ConfigError for an existing one.
+    """
+    added = {cell_text(name): list(map(cell_text, column)) for name, column in added.items()}
     if taken := [name for name in added if name in table.whole_header]:
         raise ConfigError(f"{table.path}: there is a column {taken[0]!r} already", "Give the file as it was before.")
     text = io.StringIO()
