@@ -24,7 +24,7 @@ started: list[subprocess.Popen[str]] = []
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     code: int
     out: str
     err: str
@@ -36,7 +36,7 @@ class Said:
 
 def in_process(
     arguments: Sequence[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Said:
+) -> Output:
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["fedgossip", *arguments])
     monkeypatch.delenv("FEDGOSSIP_TRACEBACK", raising=False)
@@ -44,10 +44,10 @@ def in_process(
     with pytest.raises(SystemExit) as ended:
         main()
     said = capsys.readouterr()
-    return Said(int(ended.value.code or 0), said.out, said.err)
+    return Output(int(ended.value.code or 0), said.out, said.err)
 
 
-def typed(arguments: Sequence[str], cwd: Path) -> Said:
+def typed(arguments: Sequence[str], cwd: Path) -> Output:
     """Run it in this process, where no fixture is at hand."""
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -60,7 +60,7 @@ def typed(arguments: Sequence[str], cwd: Path) -> Said:
         patch.setattr(sys, "argv", ["fedgossip", *arguments])
         patch.delenv("FEDGOSSIP_TRACEBACK", raising=False)
         main()
-    return Said(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+    return Output(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def start(
@@ -87,7 +87,7 @@ HANG_SECONDS = 300.0
 """What has not ended by then hangs.  How long a process takes belongs to the machine; a test claims what it did."""
 
 
-def finish(process: subprocess.Popen[str], seconds: float = HANG_SECONDS) -> Said:
+def finish(process: subprocess.Popen[str], seconds: float = HANG_SECONDS) -> Output:
     """Wait for its end; one that hangs is killed and fails the test."""
     try:
         out, err = process.communicate(timeout=seconds)
@@ -95,7 +95,7 @@ def finish(process: subprocess.Popen[str], seconds: float = HANG_SECONDS) -> Sai
         process.kill()
         out, err = process.communicate()
         pytest.fail(f"still running after {seconds} s; it said: {err[-2000:]}")
-    return Said(process.returncode, out, err)
+    return Output(process.returncode, out, err)
 
 
 def wait_until(true: Callable[[], object], seconds: float, what: str) -> None:

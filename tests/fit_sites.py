@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from commands import COMMAND, Said, finish, free_ports, start, typed
+from commands import COMMAND, Output, finish, free_ports, start, typed
 
 from fedgossip import load_experiment
 from fedgossip.algorithms.federated.base import Aggregate, is_over
@@ -111,7 +111,7 @@ def machines(folder: Path, where: Path, files: Sequence[str]) -> list[Path]:
 
 def fit_on(
     found: Sequence[Path], name: str, *more: str, dies: Mapping[int, int] | None = None, without: int | None = None
-) -> list[Said]:
+) -> list[Output]:
     """Fit NAME.toml with a process on each machine, but on that of one; site k kills itself in round `dies[k]`, counted
     from 0."""
     running: list[subprocess.Popen[str]] = []

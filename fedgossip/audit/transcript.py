@@ -188,7 +188,7 @@ def wrong(place: int, what: str) -> NoReturn:
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
+class LoggedFrame:
     """One frame: its record and decoded content; `message` is None for an outline."""
 
     place: int
@@ -222,24 +222,26 @@ class Round:
     outcome: str = ""
     file: str = ""
     """SHA-256 of the whole file."""
-    said: dict[tuple[str, int | None], Said] = field(default_factory=dict)
+    first_frames: dict[tuple[str, int | None], LoggedFrame] = field(default_factory=dict)
     """The first frame of each kind from, or to, each client."""
-    every: list[Said] = field(default_factory=list)
+    every: list[LoggedFrame] = field(default_factory=list)
     announced: dict[int, tuple[int, frames.Keys]] = field(default_factory=dict)
     """Keys from the session before, with their records."""
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    def whole(self, kind: type[Kind], among: Set[int], who: str) -> Iterator[tuple[int, Said, Kind]]:
+    def whole(self, kind: type[Kind], among: Set[int], who: str) -> Iterator[tuple[int, LoggedFrame, Kind]]:
         """Yield the messages of a kind by client, ascending.  Raises WrongError for a client not `among` those."""
         for client, statement in self.outlines(kind, among, who):
             assert isinstance(statement.message, kind)
             yield client, statement, statement.message
 
-    def outlines(self, kind: type[frames.Frame], among: Set[int], who: str) -> Iterator[tuple[int, Said]]:
+    def outlines(self, kind: type[frames.Frame], among: Set[int], who: str) -> Iterator[tuple[int, LoggedFrame]]:
         """Yield the same of frames without their body."""
         clients = [
-            (client, statement) for (name, client), statement in self.said.items() if name == frames.name_of(kind)
+            (client, statement)
+            for (name, client), statement in self.first_frames.items()
+            if name == frames.name_of(kind)
         ]
         for client, statement in sorted(clients, key=lambda found: found[1].client or 0):
             if client is None or client not in among:
@@ -248,7 +250,7 @@ class Round:
 
     def only(self, kind: type[Kind]) -> tuple[int, Kind] | None:
         """Return the record and the message that is the same for all, or None where there is none."""
-        statement = self.said.get((frames.name_of(kind), None))
+        statement = self.first_frames.get((frames.name_of(kind), None))
         if statement is None:
             return None
         assert isinstance(statement.message, kind)
@@ -295,9 +297,9 @@ class Round:
         if begun.roster != self.roster.hash:
             wrong(1, "a transcript with another roster")
 
-    def _add(self, statement: Said) -> None:
+    def _add(self, statement: LoggedFrame) -> None:
         self.every.append(statement)
-        first = self.said.setdefault(statement.key, statement)
+        first = self.first_frames.setdefault(statement.key, statement)
         if first is statement and statement.message is None and statement.name in _WHOLE:
             wrong(statement.place, f"of a {statement.name} only the outline is here")
         if first.digest != statement.digest:
@@ -306,7 +308,7 @@ class Round:
                 f"a second, different {statement.name} of {statement.speaker}; the first is record {first.place}",
             )
 
-    def _of_whole(self, place: int, record: WholeFrame) -> Said:
+    def _of_whole(self, place: int, record: WholeFrame) -> LoggedFrame:
         sender, identity = self._sender(place, record)
         try:
             message: frames.Frame
@@ -319,11 +321,11 @@ class Round:
         if not isinstance(message, KEPT):
             wrong(place, f"{message!r} is kept whole: what it carries does not belong here")
         name, size = frames.name_of(type(message)), len(record.frame) - frames.SIGNATURE
-        return Said(place, record.sent, record.client, name, frames.body_hash(record.frame), size, message)
+        return LoggedFrame(place, record.sent, record.client, name, frames.body_hash(record.frame), size, message)
 
-    def _of_outline(self, place: int, record: Outline) -> Said:
+    def _of_outline(self, place: int, record: Outline) -> LoggedFrame:
         sender, identity = self._sender(place, record)
-        statement = Said(
+        statement = LoggedFrame(
             place, record.sent, record.client, record.message, record.digest, record.size, None,
             record.ids, record.alive,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from fedgossip.audit.records import content_of, transcripts
-from fedgossip.audit.transcript import STAGES, Round, Said, WrongError, wrong
+from fedgossip.audit.transcript import STAGES, LoggedFrame, Round, WrongError, wrong
 from fedgossip.audit.verify import Crossing, Fault, TrafficRecord, Verification, fates_of
 from fedgossip.base.errors import ConfigError
 from fedgossip.secure import frames
@@ -277,15 +277,15 @@ class Course:
 
     # --- one frame ----------------------------------------------------------------------------------------------------
 
-    def _same(self, statement: Said, session: bytes, due: bytes) -> None:
+    def _same(self, statement: LoggedFrame, session: bytes, due: bytes) -> None:
         if session != due:
             wrong(statement.place, f"a {statement.name} of {statement.speaker} of another session")
 
-    def _exactly(self, statement: Said, due: frames.Frame, what: str) -> None:
+    def _exactly(self, statement: LoggedFrame, due: frames.Frame, what: str) -> None:
         if statement.digest != hashlib.sha256(msgspec.msgpack.encode(due)).digest():
             wrong(statement.place, f"what client {statement.client} was shown is not {what}, in this session")
 
-    def _as_long(self, statement: Said, due: frames.Frame) -> None:
+    def _as_long(self, statement: LoggedFrame, due: frames.Frame) -> None:
         if statement.size != len(msgspec.msgpack.encode(due)):
             wrong(statement.place, f"a {statement.name} of {statement.size} bytes, which its outline is not of")
 
@@ -335,7 +335,7 @@ def _listed(ids: Set[int] | Sequence[int]) -> str:
     return ", ".join(map(str, sorted(ids))) or "nobody"
 
 
-def _fates(statement: Said) -> str:
+def _fates(statement: LoggedFrame) -> str:
     return _pairs(list(zip(statement.ids, statement.alive, strict=False)))
 
 

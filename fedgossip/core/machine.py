@@ -373,11 +373,11 @@ class Part:
     node: NodeId
 
 
-Telling = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
+Reporting = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
 """Effects that only write to the record; all others act on something."""
 
 Effect = (
-    Send | Train | ChooseRows | MeasureModel | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
+    Send | Train | ChooseRows | MeasureModel | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Reporting
 )
 
 

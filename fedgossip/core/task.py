@@ -176,10 +176,10 @@ class GradientTask(LocalTask, Protocol):
 class StretchTask(GradientTask, Protocol):
     """A task that computes a gradient from its end, so that finished parts can be sent meanwhile."""
 
-    def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
-        """Return the bits that `gradients` returns for one job; call `tell` with each stretch when it is final.
+    def gradient_in_stretches(self, job: Job, deliver: Callable[[Produced], None]) -> Update:
+        """Return the bits that `gradients` returns for one job; call `deliver` with each stretch when it is final.
 
-        `tell` may be called from any thread.  Repeated and missing stretches are harmless.
+        `deliver` may be called from any thread.  Repeated and missing stretches are harmless.
         """
         ...
 
@@ -349,10 +349,10 @@ def perform_jobs(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
     return [found[place] for place in range(len(jobs))]
 
 
-def update_in_stretches(task: LocalTask, job: Job, tell: Callable[[Produced], None]) -> Update:
-    """Return what `perform_jobs` returns for one job; before, call `tell` with requested stretches, if supported."""
+def update_in_stretches(task: LocalTask, job: Job, deliver: Callable[[Produced], None]) -> Update:
+    """Return what `perform_jobs` returns for one job; before, call `deliver` with requested stretches, if supported."""
     if job.stretches and isinstance(task, StretchTask):
-        return task.gradient_in_stretches(job, tell)
+        return task.gradient_in_stretches(job, deliver)
     (update,) = perform_jobs(task, [job])
     return update
 

@@ -31,7 +31,7 @@ REALISED_LIMIT = 512
 USUAL_LEVEL = "shadow"
 """Level of a requested forecast where the file names none."""
 
-Told = Callable[[int], None]
+Progressed = Callable[[int], None]
 
 
 def forecast_run(
@@ -42,7 +42,7 @@ def forecast_run(
     overrides: Sequence[str] = (),
     seed: int | None = None,
     memory_gb: float | None = None,
-    watch: Told = lambda _: None,
+    watch: Progressed = lambda _: None,
 ) -> list[RunForecast]:
     """Return the expected course of a gossip run before it begins, on its own graph or on each of `graphs`.
 
@@ -193,7 +193,7 @@ def forecasts_of(
     level: str,
     *,
     memory_gb: float | None = None,
-    watch: Told = lambda _: None,
+    watch: Progressed = lambda _: None,
 ) -> list[RunForecast]:
     """Return a forecast for each plan, all of the same experiment but for its graph.  The task's memory is restored.
 
@@ -261,7 +261,7 @@ def _probed(plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: 
 
 
 def _shadowed(
-    plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask, level: str, watch: Told
+    plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask, level: str, watch: Progressed
 ) -> list[RunForecast]:
     made: dict[int, RunForecast] = {}
     shared = [place for place, plan in enumerate(plans) if not _moves_the_mean(plan)]

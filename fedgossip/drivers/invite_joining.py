@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.algorithms.gossip.names import METHODS, GraphFacts, make
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, PeerError
@@ -133,12 +133,12 @@ def enrolled(
     client: Asking,
     seats: Seats,
     address: str,
-    tell: Callable[[Gathering], None],
+    on_gathering: Callable[[Gathering], None],
     wait: Callable[[float], None],
     lead: NodeId = 0,
     under: NodeId = 0,
 ) -> Beginning:
-    """Request a place, and wait for the start; pass progress to `tell` meanwhile.  Raises NetworkError, PeerError.
+    """Request a place, and wait for the start with progress to `on_gathering`.  Raises NetworkError, PeerError.
 
     `lead`, `under`: the place in a run with tiers, as in an `Enrol`.
     """
@@ -150,7 +150,7 @@ def enrolled(
                 raise PeerError(f"the organiser gives us place {answer.node}, and not the one that was named", SAME,
                                 peer=ORGANISER)  # fmt: skip
             return checked(answer, client.identity, seats)
-        tell(_of_kind(answer, Gathering))
+        on_gathering(_of_kind(answer, Gathering))
         wait(AGAIN_SECONDS)
 
 
@@ -395,7 +395,7 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
         return DeclaredRun(e, name, False, lambda _numbers, _size: terms_of(e, name, n, 0))
     codes = [one for key, one in code_by_key(e.algorithm) if key == "options"]
     options = {key: value for key, value in e.algorithm.options.items() if value not in codes}
-    made = make(e.algorithm.name, method, Told(n or 2), options)
+    made = make(e.algorithm.name, method, GraphFacts(n or 2), options)
     vectors = sum(slot.length is None for slot in made.slots)
     come_and_go = "; others may come and go" if is_open_to(e, made.needs) else ""
 

@@ -244,10 +244,10 @@ class TorchTask:
         check_gradients(self.layout, self.settings)
         return self._mean_gradients(jobs, None) if jobs else []
 
-    def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
+    def gradient_in_stretches(self, job: Job, deliver: Callable[[Produced], None]) -> Update:
         """See `StretchTask`.  Private gradients, and those of several processes, are not sent in stretches."""
         knows = self._privacy is None and not isinstance(self._engine, ProcessesLoop)
-        (update,) = self._mean_gradients([job], tell if knows else None)
+        (update,) = self._mean_gradients([job], deliver if knows else None)
         return update
 
     def full_gradient(self, vector: Vector, node: NodeId | None = None) -> tuple[float, Vector]:
@@ -266,13 +266,13 @@ class TorchTask:
             (found,) = self._sharing.run(lambda: self._gradients([job], [plan], [self._states.get(job.node, {})], None))
         return found.loss, found.difference
 
-    def _mean_gradients(self, jobs: Sequence[Job], tell: Callable[[Produced], None] | None) -> Sequence[Update]:
+    def _mean_gradients(self, jobs: Sequence[Job], deliver: Callable[[Produced], None] | None) -> Sequence[Update]:
         with self._lock:
             self._hold_own(jobs)
             plans = [self._batches.plan(job.node, job.round, job.accumulate) for job in jobs]
             states = [self._states.get(job.node, {}) for job in jobs]
             tested = [self._test_own(job, state) for job, state in zip(jobs, states, strict=True)]
-            stretches = None if tell is None else partial(self._stretches, jobs[0], plans[0], tell)
+            stretches = None if deliver is None else partial(self._stretches, jobs[0], plans[0], deliver)
             outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states, stretches))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
@@ -285,13 +285,13 @@ class TorchTask:
             found.append(Update(outcome.difference, len(self._shares[job.node]), metrics))
         return found
 
-    def _stretches(self, job: Job, plan: BatchPlan, tell: Callable[[Produced], None]) -> GradientStretches:
+    def _stretches(self, job: Job, plan: BatchPlan, deliver: Callable[[Produced], None]) -> GradientStretches:
         examples = len(self._shares[job.node])
 
-        def told(start: int, vector: Vector, loss: float) -> None:
-            tell(Produced(job.round, start, vector, examples, self._sum_facts(loss, plan)))
+        def delivered(start: int, vector: Vector, loss: float) -> None:
+            deliver(Produced(job.round, start, vector, examples, self._sum_facts(loss, plan)))
 
-        return GradientStretches(job.stretches, self.length, told)
+        return GradientStretches(job.stretches, self.length, delivered)
 
     def _sum_facts(self, loss: float, plan: BatchPlan) -> dict[str, float]:
         return {"loss": loss, "rows": float(predictions_of(plan, self._predictions).sum())}

@@ -137,14 +137,14 @@ class FaultyLinks:
 
     def _seen(self, events: Sequence[LinkEvent]) -> list[LinkEvent]:
         """Note the true state of the links; changes are not reported while they are cut."""
-        told: list[LinkEvent] = []
+        passed_on: list[LinkEvent] = []
         for event in events:
             if isinstance(event, LinkUp | LinkDown):
                 (self._up.add if isinstance(event, LinkUp) else self._up.discard)(event.node)
                 if event.node in self._cut:
                     continue
-            told.append(event)
-        return told
+            passed_on.append(event)
+        return passed_on
 
     def _release(self, now_ns: int) -> None:
         while self._later and self._later[0][0] <= now_ns:

@@ -38,13 +38,13 @@ from fedgossip.core.machine import (
     Received,
     Refused,
     Report,
+    Reporting,
     RoundDone,
     RowsChosen,
     Send,
     SetTimer,
     Started,
     Stopping,
-    Telling,
     Train,
     Trained,
     Witness,
@@ -505,7 +505,7 @@ class Host:
             case _:
                 self._record(effect, now_ns, mixing_ns)
 
-    def _record(self, effect: Telling, now_ns: int, mixing_ns: int) -> None:
+    def _record(self, effect: Reporting, now_ns: int, mixing_ns: int) -> None:
         match effect:
             case Report():
                 self._report(effect)

@@ -30,7 +30,7 @@ from fedgossip.privacy.accounting import (
     tight,
 )
 from fedgossip.privacy.budget import UNITS, Spend
-from fedgossip.protocols.federated.client_round import Telling
+from fedgossip.protocols.federated.client_round import SentMetrics
 
 WEIGHTINGS = ("clients", "examples")
 
@@ -74,7 +74,7 @@ class PrivacyPlan:
     """unit "record": number of steps of a site per round."""
     examples: Sequence[int] = ()
     """unit "record": number of examples of each client; the fewest decide."""
-    telling: Telling = field(default_factory=Telling)
+    telling: SentMetrics = field(default_factory=SentMetrics)
     """The metrics that clients report beside their updates."""
     secure: bool = True
     """Whether these metrics are reported by sums alone."""

@@ -39,7 +39,7 @@ from fedgossip.protocols.federated.client_round import (
     EVERYTHING,
     Chances,
     PreparedContribution,
-    Telling,
+    SentMetrics,
     integers,
     means_of,
 )
@@ -71,7 +71,7 @@ class Rounds:
     fixed: RingEncoding | None
     chances: Sequence[Callable[[int], Chances]]
     score: Score = ACCURACY
-    telling: Telling = EVERYTHING
+    telling: SentMetrics = EVERYTHING
     accumulate: int | None = None
     """As in `ClientSettings`."""
     coding: UploadCodec | None = None

@@ -207,7 +207,7 @@ class Instants:
         """How many were added so far, the number of the last."""
         self._there: dict[int, list[Queued]] = {}
 
-    def add(self, at_ns: int, node: NodeId, event: Coming, cost: Cost, lives: Lives) -> int:
+    def add(self, at_ns: int, node: NodeId, event: QueuedEvent, cost: Cost, lives: Lives) -> int:
         """Take one under the next number; return that."""
         self.number = number = self.number + 1
         there = self._there.get(at_ns)
@@ -322,7 +322,7 @@ class SimulatedLinks:
             self.lives.pop((node, other), None)
 
 
-Coming = Event | Look | Begin | Restart | Wake | AddedUp
+QueuedEvent = Event | Look | Begin | Restart | Wake | AddedUp
 OF_PEERS = frozenset({Begin, Restart, Wake})
 """Entries that no machine receives."""
 
@@ -333,7 +333,7 @@ NO_COST: Cost = 0, 0
 Lives = tuple[int, int]
 """The incarnation of the sender, and that of the receiver in the sender's view."""
 
-Queued = tuple[int, NodeId, Coming, Cost, Lives]
+Queued = tuple[int, NodeId, QueuedEvent, Cost, Lives]
 """(order, receiver, event, cost, incarnations of sender and receiver)."""
 
 BACKWARD = 2 / 3

@@ -128,7 +128,7 @@ class ResidentRun:
         stack.meters.carried(traffic)
 
         def disagreement() -> Disagreement:
-            assert measured is not None, "a watched round is told at once"
+            assert measured is not None, "a watched round is reported at once"
             return measured
 
         sent = int(traffic.sent[0].sum())

@@ -73,7 +73,6 @@ from fedgossip.simulation.network import (
     VACANT,
     AddedUp,
     Begin,
-    Coming,
     Cost,
     Instants,
     LazyTraining,
@@ -81,6 +80,7 @@ from fedgossip.simulation.network import (
     Lives,
     Look,
     Queued,
+    QueuedEvent,
     Restart,
     SimulatedLinks,
     SimulatedNetwork,
@@ -148,7 +148,7 @@ class Simulator:
         self._detection_ns = int(network.settings.detection * NS)
         self._instants = Instants()
         self._asleep: dict[NodeId, int] = {}  # since when
-        self._held: dict[NodeId, list[tuple[int, Coming, Cost, Lives]]] = {}
+        self._held: dict[NodeId, list[tuple[int, QueuedEvent, Cost, Lives]]] = {}
         self._adding: dict[NodeId, int] = {}  # until when
         self._counts_sums = network.settings.summing > 0
         self._happened = 0  # number of applied faults of the script
@@ -222,7 +222,7 @@ class Simulator:
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def _push(self, at_ns: int, node: NodeId, event: Coming) -> int:
+    def _push(self, at_ns: int, node: NodeId, event: QueuedEvent) -> int:
         return self._instants.add(at_ns, node, event, NO_COST, (0, self.lives[node]))
 
     def _deliver(self, arrivals: Sequence[Queued]) -> None:
@@ -559,7 +559,7 @@ class Simulator:
         for other in self.connections.known[node]:
             self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
 
-    def _change_peer(self, node: NodeId, event: Coming, lives: Lives) -> None:
+    def _change_peer(self, node: NodeId, event: QueuedEvent, lives: Lives) -> None:
         if isinstance(event, Begin):
             self._begin(node)
         elif isinstance(event, Restart):

@@ -82,7 +82,7 @@ class TwoSizes(NamedTuple):
     all: Sizes
 
 
-Said = Numbered | TwoSizes
+MessageSizes = Numbered | TwoSizes
 
 
 class Edges:
@@ -101,7 +101,7 @@ class Edges:
         self._both = np.array([len(sources.intersection(to)) for sources, to in sides], np.int64)
         self._given, self._taken = (np.array([len(of) for of in side]) for side in (self._targets, self._sources))
 
-    def mixed_before(self, round: int) -> tuple[Said, Said]:
+    def mixed_before(self, round: int) -> tuple[MessageSizes, MessageSizes]:
         """Return for each target, and for each source, the last round in which both ends mixed each other's model.
 
         -1: none.
@@ -114,7 +114,7 @@ class Edges:
         taken = [self._mixed.get((i, j), -1) for i in self._nodes for j in self._sources[i]]
         return _one_each(self._targets, given), _one_each(self._sources, taken)
 
-    def used_before(self, round: int) -> tuple[Said, Said]:
+    def used_before(self, round: int) -> tuple[MessageSizes, MessageSizes]:
         """Return for each target, and for each source, in how many earlier rounds the arc was used."""
         if self.schedule.period == 1:
             return TwoSizes(round, self._given, self._given), TwoSizes(round, self._taken, self._taken)
@@ -141,12 +141,12 @@ def _one_each(of: Sequence[Collection[NodeId]], numbers: Sequence[int]) -> Numbe
     return Numbered(len(of), owners, np.array(numbers, np.int64), np.ones(len(numbers), np.int64))
 
 
-def priced_both(numbered: tuple[Said, Said], message: Callable[[int], Message]) -> RoundBytes:
+def priced_both(numbered: tuple[MessageSizes, MessageSizes], message: Callable[[int], Message]) -> RoundBytes:
     """Return the sizes of each node's sent and received messages; `numbered`: the message numbers of both."""
     return RoundBytes(*(_priced(one, message) for one in numbered))
 
 
-def _priced(of: Said, message: Callable[[int], Message]) -> tuple[Sizes, Sizes]:
+def _priced(of: MessageSizes, message: Callable[[int], Message]) -> tuple[Sizes, Sizes]:
     if isinstance(of, TwoSizes):
         rest = of.all - of.two
         last, never = _costs(message(of.last)), _costs(message(-1)) if rest.any() else (0, 0)

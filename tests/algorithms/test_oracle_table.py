@@ -15,7 +15,7 @@ import pytest
 
 from fedgossip import simulate
 from fedgossip.algorithms.gossip.base import Step
-from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.algorithms.gossip.names import METHODS, GraphFacts, make
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
 from fedgossip.topology import build, resolve
@@ -64,7 +64,7 @@ def weights(name: str) -> np.ndarray:
 
 def method(kind: str) -> Any:
     given = KINDS[kind]
-    return make(given["name"], METHODS[given["name"]], Told(N), given.get("options", {}))
+    return make(given["name"], METHODS[given["name"]], GraphFacts(N), given.get("options", {}))
 
 
 def one_round(kind: str, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

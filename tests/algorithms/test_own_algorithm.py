@@ -11,7 +11,7 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.algorithms.gossip.names import METHODS, GraphFacts, make
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import digest
 from fedgossip.plans import compose
@@ -119,6 +119,6 @@ def test_unknown_names_and_options_are_refused_with_what_is_near() -> None:
 
 def test_every_registered_method_is_made_and_says_what_it_needs() -> None:
     for name, method in METHODS.items():
-        algorithm = make(name, method, Told(8), {})
+        algorithm = make(name, method, GraphFacts(8), {})
         assert algorithm.slots[0].name == "x" and algorithm.needs.sums in ("rows", "columns", "both")
         assert set(method.modes) <= {"sync", "async"}

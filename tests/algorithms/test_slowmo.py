@@ -12,7 +12,7 @@ import torch
 
 from fedgossip import simulate
 from fedgossip.algorithms.gossip.base import Step, restored, saved
-from fedgossip.algorithms.gossip.names import METHODS, SLOWED, Told, make
+from fedgossip.algorithms.gossip.names import METHODS, SLOWED, GraphFacts, make
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
 
@@ -104,7 +104,7 @@ def test_the_stationary_models_are_those_of_the_base(base: str) -> None:
 def test_what_comes_late_counts_as_if_it_had_been_mixed(base: str, nesterov: bool) -> None:
     draw = np.random.default_rng(5)
     options = {"base": base, "every": 2, "alpha": 0.7, "beta": 0.4, "nesterov": nesterov}
-    algorithm = make("slowmo", METHODS["slowmo"], Told(4), options)
+    algorithm = make("slowmo", METHODS["slowmo"], GraphFacts(4), options)
     state = algorithm.start(frozen(draw.standard_normal((4, 3))))
     for number in range(5):
         begun, sent = algorithm.trained(state, frozen(draw.standard_normal((4, 3))), Step(number, 0.1, 1.0))
@@ -126,7 +126,7 @@ def assert_alike(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("base", SLOWED)
 def test_a_checkpoint_holds_the_state_within_the_state(base: str) -> None:
     draw = np.random.default_rng(7)
-    algorithm = make("slowmo", METHODS["slowmo"], Told(4), {"base": base, "every": 2})
+    algorithm = make("slowmo", METHODS["slowmo"], GraphFacts(4), {"base": base, "every": 2})
     state = fresh = algorithm.start(frozen(draw.standard_normal(3)))
     for number in range(3):
         begun, sent = algorithm.trained(state, frozen(draw.standard_normal(3)), Step(number, 0.1, 1.0))

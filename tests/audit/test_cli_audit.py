@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 from audit_kit import Kept, kept, log_of
-from commands import Said, in_process
+from commands import Output, in_process
 from secure_kit import Room, public, signer
 
 from fedgossip.audit.entries import entries
@@ -20,7 +20,7 @@ from fedgossip.secure.session import ParticipantRoster, RosterMember
 
 N = 6
 
-Run = Callable[..., Said]
+Run = Callable[..., Output]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import click
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from fit_sites import SITES, SOURCE, every_kind, files, machines, own_tables
 from test_plan_approvals import EXPERIMENT, Desk
 
@@ -159,7 +159,7 @@ def test_a_policy_that_asks_for_an_approval_asks_before_sums_too(site: Path, fol
 # --- what is approved of a plan of two steps --------------------------------------------------------------------------
 
 
-Machine = Callable[..., Said]
+Machine = Callable[..., Output]
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def approving(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert shown.code == 0, shown
     assert typed(["plan", "approve", *words, "--plan", shown.out.split()[-1]], found).code == 0
 
-    def started(*arguments: str, sends: bool = True) -> Said:
+    def started(*arguments: str, sends: bool = True) -> Output:
         def begun(*_: Any, first_work: Any = None, **__: Any) -> PeerEnded:
             if sends:
                 first_work()

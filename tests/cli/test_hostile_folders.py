@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from fit_sites import SITES, own_tables, patients
 from test_endings import ends
 
@@ -252,21 +252,21 @@ def _with_more(place: Path) -> None:
     (place / "launched" / "launched.json").write_text('{"script": "none.py", "arguments": [], "folder": "."}')
 
 
-def _loaded(folder: Path) -> Said:
+def _loaded(folder: Path) -> Output:
     try:
-        return Said(0, str(load_model(folder)), "")
+        return Output(0, str(load_model(folder)), "")
     except ConfigError as error:
-        return Said(2, "", f"error: {error}")
+        return Output(2, "", f"error: {error}")
 
 
-def _said(words: list[str], place: Path) -> Said:
+def _said(words: list[str], place: Path) -> Output:
     """Type a command; `board` and the function `load_model` are called."""
     if words[0] == "load_model":
         return _loaded(place / words[1])
     return _board(place) if words[0] == "board" else typed(words, place)
 
 
-def _board(place: Path) -> Said:
+def _board(place: Path) -> Output:
     """Ask a board for each of its pages, once all is read: the command itself does not end."""
     catalogue = Catalogue(place)
     board = Board(catalogue, words_for)
@@ -275,7 +275,7 @@ def _board(place: Path) -> Said:
     asked = [board.answer("/runs.json", {}), board.answer("/curves.json", {"run": [f"{key}:0" for key in keys]})]
     for key in keys:
         asked += [board.answer(path, {}) for path in (f"/report/{key}", *(f"/watch/{key}/{one}" for one in WATCHED))]
-    return Said(0, "".join(one.content.decode() for one in asked if one), "")
+    return Output(0, "".join(one.content.decode() for one in asked if one), "")
 
 
 @contextmanager

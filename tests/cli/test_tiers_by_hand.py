@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Said, finish, free_ports, in_process, start, typed, wait_until
+from commands import Output, finish, free_ports, in_process, start, typed, wait_until
 from safetensors.numpy import load_file
 
 import fedgossip
@@ -117,7 +117,7 @@ def test_machines_by_hand_go_on_when_a_leaf_is_killed_and_started_again(folder: 
     processes[6].wait()
     time.sleep(0.5)
     processes[6] = start(at(6, "--resume"), folder)
-    ended: list[Said] = [finish(process, 200) for process in processes.values()]
+    ended: list[Output] = [finish(process, 200) for process in processes.values()]
     assert [one.code for one in ended] == [0] * 9, "\n".join(one.err for one in ended)
     found = counts()
     assert len(found) == 40 and set(found) <= {3, 6} and found[0] == 6

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Said, alive, finish, in_process, start, wait_until
+from commands import Output, alive, finish, in_process, start, wait_until
 
 pytestmark = pytest.mark.sockets
 
@@ -295,7 +295,7 @@ def test_a_simulated_script_leaves_nothing_of_itself_in_this_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sys.modules["__main__"], list(sys.path), "FEDGOSSIP_NODE" in os.environ
-    said: Said = in_process(
+    said: Output = in_process(
         ["launch", "-n", "3", "--simulate", "--json", "--out", "out", "train.py", "4", "0"], folder, monkeypatch, capsys
     )
     assert said.code == 0 and json.loads(said.out)["status"] == "finished"

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from commands import HANG_SECONDS, Said, finish, free_ports, in_process, no_secrets_in, start, wait_until
+from commands import HANG_SECONDS, Output, finish, free_ports, in_process, no_secrets_in, start, wait_until
 from commands import experiment as experiment_file
 
 from fedgossip.audit.log import read as read_log
@@ -488,7 +488,7 @@ def test_a_peer_that_trains_a_round_again_begins_from_its_state_before_it(round:
     assert any(not np.array_equal(states["before 3"][k], states["before 4"][k]) for k in states["before 3"])
 
 
-def interrupted_in(process: subprocess.Popen[str], rows: Path, round: int) -> Said:
+def interrupted_in(process: subprocess.Popen[str], rows: Path, round: int) -> Output:
     """Press Ctrl-C when so many rounds are behind; return what it said."""
     wait_until(lambda: last_round(rows) >= round or process.poll() is not None, HANG_SECONDS, f"round {round}")
     process.send_signal(signal.SIGINT)
@@ -497,7 +497,7 @@ def interrupted_in(process: subprocess.Popen[str], rows: Path, round: int) -> Sa
     return said
 
 
-def words_after(said: Said) -> list[str]:
+def words_after(said: Output) -> list[str]:
     """The line that goes on, as the shell would take it apart."""
     (line,) = (line.partition(": ")[2] for line in said.err.splitlines() if line.startswith("To go on: "))
     program, *words = shlex.split(line)

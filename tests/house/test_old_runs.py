@@ -16,7 +16,7 @@ import pytest
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from tests.commands import Said, in_process
+from tests.commands import Output, in_process
 
 FOLDER = Path(__file__).parents[1] / "old_runs"
 RUNS = ("federated", "gossip")
@@ -30,7 +30,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def said(arguments: list[str], old: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    told: Said = in_process(arguments, old, monkeypatch, capsys)
+    told: Output = in_process(arguments, old, monkeypatch, capsys)
     assert told.code == 0, told.err
     return told.out
 

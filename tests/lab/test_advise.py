@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Said, in_process
+from commands import Output, in_process
 
 from fedgossip import load_experiment, simulate
 from fedgossip.cli.topology.advise import sentence
@@ -164,7 +164,7 @@ def test_the_longest_of_n_exponential_times_is_a_harmonic_number() -> None:
     assert times_of("straggler:10:0.5").longest(16) == 5.0
 
 
-def advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> Said:
+def advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> Output:
     return in_process(["topology", "advise", "--n", "16", "--parameters", "1e4", *words], tmp_path, monkeypatch, capsys)
 
 
@@ -267,21 +267,21 @@ def experiment_of_a_mesh(folder: Path, model: str = "mlp:64-128-64-10", data: st
 @pytest.fixture
 def advise_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:
-    def typed(*words: str) -> Said:
+) -> Callable[..., Output]:
+    def typed(*words: str) -> Output:
         given = ["advise", "mesh", "mesh.toml", "--processes", "4", *words]
         return in_process(given, tmp_path, monkeypatch, capsys)
 
     return typed
 
 
-def meshes_of(said: Said) -> dict[tuple[str, str], dict[str, Any]]:
+def meshes_of(said: Output) -> dict[tuple[str, str], dict[str, Any]]:
     assert said.code == 0, said.err
     return {(one["name"], one["how"]): one for one in json.loads(said.out)["meshes"]}
 
 
 def test_the_steps_of_meshes_are_those_of_the_formulas_and_what_does_not_fit_is_refused(
-    tmp_path: Path, advise_mesh: Callable[..., Said]
+    tmp_path: Path, advise_mesh: Callable[..., Output]
 ) -> None:
     """mlp:64-128-64-10, 32 rows, 2 pieces; b = 1 MB/s, a = 1 ms, 1 ms a row: each term by hand."""
     experiment_of_a_mesh(tmp_path)
@@ -316,7 +316,7 @@ def test_the_steps_of_meshes_are_those_of_the_formulas_and_what_does_not_fit_is_
 
 
 def test_context_and_text_have_their_messages_and_the_table_names_the_soonest(
-    tmp_path: Path, advise_mesh: Callable[..., Said]
+    tmp_path: Path, advise_mesh: Callable[..., Output]
 ) -> None:
     text = tmp_path / "play.txt"
     text.write_text("".join(f"A{k}:\n{'to be or not to be, ' * 20}\n\n" for k in range(4)))
@@ -343,7 +343,7 @@ def test_context_and_text_have_their_messages_and_the_table_names_the_soonest(
     ],
 )
 def test_bad_words_of_a_mesh_are_refused_in_one_line(
-    tmp_path: Path, advise_mesh: Callable[..., Said], words: list[str], told: str
+    tmp_path: Path, advise_mesh: Callable[..., Output], words: list[str], told: str
 ) -> None:
     experiment_of_a_mesh(tmp_path)
     said = advise_mesh(*words)
@@ -351,7 +351,7 @@ def test_bad_words_of_a_mesh_are_refused_in_one_line(
 
 
 def test_where_no_mesh_is_possible_the_code_is_2_and_each_reason_stands_once_and_whole(
-    tmp_path: Path, advise_mesh: Callable[..., Said]
+    tmp_path: Path, advise_mesh: Callable[..., Output]
 ) -> None:
     experiment_of_a_mesh(tmp_path)
     words = ["--links", "lan", "--compute", "0.05", "--cores", "2", "--memory", "1kB"]
@@ -363,7 +363,7 @@ def test_where_no_mesh_is_possible_the_code_is_2_and_each_reason_stands_once_and
 
 
 def test_a_private_experiment_has_no_mesh_and_is_not_advised_to_leave_out_what_is_required(
-    tmp_path: Path, advise_mesh: Callable[..., Said]
+    tmp_path: Path, advise_mesh: Callable[..., Output]
 ) -> None:
     path = experiment_of_a_mesh(tmp_path)
     private = '[coordinator]\nclients = 3\n[coordinator.privacy]\nunit = "record"\nnoise = 2.0\n'

@@ -24,7 +24,7 @@ from fedgossip.lab.compare.names import PARADIGMS, Setting, paradigm_of
 from fedgossip.lab.compare.verdict import comparison, sentence
 from fedgossip.lab.costs.base import EqualLinks, TrainingTimes
 from fedgossip.report.page.reading import read_run
-from tests.commands import Said, in_process
+from tests.commands import Output, in_process
 
 FILE = """
 rounds = 20
@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compared(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str) -> Said:
+    def run(*words: str) -> Output:
         command = ["compare", "all.toml", "--no-report", *words]
         if "--paradigms" not in words:
             command += ["--paradigms", TWO]
@@ -373,7 +373,7 @@ def test_six_cells_on_a_cluster_are_the_table_of_this_machine_and_are_not_run_ag
     assert again.err.count("was there") == 6 and rows_of(again) == here
 
 
-def rows_of(said: Said) -> list[dict[str, Any]]:
+def rows_of(said: Output) -> list[dict[str, Any]]:
     """The table, with the runs by their names."""
     rows = json.loads(said.out)["table"]
     return [{**row, "runs": [Path(run).name for run in row["runs"]]} for row in rows]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Said, in_process
+from commands import Output, in_process
 from pages import Reader, page
 from safetensors.numpy import load_file, save_file
 from test_used_models import OWN_MODEL, TEXT, experiment, held_out, table, trained
@@ -33,7 +33,7 @@ pytest.importorskip("onnxscript")
 
 @pytest.fixture
 def type_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def typed(line: str) -> Said:
+    def typed(line: str) -> Output:
         return in_process(["model", *line.split()], tmp_path, monkeypatch, capsys)
 
     return typed

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
-from commands import Said, in_process
+from commands import Output, in_process
 
 import fedgossip
 from fedgossip.core.records import NetworkRow, read_rows
@@ -162,5 +162,5 @@ def test_without_a_file_it_is_on_the_terminal_and_runs_are_named_by_what_differs
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(said: Any, words: list[str], why: str) -> None:
-    found: Said = said("plot", "s", *words)
+    found: Output = said("plot", "s", *words)
     assert found.code == 2 and why in found.err and "Traceback" not in found.err

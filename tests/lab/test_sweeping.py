@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
-from commands import Said, in_process
+from commands import Output, in_process
 from commands import start as start_command
 
 import fedgossip
@@ -42,7 +42,7 @@ DIGITS = {
 }
 GRID = {"topology.graph": ["ring", "complete"], "algorithm.name": ["dsgd", "gradient-tracking"]}
 
-Run = Callable[..., Said]
+Run = Callable[..., Output]
 
 
 def sweep_of(**keys: Any) -> dict[str, Any]:

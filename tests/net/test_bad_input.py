@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Said, experiment, finish, free_ports, in_process, start
+from commands import Output, experiment, finish, free_ports, in_process, start
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
@@ -31,7 +31,7 @@ class Desk:
             'rounds = 2\n[topology]\ngraph = "ring"\nn = 4\n[train]\ndevice = "cpu"\nlocal_steps = 1\n'
         )
 
-    def run(self, *arguments: str) -> Said:
+    def run(self, *arguments: str) -> Output:
         return in_process(arguments, self.folder, self._monkeypatch, self._capsys)
 
     def refused(self, *arguments: str, code: int = 2) -> str:

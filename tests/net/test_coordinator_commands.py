@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Said, free_ports, typed, wait_until
+from commands import Output, free_ports, typed, wait_until
 
 from fedgossip.base.vectors import frozen
 from fedgossip.cli import cli
@@ -55,7 +55,7 @@ class Site:
         assert site.run("privacy", "policy", "pilot.toml", "--endpoints", "endpoints.toml").code == 0
         return site
 
-    def run(self, *words: str) -> Said:
+    def run(self, *words: str) -> Output:
         return typed(words, self.folder)
 
     def start(self, *words: str, node: int, resume: bool = False, program: tuple[str, ...] = ()) -> Any:

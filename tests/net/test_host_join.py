@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import COMMAND, Said, experiment, free_ports, in_process, wait_until
+from commands import COMMAND, Output, experiment, free_ports, in_process, wait_until
 
 from fedgossip.drivers import invite_joining
 from fedgossip.net.identity import Identity
@@ -207,7 +207,7 @@ def test_what_cannot_be_hosted_is_said_before_an_invite_is_printed(
     (tmp_path / "a.csv").write_text("x,y\n1,a\n2,b\n")
     with socket.create_server(("0.0.0.0", 0)) as taken:
         filled = [word.format(taken=taken.getsockname()[1]) for word in words]
-        said: Said = in_process(["host", "experiment.toml", *filled], tmp_path, monkeypatch, capsys)
+        said: Output = in_process(["host", "experiment.toml", *filled], tmp_path, monkeypatch, capsys)
     assert said.code == (3 if error == "port" else 2) and error in said.errors[0] and not said.out, said.err
 
 

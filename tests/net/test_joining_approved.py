@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Said, free_ports, typed
+from commands import Output, free_ports, typed
 from test_host_join import People
 from test_invited_runs import federated
 from test_plan_approvals import DAY_NS, EXPERIMENT, Desk, counted, plan_of
@@ -70,10 +70,10 @@ class Site:
         folder.mkdir()
         Identity.new().save(folder / "peer.key")
 
-    def join(self, invite: str, *words: str) -> Said:
+    def join(self, invite: str, *words: str) -> Output:
         return typed(["join", invite, "--yes", "--key", "peer.key", *words], self.folder)
 
-    def advised(self, said: Said, invite: str) -> Said:
+    def advised(self, said: Output, invite: str) -> Output:
         """Type what the advice of a refusal says; the plan is named by the hash that `plan show` ends with."""
         show, approve = re.findall(r"fedgossip (plan \w+ .*?);", said.err.splitlines()[-1])
         shown = typed(shlex.split(show), self.folder)

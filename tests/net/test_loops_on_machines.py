@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import Said, finish, free_ports, in_process, start, typed
+from commands import Output, finish, free_ports, in_process, start, typed
 
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
@@ -69,7 +69,7 @@ def client(folder: Path, node: int) -> subprocess.Popen[str]:
 def test_loops_are_clients_of_a_coordinator_on_another_machine_and_their_run_is_collected(folder: Path) -> None:
     words = ["coordinator", "fed.toml", "--endpoints", "endpoints.toml", "--key", f"{CLIENTS}.key", "--out", "out"]
     leading = start([*words, "--script", "train.py 0"], folder)
-    said: list[Said] = [finish(one) for one in [client(folder, node) for node in range(CLIENTS)]]
+    said: list[Output] = [finish(one) for one in [client(folder, node) for node in range(CLIENTS)]]
     led = finish(leading)
     assert [led.code, *(one.code for one in said)] == [0, 0, 0, 0], led.err + said[0].err
     assert len({one.out for one in said}) == 1 and said[0].out.startswith("[")  # the run's last model, at all

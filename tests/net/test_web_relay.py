@@ -519,7 +519,7 @@ def test_a_relay_that_is_away_is_called_less_and_less(monkeypatch: pytest.Monkey
     called = []
     real = relay_client.open_web
 
-    async def counted(url: str, said: web_way.Said = web_way.silent) -> WebStream:
+    async def counted(url: str, said: web_way.ReportStep = web_way.silent) -> WebStream:
         called.append(time.monotonic())
         return await real(url, said)
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS
-from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.algorithms.gossip.names import METHODS, GraphFacts, make
 from fedgossip.data.data import SOURCES
 from fedgossip.experiment.meanings import keys
 from fedgossip.plans.federated.federation import FEDBUFF
@@ -22,7 +22,7 @@ ASKS = {"diloco": [{"fragments": 2}]}
 def ways() -> set[tuple[str, str]]:
     """What the methods ask for: (what is told, mode)."""
     asked = [(name, one, options) for name, one in METHODS.items() for options in ({}, *ASKS.get(name, []))]
-    made = [(make(name, one, Told(7), options), one) for name, one, options in asked]
+    made = [(make(name, one, GraphFacts(7), options), one) for name, one, options in asked]
     found = {(message_content(algorithm, private=False), mode) for algorithm, one in made for mode in one.modes}
     return found | {(message_content(algorithm, private=True), "sync") for algorithm, one in made if one.private}
 

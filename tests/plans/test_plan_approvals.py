@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from test_agreed_statistics import breast_cancer
 
 import fedgossip
@@ -88,7 +88,7 @@ class Desk:
         assert self.approvals().refusals()[-1][1] == str(error.value)
         return str(error.value)
 
-    def typed(self, *words: str) -> Said:
+    def typed(self, *words: str) -> Output:
         return typed(words, self.folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Said, in_process
+from commands import Output, in_process
 
 import fedgossip
 from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
@@ -136,7 +136,7 @@ def test_there_is_no_forecast_of_a_rule_that_is_not_linear() -> None:
         fedgossip.simulate(quadratic(rounds=4), engine="stacked", algorithm=ClippedMean(), forecast="shadow")
 
 
-def test_there_is_no_forecast_of_a_median(command: Callable[..., Said]) -> None:
+def test_there_is_no_forecast_of_a_median(command: Callable[..., Output]) -> None:
     said = command("forecast", "q.toml", "--set", "algorithm.combine=median")
     assert (said.code, "not known" in said.err) == (2, True)
 
@@ -359,7 +359,7 @@ def test_all_runs_keep_to_their_narrowed_forecasts(setting: str) -> None:
 
 
 @pytest.mark.parametrize(("graph", "algorithm"), [("el-oracle:4", "dsgd"), ("ring", "push-sum"), ("base:1", "dsgd")])
-def test_a_dry_run_says_what_any_graph_promises(graph: str, algorithm: str, command: Callable[..., Said]) -> None:
+def test_a_dry_run_says_what_any_graph_promises(graph: str, algorithm: str, command: Callable[..., Output]) -> None:
     changed = [f"--set=topology.graph={graph}", f"--set=algorithm.name={algorithm}"]
     said = command("run", "q.toml", "--dry-run", *changed)
     (line,) = [line for line in said.out.splitlines() if "disagreement falls" in line]
@@ -375,14 +375,16 @@ def test_what_lies_outside_does_not_count_as_kept() -> None:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Output]:
     """The command line, typed in a folder with two experiments."""
     (tmp_path / "q.toml").write_text('rounds = 10\n[topology]\ngraph = "ring"\nn = 8\n[task]\nkind = "quadratic"\n')
     (tmp_path / "fed.toml").write_text('rounds = 4\n[coordinator]\nclients = 4\n[data]\nsource = "digits"\n')
     return lambda *words: in_process(words, tmp_path, monkeypatch, capsys)
 
 
-def test_a_forecast_of_several_graphs_by_the_command(tmp_path: Path, command: Callable[..., Said]) -> None:
+def test_a_forecast_of_several_graphs_by_the_command(tmp_path: Path, command: Callable[..., Output]) -> None:
     done = command("forecast", "q.toml", "--graphs", "ring", "base:1", "--json", "--out", "forecasts.json")
     told = json.loads(done.out)
     assert [one["graph"] for one in told] == ["ring", "base:1"]
@@ -409,7 +411,7 @@ def test_exchanges_of_pairs_leave_what_their_second_moment_says() -> None:
     assert rates.bound**2 < rates.rate < rates.bound
 
 
-def test_an_asynchronous_run_is_told_what_its_pairs_promise(command: Callable[..., Said], tmp_path: Path) -> None:
+def test_an_asynchronous_run_is_told_what_its_pairs_promise(command: Callable[..., Output], tmp_path: Path) -> None:
     """And exchanges of peers that take turns, one a round each, are no worse than drawn ones."""
     said = command("forecast", "q.toml", "--level", "graph", "--set", "algorithm.mode=async", "path", "ring", "--json")
     told = {one["graph"]: one["round"] for one in json.loads(said.out)}
@@ -437,7 +439,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_forecast_is_refused_in_a_line_and_an_advice(case: str, command: Callable[..., Said]) -> None:
+def test_what_cannot_be_forecast_is_refused_in_a_line_and_an_advice(case: str, command: Callable[..., Output]) -> None:
     words, told = REFUSED[case]
     said = command("forecast", *([] if words[0].endswith(".toml") else ["q.toml"]), *words)
     assert (said.code, told in said.err, len(said.err.strip().splitlines())) == (2, True, 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Said, in_process
+from commands import Output, in_process
 from hypothesis import given
 from hypothesis import strategies as some
 from scipy.stats import binom
@@ -68,7 +68,7 @@ def trained(folder: Path, model: str = "mlp:30-64-2", **coordinator: Any) -> Pat
     return folder / "run"
 
 
-def judged(folder: Path, *options: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+def judged(folder: Path, *options: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Output:
     command = ["privacy", "membership", "run", "members.csv", "--holdout", "others.csv", *options]
     return in_process(command, folder, patch, capsys)
 

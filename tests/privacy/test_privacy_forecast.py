@@ -17,14 +17,14 @@ from fedgossip.plans.federated.secure_encoding import Clip, bit, bits_noise, sha
 from fedgossip.privacy.accounting import Mechanism, epsilon, guarantee, meaning, noise_for, tight
 from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
 from fedgossip.privacy.wording import lines, verdict
-from fedgossip.protocols.federated.client_round import Telling
+from fedgossip.protocols.federated.client_round import SentMetrics
 from fedgossip.secure.encoding import client_sigma
 from fedgossip.secure.noise import discrete_gaussian
 
 SILOS = PrivacyPlan("client", clients=10, rounds=20, noise=8.0, clip=1.0, delta=1e-5, parameters=650)
 RECORDS = PrivacyPlan(
     "record", clients=10, rounds=20, noise=1.1, clip=0.5, delta=1e-5, parameters=650, batch_size=32, local_steps=10,
-    examples=(2000, 1000, 4000), telling=Telling(("examples", "steps"), ("cut",)),
+    examples=(2000, 1000, 4000), telling=SentMetrics(("examples", "steps"), ("cut",)),
 )  # fmt: skip
 
 

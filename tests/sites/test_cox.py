@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from fit_sites import SITES, fit_on, machines, own_tables
 from pages import blocks, page
 
@@ -365,7 +365,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def command(folder: Path) -> Said:
+def command(folder: Path) -> Output:
     """Fit by the command, once for all tests that look at what it has written."""
     return typed(["fit", "hazards.toml"], folder)
 

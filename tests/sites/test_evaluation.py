@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, finish, free_ports, in_process, start, typed
+from commands import Output, finish, free_ports, in_process, start, typed
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from judging import SITES, patients, trained_in
@@ -375,7 +375,7 @@ def test_many_classes_labels_and_numbers_are_judged_too() -> None:
 # --- as a person types it ---------------------------------------------------------------------------------------------
 
 
-def type_in(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+def type_in(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Output:
     return in_process(command.split(), folder, monkeypatch, capsys)
 
 

@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from fit_sites import SITES, by_hand, fit_on, machines, own_tables, total
 from pages import blocks, page
 
@@ -84,7 +84,7 @@ def into(name: str, *more: str) -> str:
 
 
 @cache
-def command(folder: Path, name: str, *more: str) -> Said:
+def command(folder: Path, name: str, *more: str) -> Output:
     return typed(["fit", f"{name}.toml", "--to", into(name, *more), *more], folder)
 
 

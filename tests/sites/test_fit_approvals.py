@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from fit_sites import SITES, SOURCE, every_kind, files, machines
 from test_release import USE
 
@@ -43,7 +43,7 @@ def began(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def fit(machine: Path, kind: str, *more: str, out: str = "log") -> Said:
+def fit(machine: Path, kind: str, *more: str, out: str = "log") -> Output:
     return typed(["fit", f"{kind}.toml", *WITH, "--id", "0", "--out", out, *more], machine)
 
 

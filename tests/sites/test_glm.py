@@ -14,7 +14,7 @@ import mpmath
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from fit_sites import SITES, own_tables
 from pages import blocks, page
 
@@ -119,7 +119,7 @@ def pooled(family: str, x: np.ndarray, y: np.ndarray) -> tuple[list[float], list
 
 
 @cache
-def command(folder: Path, family: str) -> Said:
+def command(folder: Path, family: str) -> Output:
     """Fit by the command, once for all tests that look at what it has written."""
     return typed(["fit", f"{family}.toml"], folder)
 
@@ -411,7 +411,7 @@ def test_columns_that_depend_on_each_other_count_once(family: str) -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def typed_in(folder: Path, *words: str) -> Said:
+def typed_in(folder: Path, *words: str) -> Output:
     return typed(list(words), folder)
 
 

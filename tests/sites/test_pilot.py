@@ -25,7 +25,7 @@ from typing import Any
 import commands
 import numpy as np
 import pytest
-from commands import COMMAND, Said, finish, free_ports, in_process, wait_until
+from commands import COMMAND, Output, finish, free_ports, in_process, wait_until
 from pages import Block, blocks, page, typed
 from safetensors.numpy import load_file
 from sklearn.datasets import load_breast_cancer
@@ -306,7 +306,7 @@ class Board(Pilot):
     def __init__(self, desk: Path) -> None:
         super().__init__(desk)
         self.waited: list[Waited] = []
-        self.said: dict[str, Said] = {}
+        self.said: dict[str, Output] = {}
 
     def _follow(self, who: str, line: str) -> None:
         if " --model " in line:
@@ -333,7 +333,7 @@ class Board(Pilot):
         if " keys new " in line:
             self.keys.append(said.out)
 
-    def _process(self, line: str, folder: Path) -> Said:
+    def _process(self, line: str, folder: Path) -> Output:
         said = finish(commands.start(shlex.split(line)[1:], folder), SECONDS)
         assert said.code in ((0, 9) if " collect " in line else (0,)), f"{line}\n{said.err}"
         return said
@@ -360,7 +360,7 @@ class Board(Pilot):
         (line,) = found
         return line.removeprefix("hash ")
 
-    def says(self, machine: int, *words: str) -> Said:
+    def says(self, machine: int, *words: str) -> Output:
         return commands.typed(words, self._folder(machine))
 
     def _serve(self, clients: list[subprocess.Popen[str]]) -> None:

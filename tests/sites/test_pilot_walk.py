@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Said, finish, free_ports, start, typed, wait_until
+from commands import Output, finish, free_ports, start, typed, wait_until
 from pages import page
 
 import fedgossip
@@ -131,7 +131,7 @@ def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_whe
         (tmp_path / f"machine{site}").mkdir()
         _table(tmp_path / f"machine{site}" / "own.csv", site)
         running.append(_joined(tmp_path, site, invite, given))
-    stopped: list[Said] = [finish(one) for one in running]
+    stopped: list[Output] = [finish(one) for one in running]
     assert all("approve-model: there is no terminal" in one.err for one in stopped), stopped
     hashes = {re.findall(r"^hash ([0-9a-f]{8})", one.out, re.MULTILINE)[-1] for one in stopped}
     assert len(hashes) == 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from commands import Said, finish, free_ports, in_process, start, typed
+from commands import Output, finish, free_ports, in_process, start, typed
 from judging import SITES, trained_in
 from spying import spying
 
@@ -419,7 +419,7 @@ def test_a_signer_whom_nobody_knows_is_refused_by_one_s_own_list(released: Path,
 def test_a_site_that_withdraws_is_told_what_contains_its_data_and_nothing_is_unlearned(
     released: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def asked(site: int) -> Said:
+    def asked(site: int) -> Output:
         words = ["release", "withdraw", released.name, "--site", str(site)]
         return in_process(words, released.parent, monkeypatch, capsys)
 
@@ -548,7 +548,7 @@ def test_the_commands_for_a_training_without_a_site_train_without_it(
     def mine(words: list[str], node: int) -> list[str]:
         return [str(node) if word == "K" else word for word in words]
 
-    def together(leads: list[str], others: list[str]) -> list[Said]:
+    def together(leads: list[str], others: list[str]) -> list[Output]:
         running = [start(mine(others, node), machines[node]) for node in sites]
         return [finish(one) for one in [*running, start(leads, machines[SITES])]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from fit_sites import SITES, own_tables
 from hypothesis import given
 from hypothesis import strategies as some
@@ -294,7 +294,7 @@ def test_a_node_of_few_records_is_asked_about_by_few_bins() -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def typed_in(folder: Path, *words: str) -> Said:
+def typed_in(folder: Path, *words: str) -> Output:
     return typed(list(words), folder)
 
 

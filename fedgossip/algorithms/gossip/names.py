@@ -1,6 +1,6 @@
 """The gossip algorithms by name: one line per method, from which checks, plans, the dry run and the docs follow.
 
-    make("window-doubling", METHODS["window-doubling"], Told(13), {})
+    make("window-doubling", METHODS["window-doubling"], GraphFacts(13), {})
 
 A user's own algorithm, "module:Class" in an experiment file, stands beside them: any class with the methods of
 `base.GossipAlgorithm`, made with those of `n` and its own options that it takes.
@@ -47,12 +47,12 @@ class Method:
     """The weights that the algorithm brings where the experiment names none."""
     private: bool = False
     """Whether peers may learn the sums of models alone (`algorithm.private`)."""
-    told: tuple[str, ...] = ("n",)
-    """Fields of `Told` passed to `make` where it has a parameter of that name; an experiment cannot set them."""
+    facts: tuple[str, ...] = ("n",)
+    """Fields of `GraphFacts` passed to `make` where it has a parameter of that name; an experiment cannot set them."""
 
 
 @dataclass(frozen=True)
-class Told:
+class GraphFacts:
     """Facts of a run's graph for its algorithm: peers, spectral gap and ||I - W||, None: unknown."""
 
     n: int
@@ -98,7 +98,7 @@ def slowmo(
     """
     if base not in SLOWED:
         raise ConfigError(f"slowmo has no base {base!r}", nearest(base, SLOWED))
-    return SlowMo(make(base, METHODS[base], Told(n), base_options or {}), every, alpha, beta, nesterov=nesterov)
+    return SlowMo(make(base, METHODS[base], GraphFacts(n), base_options or {}), every, alpha, beta, nesterov=nesterov)
 
 
 def choco(
@@ -157,8 +157,8 @@ METHODS: Mapping[str, Method] = table(
     ("decentlam", Method(DecentLaM, what="momentum")),
     ("two-tap", Method(TwoTap)),
     ("slowmo", Method(slowmo, what="slow momentum round another method")),
-    ("choco", Method(choco, told=("gap", "norm"), what="sends what has changed, in fewer bytes")),
-    ("diloco", Method(diloco, told=("gap", "norm"), what="an outer step after long local work")),
+    ("choco", Method(choco, facts=("gap", "norm"), what="sends what has changed, in fewer bytes")),
+    ("diloco", Method(diloco, facts=("gap", "norm"), what="an outer step after long local work")),
     (
         "relaysgd",
         Method(RelaySGD, what="on a tree: every model counts once in every mean, however unlike the data are"),
@@ -166,11 +166,11 @@ METHODS: Mapping[str, Method] = table(
 )
 
 
-def make(name: str, method: Method, context: Told, options: Mapping[str, Any]) -> Made:
+def make(name: str, method: Method, context: GraphFacts, options: Mapping[str, Any]) -> Made:
     """Return the algorithm of a run.  Raises ConfigError for an option that it does not have."""
-    check_options(name, method.make, options, ours=method.told)
+    check_options(name, method.make, options, ours=method.facts)
     takes = inspect.signature(method.make).parameters
-    return method.make(**options, **{key: getattr(context, key) for key in method.told if key in takes})
+    return method.make(**options, **{key: getattr(context, key) for key in method.facts if key in takes})
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:

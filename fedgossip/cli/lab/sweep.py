@@ -104,8 +104,8 @@ def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
     cells = f"{facts['combinations']} combinations, {facts['seeds']} seeds: {facts['cells']} cells"
     more = f"; {trials} trials of tuning to begin with" if trials else ""
     echo(f"{sweep.grid.name}: {cells}{more}; {there} are there already")
-    for name, said_why in refused.items():
-        echo(f"refused  {name or 'the base'}: {said_why}")
+    for name, reason in refused.items():
+        echo(f"refused  {name or 'the base'}: {reason}")
     return 0
 
 

@@ -411,4 +411,4 @@ def _run(plan: Plan, folder: Path, wanted: Resources, *, report: bool, resumed: 
     with Progress(title, plan.experiment.rounds, plan.roles, score=plan.experiment.score) as progress:
         if wanted.engine == "local":
             return run_local_plan(plan, folder, report=report, watch=progress, resume=resumed)
-        return run_placed(plan, folder, wanted, report=report, watch=progress, tell=_print, resume=resumed)
+        return run_placed(plan, folder, wanted, report=report, watch=progress, print_line=_print, resume=resumed)

@@ -162,19 +162,19 @@ def named_places(
     return np.fromiter(map(is_one, names), bool, len(names))
 
 
-class ToldFile(Protocol):
+class SumsFile(Protocol):
     @property
     def format(self) -> int: ...
 
 
-Told = TypeVar("Told", bound=ToldFile)
+Content = TypeVar("Content", bound=SumsFile)
 
 
-def encoded(content: ToldFile) -> bytes:
+def encoded(content: SumsFile) -> bytes:
     return msgspec.json.format(msgspec.json.encode(content), indent=1)
 
 
-def read_sums_file(kind: type[Told], path: Path, known: int, what: str, advice: str) -> Told:
+def read_sums_file(kind: type[Content], path: Path, known: int, what: str, advice: str) -> Content:
     """Read a file of format `known`.  Raises ConfigError, with `advice`, where there is no such file of `what`."""
     try:
         found = from_json(msgspec.json.Decoder(kind), outside_files.read_bytes(path))

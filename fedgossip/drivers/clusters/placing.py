@@ -35,7 +35,7 @@ from fedgossip.plans.compose import Plan
 from fedgossip.plans.gossip.gossip_checks import check_real
 from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class _Placed(msgspec.Struct):
@@ -55,33 +55,33 @@ def run_placed(
     *,
     report: bool = True,
     watch: Callable[[Row], None] | None = None,
-    tell: Tell = lambda _: None,
+    print_line: PrintLine = lambda _: None,
     resume: bool = False,
 ) -> Run:
     """Run every participant on the cluster, and combine their results; otherwise as `run_local_plan`.
 
-    `tell` receives the engine's messages.  Raises ConfigError for a run that cannot be placed, before anything starts,
-    and NetworkError where the engine does not answer.
+    `print_line` receives the engine's messages.  Raises ConfigError for a run that cannot be placed, before anything
+    starts, and NetworkError where the engine does not answer.
     """
     check_placeable(plan)
-    with processes_of(plan, wanted, tell) as family:
+    with processes_of(plan, wanted, print_line) as family:
         return run_local_plan(
             plan, out, family=family, report=report, watch=watch, resume=resume, made=lambda: _keep(out, wanted)
         )
 
 
-def processes_of(plan: Plan, wanted: Resources, tell: Tell) -> RunProcesses:
+def processes_of(plan: Plan, wanted: Resources, print_line: PrintLine) -> RunProcesses:
     """Return the processes that place the participants of a run.  Raises ConfigError, NetworkError."""
     if wanted.engine == RAY:
-        return RayProcesses(plan.n, wanted, portable=plan.experiment.train.portable, tell=tell)
-    return _slurm(plan, wanted, tell)
+        return RayProcesses(plan.n, wanted, portable=plan.experiment.train.portable, print_line=print_line)
+    return _slurm(plan, wanted, print_line)
 
 
-def _slurm(plan: Plan, wanted: Resources, tell: Tell) -> SlurmProcesses:
-    return SlurmProcesses(plan.n, wanted, portable=plan.experiment.train.portable, tell=tell)
+def _slurm(plan: Plan, wanted: Resources, print_line: PrintLine) -> SlurmProcesses:
+    return SlurmProcesses(plan.n, wanted, portable=plan.experiment.train.portable, print_line=print_line)
 
 
-def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
+def submit(plan: Plan, out: Path, wanted: Resources, print_line: PrintLine) -> str:
     """Have Slurm place the participants, and return the number of their job: they go on without us.
 
     Their files are in OUT/peers.  Raises ConfigError.
@@ -89,7 +89,7 @@ def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
     check_placeable(plan)
     check_recordable(plan, 0)
     check_real(plan.experiment)
-    slurm = _slurm(plan, wanted, tell)
+    slurm = _slurm(plan, wanted, print_line)
     task, _ = compose.task_of(plan.experiment, plan.learners)
     RunDirectory(out, plan).abandon()
     state_plan(out, plan, task)
@@ -138,9 +138,9 @@ class RayProcesses:
 
     driver, bind, delay = RAY, "", DELAY_SECONDS
 
-    def __init__(self, count: int, wanted: Resources, *, portable: bool, tell: Tell) -> None:
+    def __init__(self, count: int, wanted: Resources, *, portable: bool, print_line: PrintLine) -> None:
         self.exited: dict[int, int | None] = {}
-        self._count, self._wanted, self._portable, self._report = count, wanted, portable, tell
+        self._count, self._wanted, self._portable, self._report = count, wanted, portable, print_line
         self._specs: dict[int, dict[str, Any]] = {}
         self._actors: dict[int, Any] = {}
         self._asked: dict[Any, int] = {}

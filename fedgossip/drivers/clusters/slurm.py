@@ -32,7 +32,7 @@ LOOK_SECONDS = 2.0
 STOP_SECONDS = 40.0
 """How long all may take to end before the job is cancelled."""
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class SlurmProcesses:
@@ -40,12 +40,12 @@ class SlurmProcesses:
 
     driver, bind = SLURM, ""
 
-    def __init__(self, count: int, wanted: Resources, *, portable: bool, tell: Tell) -> None:
+    def __init__(self, count: int, wanted: Resources, *, portable: bool, print_line: PrintLine) -> None:
         self._submitit = needed("submitit", "cluster", "a Slurm cluster")
         self._here = wanted.partition == LOCAL
         self.delay = 0.0 if self._here else SEEN_SECONDS
         self.exited: dict[int, int | None] = {}
-        self._count, self._wanted, self._portable, self._report = count, wanted, portable, tell
+        self._count, self._wanted, self._portable, self._report = count, wanted, portable, print_line
         self._specs: dict[int, dict[str, Any]] = {}
         self._job: Any = None
         self._folder = Path()

@@ -366,9 +366,9 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
     from fedgossip.drivers.peer import run_peer
 
     plan, node, folder, meeting = seat.plan, seat.node, seat.folder, Meeting()
-    told = described(plan, exchanged, f"node {node}")
-    like = description.describe(folder, told.model, told.first).likeness
-    task = LoopTask({node: meeting}, {node: told.first}, exchanged.segments, exchanged.layout.schema, like)
+    model_described = described(plan, exchanged, f"node {node}")
+    like = description.describe(folder, model_described.model, model_described.first).likeness
+    task = LoopTask({node: meeting}, {node: model_described.first}, exchanged.segments, exchanged.layout.schema, like)
 
     def run(stop: threading.Event) -> PeerEnded:
         shares = DataShares("the loop's own")

@@ -169,12 +169,12 @@ def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, floa
 
 def _away(rows: Sequence[Row], own: Sequence[PeerRow], seconds: float) -> float:
     """Return the seconds that dead learners were away, all together; the record counts them in no column."""
-    tells: dict[int, list[str]] = {}
+    states_of: dict[int, list[str]] = {}
     for row in rows:
         if isinstance(row, EventRow) and (state := kind_of(row.name).tells) in ("ended", "again"):
-            tells.setdefault(row.peer, []).append(state)
+            states_of.setdefault(row.peer, []).append(state)
     total = 0.0
-    for peer, states in tells.items():
+    for peer, states in states_of.items():
         before = PeerRow(0, peer, None, None, 0, 0, 0.0, 0.0, 0.0, 0.0)
         for row in own:
             if row.peer != peer:
@@ -270,12 +270,12 @@ def tuned(
     grid: CellGrid,
     out: Path,
     driver: str,
-    tell: Callable[[float, MeasuredCell], None],
+    on_rate: Callable[[float, MeasuredCell], None],
     *,
     backend: str = "",
     jobs: int = 1,
 ) -> dict[str, TunedRate]:
-    """Run each paradigm with each rate, once, with most workers and the first seed; `tell` gets each cell.
+    """Run each paradigm with each rate, once, with most workers and the first seed; `on_rate` gets each cell.
 
     The runs have a folder for each rate in `out`; finished ones are not run again.
     `backend`, `jobs`: as `run_cells`.
@@ -287,7 +287,7 @@ def tuned(
         )
         for done in run_cells(one, out / f"lr-{rate:g}", driver, report=False, backend=backend, jobs=jobs):
             cell = measured(done, driver)
-            tell(rate, cell)
+            on_rate(rate, cell)
             losses[done.cell.name][rate] = _loss(cell)
     return {name: TunedRate(found) for name, found in losses.items()}
 

@@ -41,7 +41,7 @@ BACKENDS = ("local", "ray:ADDRESS", "slurm:PARTITION")
 LOOKS = 2000
 """Number of cells checked per second, while others run them."""
 
-Tell = Callable[[SweepCell, CellOutcome], None]
+ReportCell = Callable[[SweepCell, CellOutcome], None]
 
 
 class SweepWorkers(Protocol):
@@ -68,7 +68,7 @@ def sweep(
     engine: str | None = None,
     seeds: int | None = None,
     retry: bool = False,
-    tell: Tell | None = None,
+    tell: ReportCell | None = None,
 ) -> SweepTable:
     """Run every unfinished cell of a sweep, and return the table of all.
 
@@ -97,7 +97,7 @@ def run_sweep(
     limit_seconds: float | None = None,
     memory: int | None = None,
     retry: bool = False,
-    tell: Tell | None = None,
+    tell: ReportCell | None = None,
 ) -> SweepTable:
     """Run a sweep that is read already, as `sweep`."""
     start = _backend(backend, jobs, memory)

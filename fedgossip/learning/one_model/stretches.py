@@ -20,17 +20,17 @@ ReadStretch = Callable[[slice], Vector]
 class GradientStretches:
     """Sends each stretch once, the last first: from the first of `starts` to the end of the gradient, and so on down.
 
-    `tell(start, elements, loss)`.
+    `deliver(start, elements, loss)`.
     """
 
-    def __init__(self, starts: Sequence[int], length: int, tell: Callable[[int, Vector, float], None]) -> None:
-        self._starts, self._stop, self._tell = deque(starts), length, tell
+    def __init__(self, starts: Sequence[int], length: int, deliver: Callable[[int, Vector, float], None]) -> None:
+        self._starts, self._stop, self._deliver = deque(starts), length, deliver
 
     def final_from(self, place: int, read: ReadStretch, loss: float) -> None:
         """All elements from `place` on are final, and so is the loss."""
         while self._starts and self._starts[0] >= place:
             start = self._starts.popleft()
-            self._tell(start, read(slice(start, self._stop)), loss)
+            self._deliver(start, read(slice(start, self._stop)), loss)
             self._stop = start
 
 

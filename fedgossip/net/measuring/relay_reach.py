@@ -12,7 +12,7 @@ from fedgossip.net.relays.relay_client import CONNECT_SECONDS, ask_relay, open_r
 from fedgossip.net.relays.roster_file import ECHO, NO_TARGET
 from fedgossip.net.relays.splice import Stream, hang_up, settled
 from fedgossip.net.relays.web_stream import WebStream
-from fedgossip.net.relays.web_way import Said
+from fedgossip.net.relays.web_way import ReportStep
 
 TRIPS, TRIP_SECONDS = 9, 10.0
 RATE_BYTES, RATE_SECONDS = 4 << 20, 20.0
@@ -20,7 +20,7 @@ RATE_BYTES, RATE_SECONDS = 4 << 20, 20.0
 PIECE_BYTES = 1 << 16
 
 
-async def reach(relay: str, identity: Identity, report: Said) -> None:
+async def reach(relay: str, identity: Identity, report: ReportStep) -> None:
     """Reach a relay, by TCP or the web, and measure; `report` receives each step that succeeded.
 
     Raises FedgossipError, whose text names the step that failed.
@@ -44,7 +44,7 @@ async def reach(relay: str, identity: Identity, report: Said) -> None:
         await settled()
 
 
-async def _measured(stream: Stream, report: Said) -> None:
+async def _measured(stream: Stream, report: ReportStep) -> None:
     """Measure by an echo."""
     reader, writer = stream
     trips = []
@@ -75,7 +75,7 @@ async def _send(stream: Stream) -> None:
         await stream[1].drain()
 
 
-async def _of_a_stranger(relay: str, report: Said) -> None:
+async def _of_a_stranger(relay: str, report: ReportStep) -> None:
     report("roster", "it serves known keys alone, and not this one (--key FILE): no rate")
     web, writer = await open_relay(relay)
     try:

@@ -30,7 +30,7 @@ from fedgossip.net.relays.roster_file import (
     request,
 )
 from fedgossip.net.relays.splice import LoopThread, Stream, hang_up, patient, spliced
-from fedgossip.net.relays.web_way import Said, open_web, silent
+from fedgossip.net.relays.web_way import ReportStep, open_web, silent
 from fedgossip.net.streams.stream_port import HAIL, PORT_ABOVE
 
 CONNECT_SECONDS = 5.0
@@ -217,7 +217,7 @@ class RelayClient:
 
 
 async def ask_relay(
-    relay: str, identity: Identity, want: bytes, target: bytes, seconds: float, report: Said = silent
+    relay: str, identity: Identity, want: bytes, target: bytes, seconds: float, report: ReportStep = silent
 ) -> Stream:
     """Return a connection to a relay, by TCP or the web, that has accepted a request; `report` receives each step.
 
@@ -242,7 +242,7 @@ async def ask_relay(
     return reader, writer
 
 
-async def open_relay(relay: str, report: Said = silent) -> Stream:
+async def open_relay(relay: str, report: ReportStep = silent) -> Stream:
     """Return a connection to a relay that has not greeted yet.  Raises OSError, TimeoutError, NetworkError."""
     if is_web(relay):
         web = await open_web(relay, report)

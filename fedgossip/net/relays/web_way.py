@@ -45,7 +45,7 @@ STEP_SECONDS = 5.0
 OWN_AUTHORITIES = 16
 """Maximum number of authorities in a file that counts as one's own, and not as the public ones."""
 
-Said = Callable[[str, str], None]
+ReportStep = Callable[[str, str], None]
 """Receives the name of a step that succeeded, and what was found."""
 _Done = TypeVar("_Done")
 
@@ -104,7 +104,7 @@ def silent(_step: str, _found: str) -> None:
     """Report no step."""
 
 
-async def open_web(url: str, report: Said = silent) -> WebStream:
+async def open_web(url: str, report: ReportStep = silent) -> WebStream:
     """Return a WebSocket to a relay.  `report` receives each step.
 
     Raises NetworkError, whose text names the failed step and whose advice the remedy, and ConfigError for a proxy or a
@@ -149,7 +149,7 @@ async def _within(work: Awaitable[_Done], silence: str) -> _Done:
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
-async def _called(proxy: Proxy | None, target: _Target, report: Said) -> TcpStream:
+async def _called(proxy: Proxy | None, target: _Target, report: ReportStep) -> TcpStream:
     """Return a connection of TCP to the proxy, else to the relay."""
     host, port = (proxy.host, proxy.port) if proxy else (target.host, target.port)
     what = f"the proxy {proxy}" if proxy else f"the relay {target.authority}"

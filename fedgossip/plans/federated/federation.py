@@ -61,7 +61,7 @@ from fedgossip.protocols.federated.aggregation_round import ClientsBelow, SumRea
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.clear_tier import AnsweringInIntegers, ClearSumming
 from fedgossip.protocols.federated.client import Abstaining, Answering, Client, ClientSettings, Plainly, Securely, never
-from fedgossip.protocols.federated.client_round import Chances, Telling, telling
+from fedgossip.protocols.federated.client_round import Chances, SentMetrics, metrics_of
 from fedgossip.protocols.federated.coordinator import PHASES, Coordinator, CoordinatorSettings, state_in
 from fedgossip.protocols.federated.leaf import LeafCoordinator, LeafSettings, SumAnswering
 from fedgossip.protocols.federated.secure_round import SecureSumming, SessionTerms
@@ -397,9 +397,9 @@ class FederationPlan(PlanDefaults):
         return rule.weight(2) > rule.weight(1) and self.unit != "client"
 
     @property
-    def telling(self) -> Telling:
+    def telling(self) -> SentMetrics:
         """The metrics that clients report beside their vectors."""
-        return telling(
+        return metrics_of(
             self.unit,
             secure=self.secure,
             by_examples=self._by_examples,

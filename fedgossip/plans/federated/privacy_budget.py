@@ -15,7 +15,7 @@ from fedgossip.plans.federated.credentials import Logged
 from fedgossip.plans.tasks import task_of_dry_run
 from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.forecast import PrivacyForecast
-from fedgossip.protocols.federated.client_round import Telling
+from fedgossip.protocols.federated.client_round import SentMetrics
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment, PrivacySection
@@ -133,7 +133,7 @@ class PrivateRun(Protocol):
     @property
     def secure(self) -> bool: ...
     @property
-    def telling(self) -> Telling: ...
+    def telling(self) -> SentMetrics: ...
 
 
 def outlook(

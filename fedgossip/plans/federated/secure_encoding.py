@@ -28,7 +28,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.protocols.federated.client_round import Telling
+from fedgossip.protocols.federated.client_round import SentMetrics
 from fedgossip.secure.encoding import ExactSums, NoiseRule, RingEncoding, client_sigma, rounded_norm
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, RING_BITS, SHORTER, FixedPoint
 
@@ -60,7 +60,7 @@ class Numbers:
     """Whether a client's weight is its number of examples; else all weigh the same."""
     weight_max: int
     """Maximum number of examples of a client."""
-    telling: Telling
+    telling: SentMetrics
     """The metrics that clients report beside the update."""
     score: Score = ACCURACY
     """The score that they measure, if any."""

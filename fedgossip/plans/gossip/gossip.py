@@ -16,7 +16,7 @@ from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.algorithms.gossip.choco import Choco
 from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.algorithms.gossip.fragments import FragmentedDiLoCo
-from fedgossip.algorithms.gossip.names import METHODS, Method, Told, given, make, own
+from fedgossip.algorithms.gossip.names import METHODS, GraphFacts, Method, given, make, own
 from fedgossip.algorithms.gossip.running_statistics import with_statistics
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
@@ -401,19 +401,19 @@ def method_of(experiment: GossipExperiment) -> Method:
     return own(name, custom.function(name)) if ALGORITHM_CODE.named_by(name) else METHODS[name]
 
 
-def graph_facts(n: int, found: Spectrum | None) -> Told:
+def graph_facts(n: int, found: Spectrum | None) -> GraphFacts:
     """Return the graph facts for an algorithm, from this spectrum; None: a changing graph.
 
     Rounded to six digits, equal on all machines.
     """
     if found is None:
-        return Told(n)
+        return GraphFacts(n)
     gap = None if found.spectral_gap is None else float(f"{found.spectral_gap:.6g}")
     most = (2.0 if found.lambda_n is None else 1 - found.lambda_n) if n > 1 else 0.0  # of I - W: 2 at most
-    return Told(n, gap, round(most, 6))
+    return GraphFacts(n, gap, round(most, 6))
 
 
-def algorithm_of(experiment: GossipExperiment, context: Told) -> GossipAlgorithm[Any]:
+def algorithm_of(experiment: GossipExperiment, context: GraphFacts) -> GossipAlgorithm[Any]:
     """The algorithm of a run.  Raises ConfigError."""
     return make(experiment.algorithm.name, method_of(experiment), context, options_of(experiment))
 

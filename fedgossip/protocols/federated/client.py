@@ -52,7 +52,7 @@ from fedgossip.protocols.federated.client_round import (
     PlainPart,
     PreparedContribution,
     SecurePart,
-    Telling,
+    SentMetrics,
 )
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator, used_up
 from fedgossip.secure.client import SecAggClient
@@ -163,7 +163,7 @@ class Client:
         resumed: Checkpoint | None = None,
         answering: Answering | None = None,
         purse: RoundBudget | None = None,
-        telling: Telling = EVERYTHING,
+        telling: SentMetrics = EVERYTHING,
         whole: Callable[[Vector], bool] = never,
     ) -> None:
         """`whole`: returns whether a model ends the run before its last round."""

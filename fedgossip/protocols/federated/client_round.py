@@ -86,10 +86,10 @@ class PreparedContribution:
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Return the values of metrics, which a sum weighs: a count's over the weight, so that each client adds it."""
-        told = {"steps": self.counted, "loss": self.loss, "measured": self.measured}
-        told |= {"logged": float(self.loss is not None), "tested": float(self.tested > 0)}
-        told |= {name: count / self.weight for name, count in self.counts.items()}
-        return {name: float(told[name] or 0.0) for name in names}
+        metrics_sent = {"steps": self.counted, "loss": self.loss, "measured": self.measured}
+        metrics_sent |= {"logged": float(self.loss is not None), "tested": float(self.tested > 0)}
+        metrics_sent |= {name: count / self.weight for name, count in self.counts.items()}
+        return {name: float(metrics_sent[name] or 0.0) for name in names}
 
     @property
     def clients(self) -> int:
@@ -452,7 +452,7 @@ BLANK: Mapping[str, float | None] = {"examples": 1, "steps": 1, "loss": None, "m
 
 
 @dataclass(frozen=True)
-class Telling:
+class SentMetrics:
     """The facts that the clients of a run send, by the names of FACTS."""
 
     exact: tuple[str, ...] = ()
@@ -489,11 +489,13 @@ def _fields_of(fields: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(field for fact in FACTS if fact.name in fields for field in fact.fields)
 
 
-EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name not in ("shorter", "gains", "twentieth", "logged")))
+EVERYTHING = SentMetrics(
+    tuple(fact.name for fact in FACTS if fact.name not in ("shorter", "gains", "twentieth", "logged"))
+)
 """All facts in the clear, where nothing is hidden and clients test."""
 
 
-def telling(
+def metrics_of(
     unit: str,
     *,
     secure: bool,
@@ -503,7 +505,7 @@ def telling(
     noisy_tests: bool = False,
     compared: Sequence[str] = (),
     loops: bool = False,
-) -> Telling:
+) -> SentMetrics:
     """Return the facts that clients send where a budget protects `unit`: "none", "record" or "client".
 
     `secure`: through a secure sum, which reveals the total number of examples (`by_examples`) and the number of
@@ -512,17 +514,17 @@ def telling(
     `loops`: the clients are users' own loops, some of which may log no loss.
     """
     if unit == "client":
-        return Telling(covered=("shorter",) if adaptive else ())
+        return SentMetrics(covered=("shorter",) if adaptive else ())
     counts = ("examples", "steps") if by_examples or not secure else ("steps",)
     cut = ("cut",) if secure else ()
     kept = ("kept",) if tested else ()
     if unit == "record" and tested and noisy_tests:
-        return Telling((*counts, *kept), ("tests", *cut))
+        return SentMetrics((*counts, *kept), ("tests", *cut))
     if unit == "record":
-        return Telling(counts, cut)
+        return SentMetrics(counts, cut)
     own = compared if secure and tested else ()
     loss = ("loss", "logged") if secure and loops else ("loss",)
-    return Telling((*counts, *loss, *kept, *(["tests"] if tested else []), *own, *cut))
+    return SentMetrics((*counts, *loss, *kept, *(["tests"] if tested else []), *own, *cut))
 
 
 def means_of(metrics: Mapping[str, float]) -> dict[str, float | None]:

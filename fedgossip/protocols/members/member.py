@@ -167,10 +167,10 @@ class Member:
                 return self.taker.gone(node)
         return []
 
-    def _unless_refused(self, tell: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
+    def _unless_refused(self, act: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
         """Return the effects, or the report that one part has refused the message: the others have not."""
         try:
-            return tell()
+            return act()
         except ProtocolError as error:
             return [refused_by(error, max(self.membership.round, 0))]
 

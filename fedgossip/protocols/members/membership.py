@@ -260,16 +260,16 @@ class Membership:
     def _take(self, news: Iterable[News], sender: NodeId, now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
         fresh: list[News] = []
-        told: list[News] = []
+        accepted: list[News] = []
         for item in news:
             if isinstance(item, Suspicion):
                 effects += self._handle_suspicion(item, sender, fresh, now_ns)
             elif isinstance(item, Entry) and item.node == self.node and self.announced:
                 effects += self._handle_own_entry(item, sender)
             else:
-                told.append(item)
+                accepted.append(item)
         before = self.roster
-        merged = merge(before, told, self.trust)
+        merged = merge(before, accepted, self.trust)
         self.roster = merged.roster
         for refusal in merged.refused:
             effects += self._refuse(refusal, sender)

@@ -76,7 +76,7 @@ LIVES_KEPT = 2
 JUDGES_KEPT = 64
 """Maximum number of verdicts kept on one life; up to this number of members all are linked."""
 
-Said = tuple[ConfirmDead, ...]
+Verdicts = tuple[ConfirmDead, ...]
 """All verdicts on one member, by (incarnation, judge)."""
 
 
@@ -88,7 +88,7 @@ def quorum(members: int) -> int:
     return max(1, min(members - 1, 2 + members // 8, 5))
 
 
-def with_verdict(before: Said, verdict: ConfirmDead) -> Said:
+def with_verdict(before: Verdicts, verdict: ConfirmDead) -> Verdicts:
     """Return `before` with `verdict`, or `before` itself where it changes nothing; any order gives the same."""
     found = {(one.incarnation, one.by): one for one in before}
     key = verdict.incarnation, verdict.by
@@ -104,7 +104,7 @@ def with_verdict(before: Said, verdict: ConfirmDead) -> Said:
 
 
 def refuted(
-    verdicts: Mapping[NodeId, Said], lives: Mapping[NodeId, int], members: int
+    verdicts: Mapping[NodeId, Verdicts], lives: Mapping[NodeId, int], members: int
 ) -> dict[NodeId, tuple[int, ...]]:
     """Return, by judge, the rounds of its refuted verdicts that fewer than a quorum gave."""
     found: dict[NodeId, list[int]] = {}
@@ -123,7 +123,7 @@ def silent(refuted_rounds: Iterable[int], round: int) -> bool:
 
 
 def excluded(
-    standing: Mapping[NodeId, Said],
+    standing: Mapping[NodeId, Verdicts],
     mute: Mapping[NodeId, frozenset[NodeId]],
     there: frozenset[NodeId],
     own: NodeId,
@@ -153,7 +153,7 @@ class Roster:
     """All members ever known, as `own` sees them.  Immutable; `membership_updates.merge` makes new ones."""
 
     entries: Mapping[NodeId, Entry] = field(default_factory=dict)
-    verdicts: Mapping[NodeId, Said] = field(default_factory=dict)
+    verdicts: Mapping[NodeId, Verdicts] = field(default_factory=dict)
     """On each member, also the refuted ones."""
     revoked: Mapping[NodeId, Revocation] = field(default_factory=dict)
     own: NodeId = NOBODY
@@ -246,7 +246,7 @@ class Roster:
         """Return whether verdicts of `judge` count in or about `round`."""
         return judge not in self.revoked and not silent(self._refuted.get(judge, ()), round)
 
-    def standing(self, node: NodeId) -> Said:
+    def standing(self, node: NodeId) -> Verdicts:
         """Return the verdicts on the present life of `node` that count."""
         return self._standing.get(node, ())
 
@@ -256,7 +256,7 @@ class Roster:
         return any((one.by, one.incarnation) == (judge, life) for one in self.verdicts.get(node, ()))
 
     @cached_property
-    def _living(self) -> dict[NodeId, Said]:
+    def _living(self) -> dict[NodeId, Verdicts]:
         lives = {node: self.entries[node].incarnation for node in self.verdicts}
         living = {
             node: tuple(v for v in given if v.incarnation == lives[node]) for node, given in self.verdicts.items()
@@ -264,7 +264,7 @@ class Roster:
         return {node: given for node, given in living.items() if given}
 
     @cached_property
-    def _standing(self) -> dict[NodeId, Said]:
+    def _standing(self) -> dict[NodeId, Verdicts]:
         counted = {node: tuple(v for v in given if self.voice(v.by, v.until)) for node, given in self._living.items()}
         return {node: given for node, given in counted.items() if given}
 
@@ -346,7 +346,7 @@ class Roster:
         )
 
 
-def _hashed(verdicts: Said) -> int:
+def _hashed(verdicts: Verdicts) -> int:
     """Return a hash of verdicts, from 2 to 2^53 + 1, or 0 without any."""
     numbers = (number for one in verdicts for number in (one.incarnation, one.by, one.until))
     return 2 + seeds.integer(0, "verdicts", *numbers) % 2**53 if verdicts else 0

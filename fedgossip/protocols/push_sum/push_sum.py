@@ -60,7 +60,7 @@ from fedgossip.protocols.push_sum.push_peer import PushPeer, part_of, weight_of
 # Received shares of mass, by sender and round, until the round in which they count.
 
 
-Come = list[tuple[NodeId, int, Vectors]]
+Arrived = list[tuple[NodeId, int, Vectors]]
 """(sender, round, share) of received mass."""
 
 
@@ -97,7 +97,7 @@ class ParcelMail:
     def has(self, sender: NodeId, round: int) -> bool:
         return round in self.kept.get(sender, ())
 
-    def take(self, until: int) -> Come:
+    def take(self, until: int) -> Arrived:
         """Return all shares of rounds up to `until`, by ascending senders and rounds; the late sum is `take_late`'s."""
         due = [(j, r) for j, kept in sorted(self.kept.items()) for r in sorted(kept) if r <= until]
         return [(j, r, self.kept[j].pop(r)) for j, r in due]

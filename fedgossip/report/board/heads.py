@@ -121,12 +121,12 @@ def _going_on(newest: NetworkRow | None, settings: Facts) -> Facts:
     facts = _method(settings)
     if newest is None:
         return facts
-    told = {
+    entries = {
         "rounds": newest.round, "score": newest.score_averaged, "mean_peer": newest.score_mean_peer,
         "worst_peer": newest.score_worst_peer, "test_loss": newest.test_loss, "seconds": newest.seconds,
         "consensus_distance": newest.consensus_distance, "bytes_sent": newest.bytes_sent,
     }  # fmt: skip
-    return facts | {key: known for key, value in told.items() if (known := plain(value)) is not None}
+    return facts | {key: known for key, value in entries.items() if (known := plain(value)) is not None}
 
 
 def _method(settings: Facts) -> Facts:

@@ -185,16 +185,16 @@ def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> t
 def _names(runs: Sequence[RecordedRun]) -> list[str]:
     """Return a different name for each run: its own; where two share name and method, its driver or a number."""
     names = [run.name for run in runs]
-    tellings: tuple[Callable[[RecordedRun], str], ...] = (
+    descriptions: tuple[Callable[[RecordedRun], str], ...] = (
         method_of,
         lambda run: DRIVERS.get(run.summary.driver, run.summary.driver),
     )
-    for tell in tellings:
+    for describe in descriptions:
         for name in [name for name, amount in Counter(names).items() if amount > 1]:
             alike = [at for at, each in enumerate(names) if each == name]
-            if len({tell(runs[at]) for at in alike}) > 1:
+            if len({describe(runs[at]) for at in alike}) > 1:
                 for at in alike:
-                    names[at] = f"{name}, {tell(runs[at])}"
+                    names[at] = f"{name}, {describe(runs[at])}"
     total, seen = Counter(names), Counter[str]()
     for at, name in enumerate(names):
         seen[name] += 1

@@ -206,14 +206,14 @@ def note(state: State, peer: Peer) -> str:
     """Return the reports about a peer: "gone for 1, 3", and the peers that it reaches through a relay; "" without
     any.
     """
-    said_of = []
+    phrases = []
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
         if (by := peer.witnesses(name)) and not (peer.ended in ENDED and state.status):
-            said_of.append(f"{verb} {_listed(by, state.roles)}")
+            phrases.append(f"{verb} {_listed(by, state.roles)}")
     for way, words in (("relayed", "via relay"), ("by_web", "via the web")):
         if nodes := sorted(node for node, now in peer.ways.items() if now == way):
-            said_of.append(f"{words} to {_listed(nodes, state.roles)}")
-    return "; ".join(said_of)
+            phrases.append(f"{words} to {_listed(nodes, state.roles)}")
+    return "; ".join(phrases)
 
 
 def _listed(ids: Sequence[int], roles: Roles, most: int = 4) -> str:

@@ -547,10 +547,10 @@ def thresholds_of(one: OutcomeFigures, records: int) -> list[DecisionThreshold]:
     found = []
     for place, part in enumerate(one.parts[1:], 1):
         above, below = cells[place:], cells[:place]
-        told = [cell for cell in (above if None not in above else below) if cell is not None]
+        cells_shown = [cell for cell in (above if None not in above else below) if cell is not None]
         if None in above and None in below:
             continue
-        hits, all_of = (sum(cell[k] for cell in told) for k in (0, 1))
+        hits, all_of = (sum(cell[k] for cell in cells_shown) for k in (0, 1))
         if None in above:
             hits, all_of = positives - hits, records - all_of
         odds, false = part.low / (1 - part.low), all_of - hits

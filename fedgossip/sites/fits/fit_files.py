@@ -17,7 +17,7 @@ from fedgossip.sites.fits.trees import tree_result
 from fedgossip.sites.fits.trees.tree_result import TreesFit
 
 Fit = GlmFit | CoxFit
-Told = Fit | CurveFit | TreesFit | FamilyFit
+AnyFit = Fit | CurveFit | TreesFit | FamilyFit
 ADVICE = "The sites make it together: fedgossip fit EXPERIMENT."
 
 
@@ -39,7 +39,7 @@ def fit_in(path: Path) -> Fit | None:
     return fit
 
 
-def read_fit(path: Path) -> tuple[str, Told] | None:
+def read_fit(path: Path) -> tuple[str, AnyFit] | None:
     """Return the file name and the contents of a fit of any kind; None without one.  Raises as `fit_in`."""
     if (path / CURVES).is_file():
         return CURVES, read_sums_file(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)

@@ -11,7 +11,7 @@ from fedgossip.report.page.markup import Markup, figure, grid, paragraph, sectio
 from fedgossip.report.page.numbers import NOTHING, count, number, percent, plural
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families.family import FamilyFit, ResultTable
-from fedgossip.sites.fits.fit_files import Told
+from fedgossip.sites.fits.fit_files import AnyFit
 from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
 from fedgossip.sites.fits.survival.survival_curves import CurveFit, GroupCurve
 
@@ -27,7 +27,7 @@ FURTHEST = 1e-4, 1e4
 """Ratios beyond these end at the edge of a plot."""
 
 
-def numbers_of(fit: Told) -> int:
+def numbers_of(fit: AnyFit) -> int:
     """Return how many numbers a fit consists of: coefficients, reported times of a curve, leaves of trees."""
     if isinstance(fit, GlmFit | CoxFit):
         return len(fit.coefficients)
@@ -38,11 +38,11 @@ def numbers_of(fit: Told) -> int:
     return fit.leaves
 
 
-def section_of(fit: Told) -> Markup | None:
+def section_of(fit: AnyFit) -> Markup | None:
     return section("What was fitted", *_parts(fit))
 
 
-def _parts(fit: Told) -> list[Markup | None]:
+def _parts(fit: AnyFit) -> list[Markup | None]:
     if isinstance(fit, GlmFit):
         return _of_glm(fit)
     if isinstance(fit, CoxFit):

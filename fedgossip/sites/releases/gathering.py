@@ -53,7 +53,7 @@ from fedgossip.report.page.reading import read_run
 from fedgossip.sites.evaluation import evaluated
 from fedgossip.sites.fits import fit_files
 from fedgossip.sites.fits.cox.cox_result import CoxFit
-from fedgossip.sites.fits.fit_files import Told
+from fedgossip.sites.fits.fit_files import AnyFit
 from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.releases import model_card, released
 from fedgossip.sites.releases.checking import logs_of
@@ -178,7 +178,7 @@ def _with_opened(privacy: ReleasedPrivacy, opened: str) -> ReleasedPrivacy:
     return msgspec.structs.replace(privacy, words=(*privacy.words, ("opened", opened))) if opened else privacy
 
 
-def _describe_model(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedModel:
+def _describe_model(run: Path, fitted: tuple[str, AnyFit] | None, source: str) -> ReleasedModel:
     """Return the description of the model; `source`: from the plan, which for a fit is more detailed than its file."""
     if fitted and not (run / MODEL).is_dir():
         name, fit = fitted

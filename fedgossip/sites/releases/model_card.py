@@ -27,7 +27,7 @@ from fedgossip.report.page.markup import (
 )
 from fedgossip.report.page.numbers import NOTHING, count, number, plural
 from fedgossip.sites.evaluation.evaluated import Evaluation, GroupFigures, OutcomeFigures, thresholds_of
-from fedgossip.sites.fits.fit_files import Told
+from fedgossip.sites.fits.fit_files import AnyFit
 from fedgossip.sites.releases.fitted import section_of
 from fedgossip.sites.releases.released import Release, ranges
 
@@ -41,7 +41,7 @@ COLUMNS = 40
 
 
 def page(
-    release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None, fit: Told | None = None
+    release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None, fit: AnyFit | None = None
 ) -> str:
     """Return the page, the same bytes for the same release.  `fit`: of a model that was fitted by sums."""
     body = [

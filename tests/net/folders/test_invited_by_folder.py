@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import Said, typed
+from commands import Output, typed
 from safetensors.numpy import load_file
 
 from fedgossip.base.errors import PeerError
@@ -54,21 +54,21 @@ class Visits:
         self.invite = ""
         self.places: dict[str, tuple[str, ...]] = {}
 
-    def typed(self, who: str, *words: str) -> Said:
+    def typed(self, who: str, *words: str) -> Output:
         return typed([*words, "--links", f"folder:{self.stick}", "--once"], self.place / who)
 
-    def host(self) -> Said:
+    def host(self) -> Output:
         said = self.typed("host", "host", "pilot.toml")
         self.invite = said.out.split()[-1] if said.out else self.invite
         return said
 
-    def join(self, who: str, *more: str) -> Said:
+    def join(self, who: str, *more: str) -> Output:
         return self.typed(who, "join", self.invite, *self.places.get(who, ()), *(more or ("--yes",)))
 
     def run_of(self, who: str) -> Path | None:
         return next(self.place.joinpath(who).glob("hosting/*/run" if who == "host" else "joined/*/run"), None)
 
-    def visit(self, who: str) -> Said:
+    def visit(self, who: str) -> Output:
         """Do what a person does with the stick: the same command again, and `fedgossip step` once the run goes on."""
         if (run := self.run_of(who)) is not None:
             return typed(["step", os.fspath(run.relative_to(self.place / who))], self.place / who)

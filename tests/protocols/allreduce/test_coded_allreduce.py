@@ -10,7 +10,7 @@ from typing import Any
 import machine_fuzz
 import numpy as np
 import pytest
-from commands import Said, in_process
+from commands import Output, in_process
 from fuzz_casts import PEERS, SCENES, Scene, workers
 from over_sockets import run_over_sockets
 from resuming import from_the_middle
@@ -149,7 +149,7 @@ def test_a_run_does_not_go_on_with_another_codec(
         'rounds = 3\ntask = { kind = "quadratic", dim = 8 }\n[parallel]\nworkers = 2\ncodec = "top-k:0.5"\n'
     )
 
-    def fedgossip(*words: str) -> Said:
+    def fedgossip(*words: str) -> Output:
         return in_process(words, tmp_path, monkeypatch, capsys)
 
     assert fedgossip("run", "run.toml", "--out", "of").code == 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from by_hand import reports
-from commands import Said, in_process
+from commands import Output, in_process
 from frozen import federated
 from resuming import from_the_middle
 
@@ -120,7 +120,7 @@ def test_a_run_does_not_go_on_with_another_codec(
     task, section = '{ kind = "quadratic", dim = 8 }', 'clients = 3\ncodec = "top-k:0.5"\nsecure.on = false'
     (tmp_path / "run.toml").write_text(f"rounds = 2\ntask = {task}\n[coordinator]\n{section}\n")
 
-    def fedgossip(*words: str) -> Said:
+    def fedgossip(*words: str) -> Output:
         return in_process(words, tmp_path, monkeypatch, capsys)
 
     assert fedgossip("run", "run.toml", "--out", "of").code == 0
