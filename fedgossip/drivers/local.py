@@ -130,21 +130,34 @@ def run_local_plan(
             collector.begin(left, measured, lambda: [task.initial(node) for node in range(plan.n)])
             specs = specs_of(out, folders, processes, restarts=script.restarts, resume=resume, trace_bytes=trace_bytes)
             (out / BEGAN).unlink(missing_ok=True)
-            interrupted = False
-            try:
-                for spec in specs.values():
-                    processes.start(spec)
-                processes.await_addresses(out, folders)
-                striker = Striker(script, processes, _restart_specs(plan, specs), note)
-                _gather(plan, processes, collector, striker, out / BEGAN)
-            except KeyboardInterrupt:
-                interrupted = True
+            striker = Striker(script, processes, _restart_specs(plan, specs), note)
+            interrupted = _run_processes(plan, out, folders, processes, specs, collector, striker)
         before = dict(processes.exited)  # from here on, every exit is requested
         processes.stop()
         opened.pop_all()  # closed below
     watched = Watched(interrupted, before if interrupted else processes.exited, time.monotonic() - began)
     with directory:
         return conclude(plan, task, shares, collector, directory, watched, driver=processes.driver, report=report)
+
+
+def _run_processes(
+    plan: Plan,
+    out: Path,
+    folders: Sequence[Path],
+    processes: RunProcesses,
+    specs: Mapping[int, dict[str, Any]],
+    collector: Collector,
+    striker: Striker,
+) -> bool:
+    """Start the processes and collect their rows until they end; return whether the user ended them."""
+    try:
+        for spec in specs.values():
+            processes.start(spec)
+        processes.await_addresses(out, folders)
+        _gather(plan, processes, collector, striker, out / BEGAN)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 @contextlib.contextmanager

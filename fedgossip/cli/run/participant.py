@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedgossip.core.task import LocalTask
     from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.net.endpoints import Endpoint, Members
+    from fedgossip.net.identity import Identity
     from fedgossip.net.relays.reachability import Ways
     from fedgossip.plans.approvals.approvals import ApprovalRequest, HowLong
     from fedgossip.plans.plan import Plan
@@ -156,10 +157,6 @@ class Participant:
 
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
-        from fedgossip.base.errors import TooFewPeersError
-        from fedgossip.cli.run.progress import Progress
-        from fedgossip.drivers.peer import WAITING, run_peer
-        from fedgossip.net.relays.reachability import DIRECT
         from fedgossip.runs.peer_files import empty_folder
         from fedgossip.runs.run_directory import new_path
 
@@ -172,17 +169,27 @@ class Participant:
             self.prepare(folder)
         if gate:
             gate.keep(folder)
+        bind = self.bind or self.known[self.node].address
+        self._announce(bind, waiting)
+        return self._print_end(folder, self._run(folder, identity, bind, gate))
+
+    def _announce(self, bind: str, waiting: str) -> None:
         for line in self.plan.banner:
             echo(line, err=True)
-        bind = self.bind or self.known[self.node].address
         where = f"{self.title} at {bind}" if listens(self.plan, self.carrier)(self.node) else self.title
         if self.carrier:
             where, waiting = f"{self.title} by the folder {self.carrier.root}", "looking for messages"
         echo(f"{where}: {waiting}", err=True)
+
+    def _run(self, folder: Path, identity: Identity, bind: str, gate: Gate | None) -> PeerEnded:
+        from fedgossip.cli.run.progress import Progress
+        from fedgossip.drivers.peer import run_peer
+        from fedgossip.net.relays.reachability import DIRECT
+
         rounds, roles = self.plan.experiment.rounds, self.plan.roles
         score = self.plan.experiment.score
         with Progress(self.title, rounds, roles, own=self.node, score=score) as progress:
-            ended = run_peer(
+            return run_peer(
                 self.plan,
                 self.node,
                 folder,
@@ -203,6 +210,12 @@ class Participant:
                 first_work=gate.open if gate else None,
                 carrier=self.carrier,
             )
+
+    def _print_end(self, folder: Path, ended: PeerEnded) -> int:
+        """Print how the run ended and what to do next; return the exit code."""
+        from fedgossip.base.errors import TooFewPeersError
+        from fedgossip.drivers.peer import WAITING
+
         if ended.status == WAITING:
             echo(f"waiting for the others, after {some(ended.rounds, 'round')}", err=True)
             echo(f"To go on: fedgossip step {quoted(folder)}", err=True)

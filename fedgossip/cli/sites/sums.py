@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.plans.approvals.approvals import ApprovalRequest
     from fedgossip.plans.federated.federation import FederationPlan
+    from fedgossip.plans.tasks import DataShares
     from fedgossip.runs.peer_files import PeerEnded
     from fedgossip.runs.run_directory import Run
 
@@ -109,34 +110,17 @@ def with_others(
     approval of another plan, of which this is a step.  A site whose records do not fit reports that to the others and
     here, and takes no part.  Raises ConfigError where this site has not approved the plan.
     """
-    from fedgossip.base.errors import ConfigError, FedgossipError, TooFewPeersError
-    from fedgossip.base.owner_files import made
+    from fedgossip.base.errors import ConfigError, FedgossipError
     from fedgossip.cli.run.participant import Participant, listens
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans.approvals.approvals import request_of
     from fedgossip.plans.approvals.plan_statement import statement_of
     from fedgossip.plans.federated.policy import how_long
     from fedgossip.plans.tasks import DataShares
-    from fedgossip.runs.collect import collect_peers, final_vector
 
     assert known.endpoints is not None, "others are found by them"
     leads = node == plan.coordinator
     shares = DataShares(plan.experiment.data.source, digest=digest)
-
-    def concluded(folder: Path, ended: PeerEnded) -> None:
-        def record(to: Path) -> None:
-            if not leads:
-                made(to)
-                return
-            collect_peers(plan, [folder], to, (task, shares), report=False)
-            _state(to, plan, task, opened)
-
-        if ended.counts.get("ended_early"):
-            text = f"the coordinator has ended the run after {ended.rounds} rounds: too few sites were left"
-            raise TooFewPeersError(text, BEGIN_AGAIN)
-        if ended.status in ("finished", "partial") and node not in refused:
-            write(final_vector(folder), record)
-
     if known.carrier and known.out is None:
         raise ConfigError("--links without --out", "Name the folder of this site's log, for `fedgossip step`.")
     everybody = load_endpoints(known.endpoints, plan.n, listens(plan, known.carrier))
@@ -162,7 +146,7 @@ def with_others(
         learning=(task, shares),
         carrier=known.carrier,
         overrides=known.overrides,
-        concluded=concluded,
+        concluded=_writing(plan, node, (task, shares), opened, write if node not in refused else None),
     )
     try:
         code = participant.take_part("waiting for the sites" if leads else "calling the coordinator")
@@ -172,6 +156,36 @@ def with_others(
         raise
     print_refusals(refused)
     return TOOK_NO_PART if refused and code != STOPPED else code  # its own rounds held nothing, whatever they gave
+
+
+def _writing(
+    plan: FederationPlan,
+    node: int,
+    learning: tuple[LocalTask, DataShares],
+    opened: Sequence[str],
+    write: Write | None,
+) -> Callable[[Path, PeerEnded], None]:
+    """Return what happens at the end: `write` gets the sums, and the coordinator collects a run."""
+
+    def concluded(folder: Path, ended: PeerEnded) -> None:
+        from fedgossip.base.errors import TooFewPeersError
+        from fedgossip.base.owner_files import made
+        from fedgossip.runs.collect import collect_peers, final_vector
+
+        def record(to: Path) -> None:
+            if node != plan.coordinator:
+                made(to)
+                return
+            collect_peers(plan, [folder], to, learning, report=False)
+            _state(to, plan, learning[0], opened)
+
+        if ended.counts.get("ended_early"):
+            text = f"the coordinator has ended the run after {ended.rounds} rounds: too few sites were left"
+            raise TooFewPeersError(text, BEGIN_AGAIN)
+        if write and ended.status in ("finished", "partial"):
+            write(final_vector(folder), record)
+
+    return concluded
 
 
 def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Sequence[int]:
