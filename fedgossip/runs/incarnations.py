@@ -28,9 +28,9 @@ MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
 
 @dataclass(frozen=True)
 class Life:
-    """One life of a peer.  `resumed` is None in a first life, and where the life before wrote no checkpoint: it begins
-    at
-    round 0 then."""
+    """One life of a peer.  `resumed` is None in a first life, and where the life before wrote no checkpoint: then it
+    begins at round 0.
+    """
 
     about: About
     resumed: Stored | None = None

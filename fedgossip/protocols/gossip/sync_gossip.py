@@ -357,7 +357,6 @@ class FragmentGossip:
         sizes = {part.stop - part.start for part in map(self.fragments.part, range(self.fragments.count))}
         self.layouts = {size: VectorCheck(machine.node, schema, initial.dtype, size) for size in sizes}
         # reused objects: links recognise a waiting message by its identity, and encrypt it once for all targets
-        # targets
         self.told: tuple[Model, ModelFragment] | None = None
         self.cut: tuple[Vectors, Vectors] | None = None
 

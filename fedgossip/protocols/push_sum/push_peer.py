@@ -21,8 +21,7 @@ remaining partners ends its run early.  A parcel to a peer that is gone is recla
 A parcel belongs to its sender until its acceptance is received:
 
         at its sender      out --Accepted(number)--> gone          at most one per receiver; sent again until then
-                            \--Leaving(used < number)--> back       the receiver takes no more: it is the sender's
-                            again
+                            \--Leaving(used < number)--> back       the receiver takes no more: the sender's again
         at its receiver    number > taken: taken, and Accepted; otherwise a repetition: Accepted again
 
 A share of mass is one array per slot of the algorithm, its weight, float64 [1], the last; a parcel carries the weight
