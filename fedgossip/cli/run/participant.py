@@ -380,6 +380,15 @@ run_code_option = click.option(
 )
 """Without it nothing is imported that a run directory, a trace or a model's folder names, and no record sent there."""
 
+trace_limit_option = click.option(
+    "--trace-limit",
+    metavar="GB",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="The longest trace of a peer; the run goes on without.",
+)
+
 
 def portable_option(command: Command) -> Command:
     """Let a command that has `--set`, as `overrides`, take `--portable` too."""

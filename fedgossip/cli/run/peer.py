@@ -46,14 +46,7 @@ if TYPE_CHECKING:
 )
 @click.option("--join", is_flag=True, help="The run has begun: fetch the model from its members.  Implies --members.")
 @click.option("--trace", is_flag=True, help="Write a trace of this peer's events, for `fedgossip replay`.")
-@click.option(
-    "--trace-limit",
-    metavar="GB",
-    type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="The longest trace; the run goes on without.",
-)
+@participant.trace_limit_option
 def peer(
     experiment: Path,
     node: int,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli import STOPPED
-from fedgossip.cli.run.participant import portable_option, run_code_option
+from fedgossip.cli.run.participant import portable_option, run_code_option, trace_limit_option
 from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
 from fedgossip.core import run_format
 from fedgossip.core.records import kind_of
@@ -59,14 +59,7 @@ if TYPE_CHECKING:
 )
 @run_code_option
 @click.option("--trace", is_flag=True, help="With --on local: write a trace of the peers' events, for replay.")
-@click.option(
-    "--trace-limit",
-    metavar="GB",
-    type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="The longest trace of a peer; the run goes on without.",
-)
+@trace_limit_option
 @click.option("--dry-run", is_flag=True, help="Check everything, print the forecast, train nothing.")
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option(

@@ -28,13 +28,8 @@ class WordsWorker:
         sizes = word_table(setup.source)
         assert sizes is not None
         torch.set_num_threads(setup.train.threads)
-        self._rank, self._size, self._signs, self._boards, self._sizes = (
-            setup.rank,
-            setup.size,
-            progressed,
-            boards,
-            sizes,
-        )
+        self._rank, self._size, self._signs = setup.rank, setup.size, progressed
+        self._boards, self._sizes = boards, sizes
         views = boards["examples"].views(setup.examples)
         self._words, self._labels = views["words"], torch.from_numpy(views["labels"].copy())
 

@@ -165,20 +165,13 @@ class LeafCoordinator:
 
     def _fired(self, key: object, now_ns: int) -> list[Effect]:
         asked, exchange = self.asked, self.exchange
+        awaited = (asked.round, exchange.phase) if asked and exchange else None
         match key:
             case ("silent",) if self.phase not in ("leaving", "finished"):
                 return self._desert()
             case ("session",):  # of the last invitation: each replaces the one before
                 return self._give_up_round()
-            case ("phase", int(round), str(phase)) if (
-                exchange
-                and asked
-                and (round, phase)
-                == (
-                    asked.round,
-                    exchange.phase,
-                )
-            ):
+            case ("phase", int(round), str(phase)) if exchange and (round, phase) == awaited:
                 return self._going(exchange.expired(), phase, now_ns)
             case ("gather", int(round)) if self.phase == "gathering" and asked and round == asked.round:
                 self.patience_ns = 0
