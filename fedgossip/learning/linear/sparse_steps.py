@@ -232,6 +232,16 @@ class TableSteps(Protocol):
     def __call__(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]: ...
 
 
+def stepped_table(job: Job, rate: float, steps: TableSteps, count: int, examples: int) -> Update:
+    """Return the update of a job by `count` steps on the whole table.  Raises TrainingError for a loss not finite."""
+    without_terms(job)
+    after, race = steps(job, rate)
+    if not math.isfinite(race.loss) or not np.isfinite(after).all():
+        raise TrainingError(f"node {job.node}, round {job.round}: the loss is {race.loss}", "Lower train.lr.")
+    metrics = {"loss": race.loss, "steps": count, "rate": rate}
+    return Update(frozen(after - job.vector), examples, metrics, logged=race.logged)
+
+
 class SparseSteps:
     """A GradientTask.  Raises ConfigError for settings other than plain steps, and for a table too large to store."""
 
@@ -263,13 +273,8 @@ class SparseSteps:
         return [self._trained(job) for job in jobs]
 
     def _trained(self, job: Job) -> Update:
-        without_terms(job)
         rate = self.settings.rate(job.round, self._rounds)
-        after, race = self.steps(job, rate)
-        if not math.isfinite(race.loss) or not np.isfinite(after).all():
-            raise TrainingError(f"node {job.node}, round {job.round}: the loss is {race.loss}", "Lower train.lr.")
-        metrics = {"loss": race.loss, "steps": self.batches.steps, "rate": rate}
-        return Update(frozen(after - job.vector), self.problem.examples, metrics, logged=race.logged)
+        return stepped_table(job, rate, self.steps, self.batches.steps, self.problem.examples)
 
     def _alone(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]:
         line, value = job.vector.copy(), self.problem.value

@@ -31,7 +31,7 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, Update
 from fedgossip.data.dataset import Dataset, Indices
-from fedgossip.learning.linear.sparse_steps import HogwildSteps, TableSteps, check_steps, without_terms
+from fedgossip.learning.linear.sparse_steps import HogwildSteps, TableSteps, check_steps, stepped_table
 from fedgossip.learning.linear.word_tables import WORDS, WordTable
 from fedgossip.learning.one_model.batches import Batches
 from fedgossip.learning.processes.ipc import Race, Setup
@@ -205,14 +205,9 @@ class WordSteps:
         return [self._trained(job) for job in jobs]
 
     def _trained(self, job: Job) -> Update:
-        without_terms(job)
         rate = self.settings.rate(job.round, self._rounds)
-        after, race = self.steps(job, rate)
-        if not math.isfinite(race.loss) or not np.isfinite(after).all():
-            raise TrainingError(f"node {job.node}, round {job.round}: the loss is {race.loss}", "Lower train.lr.")
         steps = len(self.words.batches.plan(job.node, job.round).counts)
-        metrics = {"loss": race.loss, "steps": steps, "rate": rate}
-        return Update(frozen(after - job.vector), self.words.held(job.node), metrics, logged=race.logged)
+        return stepped_table(job, rate, self.steps, steps, self.words.held(job.node))
 
     def _places(self, job: Job) -> Iterator[Indices]:
         plan = self.words.batches.plan(job.node, job.round, job.accumulate if job.gradient else None)

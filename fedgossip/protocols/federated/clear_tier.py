@@ -24,7 +24,7 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.core.messages import Invite, Message, Refusal, Subtotal
 from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer, LeafSum, SumReading
-from fedgossip.protocols.federated.client_round import Chances, ClientPart, Summand
+from fedgossip.protocols.federated.client_round import Chances, ClientPart, OneAnswer, Summand
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.encoding import NO_NOISE, Noise, RingEncoding
 from fedgossip.secure.fixed_point import Words, add
@@ -166,16 +166,12 @@ class AnsweringInIntegers:
         return IntegerPart(coordinator, invite, self)
 
 
-class IntegerPart:
+class IntegerPart(OneAnswer):
     """Answers with a `Subtotal`."""
 
     def __init__(self, coordinator: NodeId, invite: Invite, answering: AnsweringInIntegers) -> None:
-        self.coordinator, self.invite, self._answering = coordinator, invite, answering
-        self.answer: Subtotal | Refusal | None = None
-        self.over = False
-
-    def begin(self) -> list[Effect]:
-        return []
+        super().__init__(coordinator, invite)
+        self._answering = answering
 
     def trained(self, work: Summand) -> list[Effect]:
         invite, how = self.invite, self._answering
@@ -199,13 +195,3 @@ class IntegerPart:
     def handle(self, message: Message) -> list[Effect]:
         kind = type(message).__name__.lower()
         raise ProtocolError(f"a message of kind {kind!r} in a tier without a secure sum", peer=self.coordinator)
-
-    def again(self) -> list[Effect]:
-        return [Send(self.coordinator, self.answer)] if self.answer else []
-
-    def give_up(self) -> list[Effect]:
-        self.over = True
-        return []
-
-    def coordinator_restarted(self) -> list[Effect]:
-        return []  # it repeats the request, and gets the same answer

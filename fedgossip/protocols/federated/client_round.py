@@ -40,7 +40,16 @@ from fedgossip.base.limits import MOST
 from fedgossip.base.vectors import Vector, digest, frozen
 from fedgossip.core.gains import BEHIND, COUNTS, TWENTIETHS
 from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
-from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Message, Refusal, Secured
+from fedgossip.core.messages import (
+    CodedContribution,
+    Contribution,
+    Invite,
+    MaskedInput,
+    Message,
+    Refusal,
+    Secured,
+    Subtotal,
+)
 from fedgossip.protocols.gossip.failures import refused_by
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
@@ -136,26 +145,16 @@ class ClientPart(Protocol):
         ...
 
 
-class PlainPart:
-    """Answers with a `Contribution`, or an encoded one."""
+class OneAnswer:
+    """A part with one message, which is repeated on request; the coordinator sends nothing but the invitation."""
 
     def __init__(self, coordinator: NodeId, invite: Invite) -> None:
         self.coordinator, self.invite = coordinator, invite
-        self.answer: Contribution | CodedContribution | None = None
+        self.answer: Contribution | CodedContribution | Subtotal | Refusal | None = None
         self.over = False
 
     def begin(self) -> list[Effect]:
         return []
-
-    def trained(self, work: PreparedContribution) -> list[Effect]:
-        invite = self.invite
-        self.answer = work.answer_to(invite)
-        facts = {"round": invite.round, "to": self.coordinator, "bytes": self.answer.payload_bytes}
-        return [Log("contribution", facts, work.up), *self.again()]
-
-    def handle(self, message: Message) -> list[Effect]:
-        kind = type(message).__name__.lower()
-        raise ProtocolError(f"a message of kind {kind!r} in a round without a secure sum", peer=self.coordinator)
 
     def again(self) -> list[Effect]:
         return [Send(self.coordinator, self.answer)] if self.answer else []
@@ -166,6 +165,20 @@ class PlainPart:
 
     def coordinator_restarted(self) -> list[Effect]:
         return []  # it repeats the request, and gets the same answer
+
+
+class PlainPart(OneAnswer):
+    """Answers with a `Contribution`, or an encoded one."""
+
+    def trained(self, work: PreparedContribution) -> list[Effect]:
+        invite = self.invite
+        self.answer = work.answer_to(invite)
+        facts = {"round": invite.round, "to": self.coordinator, "bytes": self.answer.payload_bytes}
+        return [Log("contribution", facts, work.up), *self.again()]
+
+    def handle(self, message: Message) -> list[Effect]:
+        kind = type(message).__name__.lower()
+        raise ProtocolError(f"a message of kind {kind!r} in a round without a secure sum", peer=self.coordinator)
 
 
 _Facts = dict[str, int | str]

@@ -10,11 +10,12 @@ What a round waits for, how it is mixed, and what a silent partner is asked is d
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 from fedgossip.algorithms.gossip.base import State
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, SetTimer
+from fedgossip.core.messages import Leaving
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.lifecycle import AGAIN_NS, Lifecycle, RunLimits
 from fedgossip.protocols.gossip.mailbox import MixingSchedule, Sources
@@ -137,3 +138,22 @@ class AwaitedRound(Lifecycle[State]):
 
     def _will_not_arrive(self, node: NodeId) -> bool:
         return node in self.company.absent or node in self.company.left or self.gone_on(node)
+
+
+class RoundWithoutAccounts(AwaitedRound[State]):
+    """A machine with nothing to settle between two peers before the goodbye: every wait at the end is for a goodbye."""
+
+    def may_leave(self) -> bool:
+        return True
+
+    def leaving(self, to: NodeId) -> Leaving:
+        return Leaving(self.round, done=to in self.company.left)
+
+    def open_with(self, node: NodeId) -> bool:  # noqa: ARG002
+        return False
+
+    def done_with(self, node: NodeId) -> bool:
+        return node in self.company.done
+
+    def expected(self) -> Collection[NodeId]:
+        return self.company.partners

@@ -25,7 +25,7 @@ behind are those of `sync_gossip`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
 from fedgossip.core.messages import Account, Leaving, Message, RelaySum
-from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
+from fedgossip.protocols.gossip.awaited_round import RoundWithoutAccounts, SyncSettings
 from fedgossip.protocols.gossip.learner import Learner, VectorCheck
 from fedgossip.protocols.gossip.mailbox import Mailbox, MixingSchedule, Sources, leads_of
 
@@ -43,7 +43,7 @@ SAID_ROUNDS = 2
 """Number of rounds of sums kept for requests of a neighbour: the open one, and the one before."""
 
 
-class RelayGossip(AwaitedRound[RelayState]):
+class RelayGossip(RoundWithoutAccounts[RelayState]):
     """One peer of a tree.  `schema` is the layout that its neighbours must share.
 
     `resumed`: continue from this checkpoint, in a new life.
@@ -219,22 +219,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         self.learner.abandoned()
         return []
 
-    def may_leave(self) -> bool:
-        return True
-
-    def leaving(self, to: NodeId) -> Leaving:
-        return Leaving(self.round, done=to in self.company.left)
-
-    def open_with(self, node: NodeId) -> bool:  # noqa: ARG002
-        return False
-
-    def done_with(self, node: NodeId) -> bool:
-        return node in self.company.done
-
     def unsettled(self) -> list[Effect]:
         self.mailbox.clear()
         self.said.clear()
         return []
-
-    def expected(self) -> Collection[NodeId]:
-        return self.company.partners

@@ -45,7 +45,7 @@ from fedgossip.base.errors import ProtocolError, TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
 from fedgossip.core.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, Message, RunKey, RunKeys
-from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
+from fedgossip.protocols.gossip.awaited_round import RoundWithoutAccounts, SyncSettings
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mailbox import MixingSchedule, RoundWeights, Sources, given_up, leads_of
 from fedgossip.secure.fixed_point import Words
@@ -168,7 +168,7 @@ MODEL = "state/x"
 SENT_AS_TRAINED = DSGD()
 
 
-class PrivateGossip(AwaitedRound[Any]):
+class PrivateGossip(RoundWithoutAccounts[Any]):
     """One peer of a private run.  `schema` is the layout that its neighbours must share.
 
     `resumed`: continue from this checkpoint, in a new life.
@@ -364,21 +364,6 @@ class PrivateGossip(AwaitedRound[Any]):
             self.learner.mixed(self.learner.outgoing)
         return []
 
-    def may_leave(self) -> bool:
-        return True
-
-    def leaving(self, to: NodeId) -> Leaving:
-        return Leaving(self.round, done=to in self.company.left)
-
-    def open_with(self, node: NodeId) -> bool:  # noqa: ARG002
-        return False
-
-    def done_with(self, node: NodeId) -> bool:
-        return node in self.company.done
-
     def unsettled(self) -> list[Effect]:
         self.sums.of.clear()
         return []
-
-    def expected(self) -> Collection[NodeId]:
-        return self.company.partners
