@@ -379,7 +379,7 @@ def declared_run(experiment: Experiment) -> DeclaredRun:
             return _of_peers(experiment)
         plan = compose.plan(_without_code(experiment))
         if isinstance(experiment, FederatedExperiment):
-            names = [one for key, one in code_by_key(experiment.coordinator) if key != "sampling"]
+            names = [one for key, one in code_by_key(experiment.coordinator) if key not in ("sampling", "available")]
             name = experiment.coordinator.algorithm if names else plan.name
             return DeclaredRun(experiment, name, plan.gradients, _by(names, plan.terms))
         codec = CODEC_CODE.named_by(experiment.parallel.codec) if isinstance(experiment, ParallelExperiment) else ""

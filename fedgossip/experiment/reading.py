@@ -266,7 +266,11 @@ def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, lis
 
 def anchor_paths(content: dict[str, Any], base: Path) -> None:
     """Make the paths of the graph and of the data absolute: the resolved experiment runs from anywhere."""
-    topology, data = content.get("topology"), content.get("data")
+    topology, data, coordinator = (content.get(key) for key in ("topology", "data", "coordinator"))
+    available = str(coordinator.get("available", "")) if isinstance(coordinator, dict) else ""
+    if isinstance(coordinator, dict) and available.startswith("trace:"):
+        name, mark, query = available.removeprefix("trace:").partition("?")
+        coordinator["available"] = f"trace:{(base / Path(name).expanduser()).resolve()}{mark}{query}"
     if isinstance(topology, dict) and isinstance(graph := topology.get("graph"), str) and _is_path(graph, base):
         topology["graph"] = str((base / graph).resolve())
     if isinstance(data, dict) and data.get("scale") == FEDERATED:

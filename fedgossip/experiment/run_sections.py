@@ -64,6 +64,7 @@ ALGORITHM_CODE = NamesCode()
 """Of algorithm.name: no built-in one has a colon."""
 
 CODEC_CODE = NamesCode(CODECS.__contains__)
+AVAILABLE_CODE = NamesCode(("day", "trace").__contains__)
 
 BY_LOSSES = ("power-of-choice", "oort")
 """Sampling by reported losses."""
@@ -144,6 +145,11 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     which the coordinator has to see; module:Class, your own."""
     candidates: Count = None
     """power-of-choice: number of clients of which those with the greatest losses are invited; none: twice as many."""
+    available: Annotated[str | None, AVAILABLE_CODE] = None
+    """Clients that can be invited to a round: `day:0.4?rounds=24`, each for 0.4 of every 24 rounds, from a place drawn
+    for it; `trace:FILE.csv?round=T`, a table of client, start and end, where T units of the table are a round;
+    module:function of (client, round), your own; none: all.  A secure sum is abandoned in rounds with fewer than it
+    would invite."""
     min_clients: Count = None
     """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum.  With tiers
     it holds in each leaf: one with fewer clients contributes nothing to the round."""

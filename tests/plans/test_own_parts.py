@@ -98,7 +98,7 @@ def test_a_codec_of_ones_own_is_described_before_consent_and_refused_where_paylo
 
 def test_each_key_is_declared_and_hashed_and_nothing_is_imported_while_a_file_is_read() -> None:
     common = {"data.partition", "train.schedule", "train.optimizer"}
-    assert common | {f"coordinator.{one}" for one in ("algorithm", "sampling", "codec")} <= {
+    assert common | {f"coordinator.{one}" for one in ("algorithm", "sampling", "available", "codec")} <= {
         *keys_of_code(FederatedExperiment)
     }
     assert common | {"algorithm.combine", "adversary.attack"} <= {*keys_of_code(GossipExperiment)}

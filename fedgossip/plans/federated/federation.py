@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +36,7 @@ from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
 from fedgossip.data.custom import is_function
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
+from fedgossip.plans.federated.availability import available_sampling
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
 from fedgossip.plans.federated.secure_encoding import BITS_MANY, Numbers
@@ -201,6 +203,8 @@ class FederationPlan(PlanDefaults):
             content["coordinator"]["secure"].pop("score_max", None)
         if not self.section.codec:
             content["coordinator"].pop("codec", None)
+        if (available := self.section.available) and available.startswith("trace:"):  # each may keep it elsewhere
+            content["coordinator"]["available"] = f"trace:{Path(available.removeprefix('trace:')).name}"
         content["coordinator"]["secure"].setdefault("weight_max", WEIGHT_MAX)  # as releases before had it
         content.pop("track", None)  # each may track for itself
         return content
@@ -217,6 +221,16 @@ class FederationPlan(PlanDefaults):
     @cached_property
     def sampling(self) -> Sampling:
         """The sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
+        s, rule = self.section, self._sampling
+        if s.available is None:
+            return rule
+        whole = self.invited if self.secure else 0
+        return available_sampling(
+            s.available, rule, self.experiment.seed, self.learners, self.experiment.rounds, whole, self.least
+        )
+
+    @property
+    def _sampling(self) -> Sampling:
         s, seed, clients = self.section, self.experiment.seed, range(self.learners)
         if s.sampling == "poisson":
             return Poisson(seed, clients, self.cohort / self.learners)
@@ -616,7 +630,7 @@ class FederationPlan(PlanDefaults):
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         if node is not None and self.learners <= node < self.coordinator:
             return Lacking()  # a leaf coordinator has no round of its own
-        all_in_each = self.cohort == self.learners and not self.buffered
+        all_in_each = self.cohort == self.learners and not self.buffered and self.section.available is None
         found = of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
         return with_exchanges(found, rows, self.exchanges, self.roles, node)
 

@@ -87,6 +87,9 @@ def _check_sampling(plan: FederationPlan) -> None:
     if plan.buffered and s.sampling != "uniform":
         text = f"coordinator.sampling = {s.sampling!r} with fedbuff, which invites every client that is free"
         raise ConfigError(text, "Leave one of them out.")
+    if plan.buffered and s.available is not None:
+        text = f"coordinator.available = {s.available!r} goes by the round, and fedbuff invites at any time"
+        raise ConfigError(text, "Take fedavg, or leave it out.")
     of_cohorts = s.cohort not in (None, s.clients) or s.participation < 1 or s.over_selection > 1
     if plan.buffered and of_cohorts:
         text = "coordinator.cohort, participation or over_selection with fedbuff, whose rounds have no cohort"
@@ -111,6 +114,10 @@ def _check_tiers(experiment: FederatedExperiment, tree: Tree) -> None:
             "coordinator.tiers invite all clients to each round: no participation, cohort, over_selection or sampling"
         )
         raise ConfigError(text, f"Leave these out, or: {out}")
+    if s.available is not None:
+        raise ConfigError(
+            f"coordinator.available = {s.available!r} with coordinator.tiers: these invite all clients", out
+        )
     if s.secure.threshold is not None:
         text = f"coordinator.secure.threshold = {s.secure.threshold} with coordinator.tiers: each group has its own"
         raise ConfigError(text, "Leave the threshold out.")
@@ -252,6 +259,9 @@ def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
     if s.privacy.unit != "none" and (is_function(s.sampling) or s.sampling in BY_LOSSES):
         text = f"coordinator.sampling = {s.sampling!r}: a budget counts on cohorts that are drawn as it knows them"
         raise ConfigError(text, 'Set coordinator.sampling = "uniform", or leave coordinator.privacy.unit out.')
+    if s.privacy.unit != "none" and s.available is not None:
+        text = f"coordinator.available = {s.available!r}: a budget counts on cohorts that are drawn from all clients"
+        raise ConfigError(text, "Leave it out, or leave coordinator.privacy.unit out.")
     if s.privacy.adaptive and s.privacy.unit != "client":
         text = f"coordinator.privacy.adaptive = true moves the clip of clients, and unit is {s.privacy.unit!r}"
         raise ConfigError(text, 'Leave it out, or set coordinator.privacy.unit = "client".')
