@@ -504,7 +504,10 @@ def test_declared_columns_are_fitted(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_fit_that_sites_end_says_so_and_how_to_go_on(tmp_path: Path) -> None:
-    """Of 60 records a site, few carry the sum of a column with a hazard ratio of e for each deviation."""
+    """Of 60 records a site, few carry the sum of a column with a hazard ratio of e for each deviation.
+
+    With the columns that the error declares it is fitted.
+    """
     for site in range(SITES + 1):
         x, times, died, _ = strong(site)
         rows = [f"{row[0]:.3f},{row[1]:.3f},{time:.0f},{had:d}" for row, time, had in zip(x, times, died, strict=True)]
@@ -516,7 +519,14 @@ def test_a_fit_that_sites_end_says_so_and_how_to_go_on(tmp_path: Path) -> None:
     said = typed(["fit", "h.toml"], tmp_path)
     assert said.code == 9 and "sites refused a point at which few of their records count" in said.err, said
     assert "cox?ridge=1" in said.err and "largest estimate" not in said.err
-    assert "count there for 'a'" in (tmp_path / "fits/h/metrics.jsonl").read_text()
+    assert "records count there" in (tmp_path / "fits/h/metrics.jsonl").read_text()
+    assert "Tried: with these columns cut at their agreed quartiles no site refuses." in said.err, said.err
+    with (tmp_path / "h.toml").open("a") as file:
+        file.write(said.err[said.err.index("\n[data.columns]\n") :])
+    (tmp_path / "h.json").unlink()
+    assert typed(["data", "agree", "h.toml"], tmp_path).code == 0
+    again = typed(["fit", "h.toml", "--to", "cut"], tmp_path)
+    assert again.code == 0, again
 
 
 def strong(seed: int) -> Pooled:

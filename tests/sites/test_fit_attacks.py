@@ -28,7 +28,7 @@ from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox_steps import NEAR, RISK, FittedHazards
-from fedgossip.sites.fits.design_columns import effective
+from fedgossip.sites.fits.design_columns import effective, too_few
 from fedgossip.sites.fits.families.family import PooledRound
 
 ALL = frozenset(range(SITES))
@@ -207,6 +207,32 @@ def test_records_count_by_their_weights() -> None:
     assert effective(np.array([1.0, *[0.01] * 9])) == pytest.approx(1.09)
     assert effective(np.full(50, 0.001), unit=0.25) == pytest.approx(0.2), "all of little weight"
     assert effective(np.zeros(3)) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "largest", "refused"),
+    [
+        (40, 9, False),
+        (40, 10, True),
+        (16, 5, False),
+        (16, 5.5, True),
+        (4, 3, False),
+        (4, 4, True),
+        (3, 4, False),
+        (3, 5, True),
+    ],
+)
+def test_no_record_outweighs_the_others_of_a_column(rows: int, largest: float, refused: bool) -> None:
+    """`rows` records of a column of 1 and -1, one of weight `largest`, the others' 1: 1 + (rows - 1) / largest count.
+
+    Below five, a quarter of `rows` and two, or below half of `rows`, they are too few; of all records 99 more count.
+    """
+    values = np.concatenate([np.resize([1.0, -1.0], rows), np.zeros(99 * 21)])
+    weights = np.ones(len(values))
+    weights[0] = largest
+    number = 1 + (rows - 1) / largest
+    assert refused == (number < min(5, max(rows / 4, 2), rows / 2))
+    assert too_few(weights, 1.0, [("a", values)], 5) == (refused * "too few of this site's records count there for 'a'")
 
 
 def test_a_point_at_which_few_records_count_is_refused_though_it_follows_from_what_is_said(

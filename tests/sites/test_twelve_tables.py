@@ -86,12 +86,13 @@ TABLES: Mapping[str, PublicTable] = {
     "lung": PublicTable(lambda: of_lifelines("load_lung")
                         [["time", "status", "age", "sex"]], "cox?every=10&until=1030&ties=efron", "time,status"),
     "rossi": PublicTable(lambda: of_lifelines("load_rossi"), "cox?every=1&until=52&ties=efron",
-                         "week,arrest", "wexp,paro", suppress=2),
+                         "week,arrest", "wexp,paro"),
     "gbsg2": PublicTable(lambda: of_survival("load_gbsg2").drop(columns=["tgrade"]),
-                         "cox?every=30&until=2700&ties=efron", "time,event", "estrec,progrec", suppress=2,
-                         declared="[data.columns]\npnodes = { cuts = [4, 10] }\ntsize = { cuts = [20, 40] }\n"),
+                         "cox?every=30&until=2700&ties=efron", "time,event",
+                         declared="[data.columns]\nestrec = { cuts = [6.6, 41, 110] }\n"
+                         "pnodes = { cuts = [1.1, 3.2, 6.5] }\n"),  # as the error without them declares
     "whas500": PublicTable(lambda: of_survival("load_whas500")[["age", "bmi", "hr", "sysbp", "time", "event"]],
-                           "cox?every=30&until=2400&ties=efron", "time,event", suppress=2),
+                           "cox?every=30&until=2400&ties=efron", "time,event"),
     "waltons": PublicTable(lambda: of_lifelines("load_waltons").rename(columns={"T": "t", "E": "e"}),
                            "kaplan-meier?every=5&until=75&by=group", "t,e"),
     "veterans": PublicTable(lambda: of_survival("load_veterans_lung_cancer")

@@ -6,6 +6,7 @@ Each kind of fit has its tables here, and its reasons for an unfinished fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from fedgossip.cli.text import columns, echo, short
 from fedgossip.core import run_format
 
 if TYPE_CHECKING:
+    from fedgossip.data.agreed.sums_task import SumsTask
     from fedgossip.drivers.participant import FolderCarrier
+    from fedgossip.experiment import Experiment
     from fedgossip.sites.fits.cox.cox_result import CoxFit
     from fedgossip.sites.fits.families.family import FamilyFit
     from fedgossip.sites.fits.glm.glm_result import Coefficient, GlmFit
@@ -76,7 +79,8 @@ def fit(
     if bin_records and getattr(layout.design, "bin_records", bin_records) < bin_records:
         text = f"bin_records = {layout.design.bin_records} in model.source, and this site asks for {bin_records}"
         raise ConfigError(text, f"Agree with the others on trees:...?bin_records={bin_records}, or take no part.")
-    plan, task, refused = planned.of_sites(held_by(planned.plan, known, site))
+    held = held_by(planned.plan, known, site)
+    plan, task, refused = planned.of_sites(held)
     if not dry_run:
         up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
         echo(f"each round: {up:,} bytes up and {down:,} down for a site, beside the keys of its sum", err=True)
@@ -84,13 +88,16 @@ def fit(
 
     def write(vector: Any, record: Record) -> None:
         if not known.is_written(folder / planned.run.file):
-            ended.append(_write(folder, planned, vector, record, as_json=as_json))
+            look = partial(_refused, whole, planned, task, [one for one in held if one not in refused], vector)
+            ended.append(_write(folder, planned, vector, record, look, as_json=as_json))
 
     return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened) or max(ended, default=0)
 
 
-def _write(folder: Path, planned: PlannedFit, vector: Any, record: Record, *, as_json: bool) -> int:
-    """Write and show the fit; return the exit code."""
+def _write(
+    folder: Path, planned: PlannedFit, vector: Any, record: Record, look: Callable[[], list[str]], *, as_json: bool
+) -> int:
+    """Write and show the fit, with what to `look` at where it is not at its end; return the exit code."""
     from fedgossip.data.agreed.sums_task import encoded
     from fedgossip.learning.models.model_files import write_model
     from fedgossip.runs.run_directory import write_whole
@@ -110,8 +117,38 @@ def _write(folder: Path, planned: PlannedFit, vector: Any, record: Record, *, as
         told += f": fedgossip predict {quoted(folder)} FILE.csv"
     echo(f"Wrote {told}", err=True)
     if why:
-        echo(why, err=True)
+        echo("\n".join([why, *look()]), err=True)
     return 9 if why else 0
+
+
+def _refused(
+    experiment: Experiment, planned: PlannedFit, task: SumsTask, held: Sequence[int], vector: Any
+) -> list[str]:
+    """Return why the `held` sites refuse the point of a fit's end; with all sites here, what they do not refuse."""
+    from fedgossip.experiment import FederatedExperiment
+    from fedgossip.sites.fits.design_columns import FAR, quartile_cuts
+    from fedgossip.sites.plans.fits import accepted_with_cuts
+
+    last = planned.plan.experiment.rounds - 2  # whatever follows the steps
+    reasons = {node: task.uneven(node, last, vector) for node in held}
+    found = [f"site {node}: {reason}" for node, reason in reasons.items() if reason]
+    if not found or len(held) < planned.plan.learners or not isinstance(experiment, FederatedExperiment):
+        return found
+    every = quartile_cuts(planned.agreed)
+    lines = [line for line in found if FAR in line] or found
+    named = {name: ends for name, ends in every.items() if any(f"'{name}'" in line for line in lines)}
+    for cuts in (one for one in (named, every) if one):
+        if accepted_with_cuts(experiment, cuts):
+            declared = [f'"{name}" = {{ cuts = [{", ".join(map(short, ends))}] }}' for name, ends in cuts.items()]
+            tried = "Tried: with these columns cut at their agreed quartiles no site refuses.  Agree again with"
+            return [*found, tried, "", "[data.columns]", *declared]
+    for least in range(planned.agreed.suppress - 1, 1, -1):
+        if planned.accepted(held, least):
+            return [
+                *found,
+                f"Tried: with data.suppress = {least} no site refuses.  If all allow it, agree again with it",
+            ]
+    return found
 
 
 SHOWN = 15

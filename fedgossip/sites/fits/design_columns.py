@@ -113,6 +113,9 @@ def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
 
 CUT_SHORT = "the last rounds failed, or sites refused a point at which few of their records count"
 """Why a fit has taken fewer steps than it may, and is not at its end."""
+FAR = "as some are far out in"
+TWO = 2.0
+"""Effective number of a column's records at a point that is always enough."""
 LOOK = (
     "The events of its rounds (metrics.jsonl) name the column: values far out, or a rare category, carry its sum, or "
     "its coefficients diverge. Declare its bounds or cuts in [data.columns], leave it out, drop=COLUMN, or "
@@ -129,12 +132,27 @@ def effective(weights: Values, unit: float = 0.0) -> float:
 def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float) -> str:
     """Return in words a sum with fewer than `least` effective records; "" where all have enough.
 
-    A column with few of its own, such as a rare category, may have half as many at the point.
+    A column may have a quarter of its records without weights at the point, but two, or half of fewer than four: so no
+    record is more than half of a column's sum of squares at a site, beside two other sites, where it is not without
+    weights.
     """
+    far = [name for name, values in columns if effective(values * values) < least]
     if effective(weights, unit) < least:
-        return f"fewer than {least:g} of this site's records count there"
+        why = f", {FAR} {', '.join(map(repr, far))}" if far else ""
+        return f"fewer than {least:g} of this site's records count there{why}"
+    few = []
     for name, values in columns:
-        squares = values * values
-        if effective(weights * squares) < min(least, effective(squares) / 2):
-            return f"fewer than {least:g} of this site's records count there for {name!r}"
-    return ""
+        own = effective(squares := values * values)
+        if effective(weights * squares) < min(least, max(own / 4, TWO), own / 2):
+            few.append(name)
+    return f"too few of this site's records count there for {', '.join(map(repr, few))}" if few else ""
+
+
+def quartile_cuts(agreed: AgreedTable) -> dict[str, list[float]]:
+    """Return the agreed quartiles of each column of numbers with many different values, rounded, by which to cut it."""
+    found = {}
+    for one in agreed.columns:
+        ends = sorted({float(f"{one.quantiles[share]:.2g}") for share in ("0.25", "0.5", "0.75") if one.quantiles})
+        if ends and not (one.label or one.is_coded):
+            found[one.name] = ends
+    return found

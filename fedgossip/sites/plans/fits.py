@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -16,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, TooFewPeersError, nearest
+from fedgossip.base.errors import ConfigError, TooFewPeersError, TrainingError, nearest
 from fedgossip.base.vectors import Vector
 from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
@@ -31,7 +33,7 @@ from fedgossip.data.agreed.agreed_table import (
     read_for_fit,
 )
 from fedgossip.data.agreed.column_sums import SumLayout, check_bounded
-from fedgossip.data.agreed.sums_task import Draw, from_system
+from fedgossip.data.agreed.sums_task import Draw, encoded, from_system
 from fedgossip.data.columns.table_schema import (
     DROP,
     FEDERATED,
@@ -81,6 +83,7 @@ from fedgossip.sites.plans.sums import (
     plan_of_sums,
     planned,
     sites_that_fit,
+    summed_here,
 )
 from fedgossip.sites.plans.trees import TREES_RUN
 
@@ -401,6 +404,24 @@ def planned_fit(experiment: Experiment) -> PlannedFit:
     """Return the fit of an experiment, planned.  Raises ConfigError as `planned`, and where model.source names none."""
     run = run_of(experiment)
     return planned(run if run is not None else FITS[0], experiment)
+
+
+def accepted_with_cuts(experiment: FederatedExperiment, cuts: Mapping[str, Sequence[float]]) -> bool:
+    """Return whether the sites, all of whose files are here, fit the experiment with these columns cut."""
+    held = range(experiment.coordinator.clients)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "agreed.json"
+        more = {name: {"cuts": list(ends)} for name, ends in cuts.items()}
+        data = msgspec.structs.replace(experiment.data, columns={**experiment.data.columns, **more}, agreed=str(path))
+        experiment = msgspec.structs.replace(experiment, data=data)
+        try:
+            plan, schema = statistics_plan(experiment)
+            plan, task, refused = statistics_task(plan, schema, held)
+            vector = None if refused else summed_here(plan, task, held)
+            path.write_bytes(encoded(agreed_from(task, vector, schema, data.suppress)))
+            return planned_fit(experiment).accepted(held, data.suppress)
+        except (ConfigError, TooFewPeersError, TrainingError):
+            return False
 
 
 def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] | None:

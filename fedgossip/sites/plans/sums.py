@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fedgossip.algorithms.federated.base import Aggregate, is_over
 from fedgossip.base.errors import BudgetError, ConfigError, TooFewPeersError
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.core.task import WholeModel
+from fedgossip.core.task import Job, WholeModel
 from fedgossip.data.agreed.agreed_table import AgreedTable, check_same, read
 from fedgossip.data.agreed.column_sums import SITES
 from fedgossip.data.agreed.sums_task import Draw, SumsTask
@@ -35,7 +36,7 @@ from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.ledger import SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import purse_of
 from fedgossip.plans.tasks import schema_of_experiment, site_file
-from fedgossip.secure.encoding import ExactSums
+from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import tensors_of
 
@@ -114,6 +115,23 @@ def asking(
     return replace(plan, questions=task), task, refused
 
 
+def summed_here(plan: FederationPlan, task: SumsTask, held: Sequence[NodeId]) -> Vector | None:
+    """Return the vector after all rounds of the `held` sites' sums, without messages; None after a refused point."""
+    server, bits = plan.federated.server, task.exact.ring_bits
+    state = server.start(task.initial(0))
+    for number in range(plan.experiment.rounds):
+        (x,) = server.broadcast(state)
+        if is_over(server, x):
+            break
+        if any(task.uneven(node, number, x) for node in held):
+            return None
+        words = [words_in(task.sums(Job(node, number, x))) for node in held]
+        numbers = zip(*(integers_of(one, bits) for one in words if one is not None), strict=True)
+        total = as_vector(words_of([sum(one) for one in numbers], bits))
+        state = server.step(state, Aggregate((total,), len(held), 1.0, number))
+    return server.broadcast(state)[0]
+
+
 # --- a kind of fit ----------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +180,11 @@ class PlannedFit:
 
         plan, sites, refused = sites_that_fit(self.plan, held, records)
         return asking(plan, self.run.task(self.layout, sites, self.agreed.suppress), refused)
+
+    def accepted(self, held: Sequence[NodeId], least: int) -> bool:
+        """Return whether no `held` site refuses a point of their fit where `least` of its records must count."""
+        sites = {node: self.run.read(self.layout, self.agreed, site_file(self.plan.experiment, node)) for node in held}
+        return summed_here(self.plan, self.run.task(self.layout, sites, least), held) is not None
 
     def result(self, vector: Vector | None) -> Any:
         """Return the contents of the file.  Raises TooFewPeersError after incomplete rounds."""
