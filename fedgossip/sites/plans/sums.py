@@ -182,9 +182,13 @@ class PlannedFit:
         return asking(plan, self.run.task(self.layout, sites, self.agreed.suppress), refused)
 
     def accepted(self, held: Sequence[NodeId], least: int) -> bool:
-        """Return whether no `held` site refuses a point of their fit where `least` of its records must count."""
+        """Return whether the `held` sites, without another, come to its end where `least` of their records must count.
+
+        Raises TrainingError as the fit itself does.
+        """
         sites = {node: self.run.read(self.layout, self.agreed, site_file(self.plan.experiment, node)) for node in held}
-        return summed_here(self.plan, self.run.task(self.layout, sites, least), held) is not None
+        vector = summed_here(self.plan, self.run.task(self.layout, sites, least), held)
+        return vector is not None and bool(getattr(self.result(vector), "converged", True))
 
     def result(self, vector: Vector | None) -> Any:
         """Return the contents of the file.  Raises TooFewPeersError after incomplete rounds."""
