@@ -189,6 +189,8 @@ def read_statistical(file: TableFile) -> TableRows:
 
 QUERY_MOST = 1 << 20
 """Maximum number of bytes of a query."""
+CELL_MOST, EACH_CELL = 1 << 20, 64
+"""Maximum number of bytes of a cell of a database, or of a query's text; and memory of a cell beside its text."""
 STEPS, STEPS_AT_ONCE = 20_000_000_000, 1_000_000
 """Maximum number of steps of SQLite's machine for a query, minutes of time; and between two checks of it."""
 
@@ -226,11 +228,20 @@ def read_query(file: TableFile) -> TableRows:
         outside_files.check_file(outside_files.named(path))
         address = f"file:{quote(str(outside_files.named(path)))}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
+            database.setlimit(
+                sqlite3.SQLITE_LIMIT_LENGTH, CELL_MOST
+            )  # zeroblob(1e9) is one step of a query, or of a view
             database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
             database.set_progress_handler(overdue, STEPS_AT_ONCE)
             answer = database.execute(text)
             header = [str(column[0]).strip() for column in answer.description or ()]
-            found = answer.fetchmany(CELLS_MOST // max(1, len(header)) + 1)
+            most, found = outside_files.inflated_limit(path.stat().st_size), list[tuple[object, ...]]()
+            for row in answer:
+                found.append(row)
+                most -= sum(EACH_CELL + (len(one) if isinstance(one, str | bytes) else 0) for one in row)
+                if most < 0 or len(found) * len(header) > CELLS_MOST:
+                    text = f"{file.query} on {path}: too many cells, or too long ones, for a database of its size"
+                    raise ConfigError(text, "Select fewer.")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "Is it there, and a file?") from None
     except (sqlite3.Error, sqlite3.Warning) as error:
@@ -239,8 +250,6 @@ def read_query(file: TableFile) -> TableRows:
         raise ConfigError(f"{file.query} on {path}: {said}", "A query is one SELECT of the wanted columns.") from None
     if not found:
         raise ConfigError(f"{file.query} on {path}: no rows", "A query is one SELECT of the wanted columns.")
-    if len(found) * len(header) > CELLS_MOST:
-        raise ConfigError(f"{file.query} on {path}: more than {CELLS_MOST} cells", "Select fewer.")
     for number, row in enumerate(found, 1):
         if raw := [header[place] for place, value in enumerate(row) if isinstance(value, bytes)]:
             raise ConfigError(f"{path}, row {number}, column {raw[0]!r}: bytes, which are no cell", "Leave it out.")

@@ -31,7 +31,7 @@ from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.net.training_thread import TrainingThread, WorkerPorts
 from fedgossip.plans.approvals.approvals import AGREE, ApprovalRequest
-from fedgossip.plans.approvals.site_approvals import SiteApprovals
+from fedgossip.plans.approvals.site_approvals import SiteApprovals, run_of
 from fedgossip.runs.peer_files import PeerEnded
 
 pytestmark = pytest.mark.sockets  # a free port is asked for; nobody calls anybody
@@ -324,6 +324,13 @@ def test_a_run_that_goes_on_is_counted_once_and_a_step_apart_from_its_rounds(tmp
     assert desk.approvals().used(made) == 0
     assert "2 times of agreeing on statistics, and 2 began" in desk.refuses(step)
     assert desk.approvals().check(request) == made
+    desk.approvals().count(made, request, run_of(tmp_path / "one"))
+    more = desk.request("rounds=8")
+    other = desk.approvals().approve(more, days=30, rounds=8)
+    for _ in range(2):
+        desk.approvals().count(other, more, run_of(tmp_path / "one"))
+    assert desk.approvals().used(made) == 4, "agreeing in the same folder has not counted its rounds"
+    assert desk.approvals().used(other) == 8, "nor have those of another plan that it went on with"
 
 
 def test_a_gate_that_cannot_write_lets_nothing_out(tmp_path: Path) -> None:

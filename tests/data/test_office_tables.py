@@ -13,6 +13,7 @@ import pytest
 from commands import in_process
 
 from fedgossip import ConfigError, load_experiment
+from fedgossip.base import outside_files
 from fedgossip.data import data, office_tables
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.record_groups import source_digest
@@ -227,12 +228,18 @@ def test_the_answer_to_a_query_is_read_as_the_csv_file_beside_it(tmp_path: Path)
         ("SELECT age FROM patients WHERE age > 1000", "no rows"),
         ("SELECT x'00' AS picture", "row 1, column 'picture': bytes"),
         ("WITH RECURSIVE n(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM n) SELECT sum(k) FROM n", "it takes too long"),
+        (
+            "WITH RECURSIVE n(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM n) SELECT k FROM n",
+            "too many cells, or too long",
+        ),
+        ("SELECT hex(zeroblob(600000)) AS one_step FROM patients", "too big"),
     ],
 )
 def test_a_query_that_is_no_select_of_cells_is_refused_and_nothing_changes(
     query: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(office_tables, "STEPS", 2_000_000)
+    monkeypatch.setattr(outside_files, "INFLATED_LEAST", 1)
     source = asked(tmp_path, query)
     before = (tmp_path / "t.db").read_bytes()
     assert said in (told := refusal(source)) and "t.db" in told

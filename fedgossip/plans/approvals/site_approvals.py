@@ -282,7 +282,9 @@ class SiteApprovals:
 
         Raises NotWrittenError: nothing may be sent then.
         """
-        if any(one.kind == USED and one.facts["run"] == run for one in self._entries):
+        same = {one.hash for one in self.all() if one.plan == approval.plan}
+        uses = (one.facts for one in self._entries if one.kind == USED)
+        if any(one["run"] == run and one["approval"] in same and one.get("step", "") == request.step for one in uses):
             return
         facts: dict[str, Fact] = {"approval": approval.hash, "rounds": request.statement.rounds, "run": run}
         self._append(approval.participant, USED, facts | ({"step": request.step} if request.step else {}))
