@@ -36,6 +36,7 @@ RENAMED: Mapping[str, str] = {
     "InTwo": "TwoSizes",
     "Overheard": "ObservedModels",
     "Taker": "ModelFetch",
+    "Telling": "SentMetrics",
     "Unmixed": "UnmixedState",
 }
 """Classes by their names in images of earlier releases."""
@@ -82,7 +83,9 @@ def declared(kind: type) -> Mapping[str, Hint]:
     for one in reversed(kind.__mro__):
         if is_ours(one):
             written = inspect.get_annotations(one) if _has_fields(one) else dict(_given_to_self(one))
-            found |= {name: _resolved(text, one) for name, text in written.items() if not _of_the_class(text)}
+            given = {name: _resolved(text, one) for name, text in written.items() if not _of_the_class(text)}
+            # an assignment in a subclass, without a type, leaves the type that a base declares
+            found |= {name: hint for name, hint in given.items() if hint is not UNDECLARED or name not in found}
     return found
 
 
