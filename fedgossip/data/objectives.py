@@ -31,6 +31,9 @@ LOOP = "loop"
 SPARSE = "sparse-logistic"
 """The kind of a problem with a table of many rows as its model, of which a batch needs a few."""
 
+OF_FORMULAS = ("averaging", "quadratic", SPARSE)
+"""The kinds of problems whose examples are drawn by a formula, and whose models have no architecture."""
+
 STATISTICS = "statistics"
 """The kind of a run in which sites agree on common statistics of their tables, without training."""
 

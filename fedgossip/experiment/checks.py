@@ -21,7 +21,7 @@ from fedgossip.base.untrusted_text import line
 from fedgossip.core.messages import WORKERS_MAX
 from fedgossip.data.columns.table_schema import DROP, FEDERATED, TEST, options_of
 from fedgossip.data.custom import is_function
-from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
+from fedgossip.data.objectives import CONVEX, KINDS, OF_FORMULAS, SPARSE, SUMS, check_metrics, is_of_model, objective_of
 from fedgossip.data.partitions import PLACE
 from fedgossip.data.ragged import check_buckets
 from fedgossip.experiment.run_sections import (
@@ -67,6 +67,7 @@ def check(experiment: Experiment, where: str) -> None:
     _check_own(experiment.data, where)
     _check_buckets(experiment.data, where)
     _check_agreed(experiment, where)
+    _check_unread(experiment, where)
     _check_validation(experiment, where)
     _check_selection(experiment, where)
     _check_unequal_work(experiment, where)
@@ -435,6 +436,16 @@ def _check_common(e: Experiment, where: str) -> None:
     if e.exchanges_logits and e.data.scale == FEDERATED:
         text = f'{where}: logits beside data.scale = "{FEDERATED}", by which common examples are not scaled'
         raise ConfigError(text, f'Set data.scale = "{TEST}": columns are then scaled by the common test set.')
+
+
+def _check_unread(e: Experiment, where: str) -> None:
+    """Raise ConfigError for a key of data or of a model beside a problem that has neither."""
+    sections = {"data": e.data, "model": e.model} if e.task.kind in OF_FORMULAS and not e.own_task else {}
+    for name, section in sections.items():
+        usual = type(section)()
+        for key in section.__struct_fields__:
+            if getattr(section, key) != getattr(usual, key):
+                raise ConfigError(f"{where}: {name}.{key} of {e.task.kind}, which learns from no data", "Leave it out.")
 
 
 def _check_validation(e: Experiment, where: str) -> None:

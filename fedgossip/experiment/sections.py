@@ -30,6 +30,7 @@ from fedgossip.data.objectives import (
     CONVEX,
     KINDS,
     LOOP,
+    OF_FORMULAS,
     SPARSE,
     SUMS,
     Objective,
@@ -330,7 +331,7 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
         return [key for key in keys if getattr(self, key) == getattr(usual, key)]
 
 
-TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *SUMS)
+TASKS = (AS_THE_DATA, *KINDS, CONVEX, *OF_FORMULAS, LOOP, *SUMS)
 
 
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -405,7 +406,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def learns(self) -> bool:
         """Whether something is learned from data; else it is a problem with a known answer."""
-        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP, *SUMS) and not self.own_task
+        return self.task.kind not in (*OF_FORMULAS, LOOP, *SUMS) and not self.own_task
 
     @property
     def selects(self) -> bool:

@@ -43,7 +43,7 @@ from fedgossip.learning.linear.sparse_steps import SparseLogistic, SparseSteps
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.personal.base import PersonalMethod, check_steps
 from fedgossip.learning.personal.logits import FedDF
-from fedgossip.learning.personal.methods import Ifca
+from fedgossip.learning.personal.methods import Ifca, MeanRegularised
 from fedgossip.learning.personal.names import OF_LOGITS, method_of
 from fedgossip.learning.personal.personal_task import PersonalTask
 from fedgossip.plans.own_parts import codec_named, own_partition, own_task
@@ -520,7 +520,7 @@ def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
     if s.personal and s.algorithm in OF_LOGITS:
         text = f"coordinator.personal = {s.personal!r} beside coordinator.algorithm = {s.algorithm!r}, a method too"
         raise ConfigError(text, "Leave one of them out; options of the algorithm stand in coordinator.options.")
-    if isinstance(method, FedDF) and s.algorithm == "fedbuff":
+    if isinstance(method, FedDF | MeanRegularised) and s.algorithm == "fedbuff":
         text = f"{where} with fedbuff, which adds differences from an older mean to a newer one"
         raise ConfigError(text, "Take fedavg, or another algorithm that goes by rounds.")
     plain = isinstance(rule, Training) and not rule.mu

@@ -53,6 +53,12 @@ RING = '[topology]\ngraph = "ring"\nn = 4\n'
             "faults[0].every: expected",
             "explain faults.every",
         ),
+        (
+            f'{RING}[task]\nkind = "quadratic"\n[data]\nlocal_test = 0.2\n',
+            "data.local_test of quadratic",
+            "Leave it out",
+        ),
+        (f'{RING}[task]\nkind = "averaging"\n[model]\nsource = "cnn:small"\n', "model.source of averaging", "Leave it"),
         (f"rounds = {10**23}\n{RING}", "is out of range", "at most 2,147,483,647"),
         (f"{RING}[train]\nlr = inf\n", "lr = inf is out of range", "a finite number"),
     ],

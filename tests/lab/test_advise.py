@@ -338,7 +338,7 @@ def test_context_and_text_have_their_messages_and_the_table_names_the_soonest(
     [
         (["--memory", "16 apples"], "'16 apples' is no size. Write 16GB"),
         (["--memory", "16"], "'16' would be bytes. Write the unit too: 16GB"),
-        (["--set", "task.kind=quadratic"], "torch trains no model by it"),
+        (["--set", "task.kind=quadratic", "--set", "model.source=softmax"], "torch trains no model by it"),
         (["--processes", "1"], "1 is not in the range 2<=x<=64"),
     ],
 )

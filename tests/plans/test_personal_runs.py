@@ -297,6 +297,7 @@ def test_personal_models_serve_clients_of_two_classes_better_than_the_shared_one
         (gossip("ifca?clusters=9"), "9 clusters of 8 peers"),
         (federated("ditto", algorithm="fedsgd"), "by a rule of its own"),
         (federated("mr-mtl", algorithm="scaffold"), "by a rule of its own"),
+        (federated("mr-mtl", algorithm="fedbuff", secure={"on": False}), "an older mean"),
         (gossip("mr-mtl", name="gradient-tracking"), "updates of usual training"),
         (gossip("mr-mtl", mode="async"), "updates of usual training"),
         (gossip("fedrep", options={"order": "cta"}), "updates of usual training"),

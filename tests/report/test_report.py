@@ -20,6 +20,7 @@ from fedgossip.report.page.drawing import series_style
 from fedgossip.report.page.figures import curve, unbroken
 from fedgossip.report.page.forecast import Band, band, inside, sentence
 from fedgossip.report.page.reading import EVENTS_KEPT, read_run
+from fedgossip.report.page.sections import reporter
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 FIVE_MEGABYTES = 5_000_000
@@ -546,6 +547,12 @@ def test_numbers_that_are_not_finite_count_as_not_measured(tmp_path: Path) -> No
     run = read_run(folder)
     assert run.network[0].loss is None
     assert run.network[0].consensus_distance is None
+
+
+def test_an_event_of_the_whole_run_has_its_words_in_place_of_a_number(tmp_path: Path) -> None:
+    event = {"kind": "event", "round": 1, "peer": -1, "name": "not_finite", "value": {"figure": "loss"}}
+    run = read_run(write_run(tmp_path, ring_summary(4), [event, {**event, "peer": 2}]))
+    assert [reporter(run, one) for one in run.events] == ["the run", "2"]
 
 
 def test_events_are_kept_up_to_a_limit(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def events(run: RecordedRun) -> Markup | None:
 def _event(run: RecordedRun, event: ReportedEvent, last: int) -> list[str]:
     shown = shown_round(event.name, event.round, run.roles)
     until = "" if last == event.round else f" – {count(shown_round(event.name, last, run.roles))}"
-    who = NOTHING if event.peer is None or event.peer < 0 else run.roles.label(event.peer)
+    who = NOTHING if event.peer is None else run.roles.label(event.peer)
     about = event.value
     what = run.roles.label(about) if event.name == "gone" and isinstance(about, int) else _value(about)
     return [NOTHING if shown < 0 else count(shown) + until, who, event.name.replace("_", " "), what[:80]]

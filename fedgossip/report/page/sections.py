@@ -146,6 +146,13 @@ def _per_peer_and_round(run: RecordedRun) -> str:
     return f"{data_size(run.summary.bytes_sent / turns)} per {run.roles.one} and round" if turns else "by all together"
 
 
+def reporter(run: RecordedRun, event: ReportedEvent) -> str:
+    """Return who reported an event: of alike participants the number, and "the run" for one of all."""
+    if event.peer is None:
+        return NOTHING
+    return str(event.peer) if run.roles.alike and event.peer >= 0 else run.roles.label(event.peer)
+
+
 def _called(run: RecordedRun, node: int) -> str:
     return f"{run.roles.one} {_label(run, node)}" if run.roles.alike else run.roles.label(node)
 
@@ -391,7 +398,7 @@ def faults(run: RecordedRun) -> Markup | None:
     rows = [
         [
             count(first) if first == last else f"{count(first)} – {count(last)}",
-            NOTHING if event.peer is None else str(event.peer) if run.roles.alike else run.roles.label(event.peer),
+            reporter(run, event),
             event.name,
             "" if event.value is None else json.dumps(event.value, ensure_ascii=False)[:80],
         ]
