@@ -11,7 +11,7 @@ import pytest
 from test_allreduce import NAMES, quadratic
 
 from fedgossip import simulate
-from fedgossip.algorithms.collectives.names import COLLECTIVES, power_below
+from fedgossip.algorithms.collectives.names import COLLECTIVES, EqualLinks, power_below
 from fedgossip.algorithms.collectives.table import Way
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import TAIL, ChunkTaken, ReduceChunk
@@ -19,7 +19,6 @@ from fedgossip.core.records import PeerRow
 from fedgossip.core.wire import wire_bytes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.experiment import load_experiment
-from fedgossip.lab.costs.base import EqualLinks
 from fedgossip.lab.costs.methods import Act, TimedStep, seconds_of_rounds
 from fedgossip.plans import compose
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedgossip import load_experiment
+from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.lab.compare import USUAL
 from fedgossip.cli.run.progress import event_text
@@ -22,7 +23,7 @@ from fedgossip.lab.compare.cells import Cell, experiment_for, workers_of
 from fedgossip.lab.compare.measured import MeasuredCell, Point, _parts
 from fedgossip.lab.compare.names import PARADIGMS, Setting, paradigm_of
 from fedgossip.lab.compare.verdict import comparison, sentence
-from fedgossip.lab.costs.base import EqualLinks, TrainingTimes
+from fedgossip.lab.costs.base import TrainingTimes
 from fedgossip.report.page.reading import read_run
 from tests.commands import Output, in_process
 

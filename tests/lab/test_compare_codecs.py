@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from test_costs import DIM, LINKS, PATIENT, SIZE, C, near, per_round, times
 
+from fedgossip.algorithms.collectives.names import all_gather
 from fedgossip.base.errors import ConfigError
 from fedgossip.lab.compare import verdict
 from fedgossip.lab.compare.names import Setting, paradigm_of
 from fedgossip.lab.compare.verdict import compression_of
-from fedgossip.lab.costs.base import all_gather, break_even
+from fedgossip.lab.costs.base import break_even
 from fedgossip.lab.costs.methods import gathered
 from tests.commands import in_process
 

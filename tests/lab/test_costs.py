@@ -9,19 +9,10 @@ import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, EqualLinks, all_reduce
 from fedgossip.core.messages import TAIL
 from fedgossip.core.records import NetworkRow
-from fedgossip.lab.costs.base import (
-    Cost,
-    EqualLinks,
-    TrainingTimes,
-    all_reduce,
-    crossover,
-    mean_of,
-    neighbours,
-    through_servers,
-)
+from fedgossip.lab.costs.base import Cost, TrainingTimes, crossover, mean_of, neighbours, through_servers
 from fedgossip.lab.costs.methods import ROUNDS, RUNS, collective, gossip, gossip_steps, pairs, seconds_of_rounds, served
 from fedgossip.topology.graphs.names import resolve_schedule
 from fedgossip.topology.schedules.schedules import Schedule

@@ -279,3 +279,43 @@ COLLECTIVES: Mapping[str, Collective] = {
 GATHERS: Mapping[str, Callable[[int], Table]] = {"ring": ring_gather, "all-to-all": gather_all_to_all}
 """How non-additive payloads of a codec are distributed to all, by the collective's name: part r of a table is rank
 r's."""
+
+
+# Their times over links.
+
+
+@dataclass(frozen=True)
+class EqualLinks:
+    """The links of all participants: seconds one way, and bytes per second out of and into each; infinite: no limit."""
+
+    latency: float
+    up: float = math.inf
+    down: float = math.inf
+    summing: float = 0.0
+    """Seconds to add one byte of a vector to another."""
+
+    @property
+    def rate(self) -> float:
+        """Return the bytes per second of a single message: it is cut through, so the slower end counts once."""
+        return min(self.up, self.down)
+
+    def one(self, size: float) -> float:
+        """Return the seconds of one message of `size` bytes."""
+        return self.latency + size / self.rate
+
+
+def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float:
+    """Return the seconds of one all-reduce, and of its sums."""
+    rate, collective = 1.0 if math.isinf(links.rate) else links.rate, COLLECTIVES[name]
+    passes = collective.seconds(workers, 0.0 if math.isinf(links.rate) else size, links.latency, rate)
+    return passes + collective.added(workers) * size * links.summing
+
+
+def all_gather(name: str, workers: int, payload: float, size: float, links: EqualLinks) -> float:
+    """Return the seconds of an all-gather of a payload of each, and of adding the decoded vectors, `size` bytes each.
+
+    A ring forwards them m - 1 times; in a complete exchange each is sent to all others.
+    """
+    sent = (workers - 1) * payload / links.rate
+    waits = workers - 1 if name == "ring" else int(workers > 1)
+    return waits * links.latency + sent + (workers - 1) * size * links.summing

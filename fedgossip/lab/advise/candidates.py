@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, EqualLinks, all_reduce
 from fedgossip.base import outside_files, seeds
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.csv_columns import CsvColumns
@@ -28,7 +28,7 @@ from fedgossip.lab.advise.rates import (
     neighbours_of,
     rounds_of_one_merge,
 )
-from fedgossip.lab.costs.base import EqualLinks, Times, all_reduce, neighbours, through_servers
+from fedgossip.lab.costs.base import Times, neighbours, through_servers
 from fedgossip.lab.costs.methods import gossip_steps, seconds_of_rounds
 from fedgossip.topology import Schedule, resolve_schedule
 from fedgossip.topology.schedules.schedules import union

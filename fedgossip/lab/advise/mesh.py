@@ -36,12 +36,13 @@ from torch import distributed, nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
+from fedgossip.algorithms.collectives.names import EqualLinks, all_gather, all_reduce
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import CONVEX, Objective
 from fedgossip.experiment import Experiment, load_experiment
-from fedgossip.lab.costs.base import EqualLinks, FittedLink, all_gather, all_reduce, fitted
+from fedgossip.lab.costs.base import FittedLink, fitted
 from fedgossip.learning.dp_sgd.record_privacy import check_private
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.models import models

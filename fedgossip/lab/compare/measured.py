@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
+from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.base.vectors import empty
 from fedgossip.core import run_format
 from fedgossip.core.messages import TAIL
@@ -21,7 +22,7 @@ from fedgossip.drivers.simulate import examples_of
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.lab.compare.cells import Cell, CellGrid, DoneCell, run_cells
 from fedgossip.lab.compare.names import Setting
-from fedgossip.lab.costs.base import Cost, EqualLinks, TrainingTimes
+from fedgossip.lab.costs.base import Cost, TrainingTimes
 from fedgossip.lab.costs.methods import Buckets
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose

@@ -18,14 +18,12 @@ import numpy as np
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, LinearCodec, VectorLayout
 from fedgossip.algorithms.codecs.low_rank import low_rank_of
 from fedgossip.algorithms.codecs.names import make_codec
-from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
+from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS, EqualLinks, all_gather
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.core.messages import TAIL
 from fedgossip.lab.costs.base import (
     Cost,
-    EqualLinks,
     TrainingTimes,
-    all_gather,
     all_reduce_in_turn,
     neighbours,
     pairs_in_turn,

@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.core import run_format
 from fedgossip.lab.compare.measured import MeasuredCell, Point
 from fedgossip.lab.compare.names import Setting, codec_seconds, dense_of, paradigm_of
-from fedgossip.lab.costs.base import EqualLinks, break_even, crossover
+from fedgossip.lab.costs.base import break_even, crossover
 from fedgossip.report.page.paradigms import CrossoverMap, ParadigmPage, written
 from fedgossip.report.page.reading import read_run
 from fedgossip.runs.run_directory import write_whole

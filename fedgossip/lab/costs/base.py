@@ -5,8 +5,9 @@ A participant's training takes t / speed * (1 + J U): t is known, speed is exp(N
 A link's a and b are fitted by least squares to the transfer times of messages of several sizes.
 
 Textbook times of a round, by closed form for equal training times, stand in tables beside the measured ones.
-`all_reduce` is that of one round alone.  Where some participants begin the next round before others end the last (star,
-tree, ring-naive), consecutive rounds take another time: `all_reduce_in_turn`, and `methods` by their steps.
+`all_reduce` (`algorithms/collectives/names`) is that of one round alone.  Where some participants begin the next round
+before others end the last (star, tree, ring-naive), consecutive rounds take another time: `all_reduce_in_turn`, and
+`methods` by their steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES, power_below
+from fedgossip.algorithms.collectives.names import COLLECTIVES, EqualLinks, all_reduce, power_below
 from fedgossip.base import seeds
 from fedgossip.protocols.gossip.pairing import SPREAD
 
@@ -44,26 +45,6 @@ class Cost:
     def seconds(self) -> float:
         """Return the time of the round."""
         return self.compute + self.communicate + self.wait
-
-
-@dataclass(frozen=True)
-class EqualLinks:
-    """The links of all participants: seconds one way, and bytes per second out of and into each; infinite: no limit."""
-
-    latency: float
-    up: float = math.inf
-    down: float = math.inf
-    summing: float = 0.0
-    """Seconds to add one byte of a vector to another."""
-
-    @property
-    def rate(self) -> float:
-        """Return the bytes per second of a single message: it is cut through, so the slower end counts once."""
-        return min(self.up, self.down)
-
-    def one(self, size: float) -> float:
-        """Return the seconds of one message of `size` bytes."""
-        return self.latency + size / self.rate
 
 
 DRAWS = 4000
@@ -220,23 +201,6 @@ def break_even(saved_bytes: float, seconds_more: float) -> float:
     if saved_bytes <= 0:
         return 0.0
     return saved_bytes / seconds_more if seconds_more > 0 else math.inf
-
-
-def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float:
-    """Return the seconds of one all-reduce, and of its sums; see algorithms/collectives/names."""
-    rate, collective = 1.0 if math.isinf(links.rate) else links.rate, COLLECTIVES[name]
-    passes = collective.seconds(workers, 0.0 if math.isinf(links.rate) else size, links.latency, rate)
-    return passes + collective.added(workers) * size * links.summing
-
-
-def all_gather(name: str, workers: int, payload: float, size: float, links: EqualLinks) -> float:
-    """Return the seconds of an all-gather of a payload of each, and of adding the decoded vectors, `size` bytes each.
-
-    A ring forwards them m - 1 times; in a complete exchange each is sent to all others.
-    """
-    sent = (workers - 1) * payload / links.rate
-    waits = workers - 1 if name == "ring" else int(workers > 1)
-    return waits * links.latency + sent + (workers - 1) * size * links.summing
 
 
 def all_reduce_in_turn(name: str, workers: int, size: float, links: EqualLinks, training: float) -> float | None:

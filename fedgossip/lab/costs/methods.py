@@ -25,9 +25,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
+from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS, EqualLinks
 from fedgossip.algorithms.collectives.table import Way
-from fedgossip.lab.costs.base import Cost, EqualLinks, Estimate, Times, TrainingTimes, through_servers_alone
+from fedgossip.lab.costs.base import Cost, Estimate, Times, TrainingTimes, through_servers_alone
 from fedgossip.protocols.allreduce.reduction import OPEN
 from fedgossip.protocols.gossip.pairing import SPREAD
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork, share_until

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, EqualLinks, all_reduce
 from fedgossip.algorithms.collectives.table import Way
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.records import NetworkRow
 from fedgossip.drivers.simulate import simulate
-from fedgossip.lab.costs.base import EqualLinks, all_reduce, neighbours
+from fedgossip.lab.costs.base import neighbours
 from fedgossip.lab.costs.methods import gossip_steps, seconds_of_rounds
 from fedgossip.lab.sweeps.sweep import sweep
 from fedgossip.lab.sweeps.table import SweepTable, paired_difference

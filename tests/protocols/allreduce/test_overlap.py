@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedgossip import Job, Update, simulate
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, EqualLinks
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Produced
@@ -21,7 +21,7 @@ from fedgossip.data.partitions import partition
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.experiment import load_experiment
-from fedgossip.lab.costs.base import EqualLinks, TrainingTimes
+from fedgossip.lab.costs.base import TrainingTimes
 from fedgossip.lab.costs.methods import Buckets, collective
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.plans import compose
