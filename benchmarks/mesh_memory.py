@@ -23,7 +23,7 @@ import numpy as np
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.learning.processes.engine import DistributedLoop
-from fedgossip.learning.processes.process_memory import ProcessMemory
+from fedgossip.learning.processes.step_costs import ProcessMemory
 from fedgossip.learning.settings import LET_GO, MeshSettings
 from fedgossip.learning.task import TorchTask, TrainSettings
 

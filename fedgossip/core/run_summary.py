@@ -173,6 +173,34 @@ class RaceFacts(TypedDict, total=False):
     """Share of the written elements that another process overwrote."""
 
 
+class StepFacts(TypedDict):
+    """A step of one participant by simulation.inside."""
+
+    seconds: float
+    """Of the step: work, idle and messages."""
+    work: float
+    """Seconds that the mean process computes."""
+    idle: float
+    """Seconds that it waits for other stages."""
+    messages: dict[str, float]
+    """Seconds of messages between the processes, by axis of the mesh."""
+    sent: dict[str, float]
+    """Bytes that the busiest process sends, by axis of the mesh."""
+    flops: float
+    """Of the whole batch, forward and back."""
+    memory: int
+    """Bytes of the fullest process."""
+    by_way: dict[str, int]
+    """The same by ddp, and by fsdp with zero = 2 and 3, of several processes with parts of a batch."""
+
+
+class InsideFacts(TypedDict, total=False):
+    """Of a simulated run with simulation.inside."""
+
+    inside: StepFacts
+    """A step of one participant."""
+
+
 class ChosenFacts(TypedDict, total=False):
     """Of a run whose models were scored."""
 
@@ -217,7 +245,7 @@ class PersonalFacts(TypedDict, total=False):
     """models or logits: what participants send."""
 
 
-class RunSummary(ChosenFacts, RaceFacts, PersonalFacts, MethodFacts, ForecastFacts, AddedFacts):
+class RunSummary(ChosenFacts, RaceFacts, InsideFacts, PersonalFacts, MethodFacts, ForecastFacts, AddedFacts):
     """summary.json."""
 
     name: str

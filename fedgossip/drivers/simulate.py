@@ -316,7 +316,8 @@ def _simulator(
     shares: DataShares,
     timeline: TimelineLog,
 ) -> Made:
-    network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
+    step = compose.step_inside(plan.experiment, task)
+    network = SimulatedNetwork(network_settings(plan.experiment, plan.n, step), plan.n, plan.experiment.seed)
     restarts = script.restarts and recovers(plan)
 
     def seat(node: NodeId) -> Machine:
@@ -335,7 +336,7 @@ def _simulator(
         own = plan.simulated(node, incarnation, simulator.logs.get(node, ()))
         return soon.machine(node, initial[node], task.schema, saved, incarnation=incarnation, own=own)
 
-    timed = plan.experiment.simulation.per_example is not None
+    timed = network.settings.per_example is not None
     examples = examples_of(plan.experiment, shares.sizes) if timed else None
     run = machines, links, task, network, record, keeper
     given: dict[str, Any] = {"rebirth": rebirth, "examples": examples, "timeline": timeline}

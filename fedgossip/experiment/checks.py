@@ -71,6 +71,7 @@ def check(experiment: Experiment, where: str) -> None:
     _check_validation(experiment, where)
     _check_selection(experiment, where)
     _check_unequal_work(experiment, where)
+    _check_inside(experiment, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
 
@@ -112,6 +113,31 @@ def _check_loop(experiment: Experiment, where: str) -> None:
         advice = 'Set coordinator.privacy.unit = "client"; or name a model of yours in model.source, trained from here.'
         what = "loop" if loops else "task"
         raise ConfigError(f"{where}: single records of a {what} of your own cannot be hidden from here", advice)
+
+
+def _check_inside(e: Experiment, where: str) -> None:
+    """Raise ConfigError for steps whose time simulation.inside does not count."""
+    if e.simulation.inside is None:
+        return
+    if e.simulation.inside.flops is None:
+        advice = "Give the FLOP per second of a process: inside = { flops = 1e12 }."
+        raise ConfigError(f"{where}: simulation.inside without flops", advice)
+    train, parallel = e.train, getattr(e, "parallel", None)
+    trains = e.learns and not (e.loops or e.own_task or e.task.kind == CONVEX)
+    accumulates = train.accumulate > 1 or (parallel is not None and parallel.accumulate > 1)
+    beside = {
+        f"task.kind = {e.task.kind}: torch trains no model by it": not trains,
+        "simulation.per_example": e.simulation.per_example is not None,
+        "several models: its steps are of one": bool(e.personal or e.model.sources),
+        "train.offload: it does not count the copies": train.offload,
+        "train.compression: it counts whole messages": train.compression != "none",
+        f'train.parallel = "{HOGWILD}": its processes take no step together': train.parallel == HOGWILD,
+        "accumulate: it counts the messages of every batch": train.processes > 1 and accumulates,
+    }
+    for what, stands in beside.items():
+        if stands:
+            text = f"{where}: simulation.inside beside {what}"
+            raise ConfigError(text, "Leave it out: simulation.training and per_example give any step its time.")
 
 
 def check_gossip(e: GossipExperiment, where: str) -> None:

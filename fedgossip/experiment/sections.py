@@ -198,6 +198,19 @@ class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
     """Their training takes so many times as long."""
 
 
+class InsideSection(msgspec.Struct, forbid_unknown_fields=True):
+    """simulation.inside: the processes of one participant (train.processes, train.mesh), all alike, and their links."""
+
+    flops: Positive | None = None
+    """FLOP per second of a process; has to be given."""
+    latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Seconds of a message between two of them, one way; none: 0."""
+    bandwidth: Positive | None = None
+    """Bytes per second that a process can send to the others; none: any number."""
+    memory: Positive | None = None
+    """Bytes of a process: a model that needs more is refused."""
+
+
 class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
 
@@ -216,6 +229,10 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds of a round's training."""
     per_example: SecondsOr0Given = None
     """Seconds of training per example, in place of `training`: a smaller batch takes less time."""
+    inside: InsideSection | None = None
+    """In place of both: { flops = 1e12, latency = 5e-6, bandwidth = 1e10, memory = 1.6e10 }, of each process of a
+    participant.  A step takes the model's FLOPs, layer by layer, the messages of `train.mesh` and the idle turns of its
+    stages (docs/together/parallel.md)."""
     summing: SecondsOr0 = 0.0
     """Seconds per element that a participant adds up: in collectives, servers, coordinators, synchronous gossip."""
     training_jitter: Annotated[float, Within(0, 1e6)] = 0.0

@@ -50,7 +50,7 @@ from fedgossip.learning.settings import HOGWILD, TrainSettings
 from fedgossip.learning.untrained import check_gradients
 
 if TYPE_CHECKING:
-    from fedgossip.learning.processes.process_memory import ProcessMemory
+    from fedgossip.learning.processes.step_costs import ProcessMemory, StepShape
 
 
 __all__ = ["TorchTask", "TrainSettings"]
@@ -160,6 +160,18 @@ class TorchTask:
     def memory(self) -> Sequence[ProcessMemory]:
         """Return the memory of each process, in order of the ranks, for processes with parts of the model; else ()."""
         return self._engine.memory if isinstance(self._engine, ProcessesLoop) else ()
+
+    def step_shape(self) -> StepShape:
+        """Return what a node's processes hold, compute and send in a step.
+
+        Raises ConfigError for lines of several lengths.
+        """
+        from fedgossip.learning.processes.step_costs import StepShape
+
+        if isinstance(self._recipe.like.x, Ragged):
+            text = f"{self._recipe.like.name}: a step over lines of several lengths has no one number of FLOPs"
+            raise ConfigError(text, "Take text:PATH, windows of one length, or leave simulation.inside out.")
+        return StepShape.of(self._remade(), self._recipe.source, self._recipe.base, self.settings, self._recipe.like)
 
     def end_processes(self) -> None:
         """End the processes that train, if any run; the next job starts others."""

@@ -9,6 +9,7 @@ experiments.
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,11 +17,13 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.base import kernels
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.version import __version__
 from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import NOT_SAID, Likeness
+from fedgossip.core.run_summary import StepFacts
 from fedgossip.core.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.reading import RUN_KINDS
@@ -40,6 +43,7 @@ __all__ = [
     "likeness_of",
     "plan",
     "processor_of",
+    "step_inside",
     "task_of",
     "task_of_dry_run",
     "versions",
@@ -119,9 +123,48 @@ def faults_of(plan: Plan) -> FaultScript:
     return FaultScript(faults, plan.n, plan.experiment.seed, links)
 
 
-def network_settings(experiment: Experiment, n: int) -> NetworkSettings:
-    """The [simulation] section as the simulator wants it.  Raises ConfigError for nodes that are not there."""
+def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
+    """Return a participant's step by simulation.inside; None without that.
+
+    Raises ConfigError where a process holds less than its part of the model, and for layers that torch does not count.
+    """
+    if (inside := experiment.simulation.inside) is None or (flops := inside.flops) is None:
+        return None
+    from fedgossip.learning.task import TorchTask
+
+    if not isinstance(task, TorchTask):
+        raise ConfigError("simulation.inside beside a task of your own", "It counts a model that torch trains.")
+    shape = task.step_shape()
+    held = shape.fullest
+    if shape.uncounted:
+        text = f"simulation.inside: torch counts no FLOPs of {shape.uncounted}"
+        raise ConfigError(text, "Give simulation.per_example in its place.")
+    if inside.memory is not None and held.total > inside.memory:
+        text = f"a process holds {held.total:,} bytes, more than simulation.inside.memory = {inside.memory:,.0f}"
+        mesh = 'more processes, train.parallel = "fsdp", or another train.mesh: fedgossip advise mesh ranks them'
+        raise ConfigError(text, f"Divide the model by {mesh}.")
+    links = EqualLinks(inside.latency or 0.0, inside.bandwidth or math.inf, inside.bandwidth or math.inf)
+    times = shape.times(lambda rows: rows * shape.whole_flops / flops, links)
+    return {
+        "seconds": times.seconds,
+        "work": times.work,
+        "idle": times.idle,
+        "messages": dict(times.messages),
+        "sent": dict(shape.sent),
+        "flops": experiment.train.batch_size * shape.whole_flops,
+        "memory": held.total,
+        "by_way": dict(shape.by_way),
+    }
+
+
+def network_settings(experiment: Experiment, n: int, step: StepFacts | None = None) -> NetworkSettings:
+    """The [simulation] section as the simulator wants it.  Raises ConfigError for nodes that are not there.
+
+    `step`: of a participant whose processes determine its time.
+    """
     plain = msgspec.structs.asdict(experiment.simulation)
+    if plain.pop("inside") is not None and step is not None:
+        plain["per_example"] = step["seconds"] / experiment.train.batch_size
     classes = [
         DeviceClass(frozenset(_nodes(one.nodes, n)), one.bandwidth, one.downlink, one.latency, one.slower)
         for one in plain.pop("classes")

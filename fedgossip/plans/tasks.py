@@ -154,7 +154,7 @@ def task_of_dry_run(
     """
     e = experiment
     blank = unagreed and is_unagreed(e)
-    if not e.learns or e.task.kind == CONVEX or word_table(e.model.source):
+    if not e.learns or e.task.kind == CONVEX or word_table(e.model.source) or e.simulation.inside is not None:
         return task_of(e, n, held, unagreed=unagreed)
     from fedgossip.learning.untrained import Untrained, layout_of_answers, untrained
 

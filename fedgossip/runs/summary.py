@@ -20,6 +20,7 @@ from fedgossip.core.run_summary import (
     BusiestFacts,
     ChosenFacts,
     DataFacts,
+    InsideFacts,
     PersonalFacts,
     RaceFacts,
     RefusalFacts,
@@ -89,6 +90,12 @@ def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
         return {}
     exchanged: PersonalFacts = {"exchanged": "logits" if plan.experiment.exchanges_logits else "models"}
     return {**exchanged, "personal": found} if found else exchanged
+
+
+def inside_facts(experiment: Experiment, task: LocalTask, driver: str) -> InsideFacts:
+    """Return a step of a participant's processes, where the simulator took its time from them."""
+    step = compose.step_inside(experiment, task) if driver == "sim" else None
+    return {} if step is None else {"inside": step}
 
 
 CAUSES_KEPT = 20
@@ -191,6 +198,7 @@ def summarize(
         "kernels": kernels.used(),
         **race_facts(experiment, keeper.rows),
         **personal_facts(plan, keeper.rows),
+        **inside_facts(experiment, task, driver),
         **plan.facts(keeper.rows),
         **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
         **added,

@@ -16,7 +16,7 @@ from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, 
 from fedgossip.core import run_format
 from fedgossip.core.records import kind_of
 from fedgossip.core.roles import roles_in
-from fedgossip.core.run_summary import RunSummary
+from fedgossip.core.run_summary import RunSummary, StepFacts
 from fedgossip.data.objectives import read_score
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedgossip.core.task import LocalTask
     from fedgossip.drivers.peer_processes import PeerProcesses
     from fedgossip.experiment import Experiment
-    from fedgossip.learning.processes.process_memory import ProcessMemory
+    from fedgossip.learning.processes.step_costs import ProcessMemory
     from fedgossip.learning.settings import TrainSettings
     from fedgossip.plans.plan import Plan
     from fedgossip.runs.run_directory import Run
@@ -257,6 +257,8 @@ def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, st
         rows.append(("time", _time(summary)))
     rows += [("data", note) for note in summary.get("data", {}).get("notes", [])]
     rows += _events(summary)
+    if "inside" in summary:
+        rows.append(("a step", describe_step(summary["inside"])))
     if "lost_updates" in summary:
         rows.append(("lost updates", f"{100 * summary['lost_updates']:.2g} % of the elements that the processes wrote"))
     alone = "" if summary.get("identical", True) else "  (of this run alone: processes raced)"
@@ -466,6 +468,9 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
         "bytes_total": outlook.bytes_per_round * plan.experiment.rounds,
     }
     memory = _memory_of(plan, task)
+    step = compose.step_inside(plan.experiment, task)
+    if step:
+        facts["inside"] = step
     if memory:
         facts["processes"] = [asdict(one) for one in memory]
     if as_json:
@@ -483,6 +488,11 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
     if memory:
         for line in _describe(memory, plan.experiment.train):
             echo(f"# {line}")
+    if step:
+        echo(f"# a step inside a participant: {describe_step(step)}")
+        if step["by_way"]:
+            ways = "; ".join(f"by {way} {held:,}" for way, held in step["by_way"].items())
+            echo(f"# the fullest process holds, in bytes: {ways}")
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
         echo(f"# {sum(shares.sizes):,} training examples, {counted}")
@@ -499,12 +509,22 @@ def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
     return task.memory if isinstance(task, TorchTask) else ()
 
 
+def describe_step(step: StepFacts) -> str:
+    """Return the seconds of a step inside a participant, and the bytes that its busiest process sends."""
+    parts = {"computing": step["work"], "idle stages": step["idle"], **step["messages"]}
+    shares = ", ".join(f"{1000 * seconds:.3g} ms {name}" for name, seconds in parts.items() if seconds)
+    return f"{1000 * step['seconds']:.3g} ms: {shares}; a process sends {sum(step['sent'].values()):,.0f} bytes"
+
+
 def _describe(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator[str]:
     """Yield a sentence on the process with the most memory, and one on its machine, on request."""
     most = max(memory, key=lambda one: one.total)
     saved = "activations not counted" if most.activations is None else f"activations {most.activations:,}"
     held = f"parameters {most.parameters:,}, gradients as many, slots {most.slots:,}, {saved}"
     yield f"the fullest of {len(memory)} processes of a learner holds, in bytes: {held}"
+    if stages := memory[-1].stage:
+        totals = (max(one.total for one in memory if one.stage == stage) for stage in range(stages + 1))
+        yield "by stage, in bytes: " + ", ".join(f"{total:,}" for total in totals)
     if most.together:
         yield f"train.zero = {train.zero}: between its passes all parameters too, {most.together:,} bytes"
     if train.offload:

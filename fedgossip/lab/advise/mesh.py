@@ -2,19 +2,11 @@
 
 All products of data x tensor x pipeline x context of so many processes are tried, by each attention, with whole models
 (ddp) and with rows of them (fsdp, zero 2 and 3).  An experiment with that mesh is read as `run` reads it, its layers
-are divided, and its memory is that of `process_memory`: what these refuse is refused for their reason.
+are divided, and its memory is that of `step_costs`: what these refuse is refused for their reason.
 
-A step of the rest, for P processes on k processors:
-
-    work      pieces (A + B rows) / S, rows = batch / (data context tensor pieces), of S stages; times P / k for P > k
-    idle      S - 1 turns of (A + B rows) / S; with P > k others compute meanwhile
-    messages  sums and copies by the closed forms of `lab.costs`: tensor, by each divided layer forward and back;
-              pipeline, by each turn there and back; context, blocks of keys and values or all-to-alls; data, gradients,
-              and the rows of FSDP
-
-A + B rows are the seconds of one process for a batch of so many rows: measured, or B alone as given.  Links are
-measured by all-reduces of P processes over gloo, or given.  Not counted: steps of the optimiser, and torch's own work
-for each message.
+The seconds of a step are those of `learning/processes/step_costs`, for P processes on k processors.  A + B rows, the
+seconds of one process for a batch of so many rows, are measured, or B alone as given.  Links are measured by
+all-reduces of P processes over gloo, or given.
 
 As Zheng and others, Alpa: automating inter- and intra-operator parallelism, OSDI 2022, and Jia and others, Whale,
 USENIX ATC 2022, search plans by a cost model; here all plans of a mesh are few enough to be tried.
@@ -33,10 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from fedgossip.algorithms.collectives.names import EqualLinks, all_gather, all_reduce
+from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
@@ -46,15 +36,12 @@ from fedgossip.lab.costs.base import FittedLink, fitted
 from fedgossip.learning.dp_sgd.record_privacy import check_private
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.models import models
-from fedgossip.learning.models.models import Transformer
-from fedgossip.learning.one_model import loading
 from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.processes.ipc import Channel, Message, Setup, SharedArrays, TrainOrder, TrainReply
-from fedgossip.learning.processes.plans import Plan, plan_of, stages_of
-from fedgossip.learning.processes.process_memory import memory_of
 from fedgossip.learning.processes.processes import Group, serve
+from fedgossip.learning.processes.step_costs import WAYS, StepShape, batch_of, name_way
 from fedgossip.learning.processes.worker import meet
-from fedgossip.learning.settings import ATTENTIONS, LET_GO, RING, TrainSettings
+from fedgossip.learning.settings import ATTENTIONS, LET_GO, TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
@@ -67,8 +54,6 @@ STEPS, REPEATS, PASSES = 6, 3, 30
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Bytes of the sums that measure the links of processes."""
-
-WAYS = (("ddp", LET_GO), ("fsdp", 2), ("fsdp", LET_GO))
 
 
 @dataclass(frozen=True)
@@ -184,147 +169,20 @@ def _advised(
     attends = f', attention = "{attention}"' if context > 1 else ""
     keys = (f"train.processes={asked.processes}", f"train.mesh={{ {mesh}{attends} }}", f'train.parallel="{parallel}"',
             f"train.zero={zero}")  # fmt: skip
-    how = ", ".join([parallel if parallel == "ddp" else f"fsdp, zero {zero}", *([attention] if context > 1 else [])])
+    how = ", ".join([name_way(parallel, zero), *([attention] if context > 1 else [])])
     found = AdvisedMesh(*axes, how, keys)
-    e, places = asked.experiment, asked.train.shape[0]
     try:
         settings = asked.settings_of(keys)
-        plan = plan_of(module, e.model.source, None, settings.mesh, asked.train.shape)
-        stages = [module] if pipeline == 1 else stages_of(module, e.model.source, None, pipeline)
+        shape = StepShape.of(module, asked.experiment.model.source, None, settings, asked.train)
     except ConfigError as error:
         return replace(found, refused=str(error))
-    memory = max(memory_of(module, stages, plan, settings, places), key=lambda one: one.total)
-    found = replace(found, memory=memory.total, counted=memory.activations is not None)
-    if memory.total > asked.memory:
-        sizes = data_size(memory.total), data_size(asked.memory)
+    held = shape.fullest
+    found = replace(found, memory=held.total, counted=held.activations is not None)
+    if held.total > asked.memory:
+        sizes = data_size(held.total), data_size(asked.memory)
         return replace(found, refused="a process holds {}, and may hold {}".format(*sizes))
-    whole = memory_of(module, stages, plan, replace(settings, parallel="ddp", zero=LET_GO, offload=False), places)
-    held = max(one.parameters for one in whole)
-    return _timed(found, costs, StepShape.of(module, stages, plan, settings, asked.train, held))
-
-
-# --- the seconds of a step --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """What a process of a mesh computes and sends in a step."""
-
-    settings: TrainSettings
-    rows: float
-    """Examples of a process in a piece of a batch."""
-    pieces: int
-    places: int
-    """Rows of a linear layer for an example: places of a text that a process has, else 1."""
-    held: int
-    """Bytes of parameters of a process that has no rows of them."""
-    units: int
-    """Layers that FSDP gathers one by one."""
-    passed: float
-    """Bytes of an example between two stages, the most."""
-    divided: tuple[tuple[float, float, float], ...]
-    """Of each divided layer: bytes of a row that are summed forward, summed back, and gathered forward."""
-    blocks: int
-    """Attention layers of a process."""
-    width: int
-    """Of a place between the layers, of its own heads alone."""
-    logits: int
-
-    @classmethod
-    def of(
-        cls, module: nn.Module, stages: Sequence[nn.Module], plan: Plan, settings: TrainSettings, train: Dataset,
-        held: int,
-    ) -> StepShape:  # fmt: skip
-        mesh, text = settings.mesh, isinstance(module, Transformer)
-        pieces = settings.microbatches if mesh.pipeline > 1 else 1
-        first = next(iter(module.named_parameters()))[0].rpartition(".")[0]
-        divided = tuple(
-            _sums(module.get_submodule(name), style, gives_back=name != first) for name, style in plan.items()
-        )
-        lists = [part for part in module.modules() if isinstance(part, nn.Sequential | nn.ModuleList)]
-        return cls(
-            settings,
-            rows=settings.batch_size / (settings.parts_of_batch * pieces),
-            pieces=pieces,
-            places=train.shape[0] // mesh.context if text else 1,
-            held=held,
-            units=1 + sum(next(layer.parameters(), None) is not None for part in lists for layer in part),
-            passed=_passed(stages, train),
-            divided=divided,
-            blocks=-(-len(module.blocks) // mesh.pipeline) if isinstance(module, Transformer) else 0,
-            width=module.behind.normalized_shape[0] // mesh.tensor if isinstance(module, Transformer) else 0,
-            logits=module.layer.out_features if isinstance(module, Transformer) else 0,
-        )
-
-
-def _sums(layer: nn.Module, style: ParallelStyle, *, gives_back: bool) -> tuple[float, float, float]:
-    outputs = int(getattr(layer, "out_features", 0) or getattr(layer, "embedding_dim", 0))
-    inputs = int(getattr(layer, "in_features", 0))
-    if isinstance(style, RowwiseParallel):
-        return FLOAT * outputs, 0, 0
-    if isinstance(style, ColwiseParallel):
-        gathered = FLOAT * outputs if any(isinstance(one, Replicate) for one in style.output_layouts) else 0
-        return 0, FLOAT * inputs * gives_back, gathered
-    return 0, 0, 0
-
-
-def _passed(stages: Sequence[nn.Module], train: Dataset) -> float:
-    """Return the bytes of an example between two stages, the most."""
-    if len(stages) == 1:
-        return 0.0
-    (h, _), most = _batch(train, 1), 0
-    with torch.no_grad():
-        for stage in stages[:-1]:
-            h = stage(h)
-            most = max(most, h.numel())
-    return float(FLOAT * most)
-
-
-def _batch(train: Dataset, rows: int) -> loading.Batch:
-    data = loading.examples(train.subset(np.arange(min(rows, len(train)))), torch.device("cpu"), 0)
-    with data.batches([np.arange(rows) % len(train)]) as batches:
-        return next(iter(batches))
-
-
-def _timed(found: AdvisedMesh, costs: StepCosts, shape: StepShape) -> AdvisedMesh:
-    """Return the mesh with the seconds of a step."""
-    mesh, processes, links = shape.settings.mesh, shape.settings.processes, costs.links
-    divisor = mesh.tensor * mesh.context
-    turn = costs.compute.seconds(shape.rows / divisor) / mesh.pipeline
-    work, turns = shape.pieces * turn, shape.pieces + mesh.pipeline - 1
-    crowded = max(1.0, processes / costs.cores)
-    idle = max(0.0, turns * turn - work * crowded)
-    row = shape.rows * shape.places
-    sent = 0.0
-    for forward, back, gathered in shape.divided:
-        for size in (forward, back):
-            sent += shape.pieces * all_reduce("ring", mesh.tensor, row * size, links) if size else 0.0
-        if gathered:
-            sent += shape.pieces * all_gather("ring", mesh.tensor, row * gathered / mesh.tensor, 0.0, links)
-    sent /= mesh.pipeline  # a stage has its own layers alone
-    if mesh.pipeline > 1:
-        sent += 2 * (turns - 1) * links.one(shape.rows * shape.passed)
-    if mesh.context > 1:
-        sent += _of_context(shape, links) + all_reduce("ring", mesh.context, shape.held, links)
-    data = shape.settings.parts_of_batch
-    if shape.settings.parallel == "ddp":
-        sent += all_reduce("ring", data, shape.held, links)
-    else:  # rows of each layer: gathered once or twice, and gradients scattered
-        times = 2 if shape.settings.zero == 2 else 3
-        sent += times * shape.units * all_gather("ring", data, shape.held / data / shape.units, 0.0, links)
-    return replace(found, work=work * crowded, idle=idle, messages=sent)
-
-
-def _of_context(shape: StepShape, links: EqualLinks) -> float:
-    """Return the seconds of attention's messages, and of the logits that are brought together."""
-    mesh = shape.settings.mesh
-    count, part = mesh.context, FLOAT * shape.rows * shape.places * shape.width
-    if mesh.attention == RING:  # keys and values; back their gradients too, and home
-        block = (count - 1) * links.one(2 * part) + count * links.one(4 * part)
-    else:  # queries, keys, values, and what was seen, forward and back
-        block = 8 * ((count - 1) * links.latency + (count - 1) / count * part / links.rate)
-    whole = all_gather("ring", count, FLOAT * shape.rows * shape.places * shape.logits, 0.0, links)
-    return shape.blocks * block + whole
+    times = shape.times(costs.compute.seconds, costs.links, costs.cores)
+    return replace(found, work=times.work, idle=times.idle, messages=sum(times.messages.values()))
 
 
 # --- measurements -----------------------------------------------------------------------------------------------------
@@ -341,7 +199,7 @@ def measured_compute(asked: MeshAsked) -> FittedLink:
     kept = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
-        seconds = [_pass_seconds(module, criterion, *_batch(asked.train, size)) for size in sizes]
+        seconds = [_pass_seconds(module, criterion, *batch_of(asked.train, size)) for size in sizes]
     finally:
         torch.set_num_threads(kept)
     try:

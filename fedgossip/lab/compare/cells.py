@@ -231,7 +231,7 @@ def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int
         if own.get("task", {}).get("kind") == SPARSE:
             own["task"]["examples"] = own["task"].get("examples", TaskSection().examples) * workers
     simulation = own.setdefault("simulation", {})
-    if "per_example" not in simulation:
+    if "per_example" not in simulation and "inside" not in simulation:
         training = simulation.get("training", SimulationSection().training)
         simulation["per_example"] = training / (steps * batch)
     if paradigm.every_step:

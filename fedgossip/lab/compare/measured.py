@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fedgossip.algorithms.collectives.names import EqualLinks
 from fedgossip.base.vectors import empty
 from fedgossip.core import run_format
 from fedgossip.core.messages import TAIL
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, kind_of, read_rows
+from fedgossip.core.run_summary import StepFacts
 from fedgossip.core.task import Job
 from fedgossip.drivers.simulate import examples_of
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
@@ -194,11 +196,11 @@ def _staleness(rows: Sequence[Row]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, object]) -> MeasuredCell:
+def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, Any]) -> MeasuredCell:
     paradigm = found.cell.paradigm
     element = 8 if summary.get("dtype") == "float64" else 4
     size = (int(str(summary["parameters"])) + paradigm.extra) * element
-    setting = setting_of(experiment, size, element)
+    setting = setting_of(experiment, size, element, summary.get("inside"))
     if setting is None:
         return found
     cost = paradigm.cost(setting)
@@ -206,15 +208,18 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
     return replace(found, setting=setting, predicted=cost, formula=None if beside is None else cost.compute + beside)
 
 
-def setting_of(experiment: Experiment, size: int, element: int = 4) -> Setting | None:
-    """Return the setting of an experiment for the cost model; None where nodes have links of their own."""
+def setting_of(experiment: Experiment, size: int, element: int = 4, step: StepFacts | None = None) -> Setting | None:
+    """Return the setting of an experiment for the cost model; None where nodes have links of their own.
+
+    `step`: of a participant's processes, as its run took it.
+    """
     simulation = experiment.simulation
     if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
         return None
     rates = simulation.bandwidth or math.inf, simulation.downlink or math.inf
     links = EqualLinks(simulation.latency, *rates, simulation.summing / element)
     plan = compose.plan(experiment)
-    network = SimulatedNetwork(network_settings(experiment, plan.n), plan.n, experiment.seed)
+    network = SimulatedNetwork(network_settings(experiment, plan.n, step), plan.n, experiment.seed)
     job = Job(0, 0, empty(1, "float32"), gradient=plan.gradients, accumulate=_accumulate(experiment))
     examples = examples_of(experiment)(job)
     known = tuple(network.known_training(node, examples) for node in range(plan.learners))

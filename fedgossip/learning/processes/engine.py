@@ -70,7 +70,7 @@ from fedgossip.learning.processes.processes import Group, StandingGroup
 from fedgossip.learning.settings import BF16, HOGWILD, TrainSettings
 
 if TYPE_CHECKING:
-    from fedgossip.learning.processes.process_memory import ProcessMemory
+    from fedgossip.learning.processes.step_costs import ProcessMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class ProcessesLoop(ABC):
                 plan_of,  # here alone: they load much of torch
                 stages_of,
             )
-            from fedgossip.learning.processes.process_memory import memory_of
+            from fedgossip.learning.processes.step_costs import memory_of
 
             number = settings.mesh.pipeline
             stages = [module] if number == 1 else stages_of(module, source.name, source.base, number)

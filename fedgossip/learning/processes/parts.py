@@ -30,7 +30,7 @@ from fedgossip.learning.one_model.weights import Line, Place
 from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR, ProcessGrid
 from fedgossip.learning.processes.ipc import Setup
 from fedgossip.learning.processes.plans import PackedColwise, Plan, leave_others, plan_of, stages_of
-from fedgossip.learning.processes.process_memory import part_of
+from fedgossip.learning.processes.step_costs import part_of
 from fedgossip.learning.settings import LET_GO
 
 # A worker's part of a module that is divided: by stages, by layers, by rows with FSDP.

@@ -1,0 +1,403 @@
+"""What each process of a participant holds, computes and sends in a step, in closed form.
+
+`fedgossip run --dry-run` prints it, `fedgossip advise mesh` ranks meshes by it, and `simulation.inside` gives a
+participant's training its virtual time.  A process holds
+
+parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
+gradients    as many
+slots        as many for each that the optimiser has: momentum one, adam two
+together     all parameters of its stage, as a tensor axis leaves them: with FSDP and zero = 2, between the passes
+activations  what the forward passes save for the backward ones, of gpt alone:
+
+    bytes = 4 rows context (blocks (4 w + (15 w + heads) / t + 4) + 2 w + 2 + letters)
+
+of `w` the width, `t` = mesh.tensor, `rows` of a process's part of a batch.  A block saves what its two norms were
+given and gave, 4 w; queries, keys and values as one, and the first two again when they are turned, 5 w; what
+attention gave, and that in rows, 2 w, with a number for each head; both ends of its GELU, 8 w; of the norms means and
+deviations, 4.  The end saves 2 w, 2, and the logarithms of the probabilities.  With mesh.sequence what the
+norms were given is divided too; what they gave is brought together in front of the layers, and saved so.  Not counted:
+characters, and the tables of angles, which do not grow with rows.
+
+With mesh.context a process saves that of its places, and of the end the logarithms of all; by "ulysses" 2 w / t less
+in a block, since queries, keys and values are copies of their own.
+
+A stage has its own blocks, and the last one the end; its `rows` are those of as many pieces as it has at most seen
+forward and not yet back.  With "gpipe" (Huang and others, 2019) that is all of them, and with "1f1b" (Narayanan and
+others, 2021) of S stages at most S - s at stage s, from 0 on.
+
+A step of P processes on k processors takes, in seconds, with `rows` those of a process in one of `pieces` of a batch:
+
+    work      pieces (A + B rows) / S, the mean of S stages; times P / k for P > k
+    idle      until pieces + S - 1 turns of the longest stage are over; with P > k others compute meanwhile
+    messages  by the closed forms of collectives: tensor, by each divided layer forward and back; pipeline, by each
+              turn there and back; context, blocks of keys and values or all-to-alls; data, gradients, and the rows
+              of FSDP, gathered twice (zero = 2: once) and scattered once
+
+A + B rows are the seconds of one process for a batch of so many rows.  With equal stages the idle share of the turns is
+(S - 1) / (S - 1 + pieces), by gpipe and by 1f1b.  Products of matrices alone are counted (FLOPs of torch's own counter,
+forward and back), each layer's divided as its weights are; numbers have 4 bytes.  Not counted: steps of the optimiser,
+overlap of gradients with the backward pass, and torch's own work for each message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedgossip.algorithms.collectives.names import EqualLinks, all_gather, all_reduce
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.models.models import Transformer, TransformerStage
+from fedgossip.learning.one_model import loading
+from fedgossip.learning.one_model.weights import Place, chunk
+from fedgossip.learning.processes.grid import CONTEXT, DATA, PIPELINE, TENSOR
+from fedgossip.learning.processes.plans import PackedColwise, Plan, plan_of, stages_of
+from fedgossip.learning.settings import LET_GO, RING, ULYSSES, TrainSettings
+
+FLOAT = 4  # bytes
+
+Stands = Mapping[str, tuple[int, int]]
+"""Where a process stands along an axis of the grid, and how many do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes of one process; gradients take as many as parameters.  Activations are None where they are not counted."""
+
+    stage: int
+    part: int
+    shard: int
+    parameters: int
+    slots: int
+    activations: int | None
+    together: int = 0
+
+    @property
+    def total(self) -> int:
+        return 2 * self.parameters + self.slots + self.together + (self.activations or 0)
+
+
+def memory_of(
+    module: nn.Module, stages: Sequence[nn.Module], plan: Plan, settings: TrainSettings, context: int
+) -> list[ProcessMemory]:
+    """Return the memory of every process, in order of the ranks; `stages` share the layers of the module.
+
+    `context`: places of a text.  A user's own style outside torch's is assumed to divide nothing.
+    """
+    sizes = {
+        PIPELINE: len(stages),
+        DATA: settings.parts_of_batch,
+        CONTEXT: settings.mesh.context,
+        TENSOR: settings.mesh.tensor,
+    }
+    saved = [_saved(module, one, number, settings, context) for number, one in enumerate(stages)]
+    names = {id(layer): name for name, layer in module.named_modules()}
+    found = []
+    for places in product(*map(range, sizes.values())):
+        stands = dict(zip(sizes, zip(places, sizes.values(), strict=True), strict=True))
+        stage, part, _, shard = places
+        held, trained, together, counted = 0, 0, 0, set[int]()
+        for parameter, axes, matrices in _divided(stages[stage], names, plan, settings):
+            if id(parameter) in counted:  # a weight that two layers share
+                continue
+            counted.add(id(parameter))
+            size = part_of(Place.tensor(0, tuple(parameter.shape)), axes, stands, matrices).size
+            held += size
+            trained += size * parameter.requires_grad
+            if settings.zero != LET_GO:
+                undivided = {axis: along for axis, along in axes.items() if axis != DATA}
+                together += part_of(Place.tensor(0, tuple(parameter.shape)), undivided, stands, matrices).size
+        slots = trained * len(settings.slots)
+        found.append(ProcessMemory(stage, part, shard, FLOAT * held, FLOAT * slots, saved[stage], FLOAT * together))
+    return found
+
+
+def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int = 1) -> Place:
+    """Return the place of one process's part of a tensor, which axes of the grid divide along `axes` of its own.
+
+    `matrices`: the tensor is so many, one behind the other, each of them divided.
+    """
+    found, shape = whole, whole.shape
+    if TENSOR in axes:
+        axis = axes[TENSOR]
+        if matrices > 1:
+            found, axis = Place.tensor(whole.offset, (matrices, shape[0] // matrices, *shape[1:])), 1
+        found = found.divided(axis, *stands[TENSOR])
+    if DATA in axes:
+        row = math.prod(shape[1:])
+        if axes.get(TENSOR, 0):  # cut along another axis than rows: a row is shorter
+            row = found.size // shape[0]
+        start, stop = chunk(found.size // row if row else 0, *stands[DATA])
+        found = found.between(start * row, stop * row)
+    return found
+
+
+def _divided(
+    stage: nn.Module, names: Mapping[int, str], plan: Plan, settings: TrainSettings
+) -> Iterator[tuple[nn.Parameter, Mapping[str, int], int]]:
+    rows = {DATA: 0} if settings.parallel == "fsdp" else {}
+    for layer in stage.modules():
+        style = plan.get(names.get(id(layer), ""))
+        matrices = style.matrices if isinstance(style, PackedColwise) else 1
+        for name, parameter in layer.named_parameters(recurse=False):
+            yield parameter, {**_axis_of(style, layer, name), **rows}, matrices
+
+
+def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mapping[str, int]:
+    looked_up = isinstance(layer, nn.Embedding)
+    if isinstance(style, ColwiseParallel):
+        return {TENSOR: 1 if looked_up else 0}
+    if isinstance(style, RowwiseParallel) and name == "weight":
+        return {TENSOR: 0 if looked_up else 1}
+    return {}
+
+
+def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSettings, context: int) -> int | None:
+    """Return the bytes that a stage of a transformer, or all of it, saves for the backward pass; None of others."""
+    mesh = settings.mesh
+    if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage):
+        return None
+    width, rows = module.behind.normalized_shape[0], math.ceil(settings.batch_size / settings.parts_of_batch)
+    given = 1 / mesh.tensor if mesh.sequence else 1
+    block = given * (2 * width + 4) + 2 * width + (15 * width + module.heads) / mesh.tensor
+    if mesh.attention == ULYSSES:  # queries, keys and values by heads are copies of their own
+        block -= 2 * width / mesh.tensor
+    end = (given * (width + 2) + width) / mesh.context + module.layer.out_features if number == mesh.pipeline - 1 else 0
+    share = _at_once(number, settings) / settings.microbatches if mesh.pipeline > 1 else 1
+    return round(FLOAT * rows * share * context * (len(stage.blocks) * block / mesh.context + end))
+
+
+def _at_once(number: int, settings: TrainSettings) -> int:
+    """Return how many pieces of a batch a stage has seen forward and not yet back, at most."""
+    pieces, stages = settings.microbatches, settings.mesh.pipeline
+    early = settings.mesh.schedule == "1f1b" and pieces >= stages  # else `pipeline` takes gpipe
+    return min(pieces, stages - number) if early else pieces
+
+
+# --- the seconds and the bytes of a step ------------------------------------------------------------------------------
+
+AXES = TENSOR, PIPELINE, CONTEXT, DATA
+
+WAYS = (("ddp", LET_GO), ("fsdp", 2), ("fsdp", LET_GO))
+"""How the data axis can hold what its processes have in common: all of it each, or rows (ZeRO 2 and 3)."""
+
+
+def name_way(parallel: str, zero: int) -> str:
+    """Return the words of one of WAYS."""
+    return parallel if parallel == "ddp" else f"{parallel}, zero {zero}"
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """The seconds of a step; `messages`: by the axis of the mesh that they belong to."""
+
+    work: float
+    idle: float
+    messages: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of the step."""
+        return self.work + self.idle + sum(self.messages.values())
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What the processes of a participant hold, compute and send in a step."""
+
+    settings: TrainSettings
+    memory: Sequence[ProcessMemory]
+    by_way: Mapping[str, int]
+    """Bytes of the fullest process by each way that the settings allow."""
+    rows: float
+    """Examples of a process in a piece of a batch."""
+    pieces: int
+    places: int
+    """Rows of a linear layer for an example: places of a text that a process has, else 1."""
+    flops: tuple[float, ...]
+    """Of an example forward and back, by stage: those of one process with all rows of it."""
+    whole_flops: float
+    """Of an example, in one process with all of the model."""
+    uncounted: str
+    """A layer whose products torch does not count: all FLOPs are then equal shares of 1; else empty."""
+    held: int
+    """Bytes of parameters of a process that has no rows of them."""
+    units: int
+    """Layers that FSDP gathers one by one."""
+    passed: float
+    """Bytes of an example between two stages, the most."""
+    divided: tuple[tuple[float, float, float], ...]
+    """Of each divided layer: bytes of a row that are summed forward, summed back, and gathered forward."""
+    blocks: int
+    """Attention layers of a process."""
+    width: int
+    """Of a place between the layers, of its own heads alone."""
+    logits: int
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, source: str, base: Path | None, settings: TrainSettings, train: Dataset
+    ) -> StepShape:  # fmt: skip
+        """Divide a model by the mesh of the settings.  Raises ConfigError as the processes would."""
+        mesh, text, places = settings.mesh, isinstance(module, Transformer), train.shape[0] if train.shape else 1
+        plan = plan_of(module, source, base, mesh, train.shape) if settings.processes > 1 else {}
+        stages = [module] if mesh.pipeline == 1 else stages_of(module, source, base, mesh.pipeline)
+        by_way = {}
+        for parallel, zero in WAYS if settings.parts_of_batch > 1 else ():
+            with contextlib.suppress(ConfigError):
+                way = replace(settings, parallel=parallel, zero=zero, offload=False)
+                held = memory_of(module, stages, plan, way, places)
+                by_way[name_way(parallel, zero)] = max(one.total for one in held)
+        unsharded = replace(settings, parallel="ddp", zero=LET_GO, offload=False)
+        pieces = settings.microbatches if mesh.pipeline > 1 else 1
+        first = next(iter(module.named_parameters()))[0].rpartition(".")[0]
+        layers = ((module.get_submodule(name), style, name != first) for name, style in plan.items())
+        lists = [part for part in module.modules() if isinstance(part, nn.Sequential | nn.ModuleList)]
+        own, whole, passed = _passes(module, stages, plan, mesh.tensor, train)
+        uncounted = next((name for name, layer in module.named_modules() if isinstance(layer, nn.LSTM)), "")
+        if uncounted or not whole:  # as if all layers took as long
+            own, whole, uncounted = (1 / mesh.tensor,) * len(stages), float(len(stages)), uncounted or source
+        return cls(
+            settings,
+            memory=memory_of(module, stages, plan, settings, places),
+            by_way=by_way,
+            rows=settings.batch_size / (settings.parts_of_batch * pieces),
+            pieces=pieces,
+            places=places // mesh.context if text else 1,
+            flops=tuple(flops / mesh.context for flops in own),
+            whole_flops=whole,
+            uncounted=uncounted,
+            held=max(one.parameters for one in memory_of(module, stages, plan, unsharded, places)),
+            units=1 + sum(next(layer.parameters(), None) is not None for part in lists for layer in part),
+            passed=passed,
+            divided=tuple(_sums(layer, style, gives_back=back) for layer, style, back in layers),
+            blocks=-(-len(module.blocks) // mesh.pipeline) if isinstance(module, Transformer) else 0,
+            width=module.behind.normalized_shape[0] // mesh.tensor if isinstance(module, Transformer) else 0,
+            logits=module.layer.out_features if isinstance(module, Transformer) else 0,
+        )
+
+    @cached_property
+    def fullest(self) -> ProcessMemory:
+        """Return the process that holds most."""
+        return max(self.memory, key=lambda one: one.total)
+
+    @property
+    def turns(self) -> int:
+        """Return the turns of a pipeline's step: until the last piece is through the last stage."""
+        return self.pieces + self.settings.mesh.pipeline - 1
+
+    def times(self, compute: Callable[[float], float], links: EqualLinks, cores: int | None = None) -> StepSeconds:
+        """Return the seconds of a step.
+
+        `compute`: rows of a batch -> seconds of one process with all of the model.  `cores`: processors that the
+        processes share; None: each has one.
+        """
+        mesh, processes = self.settings.mesh, self.settings.processes
+        stages = mesh.pipeline
+        mean, most = sum(self.flops) / stages, max(self.flops)
+        turn, longest = (compute(self.rows * stages * flops / self.whole_flops) / stages for flops in (mean, most))
+        work = self.pieces * turn * max(1.0, processes / (cores or processes))
+        return StepSeconds(work, max(0.0, self.turns * longest - work), self._messages(links, self.turns - 1))
+
+    @property
+    def sent(self) -> Mapping[str, float]:
+        """Return the bytes that the busiest process sends in a step, by axis.
+
+        They are the seconds of its messages at one byte a second and without latency, but that a stage sends each piece
+        forward and back.
+        """
+        return self._messages(EqualLinks(0.0, 1.0, 1.0), self.pieces)
+
+    def _messages(self, links: EqualLinks, passes: int) -> Mapping[str, float]:
+        settings, mesh = self.settings, self.settings.mesh
+        row, found = self.rows * self.places, dict.fromkeys(AXES, 0.0)
+        for forward, back, gathered in self.divided:
+            for size in (forward, back):
+                found[TENSOR] += all_reduce("ring", mesh.tensor, row * size, links) if size else 0.0
+            if gathered:
+                found[TENSOR] += all_gather("ring", mesh.tensor, row * gathered / mesh.tensor, 0.0, links)
+        found[TENSOR] *= self.pieces / mesh.pipeline  # a stage has its own layers alone
+        if mesh.pipeline > 1:
+            found[PIPELINE] = 2 * passes * links.one(self.rows * self.passed)
+        if mesh.context > 1:
+            found[CONTEXT] = self._attention(links) + all_reduce("ring", mesh.context, self.held, links)
+        parts = settings.parts_of_batch
+        if settings.parallel == "ddp":
+            found[DATA] = all_reduce("ring", parts, self.held, links)
+        else:  # rows of each layer: gathered once or twice, and gradients scattered
+            times = 2 if settings.zero == 2 else 3
+            found[DATA] = times * self.units * all_gather("ring", parts, self.held / parts / self.units, 0.0, links)
+        return {axis: value for axis, value in found.items() if value}
+
+    def _attention(self, links: EqualLinks) -> float:
+        """Return the seconds of attention's messages, and of the logits that are brought together."""
+        mesh = self.settings.mesh
+        count, part = mesh.context, FLOAT * self.rows * self.places * self.width
+        if mesh.attention == RING:  # keys and values; back their gradients too, and home
+            block = (count - 1) * links.one(2 * part) + count * links.one(4 * part)
+        else:  # queries, keys, values, and what was seen, forward and back
+            block = 8 * ((count - 1) * links.latency + (count - 1) / count * part / links.rate)
+        whole = all_gather("ring", count, FLOAT * self.rows * self.places * self.logits, 0.0, links)
+        return self.blocks * block + whole
+
+
+def _sums(layer: nn.Module, style: ParallelStyle, *, gives_back: bool) -> tuple[float, float, float]:
+    outputs = int(getattr(layer, "out_features", 0) or getattr(layer, "embedding_dim", 0))
+    inputs = int(getattr(layer, "in_features", 0))
+    if isinstance(style, RowwiseParallel):
+        return FLOAT * outputs, 0, 0
+    if isinstance(style, ColwiseParallel):
+        gathered = FLOAT * outputs if any(isinstance(one, Replicate) for one in style.output_layouts) else 0
+        return 0, FLOAT * inputs * gives_back, gathered
+    return 0, 0, 0
+
+
+def _passes(
+    module: nn.Module, stages: Sequence[nn.Module], plan: Plan, tensor: int, train: Dataset
+) -> tuple[tuple[float, ...], float, float]:
+    """Pass an example through the stages, forward and back.
+
+    Returns the FLOPs of a process of each stage; those of a process with the whole model; and the bytes of an example
+    between two stages, the most.
+    """
+    (h, _), names = batch_of(train, 1), {id(layer): name for name, layer in module.named_modules()}
+    own, whole, passed = list[float](), 0.0, 0
+    module.eval()  # no dropout drawn, no statistics of a batch of one
+    for stage in stages:
+        h = h.detach().requires_grad_(bool(own)) if h.is_floating_point() else h
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            h = stage(h)
+            h.sum().backward()
+        counts, root = counter.get_flop_counts(), type(stage).__name__
+        total = undivided = float(counter.get_total_flops())
+        if tensor > 1:
+            undivided = sum(
+                sum(counts.get(f"{root}.{name}" if name else root, {}).values())
+                for name, layer in stage.named_modules()
+                if names.get(id(layer)) not in plan and next(layer.parameters(recurse=False), None) is not None
+            )
+        own.append((total - undivided) / tensor + undivided)
+        whole += total
+        passed = max(passed, h.numel() if stage is not stages[-1] else 0)
+    module.zero_grad()
+    return tuple(own), whole, float(FLOAT * passed)
+
+
+def batch_of(train: Dataset, rows: int) -> loading.Batch:
+    """Return a batch of so many examples, on the CPU."""
+    data = loading.examples(train.subset(np.arange(min(rows, len(train)))), torch.device("cpu"), 0)
+    with data.batches([np.arange(rows) % len(train)]) as batches:
+        return next(iter(batches))

@@ -1,0 +1,168 @@
+"""A step inside a participant: its FLOPs, seconds, bytes and memory are those of the closed forms."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import typed
+
+from fedgossip import load_experiment, simulate
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.run_summary import StepFacts
+from fedgossip.lab.compare.measured import setting_of
+from fedgossip.learning.task import TorchTask
+from fedgossip.plans import compose
+
+A, B, F = 1e-4, 1e8, 1e8
+BATCH = 32
+LAYERS = 64 * 128, 128 * 64, 64 * 10
+FLOPS = 4 * LAYERS[0] + 6 * (LAYERS[1] + LAYERS[2])
+"""Of an example: a multiplication and a sum for each weight, forward, and for both gradients; the input has none."""
+BYTES = 4 * (65 * 128 + 129 * 64 + 65 * 10)
+
+
+def content(**train: Any) -> dict[str, Any]:
+    return {
+        "rounds": 2, "topology": {"graph": "ring", "n": 2}, "model": {"source": "mlp:64-128-64-10"},
+        "train": {"device": "cpu", "local_steps": 3, "batch_size": BATCH, "microbatches": 4, **train},
+        "simulation": {"latency": 0.0, "inside": {"flops": F, "latency": A, "bandwidth": B}},
+    }  # fmt: skip
+
+
+def task_and_step(**train: Any) -> tuple[TorchTask, StepFacts]:
+    plan = compose.plan(load_experiment(content(**train)))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    step = compose.step_inside(plan.experiment, task)
+    assert isinstance(task, TorchTask) and step is not None
+    return task, step
+
+
+def ring(n: int, size: float) -> float:
+    return 2 * (n - 1) * (A + size / n / B)
+
+
+def test_the_virtual_time_of_a_run_is_that_of_its_steps_and_the_cost_model_has_it_too() -> None:
+    found = simulate(content())
+    step, seconds = found.summary["inside"], BATCH * FLOPS / F
+    assert step["flops"] == BATCH * FLOPS and step["seconds"] == step["work"] == pytest.approx(seconds)
+    assert found.summary["seconds"] == pytest.approx(2 * 3 * seconds, rel=1e-6)
+    setting = setting_of(load_experiment(content()), BYTES, 4, step)
+    assert setting is not None and setting.times.known == pytest.approx((3 * seconds,) * 2)
+
+
+def test_parts_of_a_batch_send_their_gradients_and_zero_its_rows_by_the_closed_forms() -> None:
+    for processes in (2, 4):
+        _, step = task_and_step(processes=processes)
+        assert step["work"] == pytest.approx(BATCH * FLOPS / F / processes) and step["idle"] == 0
+        assert step["messages"] == {"data": pytest.approx(ring(processes, BYTES))}
+        assert step["sent"] == {"data": pytest.approx(2 * (processes - 1) / processes * BYTES)}
+        for zero, times in ((2, 2), (3, 3)):
+            _, rows = task_and_step(processes=processes, parallel="fsdp", zero=zero)
+            assert rows["sent"] == {"data": pytest.approx(times * (processes - 1) / processes * BYTES)}
+            assert rows["by_way"] == step["by_way"] and rows["memory"] == step["by_way"][f"fsdp, zero {zero}"]
+    each = max(
+        -(-rows // 4) * wide for rows, wide in ((128, 65), (64, 129), (10, 65))
+    )  # an even share, but for rounding
+    assert step["by_way"]["ddp"] == 2 * BYTES and step["by_way"]["fsdp, zero 3"] <= 2 * BYTES / 4 + 8 * each / 4
+    assert step["by_way"]["fsdp, zero 2"] == step["by_way"]["fsdp, zero 3"] + BYTES
+
+
+def test_divided_layers_send_their_sums_and_stages_their_pieces() -> None:
+    _, step = task_and_step(processes=2, mesh={"tensor": 2})
+    row = 4 * BATCH
+    sums = ring(2, 64 * row) + ring(2, 64 * row) + A + 10 * row / 2 / B  # forward, back, and the gathered outputs
+    assert step["messages"]["tensor"] == pytest.approx(sums)
+    assert step["sent"]["tensor"] == pytest.approx(2 * 64 * row + 10 * row / 2)
+    _, step = task_and_step(processes=2, mesh={"pipeline": 2})
+    longest = BATCH / 4 * (4 * LAYERS[0] + 6 * LAYERS[1]) / F
+    assert step["work"] + step["idle"] == pytest.approx(5 * longest), "4 pieces through 2 stages"
+    assert step["messages"]["pipeline"] == pytest.approx(2 * 4 * (A + BATCH / 4 * 4 * 64 / B))
+    assert step["sent"]["pipeline"] == 2 * BATCH * 4 * 64, "each piece there, or its gradient back"
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("pieces", [2, 8])
+def test_the_idle_share_of_equal_stages_is_that_of_the_bubble(schedule: str, pieces: int) -> None:
+    task, _ = task_and_step(processes=2, mesh={"pipeline": 2, "schedule": schedule}, microbatches=pieces)
+    shape = task.step_shape()
+    times = replace(shape, flops=(shape.whole_flops / 2,) * 2).times(lambda rows: rows / 1000, task_links())
+    assert times.idle / (times.idle + times.work) == pytest.approx(1 / (1 + pieces))
+    assert times.work == pytest.approx(BATCH / 1000 / 2)
+
+
+def task_links() -> Any:
+    from fedgossip.algorithms.collectives.names import EqualLinks
+
+    return EqualLinks(A, B, B)
+
+
+def test_the_flops_of_a_transformer_are_those_of_its_matrices_and_of_attention(tmp_path: Path) -> None:
+    text = tmp_path / "play.txt"
+    text.write_text("".join(f"A{k}:\n{'to be or not to be, ' * 20}\n\n" for k in range(4)))
+    given = content() | {"data": {"source": f"text:{text}?context=16&min_chars=40"}, "model": {"source": "gpt:2-16-4"}}
+    plan = compose.plan(load_experiment(given))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    assert isinstance(task, TorchTask)
+    shape, width, places = task.step_shape(), 16, 16
+    block = 12 * width**2 + 2 * places * width  # four matrices of attention, eight of the inner width; scores and sums
+    assert shape.whole_flops == 6 * places * (2 * block + width * shape.logits)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (
+            {"simulation.inside.memory": 1000},
+            f"a process holds {2 * BYTES:,} bytes, more than simulation.inside.memory = 1,000",
+        ),
+        ({"simulation.per_example": 1.0}, "simulation.inside beside simulation.per_example"),
+        ({"task.kind": "quadratic"}, "torch trains no model by it"),
+        ({"train.processes": 2, "train.parallel": "hogwild"}, "its processes take no step together"),
+        ({"train.processes": 2, "train.accumulate": 2}, "beside accumulate"),
+        ({"simulation.inside.flops": 0}, "simulation.inside.flops"),
+        ({"simulation.inside.flops": None}, "simulation.inside without flops"),
+    ],
+)
+def test_steps_that_have_no_time_and_meshes_that_do_not_fit_are_refused(keys: dict[str, Any], told: str) -> None:
+    given = content()
+    for key, value in keys.items():
+        at = given
+        for part in key.split(".")[:-1]:
+            at = at.setdefault(part, {})
+        at[key.split(".")[-1]] = value
+    with pytest.raises(ConfigError, match=told):
+        simulate(given)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "together" / "parallel.md").read_text()
+SHOWN = r"^\| `(\{.*\})` \| (\d) \| ([\d.]+) ms \| ([\d.]+) ms \| ([\d.]+) ms \| ([\d.]+) ms \| ([\d,]+) B \|"
+
+
+def test_the_documents_steps_are_those_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mesh.toml").write_text(PAGE.split("<!-- file: mesh.toml -->\n```toml\n")[1].split("```")[0])
+    shown = re.findall(SHOWN, PAGE, re.MULTILINE)
+    assert len(shown) == 5
+    for mesh, processes, *figures, sent in shown:
+        words = ["--set", f"train.mesh={mesh}", "--set", f"train.processes={processes}", "--set", "train.device=cpu"]
+        said = typed(["run", "mesh.toml", "--dry-run", "--json", *words], tmp_path)
+        step = json.loads(said.out)["inside"]
+        found = step["seconds"], step["work"], step["idle"], sum(step["messages"].values())
+        assert [f"{1000 * seconds:.3g}" for seconds in found] == figures
+        assert f"{sum(step['sent'].values()):,.0f}" == sent
+
+
+def test_the_dry_run_prints_the_step_and_what_each_stage_and_each_way_holds(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(
+        'model = { source = "mlp:64-128-64-10" }\ntopology = { graph = "ring", n = 2 }\n'
+        'train = { device = "cpu", processes = 4, mesh = { data = 2, pipeline = 2 } }\n'
+        "simulation = { inside = { flops = 1e8 } }\n"
+    )
+    said = typed(["run", "e.toml", "--dry-run"], tmp_path)
+    first, second = 2 * 4 * (65 * 128 + 129 * 64), 2 * 4 * 65 * 10
+    assert said.code == 0 and f"by stage, in bytes: {first:,}, {second:,}" in said.out, said.err
+    assert "a step inside a participant: " in said.out and f"in bytes: by ddp {first:,}" in said.out
