@@ -9,6 +9,7 @@ python -m fedgossip.lab.sweeps.listed FOLDER ...       a worker, with the words 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,9 @@ ASKED, LIST, CLAIMS = "asked", "list.json", "claims"
 
 PAUSE = 0.2
 """Seconds between two looks at cells that others run."""
+
+ENDING_SECONDS = 10.0
+"""Maximum number of seconds for workers to end that have no cell left."""
 
 
 class Listed(msgspec.Struct):
@@ -59,6 +63,7 @@ class PlacedCells:
             write_whole(folder / ASKED / f"{name}.toml", tomli_w.dumps(experiment.to_dict()).encode())
         listed = Listed(engine, report, list(cells))
         write_whole(folder / ASKED / LIST, msgspec.json.encode(listed))
+        self._paths = [folder / name for name in cells]
         jobs = min(jobs, len(cells))
         self._workers = on_cluster("fedgossip.lab.sweeps.listed", folder, backend, jobs) if cells else None
 
@@ -73,8 +78,15 @@ class PlacedCells:
         return found
 
     def stop(self) -> None:
-        """End running workers; their cells can be resumed later."""
+        """End running workers; their cells can be resumed later.
+
+        Those that have no cell left end on their own: cancelled meanwhile, a local one prints a traceback.
+        """
         if self._workers:
+            until = time.monotonic() + ENDING_SECONDS
+            with contextlib.suppress(ConfigError):
+                while all(map(outcome_in, self._paths)) and time.monotonic() < until and self._workers.working():
+                    time.sleep(PAUSE)
             self._workers.stop()
 
 
