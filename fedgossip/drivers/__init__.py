@@ -6,11 +6,10 @@ figure.  Drivers choose by a plan's `roles` and know no kind of run.
 
 A real run on one machine (`local`, `peer_processes`).  `fork_server` imports torch once and forks a peer per node, as
 long as it has one thread; where a library has started another, a peer is a fresh interpreter.  `fedgossip run` starts
-it as soon as the experiment is read, before the drivers are imported, so that both processes import at once; a refused
-run ends it.  Each peer binds a free port and writes endpoint.toml; `local` joins these to the file for which all
-wait.  Peers write rows, and snapshots of evaluated rounds; the collector reads them as they grow and feeds the same
-`Network` record that the simulator feeds.  On several machines people do by hand what `local` does, and `runs.collect`
-does what the collector does.
+it as soon as the experiment is read, so that both processes import at once; a refused run ends it.  Each peer binds a
+free port and writes endpoint.toml; `local` joins these to the file for which all wait.  Peers write rows, and snapshots
+of evaluated rounds; the collector reads them as they grow and feeds the same `Network` record that the simulator
+feeds.  On several machines people do by hand what `local` does, and `runs.collect` does what the collector does.
 
 Stop and resume.  After each round a machine returns `Checkpoint`, before its next `Train`.  The host passes it through
 the worker's queue, so that the task's memory is of the same round.  Nothing is copied, for vectors are frozen and a
@@ -29,8 +28,8 @@ forecast.json, written after INCOMPLETE and before everything else -> the run ->
 task's memory is restored, so the run has its bits.  After a run that lost something the forecast of what was mixed is
 forecast-realised.json.
 
-A model to be used (`whole_model`, `learning.models.model_files`).  A driver asks the task for the whole model of a
-vector, and writes it as model/, with model.json last.  `load_model` makes the module again from its source, by the
+A model to be used (`learning.models.model_files`).  A driver requests the whole model of a vector from the task, and
+writes it as model/, with model.json last.  `load_model` makes the module again from its source, by the
 copy of the user's own modules and no other of that name, and fills in every parameter and buffer.  Layers that stay at
 a node are in that node's folder, or in own/.
 

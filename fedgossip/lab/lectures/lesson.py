@@ -15,7 +15,7 @@ from fedgossip.report.page.lectures import LecturePage, LectureRow, Picture
 
 MEASURES: Mapping[str, Callable[..., MeasuredLecture]] = {
     name: function
-    for module in (trained, computed, trained)
+    for module in (trained, computed)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

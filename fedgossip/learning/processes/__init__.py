@@ -11,5 +11,5 @@ plan (`plans`); `parts` holds the result as places of the vector (`weights`: a c
 it), so nothing else knows of meshes.  `pipeline` passes a batch through stages, as a `losses.Passes`.
 
 With `parallel` = "hogwild" they make no group of torch's: all step on the vector that the task's process has put on
-the board, and each has a gradient of its own (`hogwild`).
+the board, and each has a gradient of its own (`engine`).
 """

@@ -8,7 +8,7 @@ several tasks of one process have groups of their own, and the process with the 
 Start and end of the processes: `processes`.  Process 0 replies for the group where all replies would be equal.
 
 A step equals the step of one process to rounding, see `group`: with "ddp" each process has the whole model, with
-"fsdp" a part of it (`fsdp`).  With "hogwild" there are no common steps.
+"fsdp" a part of it (`parts`).  With "hogwild" there are no common steps.
 
 **Hogwild!**  The processes of a client step on one model in shared memory, without a lock and without waiting.
 

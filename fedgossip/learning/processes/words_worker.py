@@ -1,4 +1,4 @@
-"""One of the processes that step on a table of words in shared memory without waiting for each other; see `hogwild`."""
+"""One of the processes that step on a table of words in shared memory without waiting for each other; see `engine`."""
 
 from __future__ import annotations
 

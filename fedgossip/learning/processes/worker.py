@@ -240,7 +240,7 @@ def compress(module: DistributedDataParallel, settings: TrainSettings, seed: int
     return begin
 
 
-# One of the processes of a Hogwild client: it steps on the shared line whenever it has a gradient; see `hogwild`.
+# One of the processes of a Hogwild client: it steps on the shared line whenever it has a gradient; see `engine`.
 
 
 CPU = torch.device("cpu")

@@ -86,7 +86,7 @@ from fedgossip.topology import (
     union,
     weighted_names,
 )
-from fedgossip.topology.spectra.pairwise import PairwiseRates, pairwise_rates
+from fedgossip.topology.spectra.convergence import PairwiseRates, pairwise_rates
 from fedgossip.topology.weights.weights import SIZES, weighted
 
 UNANSWERED = "unanswered"

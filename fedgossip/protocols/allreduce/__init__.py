@@ -9,10 +9,8 @@ before Trained brings all; each bucket is summed by itself, so the bits do not d
 
 A chunk is stored until its receiver has it (`chunk_links`).  It is sent again where a later one was acknowledged
 before it, or where the answer to a question does not name it.  The question is sent after a timeout that follows the
-link (`chunk_links`, RFC 6298) and keeps its place behind the chunks, so a link slower than the first timeout carries
-none twice.  An acknowledgement is 55 to 67 bytes: 9 of the frame's mark, 17 of its kind, 24 of its fields' names,
-which every header has, so that an unknown one is refused.  A worker can be one round ahead, so there is room for two
-(`round_sums`).
+link (RFC 6298) and keeps its place behind the chunks, so a link slower than the first timeout carries none twice.  A
+worker can be one round ahead, so there is room for two rounds (`round_sums`).
 
 A missing worker (`worker_group`).  Where a worker is gone, or a round is not done in time, the workers report to all
 how far they are, and the lowest proposes a view: which workers go on.  A view needs more than half of the last view,
@@ -38,5 +36,5 @@ an invalid one stops at the first honest worker.
 
 PowerSGD (`reduction`) is no codec of one vector: a round is two reductions by the same table, whose chunks
 are numbered through, so that the machine sees one.  What was left out follows from the result of the round, which the
-machine hands over (`came`); the order of every sum that all must make alike is fixed.
+machine hands over; the order of every sum that all must make alike is fixed.
 """

@@ -24,9 +24,9 @@ have trained already (a plain sum; a secure round is abandoned).  Its checkpoint
 is reported, so a reported round survives any crash; the open round is abandoned, for its keys are lost.  Clients that
 were never counted though they were to take part are reported as `never_counted`.
 
-`aggregation_round` declares `Exchange`, the seam at which a secure sum takes the place of the plain one.  `buffered`
-is FedBuff: no cohorts, a server step after every K answers.  `client_round` declares what a client sends beside its
-vectors, and the plan's text is made from it.
+`aggregation_round` declares `Exchange`, in which a secure sum takes the place of the plain one.  `buffered` is FedBuff:
+no cohorts, a server step after every K answers.  `client_round` declares the metrics that a client sends, from which
+the plan's text is made.
 
 A secure round (`secure_round`, `client_round`).  Invite -> keys (once; the next ones travel with the masked vector)
 and training -> Shares -> Masked -> Survivors (signed) -> Reveal -> unmask -> `server.step`.  Each phase has one
@@ -37,7 +37,7 @@ bounds cannot make is refused after unmasking (`BOUND`).  Clients receive the ha
 the next invitation.
 Losses and `local_test` scores are elements of the sum too, except where a budget hides records or clients.
 
-A budget (`gathering`).  A spend is a line of the participant's log before its release is sent.  Records are each
-client's own: it refuses (BUDGET) and stays out.  Clients are the coordinator's: it opens no round that would cross the
-limit.  When too few are left the run ends "exhausted".
+A budget (`aggregation_round`).  A spend is a line of the participant's log before its release is sent.  Records are
+each client's own: it refuses (BUDGET) and stays out.  Clients are the coordinator's: it opens no round that would cross
+the limit.  When too few are left the run ends "exhausted".
 """

@@ -10,9 +10,9 @@ that does not receive from i is ahead by at most the links on the path from i to
 bounded.  A late model is a fact for the log and no error.
 
 Beginning and end (`lifecycle`, for all gossip machines).  A peer stays joining until all partners are here, gone or
-left, or until the start timer; then its rounds; then closing, until everything that must be settled before the goodbye
-is settled; then leaving: it sends Leaving again and again until all partners are done and every account is settled. So
-no peer closes its sockets on a model that a neighbour still needs.  Every wait ends: at `drain_ns`; after 20 goodbyes
+left, or until the start timer; then come its rounds; then closing, until the accounts that precede a goodbye are
+settled; then leaving: it repeats Leaving until all partners are done and every account is settled.  So no peer closes
+its sockets on a model that a neighbour still needs.  Every wait ends: at `drain_ns`; after 20 goodbyes
 to a partner that does not answer; after `hurry_ns` where the user stops the run.
 
 A silent neighbour.  At the deadline, or on PeerGone, its weight goes to the own model and the round is mixed without
@@ -21,13 +21,12 @@ so a peer that receives a neighbour's model of a later round does not wait for t
 before it has sent, that a neighbour has advanced without its model skips to that neighbour's round (`skipped`).
 Without these two rules neighbours stay out of step after one delay.  On a new connection the last two models are sent
 again: a link that breaks and returns costs no round.  The deadline is 8 times the median of the durations seen and
-their spread (`deadlines`); a peer without partners keeps that pace, or it would run away from the others.
+their spread (`partner_set`); a peer without partners keeps that pace, or it would run away from the others.
 
-A missing model is requested after four times the quickest round.  Where links are full that is too early: 15 % more
-bytes on a complete graph of 16 at 300 kB/s, 4 % on regular:4.  The lower quartile in its place halves that, and makes
-a run that loses 30 % of its messages three times as long; so the quickest stays.  Between real peers links leave out a
-request for vectors that are arriving, and do not queue vectors that are queued or on their way already; a repeat costs
-a model's memory at both ends.
+A missing model is requested after four times the quickest round.  Where links are full that is too early (15 % more
+bytes on a complete graph of 16 at 300 kB/s, 4 % on regular:4); the lower quartile halves that, but makes a run that
+loses 30 % of its messages three times as long.  Links leave out a request for vectors that are arriving, and queue no
+vectors twice: a repeat costs a model's memory at both ends.
 
 An edge counts at both ends or at neither (`edge_ledger`).  Otherwise the mean moves, by per cents of the spread at one
 per cent of lost messages.  Every model carries which round of the receiver was mixed last, and which had to be mixed
@@ -42,20 +41,18 @@ busy and declines, computes h = (x_i - x_j) / 2, adds h to x_j and answers h; i 
 added and subtracted, so the sum is kept to rounding, without locks, without bipartite graphs, for any n.  j stores its
 answer until i has it: a repeated offer gets the same answer and changes nothing.
 
-Partners without exchange (`lifecycle`).  A machine stores the partners whose models it should have mixed and
-never did, in its checkpoints while there are some, and reports them at its end: `lifecycle`, `learned_alone`.
-Where every round has a graph of its own, or a partner is drawn, only partners that never sent anything count.
-`plans.completeness` makes the status of the run of it.
+Partners without exchange (`lifecycle`).  A machine reports at its end the partners whose models it should have mixed
+and never did (`learned_alone`); its checkpoints have them too.  Where every round has a graph of its own, or a partner
+is drawn, only partners that never sent anything count.  The status of the run follows (`plans.completeness`).
 
 A method is an algorithm's object: machines hold a `learner`, which trains, mixes and corrects by it.  So a method of
 push-sum's kind (`needs` columns, the last slot `WEIGHT`) and one of asynchronous gossip (one slot) are a file and a
 line too; private gossip alone has D-PSGD's sum in integers.  A new view of the roster calls `rejoined` at all members
 in the same round; repairs of earlier rounds correct the model alone.
 
-CHOCO-SGD (`replicas`) is an algorithm whose slot is the copy of a peer that the others hold.  The machine is that of
-synchronous gossip: it sends changes in place of whole vectors and completes them on arrival, so the accounts of edges,
-the repairs and the goodbyes serve it as they are, and it needs no accounts of versions.  A message names the version
-that it changes; a gap costs one whole model, and no bit of the result.
+CHOCO-SGD (`replicas`) is an algorithm whose slot is the copy of a peer that the others hold.  Its machine is
+synchronous gossip that sends changes in place of whole vectors and completes them on arrival.  A message names the
+version that it changes; a gap costs one whole model, and no bit of the result.
 
 RelaySGD (`relay_gossip`) sends another sum to each neighbour, so it has a machine of its own, without accounts of
 edges: a sum has each model of its side once, whatever is lost, and its count shows how many are missing.

@@ -9,7 +9,7 @@
     waiting    Stopping                             end
 
 The vectors that the neighbours S_j of j send to it are masked in pairs, and only their sum is unmasked
-(`neighbourhood`).  The neighbours follow from the experiment, which all share: no receiver can choose them.  A peer
+(`secure.pairs`).  The neighbours follow from the experiment, which all share: no receiver can choose them.  A peer
 sends nothing to one with fewer than NEIGHBOURS_MIN neighbours.
 
 A sum is never repeated over other senders.  Where one vector is missing, j keeps its own model in this round and

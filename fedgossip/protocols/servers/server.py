@@ -11,7 +11,7 @@ A worker pushes the gradient of its clock and pulls the shard for its next one; 
 `shard_clocks` permits the reading and all copies are safe (`tenure_shards`).  The reply to a pull for clock c + 1
 acknowledges the push of c: so a worker has one push under way for each shard, repeats it until the reply, and it
 counts once.  Repeated messages are answered from stored state.  A worker that is silent while others wait is left out
-(`attendance`).
+(`push_intake`).
 
 A step makes new arrays, and sent ones never change: a reply in transfer is of one step alone.
 

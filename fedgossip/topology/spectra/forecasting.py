@@ -5,7 +5,7 @@ With P_{r,t} = W_{r+t-1} ... W_r, of the graphs that these rounds really have (d
     typical(t) = ||P_{0,t} - J||_F / sqrt(n - 1)     the root mean square over all directions
     worst(t)   = ||P_{0,t} - J||_2                   the largest share that any disagreement keeps
 
-see `products` for mixings of which columns or rows alone sum to one.  Where the updates of round s lie delta_s apart,
+see `eigen` for mixings of which columns or rows alone sum to one.  Where the updates of round s lie delta_s apart,
 in no special direction of the graph, the distance of D-PSGD (adapt, then combine) lies between
 
     fresh_t^2  = sum_s delta_s^2 ||P_{s,t-s} - J||_F^2 / (n - 1)      updates of different rounds have nothing in common
