@@ -25,12 +25,13 @@ from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.sites.fits.cox.cox import concordance, exact_totals, real
+from fedgossip.sites.fits.cox.cox import concordance, concordance_error, exact_totals, real
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import (
     LAST,
     MOMENTS,
     OVER,
+    PAIRS,
     RISK,
     FittedHazards,
     fitted_alone,
@@ -206,7 +207,7 @@ def test_the_bytes_do_not_depend_on_who_has_which_record(strata: int, ties: str)
     alone = FittedHazards(layout, fitted_alone(layout, site_of(layout, whole)))
     several = FittedHazards(layout, rounds(layout, parts))  # type: ignore[arg-type]
     for state in (alone, several):
-        for name in ("sites", "fewest", "asked_sites", "pairs", "right"):
+        for name in ("sites", "fewest", "asked_sites", *PAIRS):
             state[name][...] = 0
     assert alone.x.tobytes() == several.x.tobytes()
 
@@ -330,12 +331,18 @@ def test_concordance_is_that_of_all_pairs() -> None:
     times, events = rng.integers(0, 12, 60).astype(float), rng.random(60) < 0.6
     eta = rng.integers(0, 8, 60).astype(float)
     pairs = right = 0.0
+    own, among = np.zeros(60), np.zeros(60)
     for i, j in combinations(range(60), 2):
         a, b = (i, j) if (times[i], not events[i]) < (times[j], not events[j]) else (j, i)
         if events[a] and (times[a] < times[b] or not events[b]):
             pairs += 1
-            right += (eta[a] > eta[b]) + (eta[a] == eta[b]) / 2
-    assert concordance(times, events, eta) == (pairs, 2 * right)
+            right += (as_said := (eta[a] > eta[b]) + (eta[a] == eta[b]) / 2)
+            among[[a, b]] += 1
+            own[[a, b]] += as_said
+    squares = (among @ among, among @ (2 * own), (2 * own) @ (2 * own))
+    assert concordance(times, events, eta) == (pairs, 2 * right, squares)
+    error = np.sqrt((((own - right / pairs * among) / pairs) ** 2).sum())  # of dC / dw of each record
+    assert concordance_error(pairs, right, squares) == pytest.approx(error, rel=1e-12)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -174,9 +174,9 @@ def test_an_offset_and_weights_count_as_in_all_records_in_one_place(folder: Path
     ]  # of 22 records few are in the south
     fit = tmp_path / "fit"
     assert typed(["data", "agree", "prior.toml", *other], folder).code == 0
-    assert "days, log_salt, age; of its squares" in (
-        typed(["fit", "prior.toml", *other, "--dry-run"], folder).out.replace(LABELS[family] + ",", "days,")
-    )
+    asked = typed(["fit", "prior.toml", *other, "--dry-run"], folder).out
+    by = "by log_salt and age"
+    assert f"the sum of {LABELS[family]} {by}; that of exposures {by}, of its squares" in asked
     assert (said := typed(["fit", "prior.toml", *other, "--to", str(fit)], folder)).code == 0, said
     found = msgspec.json.decode((fit / "fit.json").read_bytes(), type=GlmFit)
     x, y = records(folder, family)

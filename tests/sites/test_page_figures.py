@@ -19,6 +19,7 @@ from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, EvaluationTask, SiteAnswers
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards, initial, requested_sums
+from fedgossip.sites.fits.cox.cox_sums import LAST_FIRST
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
 from fedgossip.sites.plans.evaluation import evaluated_from
 from fedgossip.sites.plans.fits import planned_fit
@@ -94,7 +95,12 @@ def test_a_coordinator_sees_of_a_cox_fit_what_the_page_on_survival_says() -> Non
     while state.stage < 4:
         numbers = layout.integers(requested_sums(site, state.x))
         used, stage, told = np.flatnonzero(numbers)[-1] + 1, state.stage, len(state.ends)
-        most = {0: 1 + 2 * grid, RISK: 2 + p + told * (2 + p), MOMENTS: 1 + p + p * (p + 1) // 2, 3: 4 + 2 * told}
+        most = {
+            0: 1 + 2 * grid,
+            RISK: 2 + p + told * (2 + p),
+            MOMENTS: 1 + p + p * (p + 1) // 2,
+            3: LAST_FIRST + 2 * told,
+        }
         assert used <= most[stage], stage
         if stage == RISK and not np.any(state["point"]):  # the weights are 1, so S0 counts records
             risk = layout.risk(numbers, told).s0[0]

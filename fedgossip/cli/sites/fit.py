@@ -261,7 +261,8 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
             ratio = f"; likelihood ratio {chi_squared(found.ratio, found.freedom, found.p)}"
         lines.append(f"log likelihood {found.log_likelihood:.6g}{null}{ratio}")
     if found.concordance is not None:
-        lines.append(f"concordance {found.concordance:.4f}, of {found.pairs:,} pairs of records of one site")
+        error = "" if found.concordance_error is None else f" (std. error {found.concordance_error:.4f})"
+        lines.append(f"concordance {found.concordance:.4f}{error}, of {found.pairs:,} pairs of records of one site")
     return [*lines, _seen(found)]
 
 

@@ -23,7 +23,7 @@ from fedgossip.data.columns.table_schema import (
 )
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.learning.models.scored_tables import PREDICTED, class_places, with_columns
-from fedgossip.sites.fits.cox.cox import Whole, concordance
+from fedgossip.sites.fits.cox.cox import Whole, concordance, concordance_error
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.glm.glm import Values
 from fedgossip.sites.fits.glm.glm_result import Bounds, GlmFit, measured, predictions, reach_of, variance_of
@@ -163,11 +163,15 @@ def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
     expected = hazards[strata, np.minimum(index + 1, len(until))] * np.exp(eta)
     seen = (events == 1) & (index < len(until))
     found = {f"events until {until[-1]:g}": float(seen.sum()), "events that the fit says": float(expected.sum())}
-    pairs, right = np.sum(
-        [concordance(times[rows], events[rows] == 1, eta[rows]) for rows in (strata == k for k in range(len(hazards)))],
-        axis=0,
+    of_strata = (
+        concordance(times[rows], events[rows] == 1, eta[rows]) for rows in (strata == k for k in range(len(hazards)))
     )
-    return len(features), found | ({"concordance": float(right / 2 / pairs)} if pairs else {})
+    pairs, right, *squares = np.sum([(one, other, *more) for one, other, more in of_strata], axis=0)
+    return len(features), found | (
+        {"concordance": float(right / 2 / pairs), "its standard error": concordance_error(pairs, right / 2, squares)}
+        if pairs
+        else {}
+    )
 
 
 def _features(fit: CoxFit, table: CsvColumns) -> Values:

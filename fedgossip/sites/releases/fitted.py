@@ -97,10 +97,13 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     d = fit.design
     unit = f" [{d.unit}]" if d.unit else ""
     text = f"Proportional hazards of {d.time}{unit} until {d.event} = 1, of {_records(fit.records, fit.sites)}"
-    agree = "" if fit.concordance is None else f"; concordance {number(fit.concordance)}, of pairs at one site"
+    error = "" if fit.concordance_error is None else f" (standard error {number(fit.concordance_error)})"
+    agree = "" if fit.concordance is None else f"; concordance {number(fit.concordance)}{error}, of pairs at one site"
+    of_events = f"{count(fit.events)} of {count(fit.events + fit.unused)} events"
+    used = f"{of_events} at {len(fit.strata[0].points)} told times, to which times are rounded up"
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""
     return [
-        paragraph(f"{text}, {count(fit.events)} events{agree}{ridge}."),
+        paragraph(f"{text}, {used}{agree}{ridge}."),
         _estimates(fit.coefficients, "hazard ratio"),
         _of_ratios(fit.coefficients, "hazard ratio"),
         _remarks(d.against, fit.silent),
@@ -112,7 +115,7 @@ def _of_curves(fit: CurveFit) -> list[Markup | None]:
     text = f"Kaplan-Meier survival, {d.time} until {d.event} = 1, of {_records(whole.records, fit.sites)}"
     test = "" if fit.p is None else f"; log-rank test of the groups: p {number(fit.p)}"
     found: list[Markup | None] = [paragraph(f"{text}, {count(whole.events)} events{test}.")]
-    found.append(grid(_drawn_curves(fit), _medians(fit)))
+    found += [grid(_drawn_curves(fit)), _medians(fit)]
     for one in (whole, *fit.groups):
         found += [paragraph(f"{d.group_column} = {one.name}")] if one.name else []
         found.append(_curve(one))

@@ -7,7 +7,8 @@ import numpy as np
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards
+from fedgossip.sites.fits.cox.cox import concordance_error
+from fedgossip.sites.fits.cox.cox_steps import OVER, PAIRS, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout
 from fedgossip.sites.fits.glm.glm import CONVERGED, covariance, rank_of
 from fedgossip.sites.fits.glm.glm_result import FORMAT, Bounds, Coefficient, coefficient, known
@@ -56,6 +57,8 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     p: float | None
     concordance: float | None
     """Share of the comparable pairs, of records of one site and stratum, in the predicted order."""
+    concordance_error: float | None = None
+    """Its standard error, by the infinitesimal jackknife over records."""
     pairs: int
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
@@ -96,7 +99,7 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
     likelihood = float(state["likelihood"]) if converged else None
     freedom = rank_of(newton.sums.information)
     ratio = None if null is None or likelihood is None or d.ridge else max(0.0, 2 * (likelihood - null))
-    pairs = state.number("pairs")
+    pairs, right, *squares = (float(state[name]) for name in PAIRS)
     return CoxFit(
         design=d,
         sites=state.number("sites"),
@@ -112,8 +115,9 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
         ratio=ratio,
         freedom=freedom,
         p=None if ratio is None else _chance(freedom, ratio),
-        concordance=float(state["right"]) / pairs if pairs and converged else None,
-        pairs=pairs,
+        concordance=right / pairs if pairs and converged else None,
+        concordance_error=concordance_error(pairs, right, squares) if pairs and converged else None,
+        pairs=int(pairs),
         coefficients=tuple(coefficient(*one) for one in zip(d.columns, estimates, errors, strict=True)),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
         silent=tuple(d.columns[place] for place in newton.silent),

@@ -34,6 +34,8 @@ from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, halved, is_w
 from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets
 
 COUNTS, RISK, MOMENTS, LAST, OVER = range(5)
+PAIRS = "pairs", "right", "pairs_pairs", "pairs_right", "right_right"
+"""Of the concordance; products as of `concordance`, of twice the right ones."""
 NEAR = 1e-4
 """Tolerance, relative to a step, between a point and a site's own result.  Directions with an eigenvalue below SINGULAR
 times the diagonal's get a ridge, so two machines' eigenvalues, to 2e-16, move a step by 2e-16 / 1e-11 at most."""
@@ -55,7 +57,7 @@ def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
 def _shapes_of(p: int, s: int, k: int, *, tied: bool) -> Mapping[str, tuple[int, ...]]:
     single = (
         "stage", "told", "unused", "smallest", "sites", "fewest", "records", "steps", "left", "deviance", "null",
-        "null_records", "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", "pairs", "right",
+        "null_records", "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", *PAIRS,
     )  # fmt: skip
     return {
         **dict.fromkeys(single, ()),
@@ -247,7 +249,7 @@ class FittedHazards:
             case 2:
                 fits = (after.stage == RISK and self._alike(after, ("stage",))) or self._stepped_to(after)
             case 3:
-                free = "stage", "hazard", "events", "likelihood", "pairs", "right", "fewest"
+                free = "stage", "hazard", "events", "likelihood", *PAIRS, "fewest"
                 fits = after.stage in (RISK, OVER) and self._alike(after, free)
             case _:
                 fits = False
@@ -284,14 +286,14 @@ class FittedHazards:
         left = min(newton.left, 1e300)
         self._set(point=newton.point, best=newton.best, left=left, steps=newton.steps, silent=silent)
 
-    def _take_last(self, sums: RiskSums, pairs: int, right: float, sites: int) -> None:
+    def _take_last(self, sums: RiskSums, pairs: Sequence[float], sites: int) -> None:
         if sums.records != self.number("records"):
             self._set(stage=RISK)
             return
         published = len(self.ends)
         self["hazard"][:, :published] = sums.hazard
         self["events"][:, :published] = sums.events
-        self._set(likelihood=sums.log_likelihood, pairs=pairs, right=right, stage=OVER)
+        self._set(likelihood=sums.log_likelihood, stage=OVER, **dict(zip(PAIRS, pairs, strict=True)))
         self._set(fewest=min(self.number("fewest"), sites))
 
 

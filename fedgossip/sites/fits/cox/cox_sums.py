@@ -3,7 +3,8 @@
     counts     records of each stratum; events and censorings at each time of the agreed grid: reported times follow
     risk       at a point, at each reported time: d, S0 and S1; of the reported events eta and u            see `cox`
     moments    by the hazards that follow from them: u again, and M
-    last       at the last point: d and S0; numbers of comparable pairs of records at one site, and of concordant ones
+    last       at the last point: d and S0; numbers of comparable pairs of records at one site, of concordant ones, and
+               over records the sums of products of both: the error of their quotient
 
 With Efron's ties the same sums over the events of each time accompany them, E0 and E1.
 Sites receive the state (`cox_steps`): the requested stage, the point, and the hazards.
@@ -30,6 +31,8 @@ from fedgossip.sites.fits.survival.survival_sums import counted
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
 BRESLOW, EFRON = "breslow", "efron"
+LAST_FIRST = 7
+"""Numbers of the last sum before those of each told time."""
 TOLD = 100
 """Maximum number of reported times."""
 LARGEST = 1 << 180
@@ -124,7 +127,7 @@ class CoxLayout:
         return (
             f"first the number of records{of}, and at {len(d.grid)} times of {d.time} those of events and censorings",
             f"then, in each of at most {d.steps} steps, {text}; {len(self.upper[0])} of products of columns over all",
-            "last pairs of records at one site that go in the order that is said",
+            "last pairs of records at one site that go in the order that is said, and squares of each record's number",
         )
 
     @cached_property
@@ -134,7 +137,7 @@ class CoxLayout:
         more = 1 + self.width if self.tied else 0
         risk = 2 + self.width + self.strata * self.reported_times * (2 + self.width + more)
         moments = 1 + self.width + len(self.upper[0])
-        return max(counts, risk, moments, 4 + (3 if self.tied else 2) * self.strata * self.reported_times)
+        return max(counts, risk, moments, LAST_FIRST + (3 if self.tied else 2) * self.strata * self.reported_times)
 
     @cached_property
     def exact(self) -> ExactSums:
@@ -183,18 +186,21 @@ class CoxLayout:
         whole.T[self.upper] = whole[self.upper]
         return numbers[0], _reals(numbers[1 : 1 + self.width]), whole
 
-    def last(self, numbers: Numbers, published: int) -> tuple[RiskSums, int, float]:
-        """Return the sums at the last point, without S1, the number of comparable pairs, and of concordant ones."""
-        records, eta, pairs, right = numbers[:4]
-        cells = self.strata * published
-        parts = [np.array(numbers[4 + k * cells : 4 + (k + 1) * cells], object) for k in range(2 + self.tied)]
+    def last(self, numbers: Numbers, published: int) -> tuple[RiskSums, tuple[float, ...]]:
+        """Return the sums at the last point, without S1; the numbers of comparable pairs and of concordant ones.
+
+        Behind these stand the sums over records that `concordance` has.
+        """
+        records, eta, pairs, right, *squares = numbers[:LAST_FIRST]
+        cells, numbers = self.strata * published, numbers[LAST_FIRST:]
+        parts = [np.array(numbers[k * cells : (k + 1) * cells], object) for k in range(2 + self.tied)]
         events, s0 = parts[:2]
         shape, width = (self.strata, published), self.width
         found = RiskSums(
             records, real(eta), np.zeros(width), events.astype(np.int64).reshape(shape), _reals(s0).reshape(shape),
             np.zeros((*shape, width)), *(_reals(one).reshape(shape) for one in parts[2:]),
         )  # fmt: skip
-        return found, pairs, right / 2
+        return found, (pairs, right / 2, *squares)
 
 
 def _reals(numbers: npt.ArrayLike) -> Values:
@@ -246,14 +252,15 @@ class SiteHazards:
     def last(self, ends: Whole, point: Values) -> Numbers:
         published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
-        pairs = right = 0
+        pairs, right, squares = 0, 0, [0, 0, 0]
         for stratum in range(self.layout.strata):
             rows = r.strata == stratum
-            more, of_them = concordance(r.times[rows], r.events[rows], eta[rows])
-            pairs, right = pairs + more, right + of_them
+            more, of_them, own = concordance(r.times[rows], r.events[rows], eta[rows])
+            pairs, right, squares = pairs + more, right + of_them, [a + b for a, b in zip(squares, own, strict=True)]
         parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, len(ends))]
         parts += [self._of_events(w, cells, published, len(ends))] if self.layout.tied else []
-        return [len(r.times), *self._total(eta[published]), pairs, right, *(one for part in parts for one in part)]
+        found = [len(r.times), *self._total(eta[published]), pairs, right, *squares]
+        return [*found, *(one for part in parts for one in part)]
 
     def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
         """Return which events are reported, each record's reported time, eta and its hazard, [m] each."""

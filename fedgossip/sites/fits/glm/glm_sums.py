@@ -156,10 +156,11 @@ class GlmLayout:
         """Sums over all sites that the coordinator sees, in words."""
         text = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
         squares = f", and {len(self._upper[0])} of products of columns by squared residuals" if self.robust else ""
-        counts = f"; of its squares, {self.width} of columns by it, {len(self._upper[0])} of products of columns"
-        prior = "".join(f", {one.name}" for one in self.design.prior)
+        names = " and ".join(one.name for one in self.design.prior)
+        more = f"of its squares, {self.width} of columns by it, {len(self._upper[0])} of products of columns"
+        prior = f" by {names}; that of exposures by {names}, {more}" if names else ""
         return (
-            f"first the number of records, and the sum of {self.design.outcome}{prior}{counts * bool(prior)}",
+            f"first the number of records, and the sum of {self.design.outcome}{prior}",
             f"then, in each of at most {self.design.steps} steps, {text}",
             *([f"at last the sum of squared residuals in units of their variance{squares}"] if self.has_last else []),
         )
