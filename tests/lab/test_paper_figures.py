@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -16,8 +17,9 @@ from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.page import page_of, rounds_to_target, runs_of_table, write_paper
 from fedgossip.lab.sweeps.table import SweepTable, table_of
+from fedgossip.report.page import drawing
 from fedgossip.report.page.learning_curves import holm, robust_limits, student_p
-from fedgossip.report.page.sweep_figures import latex
+from fedgossip.report.page.sweep_figures import latex, paintings, sides
 
 T_OF_3 = 4.302653  # t(0.975) with 2 degrees of freedom, any table
 QUADRATIC = {
@@ -119,6 +121,19 @@ def test_bold_is_what_the_interval_supports() -> None:
     assert r"b & \textbf{80.67 $\pm$ 10.02}" in clear and clear.count("textbf") == 1
     assert "textbf" not in latex(page_of(scored({"a": [0.5, 0.6, 0.7], "b": [0.9, 0.61, 0.5]})))
     assert "textbf" not in latex(page_of(scored({"a": [0.5], "b": [0.9]}))), "one seed has no interval"
+
+
+def test_values_that_are_tables_are_named_in_figures_by_what_differs() -> None:
+    """Whole they leave no room for the figure: its names were cut, and matplotlib warned, which is an error here."""
+    common = "device=cpu, local_epochs=1, momentum=0.9"
+    more = "scaling=linear, base_batch=32, schedule=warmup:10,cosine"
+    table = scored({f"{common}, lr=0.1": [0.5], f"{common}, lr=0.2, {more}": [0.6], common: [0.7]})
+    page = page_of(replace(table, reference=f"algorithm.name={common}"))
+    down, across = sides(page)
+    assert down == ["lr=0.1", "lr=0.2, scaling=linear, base_batch=32,\nschedule=warmup:10,cosine", common]
+    assert across == [page.metric.word]
+    heat = paintings(page)["heat"]
+    assert drawing.draw("heat", heat.height, heat.paint, heat.width).startswith("<svg")
 
 
 def test_p_is_of_the_paired_t_test_and_holm_adjusts_it() -> None:

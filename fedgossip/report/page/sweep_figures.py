@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -119,12 +120,26 @@ class SweepPage:
 
     def rest(self, row: Mapping[str, Any]) -> str:
         """The label above a column of the heat map: all keys but the first."""
-        return ", ".join(str(row[key]) for key in self.keys[1:]) or self.metric.word
+        return ", ".join(self.value(row, key) for key in self.keys[1:]) or self.metric.word
 
     def short(self, combination: str) -> str:
         """A combination by its values alone."""
         row = self.combinations[combination][0]
-        return ", ".join(str(row[key]) for key in self.keys) or combination
+        return ", ".join(self.value(row, key) for key in self.keys) or combination
+
+    def value(self, row: Mapping[str, Any], key: str) -> str:
+        """A value of a key in lines of a figure; of a table, the parts that others have not."""
+        parts = [part for part in str(row[key]).split(", ") if part not in self._common[key]]
+        return textwrap.fill(", ".join(parts) or str(row[key]), LINE, break_long_words=False)
+
+    @cached_property
+    def _common(self) -> Mapping[str, frozenset[str]]:
+        """The parts that all values of a key have, where they differ."""
+        found = {}
+        for key in self.keys:
+            values = {str(row[key]): frozenset(str(row[key]).split(", ")) for row in self.rows}
+            found[key] = frozenset.intersection(*values.values()) if len(values) > 1 else frozenset()
+        return found
 
     def shown(self, value: float | None) -> str:
         """Return a score as it is printed."""
@@ -137,6 +152,9 @@ class SweepPage:
         return ("+" if value >= 0 else "") + number(value)
 
 
+LINE = 40
+"""Maximum number of characters of a line beside a figure."""
+
 HATCHED = "The mean over the seeds; hatched where cells failed or no run can be made, empty where none has been run."
 
 
@@ -145,12 +163,13 @@ def paintings(page: SweepPage, width: float | None = None) -> dict[str, Drawing]
     found: dict[str, Drawing] = {}
     if page.keys and any(row[page.compared] is not None for row in page.rows):
         down, across = sides(page)
-        longest = max(len(str(one)) for one in across)
-        own = min(9.4, 3.1 + max(0.75, 0.08 * longest) * len(across))
-        height = 1.2 + 0.3 * len(down) + 0.06 * longest
+        longest, wide = (max(len(line) for one in side for line in one.splitlines()) for side in (across, down))
+        own = min(9.4, 3.1 + max(0.75, 0.08 * longest) * len(across) + 0.1 * max(0, wide - 12))
+        height = 1.2 + sum(0.15 + 0.15 * len(one.splitlines()) for one in down) + 0.06 * longest
         found["heat"] = Drawing(height, lambda figure: _paint_heat(page, figure), width or own, _heat_numbers(page))
     if any(one.student for one in page.differences):
-        height = 1.2 + 0.26 * len(page.differences)
+        lines = (len(page.short(one.combination).splitlines()) for one in page.differences)
+        height = 1.2 + sum(0.11 + 0.15 * count for count in lines)
         numbers = difference_numbers(page)
         found["differences"] = Drawing(height, lambda figure: _paint_differences(page, figure), width or 6.6, numbers)
     for one in page.points:
@@ -192,7 +211,9 @@ def _point_numbers(one: SweepPoints) -> list[dict[str, Any]]:
 def sides(page: SweepPage) -> tuple[list[str], list[str]]:
     """The rows and the columns of the heat map: the first key down, all others across."""
     first = [rows[0] for rows in page.combinations.values()]
-    return list(dict.fromkeys(str(row[page.keys[0]]) for row in first)), list(dict.fromkeys(map(page.rest, first)))
+    return list(dict.fromkeys(page.value(row, page.keys[0]) for row in first)), list(
+        dict.fromkeys(map(page.rest, first))
+    )
 
 
 def _paint_heat(page: SweepPage, figure: Figure) -> None:
@@ -210,7 +231,7 @@ def _paint_heat(page: SweepPage, figure: Figure) -> None:
     shades = LinearSegmentedColormap.from_list("scores", ends, 32)
     scale = Normalize(low, high if high > low else low + 1.0, clip=True)
     for name, rows in page.combinations.items():
-        x, y = across.index(page.rest(rows[0])), down.index(str(rows[0][page.keys[0]]))
+        x, y = across.index(page.rest(rows[0])), down.index(page.value(rows[0], page.keys[0]))
         value = means[name]
         bad = any(row["status"] in ("failed", "refused") for row in rows)
         fill = "none" if value is None else shades(scale(value))
@@ -528,7 +549,7 @@ def latex(page: SweepPage) -> str:
         spread = math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1)) if len(known) > 1 else None
         shown = (lambda value: f"{value:.2f}") if page.metric.percent else _tex_number
         text = "--" if not known else shown(mean) if spread is None else rf"{shown(mean)} $\pm$ {shown(spread)}"
-        key = str(rows[0][page.keys[0]]) if page.keys else ""
+        key = page.value(rows[0], page.keys[0]) if page.keys else ""
         cells[key, page.rest(rows[0]) if page.keys else page.metric.word] = (
             rf"\textbf{{{text}}}" if name in page.surely_best else text
         )
@@ -539,7 +560,8 @@ def latex(page: SweepPage) -> str:
                      "each other one leaves 0 out")  # fmt: skip
     body = [[_tex(one), *(cells.get((one, other), "--") for other in across)] for one in down]
     heads = [page.keys[0] if page.keys else "", *across]
-    return _tabular(notes, ["l", *("c" for _ in across)], heads, body)
+    body = [[one.replace("\n", " ") for one in row] for row in [heads, *body]]
+    return _tabular(notes, ["l", *("c" for _ in across)], body[0], body[1:])
 
 
 def _tabular(notes: Sequence[str], columns: Sequence[str], heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
