@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,53 @@ def test_every_message_with_vectors_is_an_arrow_of_its_size() -> None:
         assert one.arrived >= one.sent + 3_000_000
 
 
-def test_the_trace_of_chrome_has_a_slice_per_bar_and_a_flow_per_message() -> None:
-    found, _ = _recorded(RUNS["ring"])
-    events = json.loads(chrome_trace([("ring", found, list("abcd"))]))["traceEvents"]
-    slices = [one for one in events if one["ph"] == "X"]
-    assert sum(one["dur"] for one in slices) / 1e6 == pytest.approx(4 * found.until / 1e9)
-    starts, ends = ({one["id"]: one for one in events if one["ph"] == kind} for kind in "sf")
-    assert starts.keys() == ends.keys() and len(starts) == len(found.messages)
+ALWAYS = {"ph", "name", "pid", "tid"}
+OF_PHASE = {
+    "M": {"args"}, "X": {"ts", "dur", "cname"}, "i": {"ts", "s"},
+    "s": {"ts", "cat", "id", "args"}, "f": {"ts", "cat", "id", "args", "bp"},
+}  # fmt: skip
+OPTIONAL = {"cname"}
+CNAMES = {"thread_state_running", "grey", "terrible"}
+"""Of the names that Chrome's viewer reserves."""
+
+
+def read_strictly(content: bytes) -> dict[str, list[dict[str, Any]]]:
+    """Return the events of a trace by phase; AssertionError for what the Trace Event Format does not allow."""
+    whole = json.loads(content, parse_constant=pytest.fail)  # neither NaN nor Infinity
+    assert set(whole) == {"traceEvents", "displayTimeUnit"} and whole["displayTimeUnit"] in ("ms", "ns")
+    found: dict[str, list[dict[str, Any]]] = {phase: [] for phase in OF_PHASE}
+    for one in whole["traceEvents"]:
+        allowed = ALWAYS | OF_PHASE[one["ph"]]
+        assert allowed - OPTIONAL <= set(one) <= allowed and type(one["name"]) is str
+        assert type(one["pid"]) is type(one["tid"]) is int and min(one["pid"], one["tid"]) >= 0
+        assert all(type(one[key]) in (int, float) and one[key] >= 0 for key in ("ts", "dur") if key in one)
+        assert one.get("cname", "grey") in CNAMES and one.get("bp", "e") == "e" and one.get("s", "t") == "t"
+        found[one["ph"]].append(one)
+    named = {(one["pid"], one["tid"]) for one in found["M"] if one["name"] == "thread_name"}
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for one in found["X"]:
+        lanes.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+    assert lanes.keys() <= named
+    for lane in lanes.values():
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(sorted(lane))), "slices of a thread overlap"
+    for kind in "sf":
+        assert len({one["id"] for one in found[kind]}) == len(found[kind])
+        for one in found[kind]:  # a flow that no slice encloses is not drawn
+            within = lanes[one["pid"], one["tid"]]
+            assert any(begin - 1e-3 <= one["ts"] <= end + 1e-3 for begin, end in within)
+    return found
+
+
+@pytest.mark.parametrize("names", [["ring"], list(RUNS)], ids=["one", "all"])
+def test_the_trace_of_chrome_is_of_its_format_with_a_slice_per_bar_and_a_flow_per_message(names: list[str]) -> None:
+    timelines = [_recorded(RUNS[name])[0] for name in names]
+    lanes = [[f"node {node}" for node in range(one.participants)] for one in timelines]
+    events = read_strictly(chrome_trace(zip(names, timelines, lanes, strict=True)))
+    seconds = sum(bar.ended - bar.began for one in timelines for bar in one.bars) / 1e9
+    assert sum(one["dur"] for one in events["X"]) / 1e6 == pytest.approx(seconds)
+    starts, ends = ({one["id"]: one for one in events[kind]} for kind in "sf")
+    arrived = [one for of in timelines for one in of.messages if one.arrived >= 0]
+    assert starts.keys() == ends.keys() and len(starts) == len(arrived)
     assert all(starts[number]["ts"] < ends[number]["ts"] for number in starts)
 
 
