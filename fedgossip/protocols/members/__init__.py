@@ -20,7 +20,7 @@ after a crash.  Of two processes with one key the later stays, and the earlier e
 suspicion that does not name a known incarnation is refused: a peer cannot be driven to the last incarnation that there
 is.  Each part of a member refuses for itself, by a report: what the other parts did with the event stays done.
 
-Verdicts (`verdicts`) are evidence.  All are stored, one of each judge on each life, so the roster is a set that grows
+Verdicts (`roster`) are evidence.  All are stored, one of each judge on each life, so the roster is a set that grows
 to the same value in any order.  A member is out of round r when a quorum of judges (2 in up to 7 members, up to 5 in
 more; 1 of 2) has verdicts with ends up to r, or all that can judge where these are fewer.  A judge takes part in r, is
 not out itself, and was not judged by the own peer.  So one liar changes no graph, and fewer colluders than a quorum

@@ -3,7 +3,7 @@
     every period      ping the next member; no answer: ask helpers to ping it; no message from it: suspect it
     a suspicion       is sent to all, also to the suspect, which refutes it by an entry with a higher incarnation
     not refuted       each member without a message of it sends a verdict to all; enough of them: it is gone as of a
-                      round (see verdicts); it may still refute them, if it was only cut off
+                      round (see `roster`); it may still refute them, if it was only cut off
     every ping        carries a digest of the roster; where two differ the peers compare, and send newer entries
 
 Differences from the paper: pings carry no updates.  The author of an update sends it to all linked members, a first
@@ -24,10 +24,7 @@ The state of another member, and its changes (a dot: unchanged):
 Suspicion: a member suspects it.  Silence: pinged by us and by helpers, it sends no message.  Answered, time up: the
 suspect's time is over, with or without a message of it; in the second case we give one verdict, and those of others
 may make it gone.  New life: its own entry with a higher incarnation, which refutes everything before.
-
 A member with an earlier life learns at its first contact what it announced then, and announces nothing until then.
-
-`handle` returns effects for the driver and events for the gossip machine.
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
 """
@@ -457,8 +454,8 @@ class Membership:
         gets its full time.
         """
         just_now = now_ns - 2 * self.settings.period_ns
-        to_say = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
-        return (len(self.claims()) >= 2 or not to_say) and self.suspects.keys() <= self._detector.heard.keys()
+        unreported = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
+        return (len(self.claims()) >= 2 or not unreported) and self.suspects.keys() <= self._detector.heard.keys()
 
     def _tick(self, now_ns: int) -> list[Outcome]:
         self._ticks += 1
