@@ -410,7 +410,7 @@ def accepted_with_cuts(experiment: FederatedExperiment, cuts: Mapping[str, Seque
     """Return whether the sites, all of whose files are here, fit the experiment with these columns cut."""
     held = range(experiment.coordinator.clients)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "agreed.json"
+        path = Path(folder) / run_format.AGREED
         more = {name: {"cuts": list(ends)} for name, ends in cuts.items()}
         data = msgspec.structs.replace(experiment.data, columns={**experiment.data.columns, **more}, agreed=str(path))
         experiment = msgspec.structs.replace(experiment, data=data)
