@@ -195,6 +195,11 @@ def test_an_offset_and_weights_count_as_in_all_records_in_one_place(folder: Path
     told = [float(row[name]) for row in csv.DictReader(out.read_text().splitlines())]
     mean = FAMILIES[family].mean(eta)[: len(told)]
     assert told == pytest.approx(mean, rel=1e-7)
+    if family in ("poisson", "gamma"):  # the mean alone is a rate, beside the offset
+        judged, here = json.loads(typed(["evaluate", str(fit), "site-0.csv", "--json"], folder).out), len(told)
+        rate = by_newton(family, x[:here, :1], y[:here], offset[:here], np.ones(here))[0]
+        left, of = (FAMILIES[family].deviance(y[:here], one[:here]).sum() for one in (eta, rate + offset))
+        assert judged["share of the deviance explained"] == pytest.approx(1 - left / of, rel=1e-6)
     ward = np.array([[1 - one[1] - one[2], one[1], one[2]] for one in x[: len(told)]])
     given = np.column_stack([weights[: len(told)], ward, offset[: len(told)]])
     by_layers = load_model(fit)(given)[:, -1]

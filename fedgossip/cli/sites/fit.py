@@ -212,9 +212,10 @@ def _glm_tests(found: GlmFit) -> list[str]:
         ratio = found.pearson / found.free
         lines.append(f"Pearson's X² {found.pearson:.6g} of {found.free} degrees of freedom: dispersion {ratio:.4g}")
         if found.design.family == "poisson" and ratio > DISPERSED and not found.design.errors:
-            lines.append("counts vary more than a Poisson model has it, so these errors are too small: take")
+            other = "" if found.design.prior else ", or take negative-binomial"
+            lines.append("counts vary more than a Poisson model has it, so these errors are too small: add")
             lines.append(
-                'errors=quasi (model.source = "glm:poisson?errors=quasi"), errors=robust, or negative-binomial'
+                f"errors=quasi or errors=robust to the options of model.source (glm:poisson?errors=quasi){other}"
             )
     return [*lines, f"errors are {found.design.errors}"] if found.design.errors else lines
 

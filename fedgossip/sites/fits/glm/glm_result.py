@@ -19,7 +19,16 @@ import numpy as np
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.sites.fits.glm.glm import FAMILIES, PointSums, ScaledColumns, Values, covariance, in_units, rank_of
+from fedgossip.sites.fits.glm.glm import (
+    FAMILIES,
+    PointSums,
+    ScaledColumns,
+    Values,
+    covariance,
+    in_units,
+    mean_sums,
+    rank_of,
+)
 from fedgossip.sites.fits.glm.glm_sums import QUASI, GlmDesign, GlmLayout
 
 FORMAT = 2
@@ -424,7 +433,9 @@ def measured(fit: GlmFit, features: Values, y: Values) -> Mapping[str, float]:
     if family != "linear":
         deviance, eta = FAMILIES[family].deviance, np.log(mean)
         total = math.fsum(deviance(y, eta))
-        null = math.fsum(deviance(y, np.full(len(y), math.log(y.mean())))) if y.any() else 0.0
+        offset = features[:, fit.design.offset.place] if fit.design.offset else np.zeros(len(y))
+        counted, exposed = mean_sums(FAMILIES[family], y, offset, 1.0)
+        null = math.fsum(deviance(y, math.log(counted / exposed) + offset)) if y.any() else 0.0
         found["deviance of a record"] = total / len(y)
         found |= {"share of the deviance explained": 1 - total / null} if null else {}
         found["Pearson's X² of a record"] = float(np.mean((y - mean) ** 2 / FAMILIES[family].variance(eta)))
