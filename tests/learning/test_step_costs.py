@@ -121,7 +121,7 @@ def test_the_flops_of_a_transformer_are_those_of_its_matrices_and_of_attention(t
             f"a process holds {2 * BYTES:,} bytes, more than simulation.inside.memory = 1,000",
         ),
         ({"simulation.per_example": 1.0}, "simulation.inside beside simulation.per_example"),
-        ({"task.kind": "quadratic"}, "torch trains no model by it"),
+        ({"task.kind": "quadratic", "model.source": None}, "torch trains no model by it"),
         ({"train.processes": 2, "train.parallel": "hogwild"}, "its processes take no step together"),
         ({"train.processes": 2, "train.accumulate": 2}, "beside accumulate"),
         ({"simulation.inside.flops": 0}, "simulation.inside.flops"),
@@ -135,6 +135,8 @@ def test_steps_that_have_no_time_and_meshes_that_do_not_fit_are_refused(keys: di
         for part in key.split(".")[:-1]:
             at = at.setdefault(part, {})
         at[key.split(".")[-1]] = value
+        if value is None:
+            del at[key.split(".")[-1]]
     with pytest.raises(ConfigError, match=told):
         simulate(given)
 
