@@ -25,15 +25,12 @@ from fedgossip.core.run_summary import RunSummary
 from fedgossip.core.task import Job, LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.core.timeline import ITEMS_OF_RUN, TimelineLog
 from fedgossip.drivers import sim_checkpoint
-from fedgossip.drivers.forecasting import forecast_of
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
-from fedgossip.experiment import BEST, GIVEN, Experiment, load_experiment
+from fedgossip.experiment import BEST, GIVEN, Experiment, GossipExperiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan, faults_of, network_settings
-from fedgossip.plans.gossip.gossip import peer_of, recovers
 from fedgossip.plans.gossip.gossip_checks import check_real
-from fedgossip.plans.gossip.own_graphs import given_schedule
 from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.runs import incarnations, run_directory
@@ -89,7 +86,11 @@ def simulate(
     The result depends on the experiment, its seed and these objects only.  Raises ConfigError for an experiment that
     cannot be run, before it starts; TrainingError where a loss is not finite, or an object of yours fails later.
     """
-    given = given_schedule(schedule, mixing)
+    given = None
+    if schedule is not None or mixing is not None:
+        from fedgossip.plans.gossip.own_graphs import given_schedule
+
+        given = given_schedule(schedule, mixing)
     named = {"topology.graph": GIVEN, "topology.n": given.n} if given else {}
     named |= {"algorithm.name": GIVEN} if algorithm else {}
     texts = [f"{key}={value}" for key, value in named.items()]
@@ -137,7 +138,11 @@ def simulate_plan(
     about = incarnations.about_of(plan, -1, task.schema, shares.digest) if folder else None
     left, refused = sim_checkpoint.left_in(folder, about) if folder and about and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
-    foretold = forecast_of(plan, task, forecast, folder if resume else None)
+    foretold = None
+    if forecast is not None or resume or isinstance(plan.experiment, GossipExperiment):
+        from fedgossip.drivers.forecasting import forecast_of  # and with it all of gossip
+
+        foretold = forecast_of(plan, task, forecast, folder if resume else None)
     keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
     record = _record(plan, engine, task, foretold)
     made = plan, script, task, initial, record, keeper, shares
@@ -325,7 +330,11 @@ def _simulator(
 ) -> Made:
     step = compose.step_inside(plan.experiment, task)
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n, step), plan.n, plan.experiment.seed)
-    restarts = script.restarts and recovers(plan)
+    restarts = False
+    if script.restarts:
+        from fedgossip.plans.gossip.gossip import peer_of, recovers
+
+        restarts = recovers(plan)
 
     def seat(node: NodeId) -> Machine:
         if restarts:
