@@ -138,11 +138,7 @@ def simulate_plan(
     about = incarnations.about_of(plan, -1, task.schema, shares.digest) if folder else None
     left, refused = sim_checkpoint.left_in(folder, about) if folder and about and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
-    foretold = None
-    if forecast is not None or resume or isinstance(plan.experiment, GossipExperiment):
-        from fedgossip.drivers.forecasting import forecast_of  # and with it all of gossip
-
-        foretold = forecast_of(plan, task, forecast, folder if resume else None)
+    foretold = _foretold(plan, task, forecast, folder if resume else None)
     keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
     record = _record(plan, engine, task, foretold)
     made = plan, script, task, initial, record, keeper, shares
@@ -184,6 +180,14 @@ def simulate_plan(
 def _table(plan: Plan, results: Results) -> TrainedTable | None:
     found = plan.touched_rows(results.kept) if results.kept else None
     return TrainedTable(*found) if found else None
+
+
+def _foretold(plan: Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
+    if level is None and stopped is None and not isinstance(plan.experiment, GossipExperiment):
+        return None
+    from fedgossip.drivers.forecasting import forecast_of  # and with it all of gossip
+
+    return forecast_of(plan, task, level, stopped)
 
 
 def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
