@@ -164,13 +164,16 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
     return LoadedModel(facts, module, folder)
 
 
+ANOTHER = "makes another model than the one that was saved"
+
+
 def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
     """Return the result of `built`.  Raises ConfigError where its tensors differ from the folder's."""
     advice = "Does what makes it depend on this machine, or on the release of a library?"
-    text = f"{folder}: {facts.source[:100]} makes another model than the one that was saved"
+    text = f"{folder}: {facts.source[:100]} {ANOTHER}"
     try:
         module = built()
-    except RuntimeError as error:  # sizes that torch rejects
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes that torch rejects
         raise ConfigError(f"{text}: {str(error).partition(chr(10))[0][:200]}", advice) from error
     if {name: tensor.shape for name, tensor in parts_of(module).items()} != {
         name: tensor.shape for name, tensor in tensors.items()
@@ -181,6 +184,8 @@ def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module]
 
 def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
     file = decoded_trees(content_of(folder, facts), str(folder / TREES))
+    if math.prod(facts.shape) != sum(len(one.features) for one in facts.columns):  # a size that memory is taken for
+        raise ConfigError(f"{folder}: {facts.source[:100]} {ANOTHER}", "Copy the folder again.")
     return TreesModule(TreeMargins(file, facts.columns), two=len(facts.classes) == 2)
 
 
