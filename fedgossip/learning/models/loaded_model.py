@@ -184,7 +184,7 @@ def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module]
 
 def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
     file = decoded_trees(content_of(folder, facts), str(folder / TREES))
-    if math.prod(facts.shape) != sum(len(one.features) for one in facts.columns):  # a size that memory is taken for
+    if facts.shape != (len(facts.columns),):  # which memory is taken for
         raise ConfigError(f"{folder}: {facts.source[:100]} {ANOTHER}", "Copy the folder again.")
     return TreesModule(TreeMargins(file, facts.columns), two=len(facts.classes) == 2)
 
