@@ -17,7 +17,7 @@ from rich.console import Console
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.run.progress import event_text
 from fedgossip.core.records import EventRow, Row, RowWriter
-from fedgossip.report.watch import snapshot
+from fedgossip.report.watch import snapshot, table
 from fedgossip.report.watch.federation import POINTS_KEPT, Curve
 from fedgossip.report.watch.follow import PIECE_BYTES, Follower, Tail
 from fedgossip.report.watch.places import find
@@ -333,6 +333,15 @@ def drawn(follower: Follower) -> str:
     with console.capture() as captured:
         console.print(Screen(follower, event_text, whole=True))
     return captured.get()
+
+
+def test_a_table_on_a_pipe_has_a_limit_and_counts_the_others(run: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand rows took rich twenty seconds."""
+    monkeypatch.setattr(table, "WHOLE_MOST", 3)
+    folder = peer_folder(run.path / "peers" / "01", 1, peer_row(1, 1))
+    lines = drawn(read(folder)).splitlines()
+    head = next(place for place, line in enumerate(lines) if "what others say" in line)
+    assert lines[head + 4].startswith("and 1 more: 1 elsewhere"), lines
 
 
 def links(state: State) -> list[str]:

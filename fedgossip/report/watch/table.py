@@ -24,12 +24,14 @@ COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "
 """Colour of a state's word; an ended peer is red.  The word is always shown: colour alone has no meaning."""
 EVENTS_SHOWN = 5
 LEAST_ROWS = 3
+WHOLE_MOST = 1_000
+"""Maximum number of rows of a table that is as long as it takes; the others are counted by their state."""
 NARROW = 84
 """Columns below which received bytes, the loss and the links are left out."""
 
 
 class Screen:
-    """Draws the present state of the follower.  `whole`: every peer, however many lines that takes."""
+    """Draws the present state of the follower.  `whole`: up to WHOLE_MOST peers, however many lines that takes."""
 
     def __init__(self, follower: Follower, words: Words, *, footer: str = "", whole: bool = False) -> None:
         self.follower, self.words, self.footer, self.whole = follower, words, footer, whole
@@ -37,10 +39,9 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         above, below = self._above(), self._below()
         room = console.height - len(above) - len(below) - 3  # the head of the table, the line of the rest, the cursor
+        room = WHOLE_MOST if self.whole else max(room, LEAST_ROWS)
         state = self.follower.state
-        shown = in_order(state)
-        if not self.whole and len(shown) > room:
-            shown = state.by_interest()[: max(room, LEAST_ROWS)]
+        shown = in_order(state) if len(state.peers) <= room else state.by_interest()[:room]
         listed = clients_table if state.led else peers_table
         yield Group(*above, listed(state, shown, options.max_width), *rest(state, shown), *below)
 
