@@ -60,7 +60,7 @@ def test_it_is_one_run_in_every_driver_and_nobody_makes_all_passes_by_chance() -
         ({"train": {"fewest_epochs": 2}}, "local_epochs = unset"),
         ({"train": {"local_epochs": 2, "fewest_epochs": 3}}, "fewest_epochs = 3 with local_epochs = 2"),
         ({"train": {"local_epochs": 2, "slowed": 0.5}}, "without fewest_epochs"),
-        ({"train": TRAIN, "task": {"kind": "quadratic"}}, "no effect"),
+        ({"train": TRAIN, "task": {"kind": "quadratic"}, "data": {}}, "no effect"),
         ({"train": TRAIN, "task": {"kind": "convex"}, "data": {}}, "no effect"),
         ({"train": TRAIN, "coordinator": {"clients": 6, "privacy": {"unit": "record"}}}, "equal passes"),
     ],
