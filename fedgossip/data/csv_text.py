@@ -110,7 +110,9 @@ def titles_above(rows: Sequence[Sequence[str]]) -> int:
 
 def title_note(path: Path, unit: str, above: Sequence[tuple[int, Sequence[str]]]) -> str:
     word = next((row[0].strip() for _, row in above if row and row[0].strip()), "")
-    return f"{path.name}: {unit}s 1 to {above[-1][0]} are titles above the table and left out: {word[:60]!r}"
+    last = above[-1][0]
+    which = f"{unit}s 1 to {last} are titles" if last > 1 else f"{unit} 1 is a title"
+    return f"{path.name}: {which} above the table and left out: {word[:60]!r}"
 
 
 def _decoded(path: Path, encoding: str) -> tuple[str, list[str]]:

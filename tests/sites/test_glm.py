@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
-from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, GlmTask, SiteRecords
+from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, GlmTask, PriorColumn, SiteRecords
 from fedgossip.sites.plans.fits import planned_fit
 
 LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days", "gamma": "cost"}
@@ -341,6 +342,24 @@ def test_a_site_that_leaves_leaves_the_fit_of_the_others(family: str) -> None:
     assert found is not None and (found.sites, found.records, found.converged) == (3, 180, True)
     assert [one.estimate for one in found.coefficients] == pytest.approx(estimates_of(sites[:3], family), rel=1e-10)
     assert found.null_deviance is None, "all four were there when the mean alone was asked about"
+
+
+@pytest.mark.parametrize(("most", "errors"), [(1, ""), (1, "quasi"), (2, "")])
+def test_pearsons_statistic_is_of_counts_and_not_of_events_by_person_time(most: int, errors: str) -> None:
+    """Of events of 0 and 1 it is large by small means alone, so no line may call them too varied."""
+    rng = np.random.default_rng(1)
+    sites = []
+    for _ in range(3):
+        x, logs = drawn("poisson", 1).x, rng.uniform(-3, 0, 60)
+        y = np.minimum(rng.poisson(np.exp(logs + 0.5 * x[:, 1] + 0.5)), most).astype(float)
+        sites.append(SiteRecords(x, y, offset=logs))
+    layout = layout_of("poisson", 2)
+    layout = replace(
+        layout, design=msgspec.structs.replace(layout.design, errors=errors, offset=PriorColumn("logs", 0, 0.0))
+    )
+    found = fit_of(layout, rounds(layout, sites), 3)
+    assert found is not None and found.converged
+    assert (found.pearson is None) == (most == 1 and not errors)
 
 
 def test_rounds_that_do_not_come_together_are_asked_again() -> None:

@@ -16,6 +16,7 @@ from pages import page
 import fedgossip
 from fedgossip.audit.entries import Owner, entries
 from fedgossip.audit.log import AuditLog
+from fedgossip.cli.people.pilot import _link
 from fedgossip.cli.people.pilot_steps import (
     DECLINED,
     PilotFacts,
@@ -92,6 +93,21 @@ def test_a_no_at_a_step_ends_the_walk_before_its_commands_and_is_asked_again(tmp
         assert Walk(tmp_path, log, {"same": "no"}).follow([step]) == DECLINED and not typing
         assert Walk(tmp_path, log, {"same": "yes"}).follow([step]) == 0 and typing
     assert [one.kind for one in entries(tmp_path / "audit.jsonl")].count("answered") == 2
+
+
+def test_a_declaration_that_a_site_writes_after_its_first_look_is_found(tmp_path: Path) -> None:
+    own, link = tmp_path / "mine.csv", tmp_path / "tables" / "site-0.csv"
+    link.parent.mkdir()
+    own.write_text("Alter,ill\n50,1\n")
+    (tmp_path / "study.toml").write_text(STUDY.replace("site-{peer}", f"{link.parent}/site-{{peer}}"))
+    experiment = fedgossip.load_experiment(tmp_path / "study.toml")
+    _link(experiment, 0, own)
+    beside = link.with_name("site-0.csv.toml")
+    assert link.resolve() == own and not beside.exists()
+    own.with_name("mine.csv.toml").write_text('[columns.age]\naliases = ["Alter"]\n')
+    for data in (own, None):
+        _link(experiment, 0, data)
+        assert beside.resolve() == own.with_name("mine.csv.toml")
 
 
 def _table(path: Path, seed: int) -> None:

@@ -143,6 +143,7 @@ def test_the_card_tells_curves_and_what_columns_were_worth(folder: Path) -> None
     for point in curve["everybody"]["points"]:
         assert f">{number(point['survival'])}<" in shown(folder, "kaplan-meier")
     card = (folder / "kaplan-meier" / "card.html").read_text()
+    assert "Kind of task" not in card and f" events until {curve['everybody']['points'][-1]['time']:g}." in card
     assert 'id="survival"' in card and f'<td class="number">{curve["everybody"]["median"]:g}</td>' in card
     words = card.partition("Words on this page")[2]
     assert "<td>Kaplan-Meier</td>" in words and "<td>AUROC</td>" not in words

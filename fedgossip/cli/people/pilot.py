@@ -287,7 +287,8 @@ def _agreed(
     _check_table(experiment, data)
     own = OwnMachine(str(data or ""), "", None, None, place.path / POLICY, None, None)
     rows = shown_terms(declared_run(experiment), proposal, invitation, own, code)
-    rows = [("Model", experiment.model.source) if row[0] == "Model" else row for row in rows if row[0] != "Sent"]
+    left_out = ("Sent", "Rounds", "Method") if facts_of(experiment).fit else ("Sent",)
+    rows = [("Model", experiment.model.source) if row[0] == "Model" else row for row in rows if row[0] not in left_out]
     echo(columns([*rows, ("Before it", "the plan is shown word by word, and nothing is sent until it is approved")]),
          err=True)  # fmt: skip
     answer = answer_to(TAKE_PART, given, Path.cwd())
@@ -321,6 +322,8 @@ def _check_table(experiment: Experiment, data: Path | None) -> None:
 def _link(experiment: Experiment, node: int, data: Path | None) -> None:
     """Let the site's own table, and what is declared beside it, be found under the name that the plan has.
 
+    A declaration is often written after a first look at the table, so each call looks for it.
+
     Raises ConfigError for another table than before.
     """
     from fedgossip.base.errors import ConfigError
@@ -333,9 +336,10 @@ def _link(experiment: Experiment, node: int, data: Path | None) -> None:
         if data and data.resolve() != link.resolve():
             advice = f"Leave --data out; to change the table, remove {link}, and approve the plan again."
             raise ConfigError(f"{data}: another table than this pilot has begun with, {link.resolve()}", advice)
-        return
-    _check_table(experiment, data)
-    assert data is not None, "it was checked just now"
-    link.symlink_to(data.resolve())
-    if (declared := data.with_name(data.name + OWN)).is_file():
-        link.with_name(link.name + OWN).symlink_to(declared.resolve())
+    else:
+        _check_table(experiment, data)
+        assert data is not None, "it was checked just now"
+        link.symlink_to(data.resolve())
+    table, beside = link.resolve(), link.with_name(link.name + OWN)
+    if (declared := table.with_name(table.name + OWN)).is_file() and not os.path.lexists(beside):
+        beside.symlink_to(declared)

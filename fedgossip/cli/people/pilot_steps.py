@@ -95,7 +95,7 @@ def facts_of(experiment: Experiment) -> PilotFacts:
     return PilotFacts(federated, run is not None, judged, budget, experiment.coordinator.secure.on)  # type: ignore[attr-defined]
 
 
-APPROVE = "To approve it type the first 8 digits of its hash"
+APPROVE = "To approve it type the first 8 letters and digits of the line 'hash' above"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ changes nothing: a number is a code, or in another unit, only if the site declar
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,14 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import class_name, is_missing, is_number, number_in, shown, with_point
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.data.columns.declarations import DeclaredColumn, EncodedColumn, TableEncoding, declared_columns, parted
+from fedgossip.data.columns.declarations import (
+    OWN,
+    DeclaredColumn,
+    EncodedColumn,
+    TableEncoding,
+    declared_columns,
+    parted,
+)
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.objectives import CLASSIFICATION
 from fedgossip.data.office_tables import query_digest
@@ -122,7 +130,14 @@ def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides:
     left = [head for place, head in enumerate(table.header) if place not in known and head not in besides]
     if any(map(is_number, left)):
         return "The first line of the file names the columns."
-    return nearest(missing, left) if left else "Every column that the model learned from is needed, by its name."
+    if not left:
+        return "Every column that the model learned from is needed, by its name."
+    return f'{nearest(missing, left)}  Where it has another name, write it {in_file(missing)} aliases = ["NAME"]'
+
+
+def in_file(name: str) -> str:
+    """Return where a site declares a rule of a column of its own table."""
+    return f"in TABLE{OWN} beside the table: [columns.{json.dumps(name, ensure_ascii=False)}]"
 
 
 def all_numbers(table: CsvColumns, place: int) -> list[float] | None:
@@ -455,7 +470,7 @@ def likely_codes(site: SiteColumns) -> Iterator[str]:
             if far and counts[end] >= least and _CODE.fullmatch(f"{value:g}"):
                 cells = "1 cell" if counts[end] == 1 else f"{counts[end]} cells"
                 text = f"column {one.name!r}: {value:g} in {cells}, apart from all others: a code for nothing?"
-                yield f'{text}  Declare it: missing = ["{value:g}"]'
+                yield f'{text}  Declare it {in_file(one.name)} missing = ["{value:g}"]'
 
 
 def units_unlike(site: SiteColumns, test: str) -> Iterator[str]:

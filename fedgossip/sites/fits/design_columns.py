@@ -14,10 +14,11 @@ Source of n: the largest share of one record in a sum is 1 / n, as in the domina
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import SchemaColumn
 from fedgossip.sites.fits.glm.glm import Values
@@ -156,3 +157,13 @@ def quartile_cuts(agreed: AgreedTable) -> dict[str, list[float]]:
         if ends and not (one.label or one.is_coded):
             found[one.name] = ends
     return found
+
+
+def words_instead(name: str, agreed: AgreedTable) -> str:
+    """Return the advice where a column that groups records is none of words: another, or how codes become words."""
+    numbers = [one.name for one in agreed.columns if not (one.categories or one.label)]
+    if name in numbers:
+        codes = f'[data.columns.{json.dumps(name, ensure_ascii=False)}] categories = ["0", "1"]'
+        return f"It has numbers.  If these are codes, list all of them in the experiment, {codes}, and agree again."
+    words = [one.name for one in agreed.columns if one.categories and not one.label]
+    return nearest(name, words) if words else "No column has words."

@@ -53,7 +53,7 @@ from fedgossip.plans.tasks import is_unagreed, schema_of_experiment, site_file
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
-from fedgossip.sites.fits.design_columns import bounds_of, check_counted, design_columns
+from fedgossip.sites.fits.design_columns import bounds_of, check_counted, design_columns, words_instead
 from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, PredictingFamily, SumsFamily, fit_of
 from fedgossip.sites.fits.families.names import FAMILIES
 from fedgossip.sites.fits.glm import glm, glm_result
@@ -335,7 +335,7 @@ def column_of_words(source: str, name: str, agreed: AgreedTable) -> tuple[str, .
     words = {one.name: one.categories for one in agreed.schema.features if one.categories}
     if name and name not in words:
         text = f"model.source = {source!r}: {name!r} is no column of words"
-        raise ConfigError(text, nearest(name, words) if words else "There is none: leave it out.")
+        raise ConfigError(text, words_instead(name, agreed))
     groups = words.get(name, ())
     if len(groups) > GROUPS:
         text = f"model.source = {source!r}: {len(groups)} groups; there are at most {GROUPS}"

@@ -86,7 +86,8 @@ def _tests(fit: GlmFit) -> Markup | None:
     words = []
     for one in fit.tests:
         what = "chi squared" if one.free is None else "F"
-        words.append(f"{one.name}: {what} {number(one.statistic)} of {one.freedom}, p {number(one.p)}.")
+        name = "All columns, likelihood ratio" if one.name == "likelihood ratio" else f"{one.name}, Wald"
+        words.append(f"{name}: {what} {number(one.statistic)} of {one.freedom}, p {number(one.p)}.")
     if fit.pearson is not None and fit.free > 0:
         words.append(f"Dispersion, X² over degrees of freedom: {number(fit.pearson / fit.free)}.")
     words += [f"Errors are {fit.design.errors}."] if fit.design.errors else []
@@ -101,9 +102,11 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     agree = "" if fit.concordance is None else f"; concordance {number(fit.concordance)}{error}, of pairs at one site"
     of_events = f"{count(fit.events)} of {count(fit.events + fit.unused)} events"
     used = f"{of_events} at {len(fit.strata[0].points)} told times, to which times are rounded up"
+    own = f"; each {d.strata_column} has a hazard of its own" if d.strata_column else ""
+    ties = "" if d.ties == "breslow" else "; ties are Efron's"
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""
     return [
-        paragraph(f"{text}, {used}{agree}{ridge}."),
+        paragraph(f"{text}, {used}{own}{ties}{agree}{ridge}."),
         _estimates(fit.coefficients, "hazard ratio"),
         _of_ratios(fit.coefficients, "hazard ratio"),
         _remarks(d.against, fit.silent),
@@ -114,7 +117,8 @@ def _of_curves(fit: CurveFit) -> list[Markup | None]:
     d, whole = fit.design, fit.everybody
     text = f"Kaplan-Meier survival, {d.time} until {d.event} = 1, of {_records(whole.records, fit.sites)}"
     test = "" if fit.p is None else f"; log-rank test of the groups: p {number(fit.p)}"
-    found: list[Markup | None] = [paragraph(f"{text}, {count(whole.events)} events{test}.")]
+    events = f"{count(whole.events)} events until {whole.points[-1].time:g}"
+    found: list[Markup | None] = [paragraph(f"{text}, {events}{test}.")]
     found += [grid(_drawn_curves(fit)), _medians(fit)]
     for one in (whole, *fit.groups):
         found += [paragraph(f"{d.group_column} = {one.name}")] if one.name else []
@@ -244,7 +248,7 @@ def _medians(fit: CurveFit) -> Markup:
         "95 % from",
         "to",
         f"Mean until {fit.everybody.points[-1].time:g}",
-        "±",
+        "± (95 %)",
     ]
     return table(heads, rows, 7)
 

@@ -131,7 +131,7 @@ def _use(release: Release, evaluation: Evaluation | None) -> Markup | None:
         facts_table(
             "The model",
             [
-                ("Kind of task", release.model.kind, ""),
+                *(() if release.fit_alone else (("Kind of task", release.model.kind, ""),)),
                 ("Made by", release.model.source, ""),
                 ("Answers", _answers(release), ""),
                 *(_on_test(release) if _is_judged(evaluation) else ()),

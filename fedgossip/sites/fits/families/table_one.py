@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, TrainingError, nearest
+from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
 from fedgossip.data.agreed.column_sums import SITES
 from fedgossip.data.agreed.suppression import hidden_rows
@@ -30,6 +30,7 @@ from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import SiteColumns
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
+from fedgossip.sites.fits.design_columns import words_instead
 from fedgossip.sites.fits.families.family import (
     Cell,
     FamilyDesign,
@@ -69,7 +70,7 @@ class TableOne:
         words = {one.name: one for one in agreed.columns if one.categories}
         if by and by not in words:
             text = f"by={by}: no column of words"
-            raise ConfigError(text, nearest(by, words) if words else "There is none: leave by out.")
+            raise ConfigError(text, words_instead(by, agreed))
         groups = words[by].categories if by else ("all",)
         if len(groups) > GROUPS:
             text = f"by={by}: {len(groups)} groups; there are at most {GROUPS}"

@@ -110,7 +110,7 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bounds: Bounds = ()
     """Predictions for numbers outside are marked."""
     pearson: float | None = None
-    """Pearson's X^2 of a poisson or gamma model, and of one with quasi or robust errors."""
+    """Pearson's X^2 of a poisson or gamma model, and of one with quasi or robust errors; None of 0 and 1 alone."""
     tests: tuple[TermTest, ...] = ()
     """Tests of all columns and of each column of several categories; none where errors are rounded."""
     rounded: bool = False
@@ -142,6 +142,9 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     if layout.has_last and last is None and (design.errors or disperses):
         return None
     pearson = None if last is None or last[0] != sums.records else last[1]
+    if design.family == "poisson" and not design.errors:  # quasi errors take it as it is
+        total = float(sums.gradient[0] + sums.information[0, 0])
+        pearson = None if _is_yes_no(sums, total) else pearson
     spread = covariance(state, dispersion)
     if pearson is not None and (design.errors == QUASI or disperses) and free > 0:
         dispersion = pearson / free
@@ -246,9 +249,18 @@ def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Va
         squares = first.deviance - mean * (records * mean - 2 * total)  # its deviance is that from `mean`
     elif family == "gamma":  # `known_outcomes` and the design leave no outcomes to count
         return np.zeros((0, len(sums)))
-    elif family == "poisson" and abs(first.least - 2 * total) >= 1e-6 * records:  # y - y log y + log y! is y of 0 and 1
+    elif family == "poisson" and not _is_yes_no(first, total):
         return sums[None]
     return counted_outcomes(family, records, squares, ones, sums)
+
+
+def _is_yes_no(sums: PointSums, total: float) -> bool:
+    """Return whether each outcome of a Poisson model is 0 or 1: y - y log y + log y! is y of these alone.
+
+    `total`: the sum of outcomes.  X^2 over degrees of freedom tells nothing of these: it is some (1 - mu) where all
+    records have one mean, and large by small means, as of short times, whatever the model.
+    """
+    return abs(sums.least - 2 * total) < 1e-6 * sums.records
 
 
 def counted_outcomes(family: str, records: int, squares: float, ones: Values, sums: Values) -> Values:
