@@ -526,7 +526,7 @@ def test_codes_units_and_repeated_rows_are_found(
     code, out, _ = described(tmp_path, monkeypatch, capsys)
     assert code == 0 and "column 'bmi': -999 in 4 cells, apart from all others: a code for nothing?" in out
     assert "column 'age': 99 in 4 cells, apart from all others" in out
-    assert 'Declare it in TABLE.toml beside the table: [columns."age"] missing = ["99"]' in out
+    assert 'Declare it in TABLE.csv.toml beside the table: [columns."age"] missing = ["99"]' in out
     written(tmp_path / "site-0.csv", HEAD, [["50", "-99", *patients(0)[0][2:]], *patients(0)[1:]])
     assert "column 'bmi': -99 in 1 cell, apart from all others" in described(tmp_path, monkeypatch, capsys)[1]
     code, out, _ = described(tmp_path, monkeypatch, capsys, 1)

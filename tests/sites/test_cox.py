@@ -578,6 +578,8 @@ def test_what_cannot_be_fitted_is_refused(
     with pytest.raises(ConfigError, match=message) as refused:
         planned_fit(load_experiment(folder / "hazards.toml", overrides))
     assert refused.value.advice
+    if "strata=" in overrides[0]:
+        assert '[data.columns."age"] categories = ["0", "1"], and agree again' in refused.value.advice
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,6 @@ def test_the_guides_fit_is_that_of_all_records_in_one_place(folder: Path) -> Non
         ("times=90,30", "times go up"),
         ("every=0&until=360", "every 0"),
         ("every=90&until=360&by=days", "no column of words"),
-        ("every=90&until=360&by=age", '[data.columns."age"] categories = ["0", "1"], and agree again'),
         ("evry=90", "unknown option"),
     ],
 )

@@ -137,7 +137,7 @@ def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides:
 
 def in_file(name: str) -> str:
     """Return where a site declares a rule of a column of its own table."""
-    return f"in TABLE{OWN} beside the table: [columns.{json.dumps(name, ensure_ascii=False)}]"
+    return f"in TABLE.csv{OWN} beside the table: [columns.{json.dumps(name, ensure_ascii=False)}]"
 
 
 def all_numbers(table: CsvColumns, place: int) -> list[float] | None:
