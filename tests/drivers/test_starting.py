@@ -237,8 +237,14 @@ command()
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize("how", ["thread", "exit", "modules"])
-@pytest.mark.parametrize(("words", "code"), [(["explain", "train.lr"], 0), (["explain", "nothing at all"], 2)])
+@pytest.mark.parametrize(
+    ("how", "words", "code"),
+    [
+        ("thread", ["explain", "train.lr"], 0),
+        ("exit", ["explain", "nothing at all"], 2),
+        ("modules", ["explain", "train.lr"], 0),
+    ],
+)
 def test_ctrl_c_while_the_interpreter_ends_changes_no_exit_code_and_says_nothing(
     how: str, words: list[str], code: int
 ) -> None:

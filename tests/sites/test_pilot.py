@@ -271,7 +271,7 @@ def test_the_page_for_boards_shows_what_the_tool_prints(tmp_path: Path) -> None:
     records = sum(map(len, lines)) - CLIENTS
     counted = json.loads((tmp_path / "agreed.json").read_text())["records"]
     assert f"it counts {counted} records, and there are {records}" in told
-    assert f"when its {plan.experiment.rounds} rounds are used up" in told and "ends after 90 days" in told
+    assert f"begins under the approval after 90 days, or when its {plan.experiment.rounds} rounds are used up" in told
     assert "--days 90" in told and "--max-epsilon-total 5" in told and "above 5 in all" in told
 
 
