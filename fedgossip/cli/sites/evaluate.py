@@ -369,7 +369,9 @@ def _groups(found: Evaluation) -> list[str]:
 
 def _places(found: Evaluation) -> str:
     text = ", ".join(f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in found.places)
-    return f"{found.layout.score} of each site, the worst first: {text}"
+    left = found.unplaced
+    few = f"; not of {left}, with fewer than {found.suppress} right, or wrong, answers" if left else ""
+    return f"{found.layout.score} of each site, the worst first: {text}{few}"
 
 
 def _named(found: Evaluation) -> list[str]:

@@ -368,7 +368,9 @@ def judged_sums(layout: EvaluationLayout, site: SiteAnswers, pooled: Numbers, no
             found["part", outcome, str(part), "said"] = whole(answer[inside])
     score = score_of(layout, found, ())
     if score is not None and len(site.y) >= least:
-        found["place", str(min(int(max(score, 0.0) * PLACES), PLACES - 1))] = 1
+        right = found["right",]
+        if layout.kind == REGRESSION or min(right, len(site.y) - right) >= least:  # else it would give a small count
+            found["place", str(min(int(max(score, 0.0) * PLACES), PLACES - 1))] = 1
         if layout.named:
             found["site", str(node), "records"] = len(site.y)
             found["site", str(node), "score"] = whole(np.array([max(score, -1.0)]))

@@ -331,9 +331,11 @@ def _sites(evaluation: Evaluation | None) -> Markup | None:
         return None
     rows = [[str(place + 1), _between(low, high)] for place, (low, high) in enumerate(evaluation.places)]
     named = [[f"site {one.site}", count(one.records), number(one.score)] for one in evaluation.named]
+    left = evaluation.unplaced
+    few = f"; not of {left}, with fewer than {evaluation.suppress} right, or wrong, answers" if left else ""
     return section(
         "At the sites",
-        paragraph(f"The {evaluation.layout.score} of each site on its own records, the worst first."),
+        paragraph(f"The {evaluation.layout.score} of each site on its own records, the worst first{few}."),
         grid(
             table(["Place, the worst first", evaluation.layout.score], rows, 1),
             table(["Site", "Records", evaluation.layout.score], named, 2) if named else None,
