@@ -148,8 +148,8 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """[true class][predicted class]; None where a cell would disclose few records."""
     groups: tuple[GroupFigures, ...] = ()
     places: tuple[tuple[float, float], ...] = ()
-    """Bounds of each site's score, the worst first, without those of classes with fewer than `suppress` right, or wrong,
-    answers; () beside named sites with rounded scores, for these are reported with their numbers of records."""
+    """Bounds of each site's score, the worst first, without sites with fewer than `suppress` right, or wrong, answers;
+    () beside named sites with rounded scores, for these are reported with their numbers of records."""
     named: tuple[SiteFigures, ...] = ()
     membership: MembershipFigures | None = None
     noise_within: Mapping[str, float] = {}
