@@ -33,12 +33,15 @@ from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
 from fedgossip.sites.evaluation.evaluated import read as evaluation_file
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
+from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_steps import fitted_alone
+from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.glm.glm_result import GlmFit, fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.survival.survival_curves import fit_of as curves_of
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, counted
-from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets, reported_risk
+from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets, places_of, reported_risk
 from fedgossip.sites.fits.trees.tree_result import trees_fit
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
 
@@ -481,6 +484,74 @@ def test_no_few_records_are_found_in_hazards(request: pytest.FixtureRequest) -> 
                         assert count == 0 or count >= least, (seed, apart, count)
                     assert risk[0] == one.records and (np.array(risk) >= there).all()
     assert fits > len(seeds(request)) / 2
+
+
+def random_hazards(seed: int) -> tuple[CoxFit | None, TimedRecords]:
+    """Fit the hazards of records of one column of two or three values, the two a category; None where it is refused."""
+    rng = np.random.default_rng(seed)
+    values, m, grid = 2 + seed % 2, int(rng.integers(80, 160)), tuple(range(1, 41))
+    x = rng.choice(values, m, p=rng.dirichlet(np.ones(values))).astype(float)
+    d = CoxDesign(
+        time="t", event="e", grid=grid, least=10, columns=("a=yes",), places=(1,), mean=(0.0,), deviation=(1.0,),
+        steps=16, **({"codes": ((0,),), "suppress": 5} if values == 2 else {}),
+    )  # fmt: skip
+    times, ends = rng.exponential(20 * np.exp(x * rng.normal() / 2)), rng.uniform(10, 60, m)
+    seen = np.ceil(np.minimum(times, ends))
+    records = TimedRecords([x], seen, places_of(grid, seen), times <= ends, np.zeros(m, np.int64))
+    layout = CoxLayout(d)
+    try:
+        return cox_fit(layout, fitted_alone(layout, SiteHazards(layout, records)), 3), records
+    except TrainingError:
+        return None, records
+
+
+def at_risk_by_value(fit: CoxFit, values: int) -> list[set[tuple[int, ...]]]:
+    """Return at each told time the numbers of records at risk of each value that the file's hazard can be of.
+
+    d / hazard is the sum of exp(x b) over all at risk: a sum of few different numbers, each a whole number of times.
+    """
+    b, found, before, off = fit.coefficients[0].estimate, [], 0.0, 0.0
+    for point in fit.strata[0].points:
+        digits = len(repr(point.hazard).partition(".")[2])
+        half = max(10.0**-digits / 2, 1e-14)
+        step = point.hazard - before
+        low, high = (point.events / max(step + side * (half + off), 1e-9) for side in (1, -1))
+        most = range(point.risk + 1)
+        there = np.array([one for one in itertools.product(*[most] * (values - 1)) if sum(one) <= point.risk])
+        known = set()
+        for risk in range(max(point.risk - fit.design.least, 0), point.risk + 1):  # of whom some may have left
+            all_of = np.column_stack([risk - there.sum(axis=1), there])
+            sums = all_of @ np.exp(b * np.arange(values))
+            fits = (all_of[:, 0] >= 0) & (low * (1 - 1e-12) <= sums) & (sums <= high * (1 + 1e-12))
+            known |= set(map(tuple, all_of[fits].tolist()))
+        found.append(known)
+        before, off = point.hazard, half
+    return found
+
+
+def test_no_few_records_of_a_category_are_found_by_hazards(request: pytest.FixtureRequest) -> None:
+    """Exact cumulative hazards gave the records at risk of each value, so those of it who leave between two times."""
+    fits = refused = 0
+    for seed in range(400 if request.config.getoption("--long") else 12):
+        fit, records = random_hazards(seed)
+        if fit is None:
+            refused += 1
+            continue
+        fits += 1
+        x, ends = records.columns[0], [point.time for point in fit.strata[0].points]
+        values = 2 if fit.design.codes else 3
+        known = at_risk_by_value(fit, values)
+        index = np.searchsorted(ends, records.times)
+        true = [tuple(int(((index >= k) & (x == v)).sum()) for v in range(values)) for k in range(len(ends))]
+        assert all(one in there for one, there in zip(true, known, strict=True)), seed
+        for v in range(values):
+            for one, other in itertools.pairwise({numbers[v] for numbers in there} for there in known):
+                assert len(one) > 1 or len(other) > 1 or not 0 < one.pop() - other.pop() < 5, (seed, v)
+            if fit.design.codes:
+                left, had = np.minimum(index, len(ends) - 1)[x == v], (records.events & (index < len(ends)))[x == v]
+                cells = [int((left[had == seen] == k).sum()) for k in range(len(ends)) for seen in (False, True)]
+                assert not any(0 < one < 5 for one in cells), (seed, v, cells)
+    assert fits > refused > 0, (fits, refused)
 
 
 def test_no_few_records_are_found_in_curves(request: pytest.FixtureRequest) -> None:

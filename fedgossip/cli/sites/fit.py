@@ -137,7 +137,8 @@ def _refused(
     every = quartile_cuts(planned.agreed)
     lines = [line for line in found if FAR in line] or found
     named = {name: ends for name, ends in every.items() if any(f"'{name}'" in line for line in lines)}
-    for cuts in (one for one in (named, every) if one):
+    singles = ({name: ends} for name, ends in every.items() if len(every) > 1)  # all cut would be categories alone
+    for cuts in (one for one in (named, every, *singles) if one):
         if accepted_with_cuts(experiment, cuts):
             declared = [f'"{name}" = {{ cuts = [{", ".join(map(short, ends))}] }}' for name, ends in cuts.items()]
             tried = "Tried: with these columns cut at their agreed quartiles no site refuses.  Agree again with"

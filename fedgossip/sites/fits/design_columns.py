@@ -86,6 +86,18 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
     return DesignColumns(*map(tuple, (names, places, mean, deviation, against, constant)))  # type: ignore[arg-type]
 
 
+def codes_of(agreed: AgreedTable, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the columns of a design by source column, where each is of categories or of two values; else none."""
+    levels = {one.name: one.levels for one in agreed.columns}
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        one = next(one for one in agreed.encoding.columns if name in one.features)
+        if not (one.categories or 0 < levels[one.name] <= 2 or name != one.name):
+            return ()
+        found.setdefault(name if not one.categories else one.name, []).append(place)
+    return tuple(map(tuple, found.values()))
+
+
 def bounds_of(agreed: AgreedTable) -> tuple[tuple[str, float, float], ...]:
     """Return name, low and high of each feature with agreed bounds."""
     there = (one for one in agreed.schema.features if one.low is not None and one.high is not None)

@@ -53,7 +53,7 @@ from fedgossip.plans.tasks import is_unagreed, schema_of_experiment, site_file
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
-from fedgossip.sites.fits.design_columns import bounds_of, check_counted, design_columns, words_instead
+from fedgossip.sites.fits.design_columns import bounds_of, check_counted, codes_of, design_columns, words_instead
 from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, PredictingFamily, SumsFamily, fit_of
 from fedgossip.sites.fits.families.names import FAMILIES
 from fedgossip.sites.fits.glm import glm, glm_result
@@ -272,12 +272,14 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     strata = column_of_words(source, strata_column, agreed)
     column = next(one for one in agreed.columns if one.name == time.name)
     c = design_columns(agreed, COX, 0, [strata_column])
+    codes = codes_of(agreed, c.names)
     return CoxDesign(
         time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column), least=int(least), ties=ties,
         ridge=ridge,
         strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
-        agreed=agreed.digest, steps=COX_STEPS,
+        agreed=agreed.digest, steps=COX_STEPS, codes=codes or msgspec.UNSET,
+        suppress=agreed.suppress if codes else msgspec.UNSET,
     )  # fmt: skip
 
 

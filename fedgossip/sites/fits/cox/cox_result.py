@@ -10,8 +10,8 @@ from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.cox.cox import concordance_error
 from fedgossip.sites.fits.cox.cox_steps import OVER, PAIRS, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout
-from fedgossip.sites.fits.glm.glm import CONVERGED, covariance, rank_of
-from fedgossip.sites.fits.glm.glm_result import FORMAT, Bounds, Coefficient, coefficient, known
+from fedgossip.sites.fits.glm.glm import CONVERGED, Values, covariance, rank_of
+from fedgossip.sites.fits.glm.glm_result import ALONE, FORMAT, Bounds, Coefficient, coefficient, known, rounded_to
 from fedgossip.sites.fits.survival.survival_times import reported_risk
 
 
@@ -23,7 +23,8 @@ class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of records at risk; those who leave without an event are counted until `design.least` of them have."""
     events: int
     hazard: float
-    """Cumulative hazard of a record with the agreed mean of each number and the first category of each word column."""
+    """Cumulative hazard of a record with the agreed mean of each number and the first category of each word column,
+    with two digits of its error: exact ones would give the sum of exp(x b) over the few records between two times."""
 
 
 class StratumHazard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +85,11 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
     state, d = FittedHazards(layout, x), layout.design
     if state.stage == OVER and not len(state.ends):
         text = f"no {d.least} records have their event, {d.event} = 1, until {d.grid[-1]:g}, and as many after it"
-        raise TrainingError(text, "Take later times in model.source, or more sites; fewer are never opened.")
+        advice = "Take later times in model.source, or more sites; fewer are never opened."
+        if d.codes:
+            text += f"; or fewer than {d.suppress} of either share their categories, and no column is of numbers"
+            advice = f"{ALONE}  {advice}"
+        raise TrainingError(text, advice)
     records = state.number("records")
     if not records:
         return None
@@ -144,7 +149,7 @@ def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
         if published
         else []
     )
-    rows = zip(d.strata, risk, events, np.cumsum(state.hazard, axis=1), strict=bool(published))
+    rows = zip(d.strata, risk, events, _rounded(state.hazard, state["events"][:, :published]), strict=bool(published))
     return tuple(
         StratumHazard(
             name,
@@ -155,3 +160,11 @@ def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
         )
         for name, there, had, hazards in rows
     )
+
+
+def _rounded(hazards: Values, events: Values) -> Values:
+    """Return the cumulative hazards, with two digits of their errors, by the hazard and events of each time, [s, k]."""
+    total = np.cumsum(hazards, axis=1)
+    errors = np.sqrt(np.cumsum(hazards**2 / np.maximum(events, 1), axis=1))  # Breslow's variance, sum of d / S0^2
+    found = np.vectorize(rounded_to, otypes=[float])(total, errors, 2)
+    return np.asarray(np.maximum.accumulate(found, axis=1))

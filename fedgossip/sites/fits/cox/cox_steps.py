@@ -147,15 +147,17 @@ class FittedHazards:
     def _choose_times(self, counts: Sequence[TimeCounts], sites: int) -> None:
         """Choose the reported times; without any the fit is over."""
         self._set(sites=sites, fewest=sites)
-        events = sum(int(one.events.sum()) for one in counts)
+        strata, combined = counts[: self.layout.strata], counts[self.layout.strata :]
+        events = sum(int(one.events.sum()) for one in strata)
         least = max(self.layout.design.least, -(-events // TOLD))
-        ends = ends_of_risk_sets(counts, least, apart=self.layout.tied)
+        fewest = self.layout.design.suppress or 1
+        ends = ends_of_risk_sets(strata, least, apart=self.layout.tied, inside=combined, fewest=fewest)
         if not ends:
             self._set(stage=OVER)
             return
         self["ends"][: len(ends)] = ends
-        self._set(told=len(ends), stage=RISK, unused=sum(int(one.events[ends[-1] + 1 :].sum()) for one in counts))
-        for stratum, one in enumerate(counts):
+        self._set(told=len(ends), stage=RISK, unused=sum(int(one.events[ends[-1] + 1 :].sum()) for one in strata))
+        for stratum, one in enumerate(strata):
             gone = np.cumsum(one.events + one.censored)[ends]
             happened = np.diff(np.cumsum(one.events)[ends], prepend=0)
             risk = one.records - np.concatenate([[0], gone[:-1]])

@@ -1,6 +1,7 @@
 """The numbers by which sites fit proportional hazards: whole, so that their sum is exact and is all that is seen.
 
-    counts     records of each stratum; events and censorings at each time of the agreed grid: reported times follow
+    counts     records of each stratum; events and censorings at each time of the agreed grid: reported times follow;
+               where no column is of numbers, the same of each combination of categories
     risk       at a point, at each reported time: d, S0 and S1; of the reported events eta and u            see `cox`
     moments    by the hazards that follow from them: u again, and M
     last       at the last point: d and S0; numbers of comparable pairs of records at one site, of concordant ones, and
@@ -13,6 +14,7 @@ Sites receive the state (`cox_steps`): the requested stage, the point, and the h
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -73,6 +75,10 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     agreed: str = ""
     """The hash of the agreed statistics."""
     steps: int
+    codes: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
+    """Columns of each source column, where none is of numbers: the categories but the reference."""
+    suppress: int | msgspec.UnsetType = msgspec.UNSET
+    """With `codes`: the smallest number of records of a combination of them that leave between two reported times."""
 
     @property
     def digest(self) -> str:
@@ -118,14 +124,21 @@ class CoxLayout:
     def upper(self) -> tuple[Whole, Whole]:
         return np.triu_indices(self.width)
 
+    @cached_property
+    def combinations(self) -> int:
+        """Number of combinations of categories; 0 beside a column of numbers."""
+        return math.prod(len(one) + 1 for one in self.design.codes) if self.design.codes else 0
+
     @property
     def opened(self) -> tuple[str, ...]:
         """Sums over all sites that the coordinator sees, in words."""
         d, of = self.design, f" of each of {self.strata} strata" if self.design.strata_column else ""
+        of_codes = f", and of each of {self.combinations} combinations of categories" if d.codes else ""
         text = f"at each of at most {self.reported_times} told times{of}, {self.width + 1} sums over all at risk then"
         text += " and as many over those with their event then" if self.tied else ""
         return (
-            f"first the number of records{of}, and at {len(d.grid)} times of {d.time} those of events and censorings",
+            f"first the number of records{of}{of_codes}, and at {len(d.grid)} times of {d.time} those of events and "
+            "censorings",
             f"then, in each of at most {d.steps} steps, {text}; {len(self.upper[0])} of products of columns over all",
             "last pairs of records at one site that go in the order that is said, and squares of each record's number",
         )
@@ -133,7 +146,7 @@ class CoxLayout:
     @cached_property
     def numbers(self) -> int:
         """Number of elements of the longest sum."""
-        counts = self.strata * (1 + 2 * len(self.design.grid))
+        counts = self.strata * (1 + self.combinations) * (1 + 2 * len(self.design.grid))
         more = 1 + self.width if self.tied else 0
         risk = 2 + self.width + self.strata * self.reported_times * (2 + self.width + more)
         moments = 1 + self.width + len(self.upper[0])
@@ -157,11 +170,11 @@ class CoxLayout:
     # --- contents of sums ------------------------------------------------------------------------------------------
 
     def counts(self, numbers: Numbers) -> Sequence[TimeCounts]:
-        """Return the numbers of records, events and censorings of each stratum."""
+        """Return the numbers of records, events and censorings of each stratum, then of its combinations."""
         times = len(self.design.grid)
         found = []
-        for stratum in range(self.strata):
-            records, *others = numbers[stratum * (1 + 2 * times) :][: 1 + 2 * times]
+        for group in range(self.strata * (1 + self.combinations)):
+            records, *others = numbers[group * (1 + 2 * times) :][: 1 + 2 * times]
             found.append(TimeCounts(records, np.array(others[:times], np.int64), np.array(others[times:], np.int64)))
         return found
 
@@ -216,10 +229,20 @@ class SiteHazards:
 
     def counts(self) -> Numbers:
         r, found = self.records, list[int]()
-        for stratum in range(self.layout.strata):
-            rows = r.strata == stratum
+        strata = [r.strata == stratum for stratum in range(self.layout.strata)]
+        codes, many = self._combinations(), self.layout.combinations
+        for rows in (*strata, *(rows & (codes == one) for rows in strata for one in range(many))):
             one = counted(len(self.layout.design.grid), r.places[rows], r.events[rows])
             found += [one.records, *one.events.tolist(), *one.censored.tolist()]
+        return found
+
+    def _combinations(self) -> Whole:
+        """Return each record's combination of categories, [m]: of a number with two values the larger is above 0."""
+        found = np.zeros(len(self.records.times), np.int64)
+        for one in self.layout.design.codes or ():
+            found *= len(one) + 1
+            for number, column in enumerate(one, 1):
+                found += number * (self.records.columns[column] > 0)
         return found
 
     def risk(self, ends: Whole, point: Values) -> Numbers:

@@ -36,6 +36,7 @@ INTERCEPT = "(intercept)"
 SOFTMAX, RATES = "softmax", "glm:poisson"
 """Models that a fit is: a linear layer, of classes or of numbers; and exp of one."""
 SOURCE_OF = {"logistic": SOFTMAX, "linear": SOFTMAX, "poisson": RATES, "gamma": RATES}
+ALONE = "Estimates of categories alone would count them: put some together, or leave a column out, drop=COLUMN."
 LEVEL = 0.95
 RATIO = {"logistic": "odds ratio", "poisson": "rate ratio", "gamma": "mean ratio"}
 """Name of exp(estimate), by family."""
@@ -314,10 +315,7 @@ def few_share(
     few = any(bool(((table > 0) & (table < suppress)).any()) for table in whole)
     if few and sum(map(len, groups.values())) == len(columns):
         text = f"fewer than {suppress} records share two categories, or one and an outcome, and no column is of numbers"
-        advice = (
-            "Estimates of categories alone would count them: put some together, or leave a column out, drop=COLUMN."
-        )
-        raise TrainingError(text, advice)
+        raise TrainingError(text, ALONE)
     return few
 
 

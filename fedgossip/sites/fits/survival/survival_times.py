@@ -149,26 +149,30 @@ def choose_report_times(groups: Sequence[TimeCounts], least: int) -> list[int]:
     return ends
 
 
-def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) -> list[int]:
+def ends_of_risk_sets(
+    groups: Sequence[TimeCounts], least: int, *, apart: bool, inside: Sequence[TimeCounts] = (), fewest: int = 1
+) -> list[int]:
     """Return the places of reported times for sums over all at risk: every event belongs to one of them.
 
     Each has, in each group, no events or `least`; with `apart`, where sums over records with their event are separate,
     no censorings or `least` either, for they too make two sums differ.  The rest after the last but one is merged into
-    the last, with all later records.  Where records without an event are too few for that, late events are omitted; []
-    where some group with events has fewer than `least`.
+    the last, with all later records.  Of each group `inside` these, which sums over them all tell apart, it has no
+    events or `fewest`, and no censorings or `fewest`.  Where records without an event are too few for that, late
+    events are omitted; [] where some group with events has fewer than `least`, or `fewest`.
     """
-    events = [np.concatenate([[0], np.cumsum(one.events)]) for one in groups]
-    gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in groups]
+    events = [np.concatenate([[0], np.cumsum(one.events)]) for one in (*groups, *inside)]
+    gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in (*groups, *inside)]
+    rules = [(one, least, apart) for one in groups] + [(one, fewest, True) for one in inside]
 
     def is_reported(begin: int, end: int, *, last: bool = False) -> bool:
         """Whether the places from `begin` to before `end` can be one reported time."""
-        for one, had, left in zip(groups, events, gone, strict=True):
-            if not enough(int(had[end] - had[begin]), least):
+        for (one, many, separate), had, left in zip(rules, events, gone, strict=True):
+            if not enough(int(had[end] - had[begin]), many):
                 return False
             others = one.records - int(had[end]) - int(left[begin]) if last else int(left[end] - left[begin])
-            if (apart or last) and not enough(others, least):
+            if (separate or last) and not enough(others, many):
                 return False
-            if last and not enough(one.records - int(had[end]), least):  # all without an event: by the totals
+            if last and not enough(one.records - int(had[end]), many):  # all without an event: by the totals
                 return False
         return any(had[end] > had[begin] for had in events)
 
