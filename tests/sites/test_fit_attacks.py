@@ -235,6 +235,15 @@ def test_no_record_outweighs_the_others_of_a_column(rows: int, largest: float, r
     assert too_few(weights, 1.0, [("a", values)], 5) == (refused * "too few of this site's records count there for 'a'")
 
 
+@pytest.mark.parametrize(("largest", "refused"), [(8, False), (10, True)])
+def test_no_two_records_outweigh_the_others_of_a_column(largest: float, refused: bool) -> None:
+    """Of eight two are 16 of 22, or 20 of 26; by their number alone, above two, both were enough."""
+    values, weights = np.concatenate([np.ones(8), np.zeros(99)]), np.ones(107)
+    weights[:2] = largest
+    assert 2 < effective(weights * values) < 4 and refused == (2 * largest > 0.75 * (2 * largest + 6))
+    assert bool(too_few(weights, 1.0, [("a", values)], 5)) == refused
+
+
 def test_a_point_at_which_few_records_count_is_refused_though_it_follows_from_what_is_said(
     kinds: dict[str, Made],
 ) -> None:

@@ -18,6 +18,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import SchemaColumn
@@ -128,7 +130,9 @@ CUT_SHORT = "the last rounds failed, or sites refused a point at which few of th
 """Why a fit has taken fewer steps than it may, and is not at its end."""
 FAR = "as some are far out in"
 TWO = 2.0
-"""Effective number of a column's records at a point that is always enough."""
+"""Effective number of a column's records at a point that is enough, unless two are nearly all."""
+OF_TWO = 0.75
+"""Largest share of two records in a column's sum of squares there."""
 LOOK = (
     "The events of its rounds (metrics.jsonl) name the column: values far out, or a rare category, carry its sum, or "
     "its coefficients diverge. Declare its bounds or cuts in [data.columns], leave it out, drop=COLUMN, or "
@@ -147,7 +151,7 @@ def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]],
 
     A column may have a quarter of its records without weights at the point, but two, or half of fewer than four: so no
     record is more than half of a column's sum of squares at a site, beside two other sites, where it is not without
-    weights.
+    weights.  Nor may two of four or more be above OF_TWO of it.
     """
     far = [name for name, values in columns if effective(values * values) < least]
     if effective(weights, unit) < least:
@@ -155,8 +159,10 @@ def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]],
         return f"fewer than {least:g} of this site's records count there{why}"
     few = []
     for name, values in columns:
-        own = effective(squares := values * values)
-        if effective(weights * squares) < min(least, max(own / 4, TWO), own / 2):
+        own, there = effective(squares := values * values), weights * squares
+        number = effective(there)
+        heavy = least > number and own >= 2 * TWO and np.partition(there, -2)[-2:].sum() > OF_TWO * there.sum()
+        if heavy or number < min(least, max(own / 4, TWO), own / 2):
             few.append(name)
     return f"too few of this site's records count there for {', '.join(map(repr, few))}" if few else ""
 
