@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 from commands import in_process
+from random_experiments import experiment
 
 import fedgossip
-from fedgossip.base.errors import ConfigError
+from fedgossip.base.errors import ConfigError, FedgossipError
 from fedgossip.core.records import EventRow, NetworkRow
+from fedgossip.experiment import load_experiment
 from fedgossip.lab.costs.times import forecast_times
+from fedgossip.plans.compose import plan as resolve
 
 DIGITS = {
     "seed": 3,
@@ -103,6 +106,48 @@ def test_the_command_says_who_waits_and_what_is_dropped(
     shown = in_process(["forecast", str(file), "--level", "times"], tmp_path, monkeypatch, capsys)
     assert shown.code == 0 and "fedbuff" in shown.out
     assert " stale" in shown.out.splitlines()[-1]
+
+
+def test_trainings_take_the_time_of_each_ones_examples_and_seeds_without_a_valid_graph_are_left_out() -> None:
+    uneven = {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.2}}
+    case = DIGITS | {"rounds": 3, "data": uneven, "train": {"local_epochs": 1, "batch_size": 32, "device": "cpu"}}
+    case |= {"coordinator": {"clients": 4, "secure": {"on": False}}, "simulation": {"per_example": 0.01}}
+    assert forecast_times(case, draws=2)[0].seconds == measured(case)[0]
+    drawn = {"graph": "small-world:2,0.3", "n": 5, "weights": "uniform"}  # of equal degrees with few seeds alone
+    case = {"rounds": 2, "seed": valid_seed(drawn), "topology": drawn, "task": {"kind": "averaging", "dim": 2}}
+    (forecast,) = forecast_times(case, draws=2)
+    assert forecast.seconds == measured(case)[0] and forecast.seeds[2] - forecast.seeds[0] > 2
+
+
+def valid_seed(topology: dict[str, Any]) -> int:
+    """Return the first seed that has a valid graph, of which one of the next two has none."""
+
+    def valid(seed: int) -> bool:
+        try:
+            resolve(load_experiment({"rounds": 2, "seed": seed, "topology": topology, "task": {"kind": "averaging"}}))
+        except ConfigError:
+            return False
+        return True
+
+    return next(seed for seed in range(200) if valid(seed) and not (valid(seed + 1) and valid(seed + 2)))
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+def test_random_experiments_take_the_seconds_of_their_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2] / "examples")
+    monkeypatch.syspath_prepend(".")
+    equal = 0
+    for seed in range(1, 500):
+        case = experiment(seed)
+        try:
+            seconds, _ = measured(case)
+            (forecast,) = forecast_times(case, draws=2)
+        except FedgossipError:
+            continue
+        assert forecast.seconds == [seconds[round - 1] for round in forecast.rounds], seed
+        equal += 1
+    assert equal > 100
 
 
 @pytest.mark.long

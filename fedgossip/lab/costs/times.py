@@ -36,6 +36,8 @@ from fedgossip.plans.federated.federation import FederationPlan
 
 DRAWS = 8
 """Number of other seeds."""
+TRIES = 50
+"""Number of seeds tried for each of them."""
 SPREADS = 5.41
 """Student's t of 7 degrees of freedom, two-sided 99.9 %."""
 
@@ -64,7 +66,7 @@ class TimeForecast(msgspec.Struct, kw_only=True):
     """Share of the updates by their staleness, in model changes; {} where none is stale."""
 
     events: dict[str, int]
-    """Number of events by name, of the own seed: those that `fedgossip explain NAME` explains."""
+    """Number of events by name, of the own seed; of those that depend on updates (`cut`), of the first update."""
 
     @property
     def stale_most(self) -> int:
@@ -131,10 +133,25 @@ def forecast_times(
     for graph in graphs or [""]:
         named = [*overrides, *([f'topology.graph="{graph}"'] if graph else [])]
         first = load_experiment(experiment, named, seed=seed)
-        seeds = [first.seed + place for place in range(draws + 1)]
-        runs = [_MeasuredTimes(compose.plan(load_experiment(experiment, named, seed=each))) for each in seeds]
-        found.append(_forecast(graph, seeds, runs))
+        runs = [_MeasuredTimes(compose.plan(first))]
+        runs += _others(experiment, named, first.seed, draws)
+        found.append(_forecast(graph, runs))
     return found
+
+
+def _others(
+    experiment: Mapping[str, Any] | Path | str, named: Sequence[str], seed: int, draws: int
+) -> list[_MeasuredTimes]:
+    """Return the runs of the next `draws` seeds whose drawn graph, data or faults are valid."""
+    found: list[_MeasuredTimes] = []
+    for other in range(seed + 1, seed + 1 + TRIES * draws):
+        try:
+            found.append(_MeasuredTimes(compose.plan(load_experiment(experiment, named, seed=other))))
+        except ConfigError as error:
+            refused = error
+        if len(found) == draws:
+            return found
+    raise refused
 
 
 def _check(plan: Plan) -> None:
@@ -197,7 +214,7 @@ class _MeasuredTimes:
         self.staleness[staleness] += 1
 
 
-def _forecast(graph: str, seeds: list[int], runs: Sequence[_MeasuredTimes]) -> TimeForecast:
+def _forecast(graph: str, runs: Sequence[_MeasuredTimes]) -> TimeForecast:
     own, others = runs[0], runs[1:]
     rounds = sorted(set[int].intersection(*(set(run.seconds) for run in runs)) - {0})
     seconds = np.array([[run.seconds[round] for round in rounds] for run in runs])
@@ -209,7 +226,7 @@ def _forecast(graph: str, seeds: list[int], runs: Sequence[_MeasuredTimes]) -> T
     counts = [own.counted[node] for node in range(own.plan.learners)]
     return TimeForecast(
         graph=graph or own.plan.name,
-        seeds=seeds,
+        seeds=[run.plan.experiment.seed for run in runs],
         rounds=rounds,
         seconds=seconds[0].tolist(),
         lower=np.maximum(0.0, np.minimum(middle - half, seconds[0])).tolist(),
