@@ -6,6 +6,7 @@ unknown keys with the nearest known one, checks each value against the limits in
 check of its kind.
 """
 
+from fedgossip.experiment.checks import ignored_by, ignores
 from fedgossip.experiment.reading import checked, file_kept_in, load_experiment
 from fedgossip.experiment.run_sections import (
     MAPREDUCE,
@@ -53,5 +54,7 @@ __all__ = [
     "TopologySection",
     "checked",
     "file_kept_in",
+    "ignored_by",
+    "ignores",
     "load_experiment",
 ]

@@ -1,9 +1,9 @@
-"""Checks of an experiment with valid keys: values out of range, contradictory sections."""
+"""Checks of an experiment with valid keys: values out of range, contradictory sections, keys that an engine ignores."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -48,6 +48,9 @@ from fedgossip.experiment.sections import (
     ParallelExperiment,
 )
 from fedgossip.learning.settings import HOGWILD
+
+OF_ROUNDS = {GossipExperiment.kind: "algorithm"}
+"""The section that has the deadlines of a kind of run, where that is not the section by which it is known."""
 
 
 def check(experiment: Experiment, where: str) -> None:
@@ -466,12 +469,40 @@ def _check_common(e: Experiment, where: str) -> None:
 
 def _check_unread(e: Experiment, where: str) -> None:
     """Raise ConfigError for a key of data or of a model beside a problem that has neither."""
-    sections = {"data": e.data, "model": e.model} if e.task.kind in OF_FORMULAS and not e.own_task else {}
-    for name, section in sections.items():
-        usual = type(section)()
-        for key in section.__struct_fields__:
-            if getattr(section, key) != getattr(usual, key):
-                raise ConfigError(f"{where}: {name}.{key} of {e.task.kind}, which learns from no data", "Leave it out.")
+    sections = ("data", "model") if e.task.kind in OF_FORMULAS and not e.own_task else ()
+    for key in (key for name in sections for key in _set_in(e, name)):
+        raise ConfigError(f"{where}: {key} of {e.task.kind}, which learns from no data", "Leave it out.")
+
+
+def _set_in(e: Experiment, name: str) -> Iterator[str]:
+    """Yield the keys of a section that have a default and another value."""
+    section = getattr(e, name)
+    for field in msgspec.structs.fields(section):
+        made = field.default_factory
+        usual = field.default if made is msgspec.NODEFAULT else made()
+        if usual not in (msgspec.NODEFAULT, getattr(section, field.name)):
+            yield f"{name}.{field.name}"
+
+
+def ignores(engine: str, key: str) -> bool:
+    """Return whether an engine ignores a key: real processes have no virtual times, and stacked arrays no times."""
+    virtual = key.partition(".")[0] == "simulation"
+    return engine != "sim" and (virtual or (engine == "stacked" and key.endswith("deadline")))
+
+
+def ignored_by(engine: str, given: Experiment | Mapping[str, object]) -> list[str]:
+    """Return a line, to be printed before a run, on the keys of an experiment that its engine ignores; or none.
+
+    `given`: also the content of a file, which need not be complete.
+    """
+    if isinstance(given, Mapping):
+        sections = {name: one for name, one in given.items() if isinstance(one, Mapping)}
+        keys = [f"{name}.{key}" for name, section in sections.items() for key in section]
+    else:
+        keys = [key for name in ("simulation", OF_ROUNDS.get(given.kind, given.kind)) for key in _set_in(given, name)]
+    found = ", ".join(key for key in keys if ignores(engine, key))
+    why = "arrays have no times, and nobody is late" if engine == "stacked" else "processes have times of their own"
+    return [f"IGNORED: {found} ({why}; --on sim has virtual ones)"] if found else []
 
 
 def _check_validation(e: Experiment, where: str) -> None:

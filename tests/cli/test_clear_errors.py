@@ -292,6 +292,31 @@ def test_a_file_in_place_of_the_folder_of_results_is_named_so(
     assert (tmp_path / "head.csv").read_text() == "a,b\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [
+        (["run", "--on", "stacked"], "simulation.latency, algorithm.deadline"),
+        (["run", "--on", "stacked", "--dry-run"], "simulation.latency, algorithm.deadline"),
+        (["run", "--on", "local", "--dry-run"], "simulation.latency"),
+        (["run", "--on", "sim", "--dry-run"], ""),
+        (["sweep", "--dry-run"], "simulation.latency, algorithm.deadline"),
+        (["sweep", "--dry-run", "--on", "sim"], ""),
+    ],
+)
+def test_times_that_an_engine_ignores_are_named_before_the_run(
+    words: list[str], ignored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = "rounds = 1\nsimulation = { latency = 9.0, jitter = 0.0 }\nalgorithm = { deadline = 1.0 }\n"
+    late = late.replace(", jitter = 0.0", "") if words[0] == "sweep" else late  # a default is no wish
+    (tmp_path / "e.toml").write_text(f'{late}task = {{ kind = "quadratic" }}\n{RING}')
+    (tmp_path / "s.toml").write_text('base = "e.toml"\n[grid]\n"train.lr" = [0.1]\n')
+    said = in_process([*words, "e.toml" if words[0] == "run" else "s.toml"], tmp_path, monkeypatch, capsys)
+    lines = [line for line in (said.err + said.out).splitlines() if "IGNORED" in line]
+    assert said.code == 0 and [line.removeprefix("# ").split(" (")[0] for line in lines] == (
+        [f"IGNORED: {ignored}"] if ignored else []
+    )
+
+
 def test_a_first_model_that_is_not_finite_is_named_and_no_rate_is_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,8 @@ def test_a_cell_is_named_by_what_its_result_follows_from(tmp_path: Path) -> None
         ({"grids": {}}, "unknown key 'grids'"),
         ({"engine": "fast"}, "engine = 'fast' is not known"),
         ({"equal": "seconds"}, "arrays have no time"),
+        ({"grid": {"simulation.latency": [0.1, 9.0]}}, "simulation.latency is swept, and"),
+        ({"grid": {"algorithm.deadline": [0.1, 9.0]}}, 'engine = "stacked" ignores it'),
         ({"over": 0}, "over = 0"),
         ({"seeds": 0}, "seeds = 0"),
         ({"seeds": [1, 1]}, "seeds = [1, 1]"),

@@ -51,12 +51,15 @@ def sweep(
 
     The same command resumes after an interruption of any kind; others may work in the same folder.
     """
+    from fedgossip.experiment import ignored_by
     from fedgossip.lab.sweeps.folder import SweepFolder
     from fedgossip.lab.sweeps.grid import read_sweep
     from fedgossip.lab.sweeps.page import write_page
     from fedgossip.lab.sweeps.sweep import folder_of, run_sweep
 
     grid = read_sweep(file, overrides=overrides, engine=on, seeds=seeds)
+    for line in ignored_by(grid.file.engine, grid.content):
+        echo(line, err=True)
     place = folder_of(grid, out)
     if dry_run:
         return _dry(SweepFolder(place, grid), as_json=as_json)

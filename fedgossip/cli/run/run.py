@@ -91,7 +91,7 @@ def run(
     as_json: bool,
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
-    from fedgossip.experiment import load_experiment
+    from fedgossip.experiment import ignored_by, load_experiment
 
     if stopped:
         from fedgossip.drivers import resume
@@ -117,7 +117,7 @@ def run(
         from fedgossip.plans import compose
 
         plan = compose.plan(wanted)
-        for line in plan.banner:
+        for line in [*plan.banner, *ignored_by(on, plan.experiment)]:
             echo(line, err=True)
         from fedgossip.runs.run_directory import new_path
 
@@ -444,6 +444,7 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
     from fedgossip.drivers.forecasting import check_forecast
     from fedgossip.drivers.local import check_local
     from fedgossip.drivers.simulate import check_engine
+    from fedgossip.experiment import ignored_by
     from fedgossip.plans import compose
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
@@ -479,7 +480,7 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
     import tomli_w
 
     echo(tomli_w.dumps(plan.experiment.to_dict()))
-    for line in [*plan.banner, *outlook.lines]:
+    for line in [*plan.banner, *ignored_by(on, plan.experiment), *outlook.lines]:
         echo(f"# {line}")
     total = f"{outlook.bytes_per_round:,} bytes a round, {facts['bytes_total']:,} in all"
     what = "logit" if plan.experiment.exchanges_logits else "parameter"

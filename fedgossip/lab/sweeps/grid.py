@@ -29,7 +29,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import Within, limits_of
-from fedgossip.experiment import Experiment, checked
+from fedgossip.experiment import Experiment, checked, ignores
 from fedgossip.experiment.reading import anchor_paths, content_of
 from fedgossip.lab.sweeps.cells import ENGINES, cell_hash
 
@@ -201,11 +201,7 @@ def _anchored(key: str, value: Any, folder: Path) -> Any:
 def _check(grid: SweepGrid) -> None:
     """Raise ConfigError for a sweep without possible cells."""
     file, where = grid.file, grid.where
-    for key, value, known in (("engine", file.engine, ENGINES), ("equal", file.equal, EQUALS)):
-        if value not in known:
-            raise ConfigError(f"{where}: {key} = {value!r} is not known", nearest(value, known))
-    if file.equal == "seconds" and file.engine == "stacked":
-        raise ConfigError(f'{where}: equal = "seconds", and arrays have no time', 'Set engine = "sim".')
+    _check_engine(file, where)
     for key, limit in limits_of(SweepFile):
         if not limit.allows(value := getattr(file, key)):
             raise ConfigError(f"{where}: {key} = {value!r} {limit.refusal}", "See docs/use/sweeps.md.")
@@ -226,6 +222,19 @@ def _check(grid: SweepGrid) -> None:
         raise ConfigError(f"{where}: {total:,} cells, and {MOST_CELLS:,} are the most", "Take fewer values, or seeds.")
     if not grid.combinations:
         raise ConfigError(f"{where}: [skip] leaves nothing of the grid", "Take a line of it out.")
+
+
+def _check_engine(file: SweepFile, where: str) -> None:
+    for key, value, known in (("engine", file.engine, ENGINES), ("equal", file.equal, EQUALS)):
+        if value not in known:
+            raise ConfigError(f"{where}: {key} = {value!r} is not known", nearest(value, known))
+    if file.equal == "seconds" and file.engine == "stacked":
+        raise ConfigError(f'{where}: equal = "seconds", and arrays have no time', 'Set engine = "sim".')
+    for key in (*file.grid, *file.tune):
+        if ignores(file.engine, key):
+            raise ConfigError(
+                f'{where}: {key} is swept, and engine = "{file.engine}" ignores it', 'Set engine = "sim".'
+            )
 
 
 def _check_named(grid: SweepGrid) -> None:
