@@ -19,7 +19,7 @@ from fedgossip.core import run_format, run_summary
 from fedgossip.core.records import event_kinds
 from fedgossip.core.terms import terms
 from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
-from fedgossip.lab.lectures.topics import name_of
+from fedgossip.lab.lectures.topics import name_of, topics
 
 ALL = "all"
 WIDTH = 100  # columns
@@ -49,11 +49,13 @@ def meant(word: str, known: Sequence[Term]) -> list[Term]:
     if word == ALL:
         return list(known)
     name = word.strip("[]").removeprefix("--set ").partition("=")[0].strip()
-    found = [one for one in known if one.name == name and one.name and one.kind != TERM]
+    found = [one for one in known if one.name == name and one.name and one.kind not in (TERM, LECTURE)]
     for section in [one for one in found if one.kind == SECTION]:
         found += [one for one in known if one.kind in (KEY, SECTION) and one.name.startswith(f"{section.name}.")]
     found = found or [one for one in known if one.kind in (KEY, FACT) and one.name.endswith(f".{name}")]
     found += [one for one in known if one.kind == TERM and one.name.lower() == name.lower()]
+    if not found and (lecture := _lecture(name)):
+        found = [one for one in known if one.kind == LECTURE and one.facts == lecture]
     if not found:
         parts = {part for one in known for part in (one.name, one.name.rpartition(".")[2]) if part}
         raise ConfigError(f"there is nothing that is called {word!r}", _nearest(name, parts))
@@ -86,6 +88,8 @@ TERM = "term"
 FILE = "file"
 """A file or a folder that a run leaves; `core/run_format` declares them."""
 FACT = "key of summary.json"
+LECTURE = "lecture"
+"""A topic of the course, by its name or another word of it that no other entry has."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def entries() -> Iterator[Term]:
     for name, event in event_kinds().items():
         yield Term(EVENT, name, event.meaning, {"advice": event.advice, "severity": event.severity})
     yield from (Term(TERM, name, meaning, _lecture(name)) for name, meaning in terms().items())
+    yield from (Term(LECTURE, name, topic.title, _lecture(name)) for name, topic in topics().items())
     yield from files()
     yield from summary_keys()
     yield from commands()

@@ -110,6 +110,7 @@ def test_every_event_and_every_command_is_there() -> None:
         (["summary.score.averaged"], ["key of summary.json", "Of the mean over the models"]),
         (["wall_seconds"], ["summary.wall_seconds"]),
         (["keys", "new"], ["fedgossip keys new", "--address"]),
+        (["gossip"], ["decentralized  (lecture)", "fedgossip lecture decentralized"]),
         (["all"], ["train.lr", "130", "superseded", "fedgossip topology draw"]),
     ],
 )

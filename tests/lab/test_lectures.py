@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +55,20 @@ def test_formulas_are_arithmetic_alone() -> None:
     for words in ("__import__('os')", "a.b", "[1]", "m if m else 1", "'text'"):
         with pytest.raises((TypeError, KeyError)):
             value_of(words, {"m": 1, "a": 1})
+
+
+def test_no_figure_of_a_text_is_typed() -> None:
+    """A number with a point, or of two digits, is computed, or is given by its question or a formula."""
+    figures = r"(?<![\w^.*/-])(?<!ln )(?:\d+\.\d+|[1-9]\d+)(?![\w^.]*\d)(?! bits)"
+    for path in sorted(topics_module.FOLDER.glob("*.toml")):
+        for name, topic in tomllib.loads(path.read_text("utf-8")).items():
+            texts = [(words, "") for words in topic["says"]] + [(answer, asked) for asked, answer in topic["questions"]]
+            formulas = " ".join(one["formula"] for one in topic["numbers"])
+            for text, asked in texts:
+                given = " ".join([asked, formulas, *re.findall(r"\{.*?\}", text)])
+                told = re.findall(figures, re.sub(r"\{.*?\}", "", text))
+                assert [figure for figure in told if figure not in given] == [], (name, text)
+    assert "10.3; " in topics()["speed-up"].questions[0][1] and "{" not in str([t.says for t in topics().values()])
 
 
 def test_a_lecture_by_another_word_and_a_wrong_one() -> None:

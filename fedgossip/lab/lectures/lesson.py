@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedgossip.lab.lectures import computed, trained
-from fedgossip.lab.lectures.topics import Topic, TopicNumber, topics, value_of
+from fedgossip.lab.lectures.topics import Topic, TopicNumber, declared_names, topics, value_of
 from fedgossip.lab.lectures.trained import MeasuredLecture
 from fedgossip.report.page.lectures import LecturePage, LectureRow, Picture
 
@@ -72,7 +72,6 @@ def give(name: str) -> Lesson:
     topic = topics()[name]
     began = sum(os.times()[:2])
     found = MEASURES[topic.measure](**topic.given)
-    numbers = {key: float(value) for key, value in topic.given.items() if isinstance(value, int | float)}
-    names = {**numbers, **topic.names, **found.values}
+    names = {**declared_names(topic), **found.values}
     compared = [ComparedNumber(one, value_of(one.run, names), value_of(one.formula, names)) for one in topic.numbers]
     return Lesson(name, topic, compared, names, found.picture, sum(os.times()[:2]) - began)

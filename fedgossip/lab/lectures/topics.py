@@ -6,6 +6,7 @@ says = ["a paragraph", "another", "a third"]
 measure = "simulated"                       # a function of `measures`, `computed` or `inside`
 given = { m = 8, a = 0.01 }                 # its arguments; numbers among them are names in formulas,
 names = { k = 5 }                           # as are these
+questions = [["How long?", "{2*m:.1f} s"]]  # figures of texts are computed: an expression of these names, a format
 picture = "what the picture shows"
 
 [[ring.numbers]]
@@ -20,6 +21,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -66,7 +68,24 @@ def topics() -> Mapping[str, Topic]:
     found: dict[str, Topic] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         found |= msgspec.convert(from_toml(path.read_text("utf-8")), dict[str, Topic])
-    return found
+    return {name: _computed(topic) for name, topic in found.items()}
+
+
+def declared_names(topic: Topic) -> dict[str, float]:
+    """Return the names in formulas that need no run: numbers among its arguments, and further ones."""
+    numbers = {key: float(value) for key, value in topic.given.items() if isinstance(value, int | float)}
+    return {**numbers, **topic.names}
+
+
+def _computed(topic: Topic) -> Topic:
+    """Return the topic with the figures of its texts computed."""
+    names = declared_names(topic)
+
+    def of(text: str) -> str:
+        return re.sub(r"\{([^{}:]+)(?::([^{}]+))?\}", lambda one: format(value_of(one[1], names), one[2] or "g"), text)
+
+    questions = tuple((of(asked), of(answer)) for asked, answer in topic.questions)
+    return msgspec.structs.replace(topic, says=tuple(map(of, topic.says)), questions=questions)
 
 
 def name_of(word: str) -> str:
@@ -89,6 +108,8 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "ceil": math.ceil,
     "cos": math.cos,
     "exp": math.exp,
+    "harmonic": lambda count: sum(1 / k for k in range(1, int(count) + 1)),
+    "log": math.log,
     "log2": math.log2,
     "max": max,
     "min": min,
