@@ -483,6 +483,8 @@ def test_no_few_records_are_found_in_hazards(request: pytest.FixtureRequest) -> 
                     for count in (*parts_of(one.records, told), one.records - sum(had.tolist())):
                         assert count == 0 or count >= least, (seed, apart, count)
                     assert risk[0] == one.records and (np.array(risk) >= there).all()
+                late = sum(int(one.events[ends[-1] + 1 :].sum()) for one in strata)
+                assert late == 0 or late >= least, (seed, apart, late)
     assert fits > len(seeds(request)) / 2
 
 
@@ -552,6 +554,56 @@ def test_no_few_records_of_a_category_are_found_by_hazards(request: pytest.Fixtu
                 cells = [int((left[had == seen] == k).sum()) for k in range(len(ends)) for seen in (False, True)]
                 assert not any(0 < one < 5 for one in cells), (seed, v, cells)
     assert fits > refused > 0, (fits, refused)
+
+
+def risks_of(fit: CoxFit) -> list[list[int]]:
+    """Return all numbers at risk at the told times that the file's log likelihood without columns can be of.
+
+    It is the sum of -d log n; the numbers at risk are those of which `reported_risk` makes what the file has.
+    """
+    points, least, null = fit.strata[0].points, fit.design.least, fit.null_log_likelihood
+    assert null is not None
+    unit = least if null == round(null) else 1e-9
+    had, reported = [point.events for point in points], [point.risk for point in points]
+    ranges = [range(max(point.risk - 2 * least + 1, point.events), point.risk + 1) for point in points[1:]]
+    there = np.array([(reported[0], *others) for others in itertools.product(*ranges)])
+    left = there[:, :-1] - had[:-1] - there[:, 1:]
+    off = np.abs(null + (np.log(there) * had).sum(axis=1))
+    fits = (left >= 0).all(axis=1) & (off <= unit / 2 + 1e-9)
+    return [one for one in there[fits].tolist() if reported_risk(one, had, least) == reported]
+
+
+def test_no_few_records_without_an_event_are_found_by_a_likelihood(request: pytest.FixtureRequest) -> None:
+    """Without columns, of a column of numbers and at most five told times: exact, it gave each of nine small counts."""
+    few = fits = 0
+    for seed in range(400 if request.config.getoption("--long") else 60):
+        rng = np.random.default_rng(seed)
+        m, grid = int(rng.integers(80, 160)), tuple(range(1, 41))
+        x, times, ends = rng.normal(size=m), rng.exponential(25, m), rng.uniform(10, 60, m)
+        d = CoxDesign(
+            time="t", event="e", grid=grid, least=10, columns=("a",), places=(0,), mean=(0.0,), deviation=(1.0,),
+            steps=16,
+        )  # fmt: skip
+        seen = np.ceil(np.minimum(times, ends))
+        layout = CoxLayout(d)
+        records = TimedRecords([x], seen, places_of(grid, seen), times <= ends, np.zeros(m, np.int64))
+        counts = layout.counts(SiteHazards(layout, records).counts())
+        if not 2 <= len(ends_of_risk_sets(counts, 10, apart=False)) <= 4 + request.config.getoption("--long"):
+            continue
+        fit = cox_fit(layout, fitted_alone(layout, SiteHazards(layout, records)), 3)
+        assert fit is not None
+        told = [point.time for point in fit.strata[0].points]
+        index, had = np.searchsorted(told, seen), [point.events for point in fit.strata[0].points]
+        true = [int((index >= k).sum()) for k in range(len(told))]
+        known = risks_of(fit)
+        assert true in known, seed
+        left = np.array(known)[:, :-1] - had[:-1] - np.array(known)[:, 1:]
+        fits += 1
+        few += any(0 < a - d - b < 5 for (a, b), d in zip(itertools.pairwise(true), had, strict=False))
+        assert fit.smallest == min(had), "with those without an event it would count them"
+        for counts_of in left.T:
+            assert len(set(counts_of.tolist())) > 1 or not 0 < counts_of[0] < 5, (seed, counts_of[0])
+    assert fits and few, "some small counts were there"
 
 
 def test_no_few_records_are_found_in_curves(request: pytest.FixtureRequest) -> None:

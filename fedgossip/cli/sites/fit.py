@@ -246,7 +246,8 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     records = f"{found.records} records of {found.sites} of {sites} sites"
     times = len(found.strata[0].points)
-    text = f"{found.events} of {found.events + found.unused} events until {d.grid[-1]:g} at {times} told times"
+    of = "" if found.unused is None else f" of {found.events + found.unused}"
+    text = f"{found.events}{of} events until {d.grid[-1]:g} at {times} told times"
     lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {text}, {at}"]
     lines += table_of(found.coefficients, "z", "hazard ratio")
     lines += remarks(d.against, d.constant, found.silent)

@@ -100,8 +100,10 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     text = f"Proportional hazards of {d.time}{unit} until {d.event} = 1, of {_records(fit.records, fit.sites)}"
     error = "" if fit.concordance_error is None else f" (standard error {number(fit.concordance_error)})"
     agree = "" if fit.concordance is None else f"; concordance {number(fit.concordance)}{error}, of pairs at one site"
-    of_events = f"{count(fit.events)} of {count(fit.events + fit.unused)} events"
-    used = f"{of_events} at {len(fit.strata[0].points)} told times, to which times are rounded up"
+    of_all = "" if fit.unused is None else f" of {count(fit.events + fit.unused)}"
+    used = (
+        f"{count(fit.events)}{of_all} events at {len(fit.strata[0].points)} told times, to which times are rounded up"
+    )
     own = f"; each {d.strata_column} has a hazard of its own" if d.strata_column else ""
     ties = "" if d.ties == "breslow" else "; ties are Efron's"
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""

@@ -9,10 +9,10 @@ from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.cox.cox import concordance_error
 from fedgossip.sites.fits.cox.cox_steps import OVER, PAIRS, FittedHazards
-from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout
+from fedgossip.sites.fits.cox.cox_sums import EFRON, CoxDesign, CoxLayout
 from fedgossip.sites.fits.glm.glm import CONVERGED, Values, covariance, rank_of
 from fedgossip.sites.fits.glm.glm_result import ALONE, FORMAT, Bounds, Coefficient, coefficient, known, rounded_to
-from fedgossip.sites.fits.survival.survival_times import reported_risk
+from fedgossip.sites.fits.survival.survival_times import enough, reported_risk
 
 
 class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,10 +50,11 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     steps: int
     converged: bool
     log_likelihood: float | None
+    """To a multiple of `design.least` where few may leave without an event between two reported times."""
     null_log_likelihood: float | None
-    """Log likelihood without columns; None where other sites took part then."""
+    """Log likelihood without columns, rounded alike; None where other sites took part then."""
     ratio: float | None
-    """Likelihood ratio against no column: chi squared of `freedom` degrees; None with a ridge."""
+    """Exact likelihood ratio against no column: chi squared of `freedom` degrees; None with a ridge."""
     freedom: int
     p: float | None
     concordance: float | None
@@ -64,15 +65,16 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
     """Covariance of the estimates."""
-    unused: int = 0
-    """Events on the grid after the last reported time: reporting them would disclose the few records left."""
+    unused: int | None = 0
+    """Events on the grid after the last reported time: reporting them would disclose the few records left.  None where
+    fewer than `design.least` records have no event on it, which this number would count."""
     silent: tuple[str, ...] = ()
     """Columns that depend on each other: the records do not determine their separate effects."""
     strata: tuple[StratumHazard, ...]
     points: int
     """Number of points at which the coordinator saw S0 and S1 of each reported time."""
     smallest: int
-    """Smallest number of records that it can separate by such sums."""
+    """Lower bound of the number of records that it can separate by such sums."""
     bounds: Bounds = ()
     """Agreed bounds: predictions for numbers outside are marked."""
 
@@ -112,11 +114,11 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
         least=least,
         records=records,
         events=int(state["events"].sum()),
-        unused=state.number("unused"),
+        unused=_unused(state),
         steps=newton.steps,
         converged=converged,
-        log_likelihood=likelihood,
-        null_log_likelihood=null,
+        log_likelihood=_published(d, likelihood),
+        null_log_likelihood=_published(d, null),
         ratio=ratio,
         freedom=freedom,
         p=None if ratio is None else _chance(freedom, ratio),
@@ -130,6 +132,23 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
         points=state.number("points"),
         smallest=state.number("smallest"),
     )
+
+
+def _published(d: CoxDesign, likelihood: float | None) -> float | None:
+    """Return a log likelihood, rounded unless the told times leave none or `least` without an event between two.
+
+    Without columns it is the sum of -d log n, n at risk: an exact one determines n.  One record fewer at risk changes
+    it by d / n, 1 at most, so a multiple of `least` leaves some `least` possible numbers of those who left.
+    """
+    if likelihood is None or d.ties == EFRON or d.codes:
+        return likelihood
+    return float(d.least * round(likelihood / d.least))
+
+
+def _unused(state: FittedHazards) -> int | None:
+    left = int(state["at_risk"][:, 0].sum() - state["events"].sum())
+    unused = state.number("unused")
+    return unused if enough(left - unused, state.layout.design.least) else None
 
 
 def _chance(freedom: int, ratio: float) -> float:

@@ -166,14 +166,14 @@ class FittedHazards:
         self._set(smallest=self._least_between())
 
     def _least_between(self) -> int:
-        published, found = len(self.ends), []
-        for risk, events in zip(self["at_risk"][:, :published], self["events"][:, :published], strict=True):
-            opened, happened = risk[events > 0], events[events > 0]
-            apart = [*(opened[:-1] - opened[1:]), *opened[-1:]]
-            if self.layout.tied:
-                apart = [*happened, *(one for one in apart - happened if one)]
-            found += apart
-        return int(min(found))
+        """Return the fewest events of a told time: exact differences of two sums would count those without an event."""
+        published = len(self.ends)
+        risk, events = (self[name][:, :published] for name in ("at_risk", "events"))
+        found = events[events > 0]
+        if self.layout.tied:  # so that none, or `least`, leave without an event between two times
+            gone = risk[:, :-1] - risk[:, 1:] - events[:, :-1]
+            found = np.concatenate([found, gone[gone > 0]])
+        return int(found.min())
 
     def _take_risk(self, sums: RiskSums, sites: int) -> None:
         """Apply the sums at the point: the hazards follow, or a shorter step."""

@@ -158,7 +158,7 @@ def ends_of_risk_sets(
     no censorings or `least` either, for they too make two sums differ.  The rest after the last but one is merged into
     the last, with all later records.  Of each group `inside` these, which sums over them all tell apart, it has no
     events or `fewest`, and no censorings or `fewest`.  Where records without an event are too few for that, late
-    events are omitted; [] where some group with events has fewer than `least`, or `fewest`.
+    events are omitted, `least` of all groups together; [] where some group with events has fewer, or than `fewest`.
     """
     events = [np.concatenate([[0], np.cumsum(one.events)]) for one in (*groups, *inside)]
     gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in (*groups, *inside)]
@@ -174,7 +174,8 @@ def ends_of_risk_sets(
                 return False
             if last and not enough(one.records - int(had[end]), many):  # all without an event: by the totals
                 return False
-        return any(had[end] > had[begin] for had in events)
+        left_out = sum(int(had[-1] - had[end]) for had in events[: len(groups)]) if last else 0
+        return enough(left_out, least) and any(had[end] > had[begin] for had in events)
 
     final = max((int(place) for one in groups for place in np.flatnonzero(one.events)), default=-1) + 1
     for end in range(final, 0, -1):  # few records without an event: omit late events
