@@ -428,13 +428,48 @@ def check_data(experiment: Experiment, data: str) -> None:
         raise ConfigError(text, "Leave --data out.")
 
 
-def learning_of(plan: Plan, node: int, data: str) -> Learning | None:
-    """Make the task of a participant with its own data; None where the experiment has them.  Raises ConfigError."""
+def check_model(experiment: Experiment, model: str) -> None:
+    """Raise ConfigError where this participant names a model of its own in a run that averages models."""
+    if model and not experiment.exchanges_logits:
+        text = f"--model {model}: the models of this run are averaged, so all have one architecture"
+        raise ConfigError(text, "Leave --model out; participants of feddf and fedmd may have models of their own.")
+
+
+def own_model(folder: Path, model: str) -> str:
+    """Return this participant's own model: the one with which it took its seat by the invite of this folder, if it did.
+
+    Raises ConfigError for another one.
+    """
+    path = folder / run_format.OWN_MODEL
+    try:
+        before = outside_files.read_text(path) if path.exists() else model
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Put it back, or ask for a new invite.") from None
+    if model and model != before:
+        text = f"--model {model}: this invite was accepted with {before or 'the model that the experiment names'}"
+        raise ConfigError(text, "Leave --model out to go on, or join with a new invite.")
+    return before
+
+
+def keep_model(experiment: Experiment, folder: Path, model: str) -> None:
+    """Write this participant's own model, in a run that exchanges logits.  Raises NotWrittenError."""
+    if experiment.exchanges_logits:
+        _keep(folder / run_format.OWN_MODEL, model.encode())
+
+
+def learning_of(plan: Plan, node: int, data: str, model: str = "") -> Learning | None:
+    """Make the task of a participant with its own data, its own model; None where the experiment has both.
+
+    Raises ConfigError.
+    """
     e = plan.experiment
-    if not data or not e.learns:
+    if not (data or model) or not e.learns:
         return None
-    own = msgspec.structs.replace(e, data=msgspec.structs.replace(e.data, source=data))
-    return compose.task_of(own, plan.learners, [node], os.urandom)
+    if data:
+        e = msgspec.structs.replace(e, data=msgspec.structs.replace(e.data, source=data))
+    if model:
+        e = msgspec.structs.replace(e, model=msgspec.structs.replace(e.model, sources=[model]))
+    return compose.task_of(e, plan.learners, [node], os.urandom)
 
 
 def _content(proposal: Proposal) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import COMMAND, Output, experiment, free_ports, in_process, wait_until
+from commands import COMMAND, Output, experiment, free_ports, in_process, typed, wait_until
 
 from fedgossip.drivers import invite_joining
 from fedgossip.net.identity import Identity
@@ -153,6 +153,40 @@ def test_each_brings_its_own_data_and_the_common_test_set_comes_with_the_invite(
     for who in ("host", "b"):
         kept = (people.run_of(who) / "experiment.toml").read_text()
         assert "own:{peer}" in kept and "a.csv" not in kept and "b.csv" not in kept
+
+
+UNLIKE = """
+rounds = 2
+data = { common = "random:40", local_test = 0.5 }
+train = { local_steps = 2, device = "cpu" }
+coordinator = { clients = 2, algorithm = "feddf", secure = { on = false } }
+[model]
+source = "mlp:64-32-10"
+"""
+
+
+def test_each_brings_its_own_model_where_answers_are_exchanged(people: People) -> None:
+    (people.home("host") / "experiment.toml").write_text(UNLIKE)
+    invite = people.host()
+    people.join("a", invite, "--model", "dense:9")
+    assert people.ended("a") == 2 and "dense:9" in people.said("a")
+    people.join("a", invite, "--model", "softmax")  # the impossible one took no seat
+    wait_until(lambda: "client 0" in people.said("host"), SECONDS, f"a is let in; {people.said('a')}")
+    people.join("b", invite, "--model", "cnn:small")
+    assert [people.ended(who) for who in ("host", "a", "b")] == [0, 0, 0], people.said("b")
+    assert "softmax; it stays on this machine" in people.said("a")
+    (people.home("sim") / "e.toml").write_text(f'{UNLIKE}sources = ["softmax", "cnn:small"]')
+    assert typed(["run", "e.toml", "--out", "run"], people.home("sim")).code == 0
+    weights = (people.home("sim") / "run" / "model" / "weights.safetensors").read_bytes()
+    assert (people.run_of("host") / "model" / "weights.safetensors").read_bytes() == weights
+    people.join("a", invite, "--model", "cnn:small")
+    assert people.ended("a") == 2 and "accepted with softmax" in people.said("a")
+
+
+def test_a_model_of_ones_own_is_refused_where_models_are_averaged(people: People) -> None:
+    (people.home("host") / "experiment.toml").write_text(LEARNING)
+    people.join("b", people.host(), "--model", "softmax")
+    assert people.ended("b") == 2 and "all have one architecture" in people.said("b")
 
 
 # --- one line of error and one of advice ------------------------------------------------------------------------------

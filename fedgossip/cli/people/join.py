@@ -43,6 +43,7 @@ SEARCH_SECONDS = 3.0
 @click.command()
 @click.argument("invite", nargs=-1)
 @click.option("--data", default="", help="One's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option("--model", default="", metavar="SOURCE", help="One's own model, where answers are exchanged: cnn:small.")
 @click.option(
     "--script",
     default="",
@@ -98,6 +99,7 @@ SEARCH_SECONDS = 3.0
 def join(
     invite: tuple[str, ...],
     data: str,
+    model: str,
     script: str,
     yes: bool,
     address: str | None,
@@ -120,7 +122,7 @@ def join(
     after an interruption.  An invite to a folder needs --links folder:DIR, where this machine sees that folder.
     """
     from fedgossip.base.errors import NetworkError
-    from fedgossip.drivers import invite_joining
+    from fedgossip.drivers import invite_joining, proposals
     from fedgossip.net.invites.invitation import read
     from fedgossip.net.invites.invite_folder import AwaitedError
     from fedgossip.plans.approvals.approvals import HowLong
@@ -130,11 +132,12 @@ def join(
     invitation = read(invite_text(invite))
     _check_carrier(invitation, carrier, address, port)
     place = invite_joining.folder_of(folder, invitation, key)
+    model = proposals.own_model(place.path, model)
     with contextlib.ExitStack() as stack:
         client, agent = _at_folder(carrier, invitation, place) if carrier else _calling(stack, invitation, place)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
         own = OwnMachine(data, script, address, port, policy or place.path / POLICY, held, spent, carrier, lead, under,
-                   invite_port)  # fmt: skip
+                   invite_port, model)  # fmt: skip
         try:
             try:
                 proposal = invite_joining.proposal(client)
@@ -203,6 +206,7 @@ class OwnMachine:
     lead: int = 0
     under: int = 0
     invite_port: int = INVITE_PORT
+    model: str = ""
 
     def check_place(self, experiment: Experiment) -> None:
         """Raise ConfigError where no place, or a wrong one, is named in a run with tiers, or one in another run."""
@@ -215,8 +219,8 @@ class OwnMachine:
             raise ConfigError(text, "Name your place, as its organiser does: --coordinator K, or --under K.")
         if not tiers and (self.lead or self.under):
             raise ConfigError("--coordinator and --under are of runs with tiers", "Leave them out.")
-        if self.lead and (self.data or self.script):
-            raise ConfigError("a coordinator trains nothing", "Leave --data and --script out.")
+        if self.lead and (self.data or self.model or self.script):
+            raise ConfigError("a coordinator trains nothing", "Leave --data, --model and --script out.")
 
 
 def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
@@ -298,6 +302,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: OwnM
     own.check_place(experiment)
     if not own.lead:
         proposals.check_data(experiment, own.data)
+        proposals.check_model(experiment, own.model)
         script_of(experiment, own.script)
     echo(columns(shown_terms(declared_run(experiment), proposal, invitation, own, code)), err=True)
     if not yes:
@@ -361,6 +366,9 @@ def _learned(e: Experiment, proposal: Proposal, own: OwnMachine) -> list[tuple[s
     source = own.data or e.data.source
     stays = "yours; it stays on this machine" if own.data else "shared out by the experiment's seed"
     model = f"{e.model.source if e.learns else e.task.kind}, {proposal.parameters:,} numbers of {proposal.dtype}"
+    if e.exchanges_logits:
+        whose = own.model or "as the experiment names it"
+        model = f"{whose}; it stays on this machine, its answers are exchanged, {proposal.parameters:,} numbers"
     rows = [("Model", model), ("Data", f"{source}: {stays}" if e.learns else "none")]
     if own.data and e.data.by_test:
         rows.append(("Scale", "columns by their mean and deviation in the common test set"))
@@ -406,7 +414,9 @@ def _take_part(
         port = _held(stack, place, own.port) if listens else None
         address, ways = ("", DIRECT) if own.carrier else _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
-        learning = proposals.learning_of(plan, first, own.data)  # an unreadable file is reported before the wait
+        # an unreadable file, an impossible model is reported before the wait
+        learning = proposals.learning_of(plan, first, own.data, own.model)
+        proposals.keep_model(plan.experiment, place.path, own.model)
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
         about = client.invitation, place, experiment, held, own.data
         gate = None if own.lead else approved_to_join(plan, task, *about)
@@ -421,7 +431,7 @@ def _take_part(
         invite_joining.keep_members(place.path, beginning)
         node = beginning.node
         if learning and node != first:
-            learning = proposals.learning_of(plan, node, own.data)
+            learning = proposals.learning_of(plan, node, own.data, own.model)
         return InvitedSeat(
             plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
             own.spent, () if own.lead else script_of(plan.experiment, own.script), held, gate=gate, carrier=own.carrier,
