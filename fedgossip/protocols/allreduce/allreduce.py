@@ -23,18 +23,14 @@
 
 and from everywhere Stopping to finished.
 
-A round: every worker requests its gradient at the common model, or a training from it (`local`); then the moves of the
-table begin (`round_sums`), or with `overlap` those of each bucket once its part of the gradient is computed; the
-mean by examples takes the step, the same bits everywhere.  With `delay` a worker trains for the next round while this
-one is summed, so that links and processors work at the same time: from its present point, moved by the momentum; its
-next start has the outer step in place of both (as in Streaming DiLoCo, Douillard and others, 2025, which leaves the
-momentum to the end of the delay).
+A round: every worker requests its gradient at the common model, or a training from it (`local`); the moves of the table
+follow (`round_sums`), with `overlap` bucket by bucket while the gradient is computed; the mean by examples takes the
+step.  With `delay` a worker trains for the next round while this one is summed, from its present point moved by the
+momentum (as Streaming DiLoCo, Douillard and others, 2025, which leaves the momentum to the end of the delay).
 
-Where a worker is gone, or a round is not done by its deadline, the others agree on a view (`regroup`).  Either one of
-them has completed the open round, and all others fetch its state (`state_transfer`), or none has, and the members of
-the view repeat it on their gradients: nothing is counted twice.  A worker that returns from a crash or a partition
-asks for readmission: after the round the lowest one stops, and all agree on a view with it, in which it fetches the
-state.
+A worker that is gone, or a missed deadline: the others agree on a view (`regroup`).  Either one of them has completed
+the open round and the others fetch its state (`state_transfer`), or all repeat it: nothing is counted twice.  A
+returning worker asks for readmission; the lowest stops after its round, and the next view includes it.
 """
 
 from __future__ import annotations
@@ -100,8 +96,7 @@ from fedgossip.protocols.transfer.state_transfer import StateFetch
 AT_WORK = ("training", "reducing", "catching")
 
 REPEATS_MAX, REPEATS_AT_ONCE = 20, 100
-"""Maximum number of views with the same members and without a new round, once they lasted as long as the start may
-take, and in whatever time: a run without an end would follow."""
+"""Maximum number of successive views with the same members and without a new round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +123,10 @@ class AllReduceSettings:
 
 
 class AllReduce:
-    """One worker.  `members` are all of them, itself included; `rate`: step size by round.
+    """One worker of `members`, itself included; `rate`: step size by round.
 
     `unsent`: with `local`, the fragments in which its updates are sent; `coded`: the codec of its contributions to
-    `sums`.  In a life after the first it contacts the others before it takes part, with the state in `resumed`.
+    `sums`; `resumed`: the state of an earlier life, which contacts the others before it takes part.
 
     Invariant: `exchange` is of the view that `group` is in, and of the round that `at` is in.
     """
@@ -295,7 +290,7 @@ class AllReduce:
         return [Train(self.round, self.at.model, gradient=True, accumulate=batches, stretches=stretches)]
 
     def _produced(self, event: Produced, now_ns: int) -> list[Effect]:
-        """Send a stretch while the rest is computed; one that no sum can hold waits for the whole gradient."""
+        """Send a stretch while the rest is computed, if some sum can hold it."""
         if (self.phase, self.asked, event.job) != ("training", self.round, self.round):
             return []
         brought = contribution_of(event.vector, event.examples, event.metrics)
@@ -326,7 +321,7 @@ class AllReduce:
         return self.at.coded.coded(goes, event.examples, event.metrics, self.round)
 
     def _exploded(self) -> list[Effect]:
-        """End, as no sum can hold this gradient: the others need not wait for chunks that they would refuse."""
+        """End: no sum can hold this gradient, and the others would refuse its chunks."""
         what = "update" if self.settings.local else "gradient"
         text = f"worker {self.node}, round {self.round}: its {what} is not finite, or too large to be added up"
         failure = Failure("training", text, "Look at its data, or lower train.lr.")
@@ -406,7 +401,7 @@ class AllReduce:
         return self._end_if_settled()
 
     def _refuse(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """Go on without a worker with numbers that cannot be added: it would stop every round."""
+        """Go on without a worker whose numbers cannot be added."""
         if node in self.group.refused or node not in self.group.members or node == self.node:
             return []
         self.group.refuse(node)
@@ -475,7 +470,7 @@ class AllReduce:
         return self._stop_round(now_ns) if stops else []  # ask the others to confirm
 
     def _begin_view(self, view: GroupView, now_ns: int) -> list[Effect]:
-        """Begin a view; it binds a next life, so it is on disk before any message of it is sent."""
+        """Begin a view, on disk before any message of it is sent: it binds a next life."""
         joined = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
         if stuck := self._stuck(joined or gone, now_ns):

@@ -1,18 +1,18 @@
 """Chunks in transfer to one worker each: at most WINDOW of them, and each until it is acknowledged.
 
-Links lose messages in transfer when they break, and drop old ones from a full queue; a lost chunk would stop a whole
-collective.  So a chunk is sent again, once it is known to be lost:
+A link loses messages when it breaks or its queue is full, and one lost chunk would stop a collective.  A chunk is
+repeated after:
 
     a gap         a later chunk is acknowledged and this one is not, on a link that keeps the order: at once
     a query       no message for the timeout of `round_trips`: which of those in transfer have arrived?  Those missing
                   in the reply are sent again; without a reply the next query waits twice as long
     a new link    all in transfer
 
-A query is a few bytes and keeps its place behind the chunks it is about: so a link that is slower than the first
-timeout carries nothing twice.  Round-trip times are measured by queries, and by chunks that were sent once.
+A query is a few bytes and keeps its place behind the chunks it is about: a link slower than the first timeout carries
+nothing twice.
 
-Source: the probe in place of a repeat is that of Cheng, Cardwell, Dukkipati and Jha, The RACK-TLP loss detection
-algorithm for TCP, RFC 8985 (2021), which repeats the last segment; a chunk is a thousand times as long.
+Source: the probe of RFC 8985 (Cheng, Cardwell, Dukkipati and Jha, RACK-TLP, 2021), which repeats the last segment
+instead; a chunk is a thousand times as long.
 """
 
 from __future__ import annotations

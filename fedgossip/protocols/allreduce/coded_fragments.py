@@ -1,11 +1,6 @@
-"""Encoded gradients of all-reduce: one worker's with its error memory, those of fragments, and low-rank ones.
+"""Encoded gradients of one worker with their error memory: of vectors, of fragments, and of low rank.
 
-**Fragments** (`algorithms.gossip.fragments`) are summed and encoded each in its turn.  A fragment is a vector of its
-own: its codec has its tensors alone, and keeps its error memory until its next turn.
-
-**Low-rank gradients** (`algorithms.codecs.low_rank`) have several sums in a round.
-
-**The error memory** of one worker:
+A fragment is a vector of its own: its codec keeps its error memory until its next turn.  The error memory:
 
     closed --coded: the payload goes out--> open --settled(later round): it was counted--> closed
 

@@ -1,15 +1,14 @@
 """One all-reduce at one rank: the moves of a collective's table, made in order as chunks are received in any order.
 
-A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are active at a time, from
-its end to its start: so it can be given in that order, as a backward pass computes a gradient.  A chunk is named by
-(bucket, step): the step-th of its sender for its receiver in that bucket.  Chunks received before their move are kept;
-sent ones never change: each is a copy of the vector at that moment, or the very array that was received or summed.
+A vector is reduced in buckets, each by a run of the table; OPEN are active at a time, from its end to its start, the
+order in which a backward pass computes a gradient.  A chunk is named by (bucket, step): the step-th of its sender for
+its receiver in that bucket.  A sent chunk never changes: it is a copy, or an array that was received or summed.
 
     invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
     bound       early chunks are at most the remaining ones of the table
 
-A round of low-rank gradients is two such sums, one after the other.  Chunks of the second sum continue the bucket
-numbers and element places of the first; one received before this rank has completed the first sum is kept.
+A round of low-rank gradients is two such sums; chunks of the second continue the bucket numbers and element places of
+the first.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class Chunk:
 class Reduction:
     """The mean of one vector [d] per rank, weighted; every rank ends with it.
 
-    Ranks are positions in the table; the caller maps them to nodes.  The last element of every vector is 1: where
-    partial sums are rounded, it carries the sum of the weights.  `bucket`: elements of each stretch but the last.
+    The last element of every vector is 1: where partial sums are rounded, it carries the sum of the weights.  `bucket`:
+    elements of each stretch but the last.
     """
 
     def __init__(self, rank: int, table: Table, length: int, kind: np.dtype[np.floating], bucket: int) -> None:
@@ -112,9 +111,9 @@ class Reduction:
         return self.give(0, weight, *pieces)
 
     def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give its elements from `start` on, in pieces, up to those given before; return the chunks to send now.
+        """Give elements from `start` on, up to those given before; return the chunks to send.
 
-        Elements given before are not taken again; a stretch that would leave a gap behind it is not taken at all.
+        A stretch that would leave a gap behind it is not taken.
         """
         assert weight > 0
         stop = start + sum(piece.size for piece in pieces)
@@ -287,7 +286,7 @@ class _Bucket:
             self._exact = None
 
     def _add(self, part: slice, arrived: Vector) -> None:
-        """Add into the memory of the received part, if it is ours; the vector itself need not hold a replaced part."""
+        """Add into the received part's memory, if it is ours; a replaced part need not fit in the vector."""
         total = np.add(
             self._part[part], arrived, out=arrived if arrived.flags.writeable else empty(arrived.size, arrived.dtype)
         )

@@ -4,12 +4,8 @@
     brings   a worker's contribution
     gradient the mean gradient [d], from the result
 
-Codecs with additive payloads are reduced by the collective's own table, of fewer elements; the payloads of others are
-sent to all, decoded by each in the same order, and then added.
-
-A worker has the sums of this round and of the next: chunks are checked, acknowledged, added, and forwarded in order.  A
-worker with a slower gradient stores the chunks received meanwhile, and those of a worker that is one round ahead,
-the maximum.
+Additive payloads are reduced by the collective's table; others are sent to all, decoded by each in the same order, and
+added.  A worker has the sums of this round and of the next, the furthest that another can be ahead.
 """
 
 from __future__ import annotations

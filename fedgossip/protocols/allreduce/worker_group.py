@@ -7,18 +7,15 @@
        another model after these rounds is left out, and may ask for readmission
     3. each adopts one view of a generation at most, the first that it receives; those behind fetch the state of a donor
 
-Enough are more than half of the workers of the view, and of the last view that certainly worked: one with a completed
-round, which takes all of its members.  So two halves of a partitioned network cannot both go on.  Where links break
-one by one, two views can be proposed at once; they have a common member, which adopts one of them, and no round of the
-other is completed.  Its members are too few to leave it by themselves; one that receives the later view from a worker
-of its own adopts that, or asks for readmission there.
+Enough are more than half of the workers of the view, and of the last view with a completed round: so two halves of a
+partitioned network cannot both go on.  Where links break one by one, two views can be proposed at once; their common
+member adopts one, and no round of the other is completed.
 
-An epoch is the number of a view: its generation, and its proposer.  In one epoch a round has one result, the same for
-every worker that completes it; so a worker that resumes from a checkpoint of this epoch is equivalent to one that was
-always there.
+An epoch is the number of a view: its generation, and its proposer.  In one epoch a round has one result, so a worker
+that resumes from a checkpoint of this epoch is equivalent to one that was always there.
 
-Source: the round of views of virtual synchrony (Birman and Joseph, Exploiting virtual synchrony in distributed
-systems, SOSP 1987), with one proposer in place of an agreement of all, as a round can be dropped and repeated.
+Source: the views of virtual synchrony (Birman and Joseph, Exploiting virtual synchrony in distributed systems, SOSP
+1987), with one proposer in place of an agreement, as a round can be dropped and repeated.
 """
 
 from __future__ import annotations
@@ -213,9 +210,10 @@ class WorkerGroup:
         return Failure("too_few", f"{here}: it ended after round {regroup.own.rounds}", advice)
 
     def judged(self, sender: NodeId, view: GroupView, rounds: int) -> GroupView | None:
-        """Return a view of another worker if it is to be adopted.  Raises ProtocolError for an invalid one.
+        """Return a received view if it is to be adopted; one without this worker sets `outside` once the others have
+        gone on.
 
-        A view without this worker is recorded: `outside` is set once the others have certainly gone on.
+        Raises ProtocolError for an invalid view.
         """
         rival = self._rival(sender, view)
         if generation(view.epoch) <= generation(self.epoch) and not rival:
@@ -236,17 +234,11 @@ class WorkerGroup:
         return view
 
     def _lost(self, view: GroupView, rounds: int) -> bool:
-        """Return whether a view counts on rounds of this worker's last life that no checkpoint has.
-
-        That life has sent nothing of it, for then its checkpoint would have the view: this one reports where it is.
-        """
+        """Return whether a view counts on rounds of this worker's last life that no checkpoint has."""
         return not self.at_work and rounds < view.rounds and self.node in view.members
 
     def _rival(self, sender: NodeId, view: GroupView) -> bool:
-        """Return whether a worker of this view is in a later one of the same generation, so that this one is void.
-
-        Of two only the earlier is left for the later, so a worker in the later one never returns to it.
-        """
+        """Return whether a worker of this view is in a later one of the same generation, so that this one is void."""
         same = generation(view.epoch) == generation(self.epoch) and view.epoch > self.epoch
         return same and sender in self.members and sender in view.members
 
@@ -318,8 +310,8 @@ def worked(view: GroupView, rounds: int) -> tuple[NodeId, ...]:
 def enough(view: GroupView, there: Collection[NodeId], rounds: int) -> bool:
     """Return whether these may go on from a view: more than half of its workers, and of the last that worked together.
 
-    The first condition alone would let readmitted workers go on without those that readmitted them, while these do so
-    too.
+    Without the second condition readmitted workers could go on without those that readmitted them, and these without
+    them.
     """
     return too_few_of(view, there, rounds) is None
 
@@ -379,10 +371,7 @@ class Regroup:
 
     @property
     def odd(self) -> list[NodeId]:
-        """The furthest workers with a minority model.
-
-        Without a majority those with another model than this worker's; all, if this worker is not among the furthest.
-        """
+        """The furthest workers with a minority model; without a majority, those with another model than this worker's."""
         digests = self.furthest
         if len(set(digests.values())) < 2:
             return []

@@ -1,12 +1,12 @@
 """The state of the descent at one worker: its completed rounds, and the transfer of its state to and from others.
 
-With fragments, trained updates that no mean contains yet await their round:
+Trained updates that no mean contains yet, with fragments:
 
     closed --opened(update): the fragment of this round goes out--> open --settled(later round)--> closed
 
 A worker trains from the model plus its unsent updates, so that none are lost; and, while the mean of a round is
-computed, plus those sent for it.  If the others complete a round without this worker, its training of that round is
-lost, as without fragments; older unsent updates stay.
+computed, plus those sent for it.  A round that the others complete without this worker loses its training of that
+round; older unsent updates stay.
 """
 
 from __future__ import annotations
@@ -77,9 +77,8 @@ class WorkerState:
 
     @property
     def ahead(self) -> Vector:
-        """The vector that this worker trains from for the next round while the mean of this one is computed, [d].
-
-        Its present point, moved by the momentum alone.
+        """Return the present point moved by the momentum alone, [d]: the start of the next round's training while this
+        one is summed.
         """
         part = self.unsent.fragments.part(self.round)
         state: DescentState = stepped_by_momentum(self.descent, self.state, part, self.rate(self.round))

@@ -7,16 +7,12 @@ The coordinator opens an exchange, passes the clients' messages to it, and reads
 `phase` names the awaited messages; each has a deadline of its own, which the coordinator sets whenever the name
 changes.
 
-**Trees.**  An unmasked sum of integers is a mean for the server's step, or one term of a coordinator's own sum.  In a
-tree of coordinators every client rounds, clips, weighs and hides its numbers as in a flat run, and coordinators add
-integers.  So the sum at the root, and the mean that is decoded from it there, do not depend on the tree.
+Trees: an unmasked sum of integers is a mean for the server's step, or a term of a higher coordinator's sum; the root's
+sum does not depend on the tree.  Each coordinator checks a received sum's count, and every element against the bounds
+of so many clients.
 
-A sum contains its number of clients: each has added one to the count.  Each coordinator that receives a sum checks the
-count, and every element, against the bounds of so many clients.
-
-**Privacy budgets.**  A machine spends by a line in its log first, then makes the release that it pays for.  In this
-order a crash can only count a release that was never made.  An exhausted budget ends the machine's part:
-nothing unpaid is released.
+Budgets: a spend is written to the log before the release that it pays for, so a crash can only count a release too
+many.
 """
 
 from __future__ import annotations
@@ -171,9 +167,8 @@ class Summation(Protocol):
 class PlainRound:
     """Invite, and add contributions on arrival: the first `draw.wanted` count.
 
-    It ends when these are here, when no answer is awaited, or at the deadline; with fewer than `quorum` it is
-    abandoned.  `counted_before` is the last round in which each client was counted.  `coding`: the codec of updates,
-    if any.
+    It ends when these are here, when no answer is awaited, or at the deadline, below `quorum` as abandoned.
+    `counted_before`: the last round in which each client was counted.  `coding`: the codec of updates, if any.
     """
 
     phase = "update"
@@ -340,9 +335,8 @@ class SumReading:
 
 
 def counts_in(found: DecodedSum, fixed: RingEncoding) -> dict[str, int]:
-    """Return the counts over clients in a sum; {} where none of them counted.
-
-    Each client has added the weight's unit, limit / weight_max, rounded, so the counts are exact.
+    """Return the counts over clients in a sum; {} where none counted.  Exact: each client adds a rounded unit of the
+    weight.
     """
     unit = fixed.limit / fixed.weight_max
     once = found.samples * unit / max(1, round(unit))
@@ -361,7 +355,7 @@ LOSS_MOST = 1e30
 
 
 class Gathered:
-    """`aggregate` and `facts` contain exactly the added contributions; memory is that of the accumulator.
+    """The sum and `facts` of exactly the added contributions; memory is that of the accumulator.
 
     `like`: the invitation, with the layout of every contribution.  `score`: what clients measure.  `adapters`: measures
     what the mean of the updates makes of adapters, if any.

@@ -3,13 +3,12 @@
     gathering --enough clients--> going: an answer is added, another client invited; after `goal` answers a server step
                                   after the last step --> leaving --all have the model--> finished
 
-Nguyen et al. 2022, algorithm 1; see algorithms/federated/fedavg.  A round is a server step.  Differences: a client
-trains at most once from each model, so that a repeated invitation has no effect; a client that misses its deadline is
-given up, and another invited in its place; an answer that is more than `most_stale` steps old is dropped.
+Nguyen et al. 2022, algorithm 1.  A round is a server step.  Differences: a client trains at most once from each model;
+one that misses its deadline is replaced; an answer more than `most_stale` steps old is dropped.
 
-The order of arrival decides the content of a step, so a run can be replayed, and simulated, but two are not alike.  A
-crash of the coordinator loses its buffer: the clients in it are invited again.  Only for clients without memory (not
-SCAFFOLD, with c and c_i that belong to rounds), and aggregations that are sums.
+The order of arrival decides a step, so a run can be replayed, but two runs differ.  A crash of the coordinator loses
+its buffer: the clients in it are invited again.  Only for clients without memory (not SCAFFOLD), and aggregations that
+are sums.
 """
 
 from __future__ import annotations
@@ -201,7 +200,7 @@ class Buffered(Generic[State]):
 
     @property
     def _deserted(self) -> bool:
-        """Whether a run that its clients end is over: too many have left for another step."""
+        """Whether too many clients have left for another step."""
         staying = len(self.company.partners) - len(self.company.left)
         return self.phase != "leaving" and self.settings.endless and staying < self._need
 
@@ -237,7 +236,7 @@ class Buffered(Generic[State]):
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _give_up(self, node: NodeId) -> None:
-        """Await no answer of `node`; it may be sent the same model again, which it does not train from twice."""
+        """Await no answer of `node`; the same model may be sent to it again."""
         if self.flying.pop(node, None) is not None:
             del self.seen[node]
 

@@ -2,13 +2,9 @@
 
     inviting --Subtotal of each member that is here, or the deadline--> the sum
 
-For tiers of too few members for a secure sum, where the file says so (`secure = false`): a coordinator of leaf
-coordinators then sees the sum of each leaf, one of clients sees the update of each client.  The numbers are rounded,
-clipped, weighed and hidden by noise as in a secure sum, and the sum of all is the same integer; so a run with and
-without such tiers ends with the same bits.
-
-A subtotal is checked alone: its count, and the bounds of so many clients.  One that fails is refused by its sender's
-name, and the round goes on without it.
+For tiers of too few members, where the file says so (`secure = false`).  The numbers are rounded, clipped, weighed and
+hidden by noise as in a secure sum: a run with and without such tiers has the same bits.  A subtotal outside the bounds
+of its count is refused by its sender's name, and the round goes on without it.
 """
 
 from __future__ import annotations

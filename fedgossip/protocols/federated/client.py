@@ -2,13 +2,9 @@
 
     waiting --Invite--> training --Trained, answer--> waiting ... --Final--> finished
 
-The coordinator pushes; a client requests nothing.  A later invitation overtakes an earlier one: the result of that
-training is dropped, as its round is over.  A `ClientPart` (`client_round`) defines the form of the answer: in the
-clear, or through a secure sum.  An answer is kept until the next invitation; a repeated invitation (the link broke, or
-the coordinator was restarted and draws the same cohort) is answered with it, not with another training.
-
-A client's memory from round to round (SCAFFOLD's c_i) changes only when the next invitation states that the
-contribution was counted: both ends then have the same, despite lost links.
+The coordinator pushes; a client requests nothing.  A later invitation overtakes an earlier one, and drops its training.
+A repeated invitation is answered with the stored answer, not with another training.  A `ClientPart` (`client_round`)
+defines the form of the answer: in the clear, or through a secure sum.
 """
 
 from __future__ import annotations
@@ -115,7 +111,7 @@ class Securely:
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     rounds: int
-    """Rounds of the run: an invitation to a later one is refused, and the model of the last round is tested too."""
+    """Rounds of the run: a later invitation is refused, and the model of the last is tested too."""
     silence_ns: int = 600_000_000_000
     """Nanoseconds without a link after which the coordinator counts as gone; above the time of its restart."""
     idle_ns: int = 86_400_000_000_000
@@ -125,10 +121,7 @@ class ClientSettings:
     test_every: int = 0
     """Number of rounds between two tests of the model on own examples, before it is trained; 0: never."""
     accumulate: int | None = None
-    """Number of batches in a gradient, weighted by their examples.
-
-    None: as many as a round's training has, weighted by all of this client's examples.
-    """
+    """Batches in a gradient; None: a round's training, weighted by all of this client's examples."""
 
     patience: int = 0
     """Number of rounds without a better model after which the coordinator may end the run; 0: its last round."""
@@ -270,7 +263,7 @@ class Client:
         return self._invited(message)
 
     def _check_round(self, invite: Invite) -> None:
-        """Check that the round is one of the run, and the session's: batches and rounding follow from it."""
+        """Check that the round is one of the run, and the session's."""
         where, advice = f"client {self.node}: an invitation to round {invite.round}", "Distrust the coordinator."
         if not 0 <= invite.round < self.settings.rounds:
             raise ProtocolError(f"{where}, of {self.settings.rounds}", advice, peer=self.coordinator)

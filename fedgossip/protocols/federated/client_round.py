@@ -1,17 +1,15 @@
 """A client's part in a round: it answers in the clear, or takes part in a secure sum.
 
-The client opens a part for every invitation, passes messages and its trained update to it, and sends the effects that
-it returns:
+The client opens a part for every invitation and sends the effects that it returns:
 
     open    --Invite-->  training  --Trained-->  answered                                           PlainPart
     joined  --keys-->  shared  --delivery and Trained-->  masked  --survivors-->  consented
             --consents-->  revealed  --result-->  done                                              SecurePart
 
-A part repeats its last message when the other end repeats its request; a repeated request is answered again, and
-carried out once.  A session that no honest coordinator would lead ends with a `Refusal` of its reason, and nothing
-else.
+A repeated request is answered again, and carried out once.  A session that no honest coordinator would lead ends with a
+`Refusal` and its reason.
 
-**Metrics** that a client sends beside its vectors are declared once, for machines and for the wording of plans:
+Metrics beside a client's vectors, declared once for machines and plan texts:
 
     of unit      exact                                     covered: has noise, or follows from what has
     none         examples, steps, loss, kept, tests, cut,  -
@@ -21,8 +19,8 @@ else.
     client       -                                         shorter, where the clip follows the updates
 
 An undeclared fact never leaves: its fields are BLANK in a `Contribution`, and a secure sum has no coordinate for it.
-The number of right answers on a client's kept examples (`tests`) is an exact count of single records, so where records
-are hidden it stays at the client, or gets noise there first (`test_noise` of [coordinator.privacy]).
+`tests`, the right answers on kept examples, counts single records: where records are hidden it stays at the client, or
+gets noise there (`test_noise` of [coordinator.privacy]).
 """
 
 from __future__ import annotations
@@ -263,7 +261,7 @@ class SecurePart:
         return effects + self._overtaken()
 
     def _overtaken(self) -> list[Effect]:
-        """Take the early frame, if it is due; a bad one leaves earlier effects in place."""
+        """Take the early frame, if it is due; a bad one leaves earlier effects."""
         if self.over or (frame := self._early.pop(due := _DUE[type(self._step)], None)) is None:
             return []
         try:
@@ -307,7 +305,7 @@ class SecurePart:
         return step
 
     def _keep(self, delivery: bytes) -> None:
-        """Store the delivery of the others' shares until the vector is masked; the first one is kept."""
+        """Store the first delivery of the others' shares until the vector is masked."""
         if self._delivery and delivery != self._delivery:
             raise RoundAbandoned(Reason.TWICE, "a second, different delivery", stage=Stage.MASKED)
         self._delivery = delivery
@@ -372,7 +370,7 @@ class SecurePart:
         return self.give_up()
 
     def _refuse(self, refused: RoundAbandoned) -> list[Effect]:
-        """End the session and send its reason; the log has the reason alone, not the refused frame."""
+        """End the session; the log gets the reason, not the refused frame."""
         if self._step is not None:
             self._step.abandon()
         about = {"reason": refused.reason.value, "text": str(refused), "advice": refused.advice}
@@ -521,10 +519,9 @@ def metrics_of(
 ) -> SentMetrics:
     """Return the facts that clients send where a budget protects `unit`: "none", "record" or "client".
 
-    `secure`: through a secure sum, which reveals the total number of examples (`by_examples`) and the number of
-    clipped updates.  `tested`: clients test the received model; `noisy_tests`: with noise on the count of right
-    answers.  `adaptive`: the clip follows the updates.  `compared`: the facts on personal models, of secure sums alone.
-    `loops`: the clients are users' own loops, some of which may log no loss.
+    `secure`: by a secure sum, which reveals the totals of examples (`by_examples`) and of clipped updates.  `tested`:
+    clients test the received model; `noisy_tests`: with noise on the count.  `adaptive`: the clip follows the updates.
+    `compared`: facts on personal models.  `loops`: users' own loops, some of which may log no loss.
     """
     if unit == "client":
         return SentMetrics(covered=("shorter",) if adaptive else ())
@@ -541,10 +538,7 @@ def metrics_of(
 
 
 def means_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the mean loss and the mean score in a secure sum, each of the clients that have one, weighted as the sum.
-
-    The loss is None where no client has one, the score is left out.
-    """
+    """Return the mean loss (None: no client has one) and the mean scores in a secure sum, weighted as the sum."""
     logged, tested = metrics.get("logged", 1.0), metrics.get("tested")
     found: dict[str, float | None] = {"loss": metrics["loss"] / logged if "loss" in metrics and logged else None}
     return found | ({"score": metrics["measured"] / tested} if tested and "measured" in metrics else {})

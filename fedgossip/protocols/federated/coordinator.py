@@ -3,20 +3,15 @@
     gathering --enough clients--> inviting, a phase of an exchange after the other --result--> inviting the next ...
         ^---------- too few are left ----------'               after the last round --> leaving --all know--> finished
 
-A round is an `Exchange`: in the clear (`aggregation_round`), or a secure sum (`secure_round`).  Each of its phases has
-a deadline, which follows the measured rounds; after it the round goes on with the present answers, or, with fewer than
-the quorum, is abandoned: it then has no effect, and is not repeated, as its updates must not be summed with those of
-other clients.  It counts as a round.
+A round is an `Exchange`, in the clear (`aggregation_round`) or a secure sum (`secure_round`).  At a phase's deadline it
+goes on with the present answers, or below the quorum is abandoned: it counts as a round, has no effect and is not
+repeated, as its updates must not be summed with other clients'.  A returning client is invited to the open round if it
+belongs to the cohort; an answer for a past round has no effect.
 
-A client that is gone, or sends a goodbye, is not waited for; a returning one is invited again, to the open round if it
-belongs to its cohort.  An answer for a past round is late and has no effect.
+With a patience an evaluated model is measured before the next round begins.
 
-With a patience the model of an evaluated round is measured before the next one begins; a run without a better score in
-so many evaluations ends.
-
-After every round a durable Checkpoint precedes every effect that reports the round as done: a coordinator restored
-from it goes on with the next round, draws the same cohort, and sends the same model.  With a secure sum the round that
-may have been open at a stop is dropped: no client masks one input twice.
+A durable Checkpoint precedes every effect that reports a round as done; a secure round that was open at a stop is
+dropped, as no client masks one input twice.
 """
 
 from __future__ import annotations
@@ -104,10 +99,7 @@ STOPPED = "stopped"
 def checkpoint_of(
     round: int, state: object, counted: Mapping[NodeId, int], summing: Mapping[str, object], best: BestSoFar
 ) -> Checkpoint:
-    """Return the checkpoint after `round`.
-
-    It holds the state, the last round in which each client was `counted`, a secure sum's facts, and the best round.
-    """
+    """Return the checkpoint after `round`; `counted`: the last round in which each client was counted."""
     facts: dict[str, object] = {"counted": {str(node): last for node, last in counted.items()}, **summing}
     if best.patience:
         facts[BEST] = [best.round, best.value, best.since]
@@ -215,8 +207,8 @@ class CoordinatorSettings:
 class Coordinator(Generic[State]):
     """`clients` are all that may take part; `resumed`: continue after its round, in a new life.
 
-    `summing`: by a secure sum; without it contributions are in the clear, by `coding` where that is given,
-    and the mean of `adapters`, pairs of A and B, is measured against that of their products.
+    `summing`: by a secure sum; else in the clear, by `coding` if given.  The mean of `adapters`, pairs of A and B, is
+    measured against that of their products.
     """
 
     def __init__(
@@ -276,7 +268,7 @@ class Coordinator(Generic[State]):
         return max(self._need, self.summing.least if self.summing else 1)
 
     def _here(self) -> Set[NodeId]:
-        """Return the present clients that can be in a sum; of many clients without a list of all."""
+        """Return the present clients that can be in a sum."""
         company, members = self.company, self.summing.members if self.summing else None
         here = company.linked - company.left if company.left else company.linked
         return here if members is None else here & members
@@ -367,10 +359,7 @@ class Coordinator(Generic[State]):
 
     @property
     def _deserted(self) -> bool:
-        """Whether a run that its clients end is over: too many have left for another round.
-
-        The round open at that time does not count: a loop that ends refuses its invitation.
-        """
+        """Whether too many clients have left for another round; the round open at that time does not count."""
         members = set(self.company.partners) if self.summing is None else self.summing.members
         members = set(self.company.partners) if members is None else members
         return self.settings.endless and len(members - self.company.left) < self.need
@@ -506,7 +495,7 @@ class Coordinator(Generic[State]):
         return [Report("late", {"peer": sender, "round": round}, self.round)]
 
     def _going(self, effects: list[Effect], before: str, now_ns: int) -> list[Effect]:
-        """Set the deadline of a new phase; close a round with a result, and open the next."""
+        """Set a new phase's deadline, or close the round and open the next."""
         assert self.exchange
         result = self.exchange.result
         if result is None:
@@ -588,7 +577,7 @@ class Coordinator(Generic[State]):
         return [*(self._never_counted() if over else []), Finish(self.model, self.failure)]
 
     def _never_counted(self) -> list[Effect]:
-        """Report clients without a contribution in the model that were never present, or were in a cohort."""
+        """Report uncounted clients that were never present, or were in a cohort."""
         linked, clients = self.company.ever_linked, self.company.partners
         never = [node for node in clients if node not in self.counted and (node not in linked or node in self.drawn)]
         return [Report("never_counted", never, self.round)] if never else []

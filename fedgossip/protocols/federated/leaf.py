@@ -2,17 +2,12 @@
 
     waiting --Invite--> gathering --clients are here--> summing --their sum, sent up--> waiting ... --Final--> leaving
 
-Downwards it is a coordinator without a model of its own: it passes an invitation on, collects the sum of its members
-(`secure_round` or `clear_tier`, the exchanges of a root), and never decodes it further than its bounds.  Upwards it is
-a client with that sum in the place of an update (`client_round.SecurePart`, `clear_tier.IntegerPart`).  Members may be
-such coordinators themselves.
+Downwards it is a coordinator without a model: it passes on invitations and who was counted, and collects a sum
+(`secure_round` or `clear_tier`) that it decodes no further than its bounds.  Upwards it is a client with that sum as
+its update (`client_round.SecurePart`, `clear_tier.IntegerPart`).  Members may be leaves too.
 
-With fewer clients than it needs, or a round that it has to abandon, it declines upwards with the reason (`Refusal`),
-reports that, and waits for the next invitation.  A round of the root is one of the leaf, which is begun once.  When the
-leaf dies, its clients lose that round; the root goes on without it, and invites its next life.
-
-Memories of clients (SCAFFOLD) change when the root has counted the leaf: it passes on who was counted below only once
-the invitation from above says so.
+With too few clients it declines upwards with the reason (`Refusal`) and waits.  It begins a round once; when it dies,
+its clients lose that round and the root invites its next life.
 """
 
 from __future__ import annotations

@@ -2,19 +2,14 @@
 
     keys --all have keys--> shares --all have shared--> masked --all are summed--> consist --> unmask --> the sum
 
-Each phase ends when all present clients have answered, or at its deadline; a client without an answer by then has
-dropped, which may happen in any phase as long as enough are left.  Training runs beside the first two phases.  Keys
-for the next round are sent with the masked vectors, so that in steady state the first phase is over before it begins.
+A phase ends when all present clients have answered, or at its deadline; a client without an answer has dropped.
+Training runs beside the first two phases, and keys for the next round are sent with the masked vectors.
 
-Cohorts keep their size, filled up with absent clients that drop in the first phase, or change by an even number: two
-that differ by one client would reveal that client's input as the difference of their sums (attack A13), and clients
-refuse such a cohort, however long ago the other was.
+Cohorts keep their size, filled up with absent clients, or change by an even number: two that differ by one client would
+reveal its input (attack A13), and clients refuse such a cohort.  Where sums are exact, all are of the clients of the
+first sum with consent.
 
-Where sums are exact all of them are of the same clients, those of the first sum with consent: a round without one of
-them is abandoned.
-
-A round is begun once.  Clients mask once in a round, so a round that an earlier life of the coordinator opened, or
-with too few answers, is over for good.
+Clients mask once in a round: a round begun by an earlier life, or with too few answers, is over.
 """
 
 from __future__ import annotations
@@ -94,8 +89,7 @@ class SecureSumming:
     def cohort(self, sampling: Sampling, round: int, here: Collection[NodeId], left: Collection[NodeId]) -> Draw:
         """Return a cohort of the size invited when all are present: the present clients, and others in the free places.
 
-        Departed clients are not counted, except where that would change the size by an odd number: two sets of an even
-        and of an odd size may differ by one member, two even or two odd ones never do.
+        Departed clients leave the count by even numbers: sets of an even and an odd size may differ by one member.
         """
         full = sampling.draw(round, set(self.clients).difference(left) if left else self.clients)
         there = sampling.draw(round, here)

@@ -17,33 +17,30 @@ AD-PSGD (Lian, Zhang, Zhang and Liu, ICML 2018), repeated at every peer i:
     draw a neighbour j; at both at once         x_i, x_j  <-  (x_i + x_j) / 2
     x_i  <-  x_i - eta g
 
-Works with any algorithm that has the model as its only slot (`algorithms/`): the steps between training and mixing are
-local, and an exchange is a correction.
-
-Difference from the paper: each end applies a difference instead of the mean, on receipt of the message,
+Works with any algorithm that has the model as its only slot.  Difference from the paper: each end applies a difference
+instead of the mean, on receipt of the message,
 
     i  Offer(x_i)  ->  j                 h = (x_i - x_j) / 2;  x_j <- x_j + h;  keep h
     i  <-  Answer(h)  j                  x_i <- x_i - h
     i  Settled  ->  j                    forget h
 
-One end gains what the other end loses, whatever both did in between: the sum of all x is kept to rounding, without
-locks, without the bipartite graph that the paper needs against deadlock, for any graph and any n.
+so the sum of all x is kept to rounding, without locks and without the bipartite graph that the paper needs against
+deadlock.
 
     Busy.  A peer with an offer in flight declines offers: if both of two crossing offers were accepted, the models
-    would be swapped instead of averaged.  Of two crossing offers the one with the lower sender id counts, as its sender
-    certainly declines the other.  Offers are made at a seeded moment during the next training; offers at the end of
-    training would find peers of equal speed busy at once, for ever.  A declined peer tries another neighbour, once.
+    would be swapped.  Of two crossing offers the one with the lower sender id counts.  Offers are made at a seeded
+    moment during the next training: at its end peers of equal speed would all be busy.  A declined peer tries another
+    neighbour, once.
 
-    Loss.  Without a reply in time the peer is no longer busy and sends `Query(number)`.  Each partner has at most one
-    offer with an open outcome (`async_gossip`); exchanges with the other partners go on meanwhile.
+    Loss.  Without a reply in time the peer sends `Query(number)`.  Each partner has at most one offer with an open
+    outcome; exchanges with the other partners go on.
 
     Pace.  Training is one round ahead of exchanging, never two: where training takes no time the network sets the pace.
 
-    The end.  After its last round a peer makes the exchanges that are due, then neither offers nor accepts; its goodbye
-    queries the open offer.  A peer without remaining partners ends its run early.
+    The end.  After its last round a peer makes the exchanges that are due; its goodbye queries the open offer.
 
-A crash loses all changes since the last checkpoint, of training and of exchanges alike: the mean is as if they had not
-happened.  An exchange open at that time is settled from the checkpoints of both ends.
+A crash loses all changes since the last checkpoint, of training and of exchanges alike; an open exchange is settled
+from the checkpoints of both ends.
 """
 
 from __future__ import annotations
@@ -81,10 +78,10 @@ class AsyncSettings(RunLimits):
 
 
 class AsyncGossip(Lifecycle[State]):
-    """One peer of an asynchronous run.  `schema` is the layout that its partners must share.
+    """One peer of an asynchronous run.  `schema`: the layout that its partners must share.
 
-    `resumed`: continue from this checkpoint, in a new life; offers that were open then are queried.  `incarnation`
-    numbers a life that may have lost its predecessors' state: its offer numbers differ from all of theirs.
+    `resumed`: continue from this checkpoint; open offers are queried.  `incarnation` numbers a life that may have lost
+    its predecessors' state: its offer numbers differ from theirs.
     """
 
     def __init__(
@@ -225,7 +222,7 @@ class AsyncGossip(Lifecycle[State]):
         return [report, *self._ask(flight.to, 0), *self._exchange_over(now_ns)]
 
     def _ask(self, to: NodeId, attempt: int) -> list[Effect]:
-        """Query the outcome of the open offer; a disconnected partner is queried when its link is up again."""
+        """Query the outcome of the open offer, once its partner is linked."""
         if to not in self.company.linked:
             return []
         number = self.ledger.open[to]
@@ -366,10 +363,7 @@ LIFE = 1 << 20
 
 
 class Ledger:
-    """One peer's accounts with all partners.  The machine fills `round` and `schema` of messages.
-
-    `life` numbers a life that may have lost the state of its predecessors.
-    """
+    """One peer's accounts with all partners.  `life` numbers a life that may have lost its predecessors' state."""
 
     def __init__(self, life: int = 0) -> None:
         self.life = life

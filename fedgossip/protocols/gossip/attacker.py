@@ -3,9 +3,8 @@
     inner machine sends its model of round r          held, until the models of r of all honest neighbours are here
     last of them received, or inner machine goes on   each held message is sent, with the attack's model in it
 
-This is a rushing attacker: it sends after it has received all honest models of the round.  It holds a message no
-longer than its own machine waits, which ends a round at its deadline.  Accounts and goodbyes are honest, so that it
-takes part as long as all do; its models depend only on received ones, so the bits are those of stacked arrays.
+A rushing attacker: it sends after it has all honest models of the round, or when its own machine ends the round.
+Accounts and goodbyes are honest; its models depend only on received ones, so the bits are those of stacked arrays.
 """
 
 from __future__ import annotations

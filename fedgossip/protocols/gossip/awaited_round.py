@@ -2,9 +2,7 @@
 
 A round ends in one of three ways: all vectors that can still arrive are here; the deadline expires, and the missing
 partners count as absent until their next message; or no partner takes part, and the round has taken its usual time.
-
-What a round waits for, how it is mixed, and what a silent partner is asked is defined by each machine: `sync_gossip`,
-`relay_gossip` and `private_gossip`.
+What a round awaits and how it mixes is each machine's: `sync_gossip`, `relay_gossip`, `private_gossip`.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ from fedgossip.protocols.gossip.partner_set import Deadline
 class RoundClock:
     """The waits of one peer's rounds; times in nanoseconds.
 
-    The deadline follows rounds with at least one received vector, measured from their beginning to the last arrival; a
-    round that was cut short gives no sample.
+    The deadline follows rounds with a received vector, from their beginning to the last arrival, except those cut
+    short.
     """
 
     def __init__(self, deadline_ns: int, least_ns: int, ask_ns: int) -> None:

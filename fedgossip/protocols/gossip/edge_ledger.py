@@ -124,9 +124,8 @@ KEPT_ROUNDS = 8
 class EdgeLedger:
     """The accounts of all edges, `edges`, and the messages that carry them.
 
-    Between two calls: our model of a past round is in `sent` only if a partner has mixed it and may still request it,
-    and at most KEPT_ROUNDS are.  Each round that may be sent again has its name in `views`: it is sent under the graph
-    of its first sending.
+    A model of a past round is in `sent` only if a partner may still request it, at most KEPT_ROUNDS of them; `views`
+    has the graph under which each was first sent.
     """
 
     def __init__(self, schema: str) -> None:
@@ -169,10 +168,7 @@ class EdgeLedger:
         return sends
 
     def counted(self, round: int, nodes: Iterable[NodeId], here: Mapping[NodeId, Any]) -> list[NodeId]:
-        """Return those of `nodes` with an edge that counts: both ends mix each other's model (theirs: `here`).
-
-        Both ends have announced it, for the same graph.  From now on our model may be requested.
-        """
+        """Return those of `nodes` with an edge that both ends have announced, for the same graph (theirs: `here`)."""
         view, counted = self.views[round], list[NodeId]()
         for node in nodes:
             edge, model = self.edges.get(node) or self.edge(node), here[node]
@@ -232,9 +228,9 @@ class EdgeLedger:
     def repeat(
         self, node: NodeId, asked: int, round: int, outgoing: Vectors, now_ns: int, again_ns: int
     ) -> list[Effect]:
-        """Return the reply to a partner that waits for our model of round `asked`: the model with its account, again.
+        """Return the reply to a partner that waits for our model of round `asked`.
 
-        `outgoing` is what was sent in our `round`; empty before that.
+        `outgoing`: what was sent in our `round`; empty before that.
         """
         edge = self.edge(node)
         ours = self.sent.get(asked)
@@ -256,9 +252,9 @@ class EdgeLedger:
         return self.edge(node).repair()
 
     def reborn(self, node: NodeId, *, asked: bool) -> bool:
-        """Reset the edge of a partner in a new life; return whether something of its last life stays open.
+        """Reset the edge of a partner in a new life; return whether its last life left something open.
 
-        `asked`: our model of the open round was sent; the partner may have mixed it.
+        `asked`: our model of the open round was sent.
         """
         before = self.edge(node)
         if not before.confirmed:

@@ -1,7 +1,5 @@
-"""Why a machine ends early or refuses a message.
-
-An early end has its failure in `Finish`; the driver raises it when all records are written.  A refused message is an
-effect, where the rest of its event counts.
+"""Why a machine ends early, which the driver raises when all records are written, or refuses a message, which is an
+effect.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The algorithm's state at one peer through its rounds: the only mathematics that a gossip machine holds.
+"""The algorithm's state at one peer: the only mathematics that a gossip machine holds, and the check of received
+vectors.
 
     closed --trained(update): what goes out--> open --mixed(the sums)--> closed
                                                        --abandoned--> closed, as before
                       corrected: at once when closed, after the mixing when open
 
 Between training and mixing the state is still that of the last round: a peer that ends then ends with it.
-
-Vectors from others are checked here before they are mixed with ours.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ PREFIX = "state/"
 
 
 class Learner(Generic[State]):
-    """One peer's state.  `resumed`: continue from the state in a checkpoint.
+    """One peer's state, in a later life that of the checkpoint `resumed`.
 
-    `outgoing` is empty if and only if no round is open.  Corrections are applied once each, in the order of their
-    arrival; none while a round is open, as exactly the sent vectors are mixed.
+    `outgoing` is empty if and only if no round is open.  Corrections are applied once each, in the order of arrival;
+    none while a round is open, as exactly the sent vectors are mixed.
     """
 
     def __init__(self, algorithm: GossipAlgorithm[State], initial: Vector, resumed: Checkpoint | None = None) -> None:

@@ -11,19 +11,16 @@
 The machines' tables continue from "training"; an event without effect on the phase is in none.  "end" is "closing", or
 "leaving" where nothing must be settled before the goodbye, or "finished" where no partner must be waited for either.
 
-The beginning.  A peer waits for all partners, in a first life and in a later one, except those that are gone or have
-left; at the start timer it begins with the connected ones.  Without any it ends in its first life (`nobody_came`):
-training alone would be a surprise, not gossip.  In a later life it goes on: the others may return later.  While it
-waits it reports the missing partners (`awaits`).
+The beginning: a peer waits for all partners that are not gone; at the start timer it begins with the connected ones.
+Without any it ends in its first life (`nobody_came`): training alone would be a surprise, not gossip.  While it waits
+it reports the missing partners (`awaits`).
 
-The end.  After the last round a peer settles what must be settled before its goodbye ("closing"), sends its goodbye
-("leaving"), repeatedly, also on every new link, and stays until it waits for no partner: at most `drain_ns` in all,
-and after some goodbyes no longer for silent ones.  A stopped peer does the same in a hurry: it stays for open accounts
-alone, at most `hurry_ns`.
+The end: a peer settles its accounts ("closing"), then sends goodbyes, also on new links, until it waits for no partner
+("leaving"): at most `drain_ns`, and for silent ones a few goodbyes.  A stopped peer stays at most `hurry_ns`, for open
+accounts alone.
 
-**Missing exchanges.**  A peer that a neighbour refuses, or that is separated from it to the end, trains on without it,
-and nothing fails.  At the end each peer therefore reports the neighbours that should have sent it a model and never did
-(`never_exchanged`), and whether it has trained alone (`learned_alone`).
+At the end it reports the neighbours that never sent it a model that they should have (`never_exchanged`), and whether
+it has trained alone (`learned_alone`).
 """
 
 from __future__ import annotations
@@ -96,8 +93,8 @@ class RunLimits:
 class Lifecycle(ABC, Generic[State]):
     """One peer of a run.  `eager`: a later life, which goes on with the connected partners.
 
-    From `closing` and `leaving` only "finished" follows, and neither trains.  A machine handles messages of partners,
-    updates and its own timers; each abstract method is implemented once, and no other is overridden.
+    From `closing` and `leaving` only "finished" follows, and neither trains.  Each abstract method is implemented once,
+    and no other is overridden.
     """
 
     def __init__(
@@ -233,7 +230,7 @@ class Lifecycle(ABC, Generic[State]):
         return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
 
     def _answer(self, sender: NodeId, goodbye: Leaving) -> list[Effect]:
-        """Reply at once that nothing is open, unless the partner has received that: it then need not ask again."""
+        """Reply at once that nothing is open, unless the partner has received that."""
         known = sender in self.company.told and goodbye.done
         if self.phase != "leaving" or known or not self.leaving(sender).done:
             return []

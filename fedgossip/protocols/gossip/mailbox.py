@@ -10,17 +10,17 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Model, RelaySum
 
 FAR_ROUNDS, FAR_TIMES = 64, 3
-"""A neighbour more than FAR_ROUNDS ahead, without a second one to confirm it, is followed after FAR_TIMES messages.
+"""A neighbour more than FAR_ROUNDS ahead is followed if a second one confirms it, or after FAR_TIMES messages.
 
-Half of a partitioned network may be far ahead, but a single message may be forged.
+It may be half of a partitioned network; a single message may be forged.
 """
 
 
 class Mailbox:
-    """One peer's mailbox.  `leads`: rounds ahead for which a neighbour's models are kept; beyond, it is on its own.
+    """One peer's mailbox.  `leads`: rounds that each neighbour can be ahead.
 
-    Holds no model of a round before the current one, and per neighbour at most as many as it can be ahead, the current
-    one's and one more, whatever is sent in whatever order.
+    Per neighbour it holds the models of the current round, of `leads` after it, and one more, whatever is sent in
+    whatever order.
     """
 
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
@@ -133,7 +133,7 @@ class Sources:
 class OwnWeights:
     """One node's part of a mixing: `row` has the weight of each source, ids ascending; `targets` are its receivers.
 
-    `others` are those of the row but itself; `one_way`, of them, do not receive from it.
+    `others`: those of the row but itself; `one_way`: those of them that do not receive from it.
     """
 
     row: dict[NodeId, float] = field(default_factory=dict)
@@ -152,10 +152,9 @@ class OwnWeights:
 
 @dataclass(slots=True)
 class ExchangedRound:
-    """A round as it was when its vectors were sent: later changes of the roster do not affect it.
+    """A round as its vectors were sent: later changes of the roster do not affect it.
 
-    `sources` are those of `row` but ourselves, with weights that sum to one with our own; `one_way`, of them, do not
-    receive from us.
+    `sources` are those of `row` but ourselves; with our own their weights sum to one.
     """
 
     row: dict[NodeId, float] = field(default_factory=dict)
@@ -182,7 +181,7 @@ class RoundWeights(Protocol):
 class MixingSchedule(Protocol):
     """The mixing of each round; the graph of round r is a pure function of r.  `period` 0: it never repeats.
 
-    Where the roster can change there is also a method `view(round)`, which names the set of participants of a round.
+    Where the roster can change, `view(round)` names the participants of a round.
     """
 
     @property
@@ -194,8 +193,8 @@ class MixingSchedule(Protocol):
 def leads_of(node: NodeId, schedule: MixingSchedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
     """Return how many rounds each partner can be ahead of `node` while no peer misses a deadline.
 
-    A peer needs, in every round, the models that its sources sent in that round; so it is ahead of us by at most one
-    round per link on the path from us to it, where a link of a schedule may be used once in a period.
+    A peer needs its sources' models of every round, so it leads by at most the links on the path from us to it; a link
+    of a schedule may be used once in a `period`.
     """
     if not schedule.period:
         return dict.fromkeys(partners, LEAD_ROUNDS)

@@ -22,11 +22,10 @@ ATTEMPTS = 2
 """Maximum number of partners tried in one exchange: a peer that is declined once tries another neighbour."""
 
 DOUBLINGS = 10
-"""Maximum number of doublings of the wait before the only partner is offered an exchange again: it may wait for a lost
-answer."""
+"""Maximum number of doublings of the wait before the only partner is offered an exchange again."""
 
 SPREAD = 4
-"""Offers are spread over at least this many answer times: a peer is then busy for a third of its time at most."""
+"""Minimum spread of offers, in answer times: a peer is busy for a third of its time at most."""
 
 LEAST_SPREAD_NS = 1_000_000
 
@@ -44,11 +43,10 @@ class Flight:
 
 
 class Pairing:
-    """Schedules one peer's offers.  `count` numbers them for the seeded draws; `async_gossip` are begun per round.
+    """Schedules one peer's offers; `count` numbers them for the seeded draws.
 
-    A due exchange is in one of three exclusive states: its offer is not scheduled, scheduled (`planned`), or in flight
-    (`flight`).  It ends with the ATTEMPTS-th partner that declines; with fewer partners they are offered it again,
-    after waits that double.
+    A due exchange is not scheduled, scheduled (`planned`), or in flight (`flight`).  It ends with the ATTEMPTS-th
+    partner that declines; with fewer partners they are offered it again, after waits that double.
     """
 
     def __init__(self, node: NodeId, rule: Rule, seed: int, exchanges: int, count: int = 0) -> None:
@@ -193,10 +191,10 @@ def rule_of(name: str, node: NodeId, seed: int, edges: Iterable[tuple[NodeId, No
 
 
 def edge_colours(edges: Iterable[tuple[NodeId, NodeId]]) -> dict[tuple[NodeId, NodeId], int]:
-    """Return a colour 0, 1, ... for each edge (u < v), so that no two at a node have the same.
+    """Return a colour 0, 1, ... for each edge (u < v), so that no two at a node are the same.
 
-    Greedy in ascending order: fewer than twice as many colours as the largest degree; on the complete graph of 2^k
-    nodes the edge {u, v} gets u xor v, less one, which is a perfect matching in each round.
+    Greedy in ascending order: fewer than twice as many colours as the largest degree.  The complete graph of 2^k nodes
+    gets u xor v - 1: a perfect matching in each round.
     """
     taken: dict[NodeId, set[int]] = {}
     colours: dict[tuple[NodeId, NodeId], int] = {}

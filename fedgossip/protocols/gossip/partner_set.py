@@ -1,15 +1,13 @@
-"""The partners of a peer: connected, departed, disconnected with a possible return, or silent; and how long to wait
-for them.
+"""The partners of a peer: connected, departed, disconnected, or silent; and how long to wait for them.
 
 The deadline follows the measured durations:
 
     deadline = factor * (median + 4 MAD)        MAD: the median distance from the median
 
-clamped to two limits.  Median and MAD, not mean and deviation: a few long waits, which a deadline must cut, hardly
-move them (up to half of the samples may be outliers).
+between two limits.  Up to half of the samples may be outliers: median and MAD hardly follow the long waits that a
+deadline must cut.
 
-Source: the estimate of a mean and a deviation that TCP's timer follows (Jacobson, Congestion avoidance and control,
-SIGCOMM 1988), with their robust counterparts.
+Source: TCP's timer (Jacobson, Congestion avoidance and control, SIGCOMM 1988), with robust estimates.
 """
 
 from __future__ import annotations
@@ -157,9 +155,8 @@ DEVIATIONS = 4
 
 
 class Deadline:
-    """Follows durations in nanoseconds, between `least_ns` and `longest_ns`; equal ones make it constant.
-
-    `first_ns` applies until ENOUGH durations are recorded, where a short wait costs little; by default `longest_ns`.
+    """Follows durations in nanoseconds, between `least_ns` and `longest_ns`; `first_ns` applies until ENOUGH are
+    recorded.
     """
 
     def __init__(self, longest_ns: int, least_ns: int, factor: int = 8, first_ns: int | None = None) -> None:

@@ -8,19 +8,15 @@
     waiting    deadline pace                    training end
     waiting    Stopping                         end
 
-A peer sends to j the sum of its model and of the sums received from the other neighbours in the round before, with the
-number of models in it.  The sum never contains a model twice, and only models of one side of its edge, despite loss,
-repetition and delay.  So it needs no accounts of edges, unlike gossip:
+A peer sends to j the sum of its model and of the sums from its other neighbours in the round before, with their number
+of models.  A sum has each model at most once, and only of one side of its edge, so it needs no accounts:
 
     a sum is lost               it is requested; after a message of a later round from its sender, the last one is used
     a neighbour is silent       after the deadline it and the peers behind it do not count, until its next message
     a neighbour is gone         likewise; on either side of the gap the mean is over the peers of that side
 
 A peer that a missing model would have reached uses its own instead and reports it (`counted_fewer`), as many rounds
-later as it is far.
-
-Beginning and end are those of every gossip peer (`lifecycle`); waiting, deadlines and the treatment of a peer that is
-behind are those of `sync_gossip`.
+later as it is far.  The rest is as in `lifecycle` and `sync_gossip`.
 """
 
 from __future__ import annotations
@@ -112,7 +108,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
         return {to: RelaySum(self.round, schema, (frozen(one),), int(count)) for to, one, count in terms}
 
     def _catch_up(self) -> list[Effect]:
-        """Go to the latest round to which a neighbour has gone on without us; the rounds between are skipped."""
+        """Go to the latest round to which a neighbour has gone on without us."""
         listening = [j for j in self.neighbours if j in self.company.linked - self.company.absent]
         unbelieved = self.mailbox.unbelieved(listening, self.round)
         effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]

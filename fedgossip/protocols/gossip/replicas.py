@@ -1,17 +1,15 @@
 """A peer of CHOCO-SGD: synchronous gossip of replicas (`algorithms/gossip/choco`); only changes are sent.
 
-Wraps the machine of synchronous gossip, which sends and receives whole vectors, with its accounts of edges: a round
-counts at both ends of an edge or at neither, and the mean is kept despite losses.  This wrapper sends each vector as
-the change since the partner's version, and rebuilds received ones:
+Wraps the machine of synchronous gossip, with its accounts of edges; each vector is sent as the change since the
+partner's version, and rebuilt on arrival:
 
     sent      the change from version `base` to version `round`, to a partner at `base`; else, or on request, all of it
     received  base is the version that is here      apply it now; then the changes that waited for it
               base is later than the version here   it waits, and the version of our round is requested, once
               round is not later                    its account alone is used
 
-A version is named by the round in which it was made.  All begin with version -1, 0 everywhere.  To and from a partner
-in a new life the next model is sent whole.  A forged change has the effect of a forged model: a replica is defined by
-its owner's messages.
+A version is named by its round; all begin with version -1, 0 everywhere.  To and from a partner in a new life the next
+model is sent whole.  A forged change has the effect of a forged model.
 
     bound    of each partner one replica, and at most WAITING changes
 """
@@ -142,7 +140,7 @@ class ReplicaGossip:
         return [*effects, *self._whole(sender, coded.round, known, now_ns)]
 
     def _whole(self, sender: NodeId, round: int, known: Vector, now_ns: int) -> list[Effect]:
-        """Store a version as the replica if none is later; then apply the change that waited for it."""
+        """Store a version as the replica if none is later; apply the change that waited for it."""
         if round <= self.replicas.get(sender, (KNOWN_TO_ALL - 1, known))[0]:
             return []
         self.replicas[sender] = round, known

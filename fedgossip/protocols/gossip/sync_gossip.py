@@ -9,31 +9,20 @@
     waiting    Stopping                               end
     leaving    Model Account                          finished
 
-Beginning and end are those of every gossip peer (`lifecycle`).
+Beginning and end are in `lifecycle`, the accounts of edges in `edge_ledger`, the bound on stored rounds in `mailbox`.
+Every wait has a timer.
 
-While no peer misses a deadline a neighbour is at most one round ahead, as it needs our model of this round; one that
-does not receive from us (directed graphs) at most as many as there are links on the path from us to it.  So many
-rounds are kept per neighbour, and the newest (`mailbox`).  Every wait has a timer.
+Difference from the paper's lockstep (Lian et al. 2017): a neighbour that is gone or misses the deadline is left out and
+its weight goes to oneself, until it sends a model of this round or the last.  Links keep the order of messages, so a
+later round's message ends the wait for this round's.  A peer that learns, before it has sent, that a neighbour has
+advanced without its model skips to that neighbour's round.  Without these two rules neighbours stay out of step after
+one delay.
 
-Difference from the paper's lockstep (Lian et al. 2017): a neighbour that is gone, or that misses the deadline, is left
-out of the round and its weight goes to oneself; it is not waited for again until it sends a model of this round or the
-last.  Links keep the order of messages: after a message of a later round this round's cannot arrive, so the wait for
-it ends.  A peer that has not sent yet and learns that a neighbour has advanced without its model skips to that
-neighbour's round.
+An arc without its reverse has no account: a round without it moves the mean, and is reported as `one_sided`; push-sum
+is the method for such graphs.
 
-An edge counts in a round at both ends or at neither, or a later correction restores the balance (`edges`): the mean is
-kept despite losses.  Only an arc without its reverse (directed graphs) has no return path: a round without it moves
-the mean, and is reported as `one_sided`; push-sum is the method for such graphs.  A rule that is no sum
-(`algorithms/robust/robust_mixing`) leaves out late models, as its result with them cannot be recomputed.
-
-A peer that sends its neighbours one fragment of its model in each round (`algorithms/gossip/fragments`).
-
-Wraps the machine of synchronous gossip, which sends and receives vectors that are 0 outside the fragment of their
-round, with its accounts of edges: a round counts at both ends of an edge or at neither.  Links carry the fragment
-alone:
-
-    sent      of a model of round r the elements of fragment r
-    received  those, in their places; a fragment of another size, or a whole model, is refused
+`FragmentGossip` wraps the machine and sends one fragment of the model in each round (`algorithms/gossip/fragments`); a
+fragment of another size, or a whole model, is refused.
 """
 
 from __future__ import annotations
@@ -80,9 +69,9 @@ from fedgossip.protocols.gossip.partner_set import LATELY_ROUNDS
 
 
 class SyncGossip(AwaitedRound[State]):
-    """One peer of a synchronous run.  `schema` is the layout that its neighbours must share.
+    """One peer of a synchronous run.  `schema`: the layout that its neighbours must share.
 
-    `resumed`: continue from this checkpoint, in a new life, in which no edge has a past.
+    `resumed`: continue from this checkpoint; no edge has a past.
     """
 
     def __init__(
@@ -157,7 +146,7 @@ class SyncGossip(AwaitedRound[State]):
         return [j for j in opened if j not in targets and j not in self.company.done]
 
     def _catch_up(self) -> list[Effect]:
-        """Go to the latest round to which a receiver of our model has gone on without it; skip the rounds between."""
+        """Go to the latest round to which a receiver of our model has gone on without it."""
         if not self.mailbox.ahead(self.round):
             return []
         reachable = self.company.linked - self.company.absent
@@ -266,7 +255,7 @@ class SyncGossip(AwaitedRound[State]):
     # --- accounts -------------------------------------------------------------------------------------------------
 
     def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
-        """Handle a partner's account of our edge: correct our round, send a missed model, drop received ones."""
+        """Handle an account of our edge: correct our round, send a missed model, drop received ones."""
         edge = self.ledger.update(sender, round, used, missing)
         self.mailbox.note_round(sender, round)
         effects = self._repair(sender) if edge.open is not None else []
@@ -336,7 +325,7 @@ class SyncGossip(AwaitedRound[State]):
 
 
 def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
-    """Return the sum, in the memory of a received term if there is one: it is ours, and not needed again."""
+    """Return the sum, in the memory of a received term if there is one."""
     for _, vector in terms:
         if vector.flags.writeable:
             return ordered_mix(terms, vector)

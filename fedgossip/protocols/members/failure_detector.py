@@ -3,13 +3,9 @@
     asked --nothing in answer_ns--> helpers ping it too --nothing to the end of a period--> silent
           --any message of it, or a helper's acknowledgement--> answered
 
-A member without a link is pinged through helpers at once.
-
-Membership updates are pushed to a few members at once, and found by digests where they were lost.  The author of an
-update sends it to every linked member; a first receiver forwards it to a few.  Every ping carries a digest of the
-roster: where two differ the peers compare their rosters, and each sends the entries that the other lacks.
-
-A partition is detected by members that are lost within a window, and return together.
+A member without a link is pinged through helpers at once.  An update goes to every linked member, and from a first
+receiver to a few more; digests in pings find lost ones.  A partition is members that are lost within a window, and
+return together.
 
 Sources: as `membership`.
 """
@@ -83,10 +79,7 @@ class _Asking:
 
 
 class FailureDetector:
-    """Holds at most one open question for each member, and each ends: answered, silent, or dropped.
-
-    `heard`: time of each member's last message, which only grows.
-    """
+    """Holds at most one open question for each member, and each ends: answered, silent, or dropped."""
 
     def __init__(self, members: Detectable, settings: MemberSettings, rng: np.random.Generator) -> None:
         self._members, self._settings, self._rng = members, settings, rng
@@ -193,10 +186,7 @@ REFUSALS_TOLD = 100
 
 
 class Dissemination:
-    """Compares with each member at most once per period, and reports each kind of refused update once.
-
-    `refusals`: number of refused updates per kind.
-    """
+    """Compares with each member at most once per period; `refusals` counts refused updates per kind."""
 
     def __init__(self, node: NodeId, settings: MemberSettings, rng: np.random.Generator) -> None:
         self._node, self._settings, self._rng = node, settings, rng
@@ -248,7 +238,7 @@ class Dissemination:
 class PartitionWatch:
     """The lost members and times, and those reported as on the other side.
 
-    Several must be lost within a window, as one may have crashed.  Reports follow two periods after the last loss, so
+    Several must be lost within a window, as one may have crashed; the report follows two periods after the last, so
     that one partition is one event.
     """
 

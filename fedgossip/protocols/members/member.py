@@ -3,8 +3,8 @@
     founder    gossips from the first round on; if others report an earlier life, it returns as below
     joiner     contact --> fetch the model --> announce the first round to take part in --> that round --> gossip
 
-A returning member without a verdict on it resumes its place at once.  The gossip machine is independent of all this:
-it receives links and new schedules; messages and timers of membership and transfer bypass it.
+A returning member without a verdict on it resumes at once.  The gossip machine receives links and new schedules;
+messages and timers of membership and transfer bypass it.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ TakeUp = Callable[[int, Vector], Checkpoint]
 
 
 class Member:
-    """`make` builds the gossip machine, from a checkpoint where the run has begun.  `layout`: schema, length, dtype.
+    """`make` builds the gossip machine, where the run has begun from a checkpoint; `layout`: schema, length, dtype.
 
-    `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`:
-    checkpoint of an earlier life.  `rounds`: of the run.  `start_ns`: maximum wait of a joiner for a contact.
+    `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`: an
+    earlier life's checkpoint.  `start_ns`: maximum wait of a joiner for a contact.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Member:
         return []
 
     def _unless_refused(self, act: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
-        """Return the effects, or the report that one part has refused the message: the others have not."""
+        """Return the effects, or the report that one part has refused the message."""
         try:
             return act()
         except ProtocolError as error:
@@ -234,7 +234,7 @@ class Member:
     # --- joining late, or again ---------------------------------------------------------------------------------------
 
     def _return_to_run(self) -> list[Effect]:
-        """Drop the machine that was begun as if this were the start: we were here before."""
+        """Drop the machine that was begun as if this were the start."""
         self.joining, self.gossip = True, None
         self._forgotten, self._training = self._forgotten + self._training, 0
         self.membership.round = -1
@@ -250,7 +250,7 @@ class Member:
         return self._join(now_ns)
 
     def _go_on_waiting(self, now_ns: int) -> list[Effect]:
-        """Wait on while a linked member has begun, else end: members that wait themselves have no model to send."""
+        """Wait while a linked member has begun, else end: members that wait themselves have no model."""
         members = self.membership
         begun = [node for node in members.others() if node in members.linked and members.reached.get(node, -1) >= 0]
         if members.contact and begun:
@@ -285,7 +285,7 @@ class Member:
         return [*self._settle(members.announce(since), now_ns), *self._begin_if_time(now_ns)]
 
     def _start(self) -> Checkpoint | None:
-        """Return the checkpoint to begin with: of the fetched model, or our own if it is recent; else None."""
+        """Return the checkpoint of the fetched model, or our own if it is recent."""
         if self.taker.model is not None:
             return self._take_up(*self.taker.model)
         near = self.resumed and self.membership.network_round() - self.resumed.round <= NEAR_ROUNDS
@@ -326,7 +326,7 @@ class Member:
         return self._gossiped(Stopping(), now_ns)
 
     def _farewell(self) -> list[Effect]:
-        """Announce that we leave, so that no member looks for us; the others go on without us from a later round."""
+        """Announce that we leave, from a later round on."""
         members = self.membership
         if not members.announced or members.superseded or members.sent_away:
             return []

@@ -6,10 +6,9 @@
                       round (see `roster`); it may still refute them, if it was only cut off
     every ping        carries a digest of the roster; where two differ the peers compare, and send newer entries
 
-Differences from the paper: pings carry no updates.  The author of an update sends it to all linked members, a first
-receiver forwards it to a few, and the digests find lost ones.  The first silence triggers a ping of all members, so
-that a partition is seen as a whole.  A member that slept (its own timers are late) drops its suspicions and pings
-again first, as it was more likely away itself (as in Lifeguard).  A broken link is a silence without a ping.
+Differences from the paper: pings carry no updates but a digest.  The first silence triggers a ping of all members, so
+that a partition is seen as a whole.  A member that slept (its own timers are late) drops its suspicions and pings again
+first (as in Lifeguard).  A broken link is a silence without a ping.
 
 The state of another member, and its changes (a dot: unchanged):
 
@@ -21,10 +20,9 @@ The state of another member, and its changes (a dot: unchanged):
     left      | .         | .         | .         | .         | .         | here      | .         | away
     away      | .         | .         | .         | .         | .         | .         | .         | .
 
-Suspicion: a member suspects it.  Silence: pinged by us and by helpers, it sends no message.  Answered, time up: the
-suspect's time is over, with or without a message of it; in the second case we give one verdict, and those of others
-may make it gone.  New life: its own entry with a higher incarnation, which refutes everything before.
-A member with an earlier life learns at its first contact what it announced then, and announces nothing until then.
+Silence: pinged by us and by helpers, it sends no message.  Time up: our verdict; those of others may make it gone.  New
+life: its own entry with a higher incarnation, which refutes everything before.  A member with an earlier life announces
+nothing until its first contact has sent it what it announced then.
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
 """
@@ -86,9 +84,9 @@ Outcome = Effect | Event
 
 
 class Membership:
-    """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives.
+    """One member's view of all.  `me`: its first entry, with an incarnation above those of its earlier lives.
 
-    `rounds`: of the run; a message with a higher round is refused.  `seed`: of the run, for the draws.
+    `rounds`: of the run; a higher round is refused.  `seed`: for the draws.
     """
 
     def __init__(
@@ -237,7 +235,7 @@ class Membership:
         return found
 
     def _judge(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        """End a suspect's time with a verdict, unless it has sent a message since; only contacts are judged."""
+        """End a suspect's time, with a verdict if it has sent nothing; only contacts are judged."""
         if node not in self.suspects:
             return []
         suspicion, since_ns = self.suspects[node]
@@ -280,7 +278,7 @@ class Membership:
         return [*self._meet(merged.new, changed=changed), *effects, *rostered]
 
     def _passed_on(self, item: News) -> bool:
-        """Return whether to forward an update at once: a verdict that does not count has time."""
+        """Return whether to forward an update at once; an ineffective verdict has time."""
         return not isinstance(item, ConfirmDead) or item in self.roster.standing(item.node)
 
     def _learned(self, item: News, before: Roster, now_ns: int) -> list[Outcome]:
@@ -311,7 +309,7 @@ class Membership:
         return effects
 
     def _pronounced(self, verdict: ConfirmDead, now_ns: int) -> list[Outcome]:
-        """Handle another's verdict that a member is gone: ping that member ourselves, as on a suspicion."""
+        """Handle another's verdict: ping that member ourselves, as on a suspicion."""
         node = verdict.node
         if node == self.node:
             if not self.announced and replace(self.roster, own=NOBODY).gone(node):  # of an earlier life
@@ -435,7 +433,7 @@ class Membership:
         return sorted(node for node in self.linked & self.roster.present_set if node not in away)
 
     def _not_begun(self, node: NodeId) -> bool:
-        """Return whether `node` has never been seen, in a run that has not begun: people start peers minutes apart."""
+        """Return whether `node` was never seen before the start: people start peers minutes apart."""
         begun = self.round > 0 or self.network_round() > 0
         return self.roster.entries[node].incarnation == 0 and node not in self.linked and not begun
 
@@ -448,10 +446,8 @@ class Membership:
     # --- pings and suspects -------------------------------------------------------------------------------------------
 
     def informed(self, now_ns: int) -> bool:
-        """Return whether the network's round is known, and the fate of all suspects checked.
-
-        While a member has just connected, two reports of the round are needed; a suspect that never sent a message
-        gets its full time.
+        """Return whether the network's round is known (by two reports just after a connection), and the fate of all
+        suspects checked.
         """
         just_now = now_ns - 2 * self.settings.period_ns
         unreported = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
@@ -470,7 +466,7 @@ class Membership:
         return effects
 
     def _wake(self, now_ns: int) -> list[Outcome]:
-        """Handle our own absence, longer than others wait: drop the suspicions it caused, and ping all."""
+        """After our own long absence drop the suspicions it caused, and ping all."""
         self._detector.forget()
         effects: list[Outcome] = [self._report("slept", (now_ns - self._seen_ns) / 1e9)]
         for node, (suspicion, _) in self.suspects.items():
@@ -548,14 +544,14 @@ class Membership:
         return [*self._spread.send(self.linked, [announcement]), *rostered]
 
     def _moved(self, address: str) -> list[Outcome]:
-        """Announce a new address; an old one again to all, as members cut off with us have missed it."""
+        """Announce a new address; an old one again to all that may have missed it."""
         if address == self.me.address:
             return [*self._spread.send(self.linked, [self.me])]
         moved = self._report("moved", {"node": self.node, "address": address})
         return [moved, *self._announce(replace(self.me, address=address))]
 
     def _refute(self) -> list[Outcome]:
-        """Refute with a higher incarnation; from a later round on if our announced end is too near."""
+        """Refute with a higher incarnation; from a later round on if our announced end is near."""
         if not self.announced or not self._blamed():
             return []
         since, round = self.me.since, max(self.round, self.network_round())
@@ -564,7 +560,7 @@ class Membership:
         return self._announce(replace(self.me, since=since))
 
     def _blamed(self) -> bool:
-        """Return whether a suspicion or verdict on us is newer than our entry; one for a far round has time."""
+        """Return whether a suspicion or verdict on us is newer than our entry and not for a far round."""
         near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
         return self.suspected_at >= self.me.incarnation or any(
             verdict.until <= near for verdict in self.roster.standing(self.node)

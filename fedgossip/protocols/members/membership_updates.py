@@ -64,13 +64,13 @@ class Merged:
 
 
 def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
-    """Merge new, signed updates.  Their order does not matter, except that a verdict needs its judge's entry.
+    """Merge new, signed updates in any order, a verdict after its judge's entry.  Suspicions change no roster
+    (`check_suspicion`).
 
-    Refused: "signature", "identity" (another member's id), "unadmitted" (no admission), "twin" (two entries of one
-    incarnation: two processes run with one key), "stale" (an older incarnation), "ahead" (an unannounced later life),
-    "stranger" (about or by a node outside the roster), "itself" (a judge of itself), "range" (no possible round or
-    incarnation), "full", "revoked" (about or by a revoked member).
-    Suspicions change no roster; see `check_suspicion`.
+    Refused: "signature", "identity" (another member's id), "unadmitted", "twin" (two entries of one incarnation: two
+    processes with one key), "stale" (an older incarnation), "ahead" (an unannounced later life), "stranger" (a node
+    outside the roster), "itself" (a judge of itself), "range" (no possible round or incarnation), "full", "revoked"
+    (about or by a revoked member).
     """
     new: list[News] = []
     refused: list[NewsRefusal] = []
@@ -95,7 +95,7 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
 
 
 def _precedence(news: News) -> int:
-    """Return the rank in a merge: revocations first, as they exclude others; entries before verdicts on them."""
+    """Return the rank in a merge: revocations, then entries, then verdicts on them."""
     return 0 if isinstance(news, Revocation) else 1 if isinstance(news, Entry) else 2
 
 

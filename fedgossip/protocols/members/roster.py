@@ -1,22 +1,17 @@
 """The roster: signed entries of the members, verdicts on gone ones, and revocations.
 
-A member's state is its entry with the highest incarnation, and the verdicts of others on it.  A verdict is on an
-announced life: a member need not refute one on a life that it has not begun, else it could be driven to the last
-incarnation there is.  So order and repetition of updates do not matter, as long as a verdict received before its entry
-is sent again (every holder has the entry too, and sends both); and a member refutes verdicts by an entry with a higher
-incarnation (as in SWIM).  Which of them count is defined below.
-
-The organiser can revoke a member: a revocation overrides all updates by or about that member.
+A member's state is its entry with the highest incarnation, and the verdicts on it.  A verdict is on an announced life,
+else a member could be driven to the last incarnation.  The order and repetition of updates do not matter: holders of a
+verdict also send its judge's entry.  A revocation overrides all updates by or about its member.
 
 The participants of a round are a function of the roster and the round, and so is the round's graph
 (`roster_schedule`).  Changes take effect at the boundaries of blocks of rounds, late enough for their dissemination;
 peers that receive one too late name the round's graph differently (`view`) from the others, and such edges do not
 count.
 
-Source: Das, Gupta and Motivala, SWIM: scalable weakly-consistent infection-style process group membership, DSN 2002.
+Source: Das, Gupta and Motivala, SWIM, DSN 2002.
 
-All verdicts are kept, of each judge one on each life of a member; from them and the entries every peer computes the
-same, in whatever order they arrived:
+Of each judge one verdict on each life is kept; from them and the entries every peer computes the same:
 
     there      members that take part in the round
     enough     quorum(there) judges, or all of those that can judge where these are fewer
@@ -24,14 +19,13 @@ same, in whatever order they arrived:
     counts     a verdict on the present life, by a judge with a voice that the own peer has not judged
     excluded   members with enough verdicts that count, each from its round `until` on
 
-`excluded` is the least set for which this holds: fewer members that can judge only make more go out.  So one false
-verdict has no effect; half of a network that is cut off, or the last of three, is enough for itself.  The own peer's
-verdicts matter only where it receives from fewer than a quorum; these few are cut off with it, and give the same
-verdicts.
+`excluded` is the least such set.  One false verdict has no effect; half of a partitioned network, or the last of three,
+is enough for itself.  The own peer's verdicts matter only where it receives from fewer than a quorum; these are cut off
+with it, and judge alike.
 
-A verdict on an earlier life was refuted.  Where fewer than a quorum gave it on that life, its judges have no voice for
-SILENT_ROUNDS about the round that they named.  An honest judge may lose its voice too, by a member that hides from it
-alone: its verdicts do not count for a while, and judges without a voice are not waited for.
+A verdict on an earlier life was refuted: where fewer than a quorum gave it, its judges have no voice for SILENT_ROUNDS
+about the round that they named.  An honest judge may lose its voice by a member that hides from it alone; others then
+do not wait for it.
 """
 
 from __future__ import annotations
@@ -48,8 +42,9 @@ BLOCK_ROUNDS = 4
 """Changes of the roster take effect in rounds that are multiples of this, so that several take effect together."""
 
 LEAD_ROUNDS = 4
-"""Minimum number of rounds between announcement and effect: in each the update travels one link further, and peers that
-wait for each other are as many rounds apart as there are links between them."""
+"""Minimum rounds between announcement and effect: an update travels one link per round, as peers that wait for each
+other do.
+"""
 
 LAST_ROUND = 2**31 - 1
 
@@ -83,7 +78,7 @@ Verdicts = tuple[ConfirmDead, ...]
 def quorum(members: int) -> int:
     """Return the number of judges that must agree in a network of so many members; one less may lie without effect.
 
-    At most 5: in a large network only members with a link to the judged one can judge, and they are O(log n).
+    At most 5: in a large network only the O(log n) linked members can judge.
     """
     return max(1, min(members - 1, 2 + members // 8, 5))
 
@@ -128,9 +123,10 @@ def excluded(
     there: frozenset[NodeId],
     own: NodeId,
 ) -> frozenset[NodeId]:
-    """Return the excluded members.  `standing`: the verdicts in force on each; `there`: the participants.
+    """Return the excluded members.  `standing`: the verdicts in force; `there`: the participants; `own`: the viewing
+    peer.
 
-    `mute`: on each, the judges whose verdicts on it do not count; they can give no other.  `own`: the viewing peer.
+    `mute`: on each, the judges whose verdicts do not count and who can give no other.
     """
     judged = {node for node, verdicts in standing.items() if any(one.by == own for one in verdicts)}
     judges = {node: {one.by for one in verdicts} - judged for node, verdicts in standing.items()}
@@ -160,9 +156,8 @@ class Roster:
 
     @classmethod
     def founding(cls, endpoints: Mapping[NodeId, tuple[str, str, str]], own: NodeId = NOBODY) -> Roster:
-        """Return the roster that a run begins with: {id: (address, key, verify)}, the same at every peer.
-
-        Its entries have incarnation 0, are not signed and never sent: all peers read them from the same file.
+        """Return the roster at the begin, {id: (address, key, verify)}: entries of incarnation 0, unsigned and never
+        sent.
         """
         return cls({i: Entry(i, 0, *where, since=0) for i, where in sorted(endpoints.items())}, own=own)
 

@@ -48,10 +48,10 @@ class _Named:
 
 
 class RosterSchedule:
-    """The mixing of each round among its participants: a function of (roster, round), the same at every peer.
+    """The mixing of each round: a function of (roster, round), the same at every peer.
 
-    `made` caches the graphs of each set of members, and may be shared from one schedule to the next; `earlier` are one
-    node's partners under earlier rosters: they may still have an account to settle.
+    `made` caches the graphs of each set of members, for the next schedule too; `earlier`: one node's partners under
+    earlier rosters, which may have an account to settle.
     """
 
     def __init__(self, roster: Roster, make: Make, made: dict[tuple[NodeId, ...], Places] | None = None) -> None:
@@ -108,7 +108,7 @@ class RosterSchedule:
 
 
 def contacts_of(roster: Roster, node: NodeId, most: int, schedule: Callable[[], RosterSchedule]) -> list[NodeId]:
-    """Return the members to link to, also gone ones, which may return, ascending.  Symmetric: they link to `node`.
+    """Return the members to link to, also gone ones, ascending.  Symmetric: they link to `node`.
 
     All, up to `most` members; above, those at distances of powers of two, and the partners in the `schedule`.
     """

@@ -12,22 +12,19 @@ The vectors that the neighbours S_j of j send to it are masked in pairs, and onl
 (`secure.pairs`).  The neighbours follow from the experiment, which all share: no receiver can choose them.  A peer
 sends nothing to one with fewer than NEIGHBOURS_MIN neighbours.
 
-A sum is never repeated over other senders.  Where one vector is missing, j keeps its own model in this round and
-reports a `skipped_mix`: the mean of all models then moves by j's share of the disagreement.  This is the price of one
-message per edge and round, as in plain gossip.  A neighbour that is gone for good costs j all its mixes; j still
-sends, so that its other neighbours can mix.
+A sum is never repeated over other senders.  Where one vector is missing, j keeps its own model and reports a
+`skipped_mix`: the mean then moves by j's share of the disagreement, the price of one message per edge and round.  A
+neighbour that is gone for good costs j all its mixes; j still sends.
 
-Masks are made with keys of the run (`secure/pairs`): a peer sends its own key on every new link, with those of its
-other neighbours, and forwards a new key of a neighbour to the others.  It begins when it has the keys of all senders
-to its receivers, or at the start timer; to a receiver with a sender of unknown key it sends nothing (`withheld`).
+Masks are made with keys of the run, which peers sign, send on every new link and forward.  A peer begins when it has
+the keys of all senders to its receivers, or at the start timer; to a receiver with a sender of unknown key it sends
+nothing (`withheld`).
 
-One key masks one vector.  A peer masks at most once in a round, and its rounds only increase: within a life `round`
-does, and before anything of round r is sent, a Checkpoint stores r + 1, with the vector as it is without this round's
-mixing.  So a life that resumes from the newest checkpoint masks no round again that may have been sent; a driver that
-writes checkpoints later than it sends must store the rounds itself (`runs/mask_ledger.py`).
+One key masks one vector.  Before anything of round r is sent, a Checkpoint stores r + 1, with the vector as it is
+without this round's mixing: a resumed life masks no round again.  A driver that writes checkpoints later than it sends
+must store the rounds itself (`runs/mask_ledger.py`).
 
-Beginning and end are those of every gossip peer (`lifecycle`).  Waiting, deadlines and the treatment of a peer that is
-behind are those of `sync_gossip`, with two differences: vectors are summed on arrival (`MaskedSums`), and a peer skips
+Otherwise as `lifecycle` and `sync_gossip`, except that vectors are summed on arrival (`MaskedSums`), and a peer skips
 to a later round only when two of its neighbours have done so.
 """
 
@@ -56,7 +53,7 @@ from fedgossip.topology.exposure.exposure import NEIGHBOURS_MIN
 
 
 class KeyBook:
-    """One peer's keys.  `fellows` send to a receiver of ours: masks are made with them.
+    """One peer's keys; `fellows` send to a receiver of ours, and masks are made with them.
 
     A key of a neighbour is forwarded once; a refused message changes nothing.
     """
@@ -169,9 +166,8 @@ SENT_AS_TRAINED = DSGD()
 
 
 class PrivateGossip(RoundWithoutAccounts[Any]):
-    """One peer of a private run.  `schema` is the layout that its neighbours must share.
-
-    `resumed`: continue from this checkpoint, in a new life.
+    """One peer of a private run.  `schema`: the layout that its neighbours must share; `resumed`: continue from this
+    checkpoint.
     """
 
     def __init__(
@@ -241,7 +237,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
         return {other: weight for other, weight in mixing.row(node).items() if other != node}
 
     def _parts(self, x: Vector, mixing: RoundWeights, row: dict[NodeId, float]) -> list[Effect]:
-        """Return the masked model for each neighbour; equal weights, as on regular graphs, are rounded once."""
+        """Return the masked model for each neighbour; equal weights are rounded once."""
         wholes = {weight: self.grid.whole(x, weight) for weight in set(row.values())}
         self.given = times([(wholes[weight], count) for weight, count in Counter(row.values()).items()])
         lacking = self.book.lacking
@@ -271,7 +267,7 @@ class PrivateGossip(RoundWithoutAccounts[Any]):
             )
 
     def _gone_on_to(self) -> int:
-        """Return the latest round to which two receivers of our model have gone on without it; one is not enough."""
+        """Return the latest round to which two receivers of our model have gone on without it."""
         heard = [(j, r) for j, r in self.newest.items() if r > self.round and j not in self.company.absent]
         ahead = [r for j, r in heard if given_up(self.schedule, j, r, self.node, self.round)]
         return sorted(ahead)[-2] if len(ahead) > 1 else self.round

@@ -1,22 +1,18 @@
 r"""Common part of both push-sum machines: parcels of mass, sent again until they are accepted.
 
-The outgoing vectors and the use of the sums are the algorithm's (`algorithms/gossip/push_sum`, or another with `needs`
-of columns and a weight as its last slot); at node i, in every round:
+The algorithm (`algorithms/gossip/push_sum`, or another with `needs` of columns and a weight as its last slot) defines
+the vectors; at node i, in every round:
 
     v_i  <-  outgoing vectors after training       vectors and a weight
     send  a v_i  to each out-neighbour;  keep the rest                     a: the column of i in the mixing
     v_i  <-  the sum of the kept and the received parts
 
-A peer needs no knowledge of its receivers, nor of the receipt: the sum of all v_i is constant.
+The sum of all v_i is constant.  Difference from Assran et al. (ICML 2019): messages may be lost.  Each is a numbered
+`Parcel`, sent again until it is `Accepted`; a receiver that is gone, or has not accepted the last one in time, gets
+none.  Late mass counts on arrival, so none is lost and none counts twice.
 
-Difference from Assran et al. (ICML 2019): the network may lose messages.  Each message is a numbered `Parcel` of the
-sender's mass, sent again until it is `Accepted`; a receiver that is gone or has left, or that has not accepted the
-last one in time, gets none, and its share stays with the sender.  Late mass counts on arrival.  So no mass is lost and
-none counts twice, despite loss, repetition and reordering.
-
-The end.  After its last round a peer waits until its parcels are accepted, then sends `Leaving` with the number of the
-last parcel taken of each.  From then on it takes none; a parcel in flight returns to its sender.  A peer without
-remaining partners ends its run early.  A parcel to a peer that is gone is reclaimed at the very end.
+The end: a peer waits until its parcels are accepted, then sends `Leaving` with the number of the last parcel taken of
+each partner; a parcel in flight returns to its sender, and one to a peer that is gone is reclaimed at the very end.
 
 A parcel belongs to its sender until its acceptance is received:
 
@@ -24,8 +20,7 @@ A parcel belongs to its sender until its acceptance is received:
                             \--Leaving(used < number)--> back       the receiver takes no more: the sender's again
         at its receiver    number > taken: taken, and Accepted; otherwise a repetition: Accepted again
 
-A share of mass is one array per slot of the algorithm, its weight, float64 [1], the last; a parcel carries the weight
-as a number in the header.
+A share has one array per slot; its weight, float64 [1], travels as a number in the header.
 """
 
 from __future__ import annotations
@@ -76,8 +71,8 @@ class PushSettings(RunLimits):
 class PushPeer(Lifecycle[State]):
     """Links, parcels and the end; the classes of `push_sum` define when shares are sent, and when mass counts.
 
-    At most one parcel to each partner is out.  Mass in flight, here and at all others sums to the initial mass and all
-    updates since.
+    At most one parcel to each partner is out.  Mass in flight and at all peers sums to the initial mass and all updates
+    since.
     """
 
     settings: PushSettings
@@ -199,7 +194,7 @@ class PushPeer(Lifecycle[State]):
         return effects
 
     def _send_out(self, to: NodeId, attempt: int) -> list[Effect]:
-        """Send the parcel that is out; to a disconnected receiver once its link is up again."""
+        """Send the parcel that is out, once its receiver is linked."""
         if to not in self.company.linked:
             return []
         parcel = self.arcs.out[to]
@@ -298,7 +293,7 @@ def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> 
 
 
 LIFE = 1 << 32
-"""The numbers of each life of a peer begin at a multiple of this: no parcel is taken for one of an earlier life."""
+"""The numbers of each life begin at a multiple of this: no parcel is taken for an earlier life's."""
 
 
 class Arcs:

@@ -14,9 +14,9 @@
     closing    drain                                         finished
     leaving    Accepted                                      finished
 
-In every round a peer waits for the acceptance of its
-last parcels ("blocked"), then for the parcels of its in-neighbours, or until the deadline; it notifies a receiver that
-gets none (`Account`).  Where no deadline is missed the bits are those of the stacked engine, despite losses.
+In every round a peer waits for the acceptance of its last parcels ("blocked"), then for the parcels of its
+in-neighbours or the deadline; a receiver that gets none is notified (`Account`).  Where no deadline is missed the bits
+are those of the stacked engine.
 
 **Asynchronous.**  Overlapped stochastic gradient push, without a bound on staleness.
 
@@ -30,13 +30,12 @@ gets none (`Account`).  Where no deadline is missed the bits are those of the st
     closing    drain                                         finished
     leaving    Accepted                                      finished
 
-Received mass is added at once; a peer waits only where
-no arc is free ("pausing"), so that it is ahead of its parcels by a network's breadth and not by a run's.
+Received mass is added at once; a peer waits only where no arc is free ("pausing"): its lead over its parcels is
+bounded.
 
-Difference from the papers: a peer that is quicker than its in-neighbours sends mass in each round and receives little.
-The published method lets its weight w go to zero, and an update of x moves the model x / w by 1 / w of it: training
-diverges, at any learning rate, once it is quick enough (the papers bound how long a node may be silent).  So a peer
-sends no more than leaves it LEAST_KEPT of what one of weight 1 keeps; any share is allowed, as the sums stay the same.
+Difference from the papers: a peer quicker than its in-neighbours sends mass in each round and receives little; its
+weight w goes to zero, an update of x moves x / w by 1 / w of it, and training diverges at any learning rate.  So a peer
+keeps at least LEAST_KEPT of what one of weight 1 keeps; any share is allowed, as the sums stay the same.
 
 Sources: Assran et al. (ICML 2019), section 4; also Spiridonoff, Olshevsky and Paschalidis, Robust asynchronous
 stochastic gradient-push, JMLR 21 (2020).
@@ -67,9 +66,8 @@ Arrived = list[tuple[NodeId, int, Vectors]]
 class ParcelMail:
     """One peer's received mass.  `leads`: how many rounds ahead each in-neighbour can be.
 
-    All mass that is put is taken once: the sum over all shares and the late one is the mass put, less the mass taken.
-    Of each sender it holds at most as many shares as rounds that it can be in; shares of other rounds are late, in one
-    sum, whatever is sent.
+    All mass that is put is taken once.  Of each sender it holds at most as many shares as rounds that it can be in;
+    shares of other rounds are late, in one sum.
     """
 
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
@@ -142,7 +140,7 @@ class SyncPushSum(PushPeer[State]):
         self.mail.leads = self._leads()
 
     def _leads(self) -> dict[NodeId, int]:
-        """Return the leads of the partners; of ourselves -1, as returned mass is of no later round."""
+        """Return the leads of the partners; -1 of ourselves, as returned mass is of no later round."""
         return {self.node: -1, **leads_of(self.node, self.schedule, self.company.partners)}
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ class SyncPushSum(PushPeer[State]):
         return self._share(now_ns)
 
     def _blocked(self) -> set[NodeId]:
-        """Return the receivers that have not accepted the last parcel yet: until then they cannot get this round's."""
+        """Return the receivers that have not accepted the last parcel yet."""
         targets = set(self.schedule.mixing(self.round).targets(self.node)) - self.silent
         return targets & self.arcs.out.keys() & set(self.company.here())
 
@@ -230,7 +228,7 @@ class SyncPushSum(PushPeer[State]):
         return [*effects, *self.round_done(vectors, {"mail": mail}), *self.go_on(now_ns)]
 
     def _sum(self, until: int) -> None:
-        """Mix the shares of rounds up to `until`, by ascending ids, our own in its place; late mass last."""
+        """Mix the shares of rounds up to `until`, ascending by id; late mass last."""
         received = self.mail.take(until)
         if outgoing := self.learner.outgoing:
             terms = [(self.node, 0, 1.0 if self.kept is None else self.kept, outgoing)]
@@ -285,7 +283,7 @@ class AsyncPushSum(PushPeer[State]):
         return {free[drawn % len(free)]: 0.5} if free else {}
 
     def _affordable(self, shares: dict[NodeId, float]) -> dict[NodeId, float]:
-        """Return the shares, reduced where they would leave too little weight; none if nothing is left."""
+        """Return the shares, reduced where they would leave too little weight."""
         weight, given = float(self.learner.outgoing[-1][0]), sum(shares.values())
         least = LEAST_KEPT * (1.0 - given)
         if weight * (1.0 - given) >= least:

@@ -1,15 +1,12 @@
-"""A worker's copy of the model: all of a vector, or the needed rows of a table.
-
-`ModelParts` is the interface that a worker uses, so that one machine serves a vector and a table (`row_parts`).
+"""A worker's copy of the model (`ModelParts`): all of a vector, or the needed rows of a table (`row_parts`).
 
 Shards are sent in pieces, assembled in any order of arrival, and in both directions may be encoded:
 
     ShardCoding    the codec of each direction, and the decoding: the same at all
     CodedPushes    one worker's gradients, and its codec's error memory
 
-Each shard is encoded by itself, as its server sees no other.  A repeated push, also to another server that has taken
-the shard over, is the same payload.  A pulled shard is encoded anew each time, from the exact elements that servers
-keep: no omissions of the codec accumulate, and after the last round shards are sent whole.
+Each shard is encoded by itself.  A repeated push, also to a shard's next owner, is the same payload.  A pulled shard is
+encoded anew from the exact elements, so omissions do not accumulate; after the last round shards are sent whole.
 """
 
 from __future__ import annotations
@@ -247,9 +244,8 @@ class Assembly:
 
 
 class RowAssembly:
-    """Rows [of, width] with their keys in arrival.  Invariant: the received keys ascend from row to row.
-
-    Memory is used for received pieces alone, whatever the announced number `of` is.
+    """Rows [of, width] with ascending keys in arrival; memory is used for received pieces alone, whatever `of`
+    announces.
     """
 
     def __init__(self, of: int, width: int, kind: np.dtype[np.floating]) -> None:
@@ -421,9 +417,8 @@ class ShardCoding:
 
 
 class CodedPushes(CodecMemory):
-    """One worker's gradients by a codec for each shard, a round being a clock.
-
-    If the others went on without this worker, the push of that clock is lost, but not the error memory.
+    """One worker's gradients by a codec for each shard.  A clock closed without this worker loses its push, not the
+    error memory.
     """
 
     def __init__(self, node: NodeId, sender: Sender, coding: ShardCoding) -> None:

@@ -1,10 +1,9 @@
 """Received pushes and pulls at a server, and the workers that it waits for.
 
 Pushes are checked, assembled from their pieces, and counted by the age of their model.  Of each worker and shard at
-most one pull is open.  The server waits for present workers, except those that are silent while others wait.  A worker
-is silent when it has made no progress, a push begun or a reply taken, for the longest deadline; without a link, for its
-own deadline, which follows the time of its gradients: one that is ten times slower is waited for ten times longer.  The
-others then go on without it, and it takes part again when it pushes or pulls.
+most one pull is open.  A worker is silent when it has made no progress, a push begun or a reply taken, for the longest
+deadline; without a link, for its own deadline, which follows the time of its gradients.  The others then go on, and it
+takes part again when it pushes or pulls.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class PushIntake:
     def _decoded(
         self, sender: NodeId, push: CodedPush, clocks: ShardClocks, payload: Vector, arriving: Assembly
     ) -> Vector:
-        """Return the decoded gradient of a push.  Raises ProtocolError, and then its last piece counts as missing."""
+        """Return the decoded gradient.  Raises ProtocolError, and the push's last piece then counts as missing."""
         assert self.coding
         what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
         try:

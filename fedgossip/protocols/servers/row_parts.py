@@ -1,17 +1,13 @@
 """A worker's part of a table: the rows that its batch needs, and the watched rows where it is measured.
 
-Each clock begins with the choice of the rows that the batch needs.  Of each shard at least one row is pulled, its
-first where the batch needs none, as the reply acknowledges the push before it; a gradient without rows of a shard is
-sent as such (`NoRows`).
+Of each shard at least one row is pulled, as the reply acknowledges the push before it; a gradient without rows of a
+shard is sent as `NoRows`.
 
-A list of keys precedes the first message that refers to it; with the key-cache filter once to each server, as long as
-the server stores it.  The keys of a push are mostly a subset of the pulled ones, and sent as one bit for each of
-those.
+A list of keys precedes the first message that refers to it by its digest; with the key-cache filter once to each
+server, as long as that stores it.  The keys of a push are sent as one bit for each pulled key.
 
-At a server a list of keys is referred to by its digest:
-
-invariant   a stored list is ascending, and all its rows are the shard's
-bound       of each worker and shard the newest lists: LISTS_MAX, of KEPT_KEYS_MAX keys in all
+    invariant   a stored list is ascending, and all its rows are the shard's
+    bound       of each worker and shard the newest lists: LISTS_MAX, of KEPT_KEYS_MAX keys in all
 """
 
 from __future__ import annotations
@@ -98,7 +94,7 @@ class RowParts:
         self.ready = True
 
     def _announce(self, shard: int, keys: Keys) -> None:
-        """Schedule a list to be sent before the first message that refers to it, unless the server stores it."""
+        """Schedule a list before the first message that refers to it, unless the server has it."""
         if keys.size > LIST_KEYS_MAX:
             text = f"worker {self.node}, round {self.clock}: {keys.size} rows of one server in a batch"
             raise TrainingError(text, f"At most {LIST_KEYS_MAX} go: lower train.batch_size, or take more servers.")
@@ -260,9 +256,8 @@ class KeyLists:
         lists.store(message.digest, frozen_keys(keys))
 
     def take_some(self, sender: NodeId, message: SomeKeys) -> None:
-        """Store a part of a list; without the list nothing is stored, and the part is requested when it is needed.
-
-        Raises ProtocolError for invalid bits.
+        """Store a part of a list, if that is here; else it is requested when needed.  Raises ProtocolError for invalid
+        bits.
         """
         what = f"server {self.node}, shard {message.shard}: some keys of worker {sender}"
         bits: Any = message.vectors[0] if len(message.vectors) == 1 else None
@@ -284,10 +279,7 @@ class KeyLists:
         self._of[message.shard, sender].store(message.digest, keys)
 
     def of(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
-        """Return a list that a worker refers to; None where it is not stored.
-
-        The message may still be refused: only a list that was `used` is kept for longer.
-        """
+        """Return a list that a worker refers to, or None; only one that was `used` is kept for longer."""
         lists = self._of.get((shard, sender))
         return None if lists is None else lists.peek(digest)
 

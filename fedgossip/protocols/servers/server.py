@@ -7,20 +7,13 @@
 
 and from everywhere Stopping to finished.
 
-A worker pushes the gradient of its clock and pulls the shard for its next one; the pull is answered when
-`shard_clocks` permits the reading and all copies are safe (`tenure_shards`).  The reply to a pull for clock c + 1
-acknowledges the push of c: so a worker has one push under way for each shard, repeats it until the reply, and it
-counts once.  Repeated messages are answered from stored state.  A worker that is silent while others wait is left out
-(`push_intake`).
+A pull for clock c + 1 is answered when `shard_clocks` permits the reading and all copies are safe (`tenure_shards`);
+the reply acknowledges the push of c.  Repeated messages are answered from stored state.  A worker that is silent while
+others wait is left out (`push_intake`).  Sent arrays never change: a reply is of one step.
 
-A step makes new arrays, and sent ones never change: a reply in transfer is of one step alone.
-
-The owners of the shards follow from the tenure, which a manager sends (`server_manager`).  Messages of another epoch
-are ignored, so an owner that is cut off can answer nothing more: its copies have gone on.  A server that is to own a
-shard without a copy of it reports the shard as lost.
-
-Of a table workers push and pull rows: RowPush, NoRows and RowPull take the place of the other messages, by lists of
-keys that the workers have sent (`row_parts`).
+The owners follow from the manager's tenure (`server_manager`); messages of another epoch are ignored.  A server that is
+to own a shard without a copy reports it as lost.  Of a table, RowPush, NoRows and RowPull take the place of the other
+messages (`row_parts`).
 """
 
 from __future__ import annotations
@@ -106,8 +99,8 @@ class ServerSettings:
 class ParameterServer:
     """One server of `workers`; `placement` assigns the shards, and `manager` sends the present servers.
 
-    In a life after the first, with a manager, it owns nothing until the manager's tenure.  `width`: of a row, where
-    the shards are rows of a table; None: elements of a vector.  `coding`: codecs of pushes and pulls, if any.
+    In a later life with a manager it owns nothing until a tenure.  `width`: of a row, where the shards are a table's.
+    `coding`: codecs of pushes and pulls, if any.
     """
 
     def __init__(
@@ -181,7 +174,7 @@ class ParameterServer:
 
     @property
     def _durable(self) -> bool:
-        """Whether replies need the disk: no other server has a copy, or clocks have one step for all."""
+        """Whether replies need the disk: no copy elsewhere, or one step for all."""
         return self.manager is None or self.settings.staleness == 0
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -285,9 +278,9 @@ class ParameterServer:
         return self.links[node].resent(now_ns)
 
     def _end_if_alone(self, now_ns: int) -> list[Effect]:
-        """End after no message of a worker for the time that they are waited for at the beginning.
+        """End after as long without a worker's message as they are waited for at the beginning.
 
-        A training worker may be silent; one that waits for a reply repeats its request.
+        A training worker may be silent; a waiting one repeats its request.
         """
         if (left := self._sign_ns + self.settings.start_ns - now_ns) > 0:
             return [SetTimer(("start",), left), *self._leave_out(now_ns)]
@@ -470,7 +463,7 @@ class ParameterServer:
         return [LocalWork(given)]
 
     def _ready(self) -> list[Effect]:
-        """Report that all copies are here; the manager sends its tenure again until it receives this."""
+        """Report all copies as here: the manager repeats its tenure until then."""
         lacking = self.tenure.copies.lacking
         return [] if lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch))]
 

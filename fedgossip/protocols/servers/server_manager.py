@@ -8,19 +8,17 @@
 
 and from everywhere Stopping to finished.
 
-A server that is lost for a while is excluded from the next tenure: the keepers of copies of its shards own them.  A
-new server is joining: it receives copies, and is in the tenure after it has reported all of them.  A keeper counts as
-having copies after its report: one on its own disk may be older than its owner's.  Where no other server has a shard
-of one that has restarted, the next tenure begins anew: it goes on from its disk.  A tenure is on disk before it is
-sent, and sent until it is acknowledged, and until servers have their copies; the next one begins when all servers of
-this one, except lost ones, have acknowledged it, so no future owner of a shard has missed a tenure.  While the
-manager is away nothing changes.
-Servers send a new manager their tenure: one that has not issued it is a second manager, or has lost its folder, and
-ends when more than half of them send so; a single participant ends no manager.  While a worker is at work, the run is
-over when more than half of all workers have reported the completion of all rounds.
+A server that is lost for a while is excluded from the next tenure: keepers of copies of its shards own them.  A new
+server receives copies, and is in the tenure after its report of all of them; a copy on its own disk may be old.  Where
+no other server has a restarted one's shard, the next tenure begins anew from its disk.
 
-Source: the server manager of Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014,
-section 4; here it is not replicated itself.
+A tenure is on disk before it is sent, and repeated until it is acknowledged; the next one begins when all servers of
+this one, except lost ones, have acknowledged it.  While the manager is away nothing changes.  One whose tenure more
+than half of the servers contradict is a second manager, or has lost its folder, and ends.  The run is over when more
+than half of all workers have reported all rounds.
+
+Source: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014, section 4; here the
+manager is not replicated.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ class ManagerSettings:
 class ServerManager:
     """Invariant: `servers` together hold all state that workers ever received, unless `copies` were lost at once.
 
-    In a life after the first it resumes the last tenure; where all servers restart too, so does the run.
+    In a later life it resumes the last tenure.
     """
 
     def __init__(
@@ -194,7 +192,7 @@ class ServerManager:
         return []
 
     def _owns(self, sender: NodeId, shard: int, epoch: int) -> bool:
-        """Return whether a report of a lost shard is credible: of its owner, or of an earlier tenure."""
+        """Return whether a report of a lost shard is its owner's, or of an earlier tenure."""
         if sender not in self.all or epoch != self.tenure.epoch:
             return sender in self.all
         shards = self.placement.shards
@@ -203,7 +201,7 @@ class ServerManager:
     def _claimed(self, sender: NodeId, epoch: int) -> list[Effect]:
         """Handle a tenure that this manager never issued: end when more than half of the servers report it.
 
-        A worker has a tenure only from its servers.  Raises ProtocolError for a worker's report.
+        Raises ProtocolError for a worker's report.
         """
         advice = f"manager {self.node} has issued {self.tenure.epoch}"
         if sender not in self.all:
@@ -230,7 +228,7 @@ class ServerManager:
         return [*self._review(), *self._send_tenure()]
 
     def _meet(self, node: NodeId) -> None:
-        """Record a present server: one outside the tenure, or in a later life than there, has no state."""
+        """Record a present server: outside the tenure, or in a later life, it has no state."""
         self.lost.discard(node)
         there = node in self.tenure.servers or node in self.tenure.joining
         if not there or self.met[node] > self.lives[node]:
@@ -238,7 +236,7 @@ class ServerManager:
         self.lives[node] = max(self.met[node], self.lives[node])
 
     def _begin(self) -> list[Effect]:
-        """Resume after a crash: with the servers of the last tenure, or all anew if all of them restarted."""
+        """Resume with the servers of the last tenure, or anew if all of them restarted."""
         if not self.gathering:
             return []
         anew, self.gathering = self._all_anew, False
@@ -255,7 +253,7 @@ class ServerManager:
 
     @property
     def _all_anew(self) -> bool:
-        """Return whether all servers that were there last, and are present now, have restarted; while they gather."""
+        """Return whether all servers of the last tenure that are present have restarted."""
         here = {*self.tenure.servers, *self.whole} & self.met.keys() if self.gathering else set()
         return bool(here) and all(self.met[server] > self.lives[server] for server in here)
 
@@ -303,7 +301,7 @@ class ServerManager:
         return self._rule(tuple(servers), tuple(joining))
 
     def _is_on_disks(self, out: set[NodeId]) -> bool:
-        """Return whether a shard is at restarted servers alone, and all of these have their own on disk."""
+        """Return whether a shard is at restarted servers alone, each with its own on disk."""
         now, owners = self.tenure, {*self.tenure.servers}
         kept = now.anew or self.blank & owners <= self.taken
         lost = any(holders <= out for holders in self.holding.values())
@@ -330,7 +328,7 @@ class ServerManager:
         return Checkpoint(0, {"x": self.initial}, {**facts, "whole": list(self.whole)}, durable=True)
 
     def _send_tenure(self) -> list[Effect]:
-        """Send the tenure to all that have not acknowledged it, or lack copies; the first one is known to all."""
+        """Send the tenure to all that have not acknowledged it, or lack copies."""
         if not self.tenure.epoch:
             return []
         lacking = {*self.tenure.servers, *self.tenure.joining} - self.ready
@@ -350,7 +348,7 @@ class ServerManager:
         return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
 
     def _not_back(self, missing: Sequence[NodeId]) -> list[Effect]:
-        """End where all have restarted but these: others' copies on disk may lack a step that they had answered."""
+        """End where all others restarted: their copies on disk may lack an answered step."""
         who = (
             f"server {', '.join(map(str, missing))} of the last tenure is not back, and its parts of the model with it"
         )

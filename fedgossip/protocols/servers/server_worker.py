@@ -12,16 +12,13 @@
 
 and from everywhere Stopping to finished.
 
-It proceeds by clocks: at the model of clock c it requests its gradient, pushes that to all shards, and pulls each for
-clock c + 1.  Unanswered pulls and pushes are repeated; servers take each once.  A server may answer for a later clock,
-where the others went on without this worker: then it continues from there with all shards.
-A server that holds a pull for longer than an honest one can counts as gone.
+At the model of clock c it requests its gradient, pushes that to all shards, and pulls each for clock c + 1.  Messages
+are repeated; servers take each once.  A server may answer for a later clock: it continues from there with all shards.
+One that holds a pull for longer than an honest server can counts as gone.
 
-With `push` = n a clock has n gradients, and their sum is pushed (Downpour SGD: Dean, Corrado, Monga and others, Large
-scale distributed deep networks, NIPS 2012, algorithm 1.1): after each, the worker takes a step on its own copy, or,
-after every `fetch`-th, pulls the model of the open clock in its place.  A round of its record is a gradient.
-
-Its copy of the model is its `ModelParts`: of a table it first requests the choice of the rows that a clock needs.
+With `push` = n the sum of n gradients is pushed (Downpour SGD: Dean, Corrado, Monga and others, Large scale distributed
+deep networks, NIPS 2012, algorithm 1.1): after each the worker steps on its own copy, or, after every `fetch`-th, pulls
+the model of the open clock.  A round of its record is a gradient.
 """
 
 from __future__ import annotations
@@ -110,8 +107,9 @@ class PushPullWorker:
         coding: ShardCoding | None = None,
         rate: Callable[[int], float] | None = None,
     ) -> None:
-        """`parts` begins with the model of `resumed`, if given; `coding`: the codec of pulled shards, if any; `rate`:
-        of a step on the own copy in a clock, between pulls."""
+        """`parts`: the model, of `resumed` if given; `coding`: of pulled shards; `rate`: of a step on the own copy
+        between pulls.
+        """
         self.rate = rate
         self.taken = 0  # gradients of this clock that are not pushed yet
         self.accrued: Vector | None = None  # their sum
@@ -244,11 +242,7 @@ class PushPullWorker:
         return [SetTimer(("lost", server), self._patience_ns(server))] if server in self.links else []
 
     def _patience_ns(self, server: NodeId) -> int:
-        """Maximum wait for a server.
-
-        One with a link runs, and may wait for its disk or a processor: the end of the run costs more than the wait.
-        With a manager another server takes its place earlier.
-        """
+        """Maximum wait for a server: long with a link, as it may wait for its disk, and short with a manager."""
         short = self.manager is None and server not in self.linked
         return self.settings.deadline_ns if short else max(self.settings.start_ns, self.settings.deadline_ns)
 
@@ -265,7 +259,7 @@ class PushPullWorker:
         return [*self._goodbye(), *self._finish(Failure("network", text, advice))]
 
     def _managed(self, message: Message, now_ns: int) -> list[Effect]:
-        """Handle a message of the manager: on a new tenure unanswered messages go to the new owners."""
+        """Handle the manager's message; unanswered messages go to a new tenure's owners."""
         match message:
             case Tenure(epoch):
                 taken = Send(self.manager or 0, TenureTaken(max(epoch, self.epoch)))
@@ -323,7 +317,7 @@ class PushPullWorker:
         return [*began, *pushed, *self._pull(self.clock + 1, self.clock, now_ns)]
 
     def _step_alone(self, gradient: Vector, accrued: Vector, now_ns: int) -> list[Effect]:
-        """Go on in the same clock: with the model as it is now, or with the own copy after a step."""
+        """Go on in the same clock: with the pulled model, or the own copy after a step."""
         self.taken, self.accrued = self.taken + 1, accrued
         if self.taken % self.settings.fetch == 0:
             return self._pull(self.clock, self.clock, now_ns)
@@ -384,7 +378,7 @@ class PushPullWorker:
 
     @property
     def _longest_ns(self) -> int:
-        """Maximum time that an honest server holds a pull: others are left out earlier, or the run ends."""
+        """Maximum time that an honest server holds a pull."""
         return self.settings.start_ns + self.settings.deadline_ns
 
     def _since_ns(self, server: NodeId) -> int:
@@ -395,7 +389,7 @@ class PushPullWorker:
         return self._ask_later(now_ns)
 
     def _ask_later(self, now_ns: int) -> list[Effect]:
-        """Set the timer of the next request; for unacknowledged pulls after the links' round-trip times."""
+        """Set the timer of the next request, after the links' round-trip times."""
         self._asks += 1
         wait_ns = max(self._asked_ns + self.settings.again_ns - now_ns, 0)
         missing = [one for one in self.placement.shards if one.number not in {*self.pulled.here, *self._held}]
@@ -413,7 +407,7 @@ class PushPullWorker:
         return [self.links[sender].took(PieceTaken(*piece.name)), *(self._settle(now_ns) if whole else [])]
 
     def _settle(self, now_ns: int) -> list[Effect]:
-        """Continue where all shards are here and of one clock; pull those of another clock again."""
+        """Continue with all shards of one clock; pull those of another again."""
         here = self.pulled.here
         if len(here) < len(self.placement.shards):
             return []
@@ -452,7 +446,7 @@ class PushPullWorker:
 
     @property
     def _staleness(self) -> int | None:
-        """Steps that the last push had missed, at most of all shards; None where clocks are closed together."""
+        """Maximum over shards of the steps that the last push had missed; None where clocks close together."""
         apart = any(one.steps != one.version for one in self.given.values())
         return max(one.missed for one in self.given.values()) if apart else None
 
@@ -521,9 +515,9 @@ class PulledShards:
         wanted: int | None,
         parts: ModelParts,
     ) -> bool:
-        """Take a piece; return whether it completes a shard.  `wanted`: the clock; None: no pull is open.
+        """Take a piece for the clock `wanted` (None: no open pull); return whether it completes a shard.
 
-        Raises ProtocolError for an invalid piece of this server's shards.
+        Raises ProtocolError for an invalid piece.
         """
         of = piece.digest if isinstance(piece, RowsPulled) else ""
         said_before = wanted is None or piece.shard in self.here or piece.clock < wanted

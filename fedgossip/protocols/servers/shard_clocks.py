@@ -6,9 +6,8 @@ A worker at clock c has pushed for the clocks below c.  Two ways to step on push
         StepPerPush    each push takes a step on arrival; a worker reads a shard with the pushes of all workers
                        present for the clocks below c - s at least, and all of its own
 
-The second is the rule of stale synchronous parallel computation: a worker at clock c sees all updates of clocks up to
-c - s - 1, may see later ones, and always sees its own; so the fastest is at most s clocks ahead of the slowest.  The
-condition is that of the literature; its s = 0 is not StepPerClock, as its updates are applied one by one.
+The second is stale synchronous parallel computation: the fastest worker is at most s clocks ahead of the slowest.  Its
+s = 0 is not StepPerClock, as updates are applied one by one.
 
     invariant   clocks[w] only grows, and every push of w for a clock below it is in the shard once, or never will be
 
@@ -21,9 +20,8 @@ A shard's entries in a server's checkpoint:
         "3.x", "3.velocity", ...    the arrays of shard 3: the model's, the descent's, and those beside it
     "3"                         its plain numbers, and the clocks of its workers, ascending by id
 
-Pushes that wait for others of their clock are not stored: their workers push them again.
-
-Of a shard of a table the touched rows are stored, in blocks as they lie, which are shared and not copied:
+Pushes that wait for others of their clock are not stored: they are pushed again.  Of a table's shard the touched rows
+are stored, in blocks that are shared and not copied:
 
         "3.keys", "3.places"        the rows, and their places
         "3.x.0", "3.x.1", ...       blocks of the model's array, and of each of the descent's
@@ -78,7 +76,7 @@ class ShardReading:
 class ShardChange:
     """A change of a shard: a step of `rate` along `gradient`, which closes `clock` of `workers`, () for all.
 
-    Without a gradient a clock was closed without pushes, or a push has no row of a table.
+    No gradient: a clock without pushes, or a push without rows.
     """
 
     clock: int
@@ -136,9 +134,8 @@ class ShardClocks(ABC):
 
     @abstractmethod
     def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange | None:
-        """Take the whole gradient of a worker for its clock, computed at step `steps`.
-
-        Returns the step, where one is due at once; the caller applies it.
+        """Take a worker's whole gradient for its clock, computed at step `steps`; return the step to apply, if one is
+        due.
         """
 
     @abstractmethod
@@ -157,9 +154,8 @@ class ShardClocks(ABC):
     def reading(
         self, worker: NodeId, clock: int, present: Collection[NodeId], *, anew: bool, late: bool
     ) -> ShardReading | None:
-        """Return the reading for a worker's pull for `clock`; None where it has to wait.
-
-        `anew`: it has nothing to push before; `late`: the others went on without it.
+        """Return the reading for a pull for `clock`; None where it waits.  `anew`: nothing to push before; `late`:
+        others went on.
         """
 
 
@@ -230,10 +226,7 @@ class StepPerClock(ShardClocks):
 
 
 class StepPerPush(ShardClocks):
-    """Asynchronous, or stale synchronous: `staleness` clocks between the fastest and the slowest; None: no bound.
-
-    `damped`: a push with a reading that missed k steps is applied at rate / (1 + k).
-    """
+    """Asynchronous, at most `staleness` clocks apart (None: no bound).  `damped`: k missed steps give rate / (1 + k)."""
 
     def __init__(
         self,

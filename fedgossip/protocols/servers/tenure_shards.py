@@ -1,7 +1,6 @@
-"""One server's shards in a tenure: those that it owns, and its copies of others' (`tenure_shards`).
+"""One server's shards in a tenure: its own, and its copies of others'.
 
-Their assignment follows from the tenure and the placement alone.  State from before a tenure is valid for the next one
-only: to a server that has missed one, others may have gone on without it.
+Their assignment follows from the tenure and the placement.  State from before a tenure is valid for the next one only.
 """
 
 from __future__ import annotations

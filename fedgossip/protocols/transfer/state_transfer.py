@@ -1,23 +1,21 @@
 """The transfer of a model to a late or restarted peer, or of a descent's state to a worker, by requested chunks.
 
-After a broken link it is resumed, also from another source.
+A transfer resumes after a broken link, also from another source.
 
     joiner   ModelQuery to all                         member   ModelInfo(round, digest): its latest model, kept a while
     ChunkRequest(round, digest, start) of the best     ModelChunk(round, digest, start)
              ... one at a time, then the digest is checked
 
 A single offer may be false: a round far ahead of the second highest offer is ignored.  Of the others the best is the
-highest round, then the highest digest: any source of the same model can continue where another stopped.  A source that
-does not deliver in time, changes its offer, or sent a model of another digest is used after all others.  A member that
-no longer has the model replies with its present offer.
+highest round, then the highest digest.  A source that is late, changes its offer, or sent another digest is used last.
+A member that no longer has the model sends its present offer.
 
-**A restarted peer** of a fixed network without a checkpoint fetches a neighbour's model before it takes part.
+**A restarted peer** of a fixed network without a checkpoint:
 
     restarts --a neighbour's model, or all are at the start, or no neighbour has one in time--> gossip
 
-It begins in its neighbours' round, or in their first: an untrained model, mixed into theirs, would set them back.
-Every peer keeps its latest model for this, as in runs with a changing roster (`state_transfer`); the gossip machine is
-independent of it, and receives links and the latest messages once it begins.
+It begins in its neighbours' round, or in their first: an untrained model, mixed into theirs, would set them back.  The
+gossip machine receives the links and latest messages once it begins.
 
 **A worker that is behind** fetches the state of the descent from one that has it:
 
@@ -260,9 +258,8 @@ TakeUp = Callable[[int, Vector], Checkpoint]
 class Recovering:
     """The machine of one peer: `gossip`, and the model that neighbours may request.
 
-    `lost`: this life has no checkpoint; it first queries the `neighbours`, for at most `patience_ns`, and then runs
-    the machine of `make`, from the checkpoint that `take_up` makes of their model.  `initial`: every peer's first
-    model.
+    `lost`: no checkpoint; query the `neighbours` for at most `patience_ns`, then run the machine of `make`, from the
+    checkpoint that `take_up` makes of their model.  `initial`: every peer's first model.
     """
 
     def __init__(
@@ -354,7 +351,7 @@ class Recovering:
         return offers.keys() >= self.neighbours and all(round == 0 for round, _ in offers.values())
 
     def _begin(self, now_ns: int) -> list[Effect]:
-        """Take part, with the fetched model; pass the stored links and messages to the gossip machine."""
+        """Begin the gossip machine; pass it the stored links and messages."""
         self.seeking = False
         if self.taker.model is not None:
             self.gossip = self._make(self._take_up(*self.taker.model))
