@@ -41,7 +41,7 @@ def command() -> None:
 
 
 def _end(code: int) -> None:
-    """End the process at once; what it has said comes out."""
+    """End the process at once, output flushed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is closed, or was being written
             stream.flush()

@@ -169,7 +169,7 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
         return self._grid.send_and_receive(messages, timeout=self._timeout)
 
     def _take(self, replies: Iterable[Message], nodes: dict[int, int]) -> dict[int, bytes]:
-        """Return the frames of the next stage; `nodes`: the node of each client that has replied, by its place."""
+        """Return the frames of the next stage; `nodes`: of each client that has replied, by its place."""
         for reply in replies:
             node = reply.metadata.src_node_id
             try:

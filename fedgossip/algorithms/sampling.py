@@ -227,10 +227,7 @@ def _present(here: Collection[NodeId]) -> Collection[NodeId]:
 
 
 def _read_order(n: int, some: Callable[[], np.ndarray], others: Callable[[np.ndarray], np.ndarray]) -> Iterator[int]:
-    """Yield the places 0 .. n - 1 in a drawn order.
-
-    `some` draws places with replacement; `others` puts those in order that have not occurred.
-    """
+    """Yield 0 .. n - 1 in a drawn order: `some` draws with replacement, `others` orders the rest."""
     seen = set[int]()
     for _ in range(0, n // 16, DRAWN_AT_ONCE):
         for place in some().tolist():
@@ -243,7 +240,7 @@ def _read_order(n: int, some: Callable[[], np.ndarray], others: Callable[[np.nda
 
 
 def _first(order: Iterable[NodeId], here: Collection[NodeId], count: int, over: float) -> Draw:
-    """The first that are here; ceil(count * over) of them.  The cost follows the cohort, where nearly all are here."""
+    """The first present ones, ceil(count * over) of them; the cost follows the cohort."""
     several = _several(count, over)
     present = _present(here)
     invited = list(islice((node for node in order if node in present), several))

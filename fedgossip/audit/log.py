@@ -97,7 +97,7 @@ def read(path: Path) -> Lives:
 
 
 def _torn_first(path: Path) -> bool:
-    """Return whether the first write into this file was cut short; no other file may be written over."""
+    """Return whether the first write into this file was cut short."""
     line = next(lines(path))
     begin = BEGIN[: len(line)]
     return not line.endswith(b"\n") and line.startswith(begin)
@@ -199,7 +199,7 @@ class AuditLog:
         return name
 
     def _undo(self) -> None:
-        """Truncate a failed write; where even that fails, the next incarnation repairs the file."""
+        """Truncate a failed write, else the next incarnation repairs the file."""
         assert self._file is not None
         try:
             os.ftruncate(self._file, self._bytes)
@@ -235,7 +235,7 @@ def _locked(path: Path) -> int:
 
 
 def _whole(file: int, line: bytes) -> None:
-    """Write a line in one piece; in two where the disk is about to be full: the second write brings the error."""
+    """Write a line in one piece; in two on a nearly full disk: the second write brings the error."""
     rest = line
     while rest:
         rest = rest[os.write(file, rest) :]

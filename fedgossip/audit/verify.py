@@ -170,7 +170,7 @@ def _results(one: TrafficRecord, other: TrafficRecord) -> Iterator[str]:
 
 
 def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
-    """Return why two records are not of two partners in one run; an empty text where they are."""
+    """Return why two records are not of two partners in one run, or ""."""
     if one.owner is None:
         return "compared with a transcript is the log of a client"
     if other.owner is None:
@@ -182,7 +182,7 @@ def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
 
 
 def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
-    """Yield the differences between messages sent by `sender` and received by `receiver`, in their records."""
+    """Yield the differences between messages sent by `sender` and received by `receiver`."""
     if receiver.owner and receiver.owner.role == CLIENT and not receiver.receives:
         return
     if receiver.owner and not receiver.receives and sender.sent:
@@ -308,7 +308,7 @@ class _Following:
         self.key = self.given or self.owner.key
 
     def _placed(self, place: int, entry: LogEntry) -> bool:
-        """Return whether a signed entry stands in its place; note a fault if not.  One that is ahead sets the place."""
+        """Return whether a signed entry is in its place; note a fault if not."""
         number, previous = (self.last.number, self.last.hash) if self.last else (-1, NOTHING)
         unsound, due = self._unsound, number + 1
         if entry.hash in self._places:

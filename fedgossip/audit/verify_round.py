@@ -167,7 +167,7 @@ class Course:
             wrong(place, f"keys of client {statement.client} that are not those it sent")
 
     def _introduced(self) -> None:
-        """S1: everybody was shown the keys of its neighbours, and the hash of all."""
+        """S1: every client received the keys of its neighbours, and the hash of all."""
         h1 = frames.hash_of_keys(self.keys)
         self.sid = digest("sid", self.sid0, h1)
         for client, statement in self.round.outlines(frames.Neighbourhood, self.keys.keys(), "has no keys"):
@@ -227,7 +227,7 @@ class Course:
         self.survivors = message.ids
 
     def _consented(self, d: Descriptor) -> None:
-        """S3, S4: the list has signatures, and everybody was shown enough of them."""
+        """S3, S4: the list has signatures, and all received enough of them."""
         content = frames.consent_content(self.sid, frames.hash_of_ids(self.survivors))
         for client, statement, message in self.round.whole(frames.Consent, frozenset(self.survivors), "is no survivor"):
             self._same(statement, message.sid, self.sid)

@@ -126,7 +126,7 @@ _FLAT = _flat()
 
 
 def _check_msgpack(body: bytes) -> None:
-    """Raise UnreadableError for too deep nesting.  Truncated input is left to the decoder."""
+    """Raise UnreadableError for too deep nesting; truncation is left to the decoder."""
     if len(body.translate(None, _OTHERS)) <= DEPTH_MAX:  # the usual case: fewer container bytes than levels
         return
     at, left = 0, list[int]()  # number of missing values of each open list or map

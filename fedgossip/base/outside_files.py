@@ -30,7 +30,7 @@ _GIB = 1 << 30
 
 
 def _memory() -> int:
-    """Return the bytes of memory of this machine; 64 GiB where unknown."""
+    """Return this machine's memory in bytes; 64 GiB where unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -188,7 +188,7 @@ def _flags(*names: str) -> int:
 
 
 def _opened(real: str, home: Path | None) -> int:
-    """Open a resolved path; no folder between it and `home`, and not itself, may be a link by now."""
+    """Open a resolved path; no part of it below `home` may be a link by now."""
     flags = os.O_RDONLY | _flags("O_NONBLOCK", "O_NOCTTY", "O_BINARY")
     if home is None or os.open not in os.supports_dir_fd:
         return os.open(real, flags)

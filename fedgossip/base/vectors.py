@@ -59,17 +59,15 @@ Blocks = list[npt.NDArray[np.uint8]]
 
 
 def _references(blocks: Blocks) -> Iterator[int]:
-    """Count the references to each block, including those of this loop: a view, a sender or a mailbox adds one.
-
-    The count of an unused block depends on CPython (3 up to 3.13; from 3.14 on a call may borrow a local variable's
-    reference), so it is measured by this function; see `_count_of_a_free_block`.
-    """
+    """Count the references to each block, of this loop too: a view, a sender or a mailbox adds one."""
     for block in blocks:
         yield sys.getrefcount(block)
 
 
 def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _references) -> int | None:
-    """Return the result of `references` for a block without a view; None where a view does not add exactly one."""
+    """Measure the `references` of a block without a view (it depends on CPython); None where a view adds not exactly
+    one.
+    """
     if sys.implementation.name != "cpython":
         return None
     blocks: Blocks = [np.empty(8, np.uint8)]
@@ -290,13 +288,12 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
 
 @lru_cache(WEIGHTS_KEPT)
 def _in_type(weight: float, kind: np.dtype[np.floating]) -> Vector:
-    """Return a weight in the vectors' type, as an array []: a product with a Python number takes numpy twice as
-    long."""
+    """Return a weight in the vectors' type, []: a Python number takes numpy twice as long."""
     return frozen(np.array(weight, kind))
 
 
 def _mixed_at_once(terms: Sequence[tuple[Vector, Vector]]) -> Vector:
-    """`ordered_mix` of short vectors; for very short ones, allocating each sum is quicker than reusing memory."""
+    """`ordered_mix` of short vectors: allocating each sum is quicker than reusing memory."""
     multiply, add = np.multiply, np.add
     (scale, first), *rest = terms
     total = multiply(first, scale)
@@ -310,7 +307,6 @@ def _mixed_at_once(terms: Sequence[tuple[Vector, Vector]]) -> Vector:
 def _mix_block(
     terms: Sequence[tuple[Vector | np.floating, Vector]], out: Vector, running: Vector, product: Vector
 ) -> None:
-    """Mix one block of `ordered_mix`; the last sum is written to `out`, earlier ones to `running`."""
     (scale, first), *rest = terms
     np.multiply(first, scale, out=running if rest else out)
     for left, (scale, vector) in zip(range(len(rest) - 1, -1, -1), rest, strict=True):
@@ -367,7 +363,7 @@ def _mix_scaled_rows(
     scales: npt.NDArray[np.floating],
     out: npt.NDArray[np.floating],
 ) -> None:
-    """As `_mix_row_by_row`; a row is scaled once, not once per receiver: the products are the same."""
+    """As `_mix_row_by_row`; a row is scaled once, not once per receiver."""
     scaled = list(np.multiply(stacked, scales[:, None], out=empty(stacked.size, stacked.dtype).reshape(stacked.shape)))
     for nodes, ids, _ in groups:
         for node, (first, *rest) in zip(nodes.tolist(), ids.tolist(), strict=True):
@@ -419,7 +415,6 @@ def consensus_distance(vectors: Vectors, since: Vectors | None = None) -> float:
 
 
 def _columns(vectors: Vectors, start: int, width: int) -> npt.NDArray[np.floating]:
-    """Return these columns of all vectors, [n, width] or the rest."""
     if isinstance(vectors, np.ndarray):
         return vectors[:, start : start + width]
     parts = vectors if len(vectors[0]) == width else [vector[start : start + width] for vector in vectors]

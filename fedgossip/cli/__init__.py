@@ -160,7 +160,6 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    """Run the typed command; return its exit code, STOPPED where it was requested to end."""
     try:
         if line := os.environ.get(completion.VARIABLE):
             return completion.complete(cli, line)

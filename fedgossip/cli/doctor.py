@@ -74,7 +74,7 @@ def _findings() -> Iterator[tuple[bool, str]]:
 
 
 def _packages() -> Iterator[tuple[bool, str]]:
-    """Yield a line for each library, and one for each extra with a library that is not installed here."""
+    """Yield a line for each library, and for each extra that is not installed."""
     try:
         wanted = importlib.metadata.requires("fedgossip") or []
     except importlib.metadata.PackageNotFoundError:
@@ -99,9 +99,7 @@ def _packages() -> Iterator[tuple[bool, str]]:
 
 
 def _links() -> None:
-    """Print the times of messages of several sizes, and the line fitted to them: the settings of [simulation] for this
-    machine.
-    """
+    """Print message times by size, and the fitted line: the [simulation] of this machine."""
     from fedgossip.cli.text import columns
     from fedgossip.lab.costs.base import fitted
     from fedgossip.net.measuring.link_survey import SIZES, link_times
@@ -119,7 +117,7 @@ def _links() -> None:
 
 
 def _reach(relay: str, key: Path) -> int:
-    """Print the steps of the way to a relay, a line each; the first that fails with its advice."""
+    """Print the steps of the way to a relay, a line each."""
     import asyncio
 
     from fedgossip.base.errors import FedgossipError
@@ -142,9 +140,7 @@ def _reach(relay: str, key: Path) -> int:
 
 
 def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) -> int:
-    """Print the times of the links to other machines, and [simulation] for the slowest; 3 where one was not
-    measured.
-    """
+    """Print the times of the links to other machines; return 3 where one was not measured."""
     from fedgossip.cli.text import columns
     from fedgossip.lab.costs.base import fitted
     from fedgossip.net.endpoints import load_addresses
@@ -178,7 +174,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
 
 
 def _kernels() -> tuple[bool, str]:
-    """Return the kernels of torch: MKL's own report where it is loaded, else the mode that it will be set to."""
+    """Return torch's kernels: MKL's report where it is loaded, else the mode to be set."""
     if "torch" in sys.modules:
         from fedgossip.learning.one_model.devices import capability
 

@@ -121,7 +121,6 @@ def entries() -> Iterator[Term]:
 
 
 def _lecture(word: str) -> Mapping[str, str]:
-    """Return the command of the lecture on a word, as a fact; nothing without one."""
     with contextlib.suppress(ConfigError):
         return {"lecture": f"fedgossip lecture {name_of(word)}"}
     return {}

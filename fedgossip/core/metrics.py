@@ -240,7 +240,7 @@ class Network:
         return [row for peer in range(self.n) for row in self.ended(peer)]
 
     def _opened(self, round: int) -> _OpenRound | None:
-        """Return an open round; None for a closed one, and for one after the last."""
+        """Return an open round; None for others."""
         if not self._closed < round <= self.rounds:
             return None
         if round not in self._open:
@@ -332,7 +332,7 @@ class Network:
             self._ratios.append(found.after / found.before)
 
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
-        """Put the three scores into `total`, and each peer's into its row unless the peer reported it."""
+        """Put the three scores into `total`, and each peer's into its row unless it reported."""
         unknown = [peer for peer in sorted(vectors) if self._several or rows[peer].score is None]
         there = [vectors[peer] for peer in sorted(vectors)]
         averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
@@ -348,7 +348,7 @@ class Network:
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
 
     def _look(self, round: int, found: Sequence[tuple[int, Mapping[str, float]]], vectors: dict[int, Vector]) -> None:
-        """Record the first model, -1 for the averaged one, with a metric that is not finite."""
+        """Record the first model, -1 for the averaged one, with a non-finite metric."""
         for peer, metrics in found:
             for name, value in metrics.items():
                 if not math.isfinite(value):
@@ -365,7 +365,7 @@ class Network:
         return events
 
     def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return the metrics of the mean of all and of the `unknown` vectors; equal vectors are evaluated once."""
+        """Return the metrics of the mean and of the `unknown` vectors; equal ones are evaluated once."""
         first = there[0]
         if len(there) > 1 and all(np.array_equal(first, other) for other in there[1:]):
             (found,) = self._evaluate([first])
@@ -378,7 +378,7 @@ class Network:
         self._fill(row, dict(enumerate(vectors)), rows)
 
     def _fill_peers(self, total: NetworkRow, rows: Sequence[PeerRow]) -> None:
-        """Fill in the peers' scores; for a coordinator's clients, those that they report on their own examples."""
+        """Fill in the peers' scores; for clients those that they report on their own examples."""
         mean = [row.score if row.score_clients is None else row.score_clients for row in rows]
         worst = [row.score if row.score_clients is None else row.score_worst_client for row in rows]
         if known := [score for score in mean if score is not None]:
@@ -403,7 +403,6 @@ class Network:
 
 
 def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
-    """Return the vectors of these peers; None where one is missing."""
     return [held[peer] for peer in peers] if held.keys() >= set(peers) else None
 
 

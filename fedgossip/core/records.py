@@ -221,7 +221,7 @@ class RowWriter:
         return self._put(self._encoder.encode(row) + b"\n")
 
     def _put(self, lines: bytes) -> bool:
-        """Append whole lines; return whether they fitted; otherwise the file is unchanged."""
+        """Append whole lines; return false if they did not fit: the file is unchanged."""
         written = 0
         try:
             while written < len(lines):  # a nearly full disk takes a part before it reports that it is full

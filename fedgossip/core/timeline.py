@@ -223,7 +223,6 @@ class TimelineLog:
 
 
 def _bars(node: NodeId, kinds: Sequence[Sequence[tuple[int, int]]], until: int) -> list[Bar]:
-    """Return the bars of one participant from its spans of training, absence, sending and receiving."""
     changes = [(at, kind, step) for kind, spans in enumerate(kinds) for span in spans
                for at, step in ((span[0], 1), (span[1], -1)) if span[1] > span[0]]  # fmt: skip
     active, bars, since = [0] * len(kinds), list[Bar](), 0

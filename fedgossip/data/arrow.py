@@ -63,7 +63,7 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
 
 
 def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
-    """Return the table, of at most `most` bytes: a word stored once may fill every row."""
+    """Return the table, of at most `most` bytes: a repeated word fills every row."""
     total, found = 0, []
     for batch in file.iter_batches(ROWS_AT_ONCE):
         total += batch.nbytes
@@ -96,7 +96,6 @@ SAVED = "Write it with the save_to_disk of Hugging Face's datasets."
 
 
 def _split(arrow: Any, folder: Path) -> Any:
-    """Return the table of one split."""
     state = _json(folder / "state.json")
     if state.get("_indices_data_files"):
         raise ConfigError(f"{folder}: only some rows of its files are meant", "Call flatten_indices() before saving.")
@@ -200,7 +199,7 @@ class ArrowColumns:
 
 
 def _too_wide(given: npt.NDArray[Any]) -> int | None:
-    """Return a whole number that float64 cannot represent; None without one."""
+    """Return a whole number that float64 cannot represent, or None."""
     wide = [int(one) for one in (given.min(), given.max()) if abs(int(one)) > _WHOLE_MOST]
     return wide[-1] if wide and (given.astype(np.float64).astype(given.dtype) != given).any() else None
 

@@ -45,7 +45,6 @@ def diabetes() -> Dataset:
 
 
 def _table(name: str, *, delimiter: str | None = None, skiprows: int = 0) -> npt.NDArray[np.float64]:
-    """Return the numbers of a file of scikit-learn.  Raises ConfigError for a missing file."""
     found = find_spec("sklearn")
     folder = Path(found.origin).parent / "datasets" / "data" if found and found.origin else None
     if folder is None or not (folder / name).is_file():

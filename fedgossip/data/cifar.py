@@ -101,7 +101,7 @@ def _archive(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _binary(where: str, raw: bytes) -> Batch:
-    """Return a batch of the binary version: per image a byte for the class, then the pixels."""
+    """Return a binary batch: per image a byte for the class, then the pixels."""
     if not raw or len(raw) % (PIXELS + 1):
         raise ConfigError(f"{where} has {len(raw)} bytes; expected a multiple of {PIXELS + 1}", AGAIN)
     rows = np.frombuffer(raw, np.uint8).reshape(-1, PIXELS + 1)
@@ -135,10 +135,7 @@ def _text(key: object) -> object:
 
 
 def _loaded(raw: bytes) -> Any:
-    """Return the value of a pickle of plain data and arrays of bytes.
-
-    Names are looked up in a table made for this one file, so that a pickle's changes to them end with it.
-    """
+    """Return the value of a pickle of plain data and byte arrays; names are looked up in a table of this file."""
 
     class ByteType:
         def __init__(self, name: object, *_: object) -> None:

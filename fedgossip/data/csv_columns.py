@@ -95,7 +95,7 @@ class CsvColumns:
         self._declared |= columns.keys()
 
     def _make(self, name: str, declared: DeclaredColumn) -> None:
-        """Append a column that is made of others.  Raises ConfigError where one is not there, or has its name."""
+        """Append a column that is made of others."""
         heads = {parted(head)[0]: place for place, head in enumerate(self.header)}
         if name in heads:
             text = f"{self.path}: a column {name!r}, which is declared to be made of others"
@@ -186,7 +186,7 @@ class CsvColumns:
 
 
 def _rows(file: TableFile) -> TableRows:
-    """Return the cells of a table.  Raises ConfigError, naming file and row, for one that cannot be read."""
+    """Return the cells of a table.  Raises ConfigError, naming file and row."""
     kind = file.kind or next((kind for kind in ENDINGS if file.path.suffix.lower() in ENDINGS[kind]), CSV)
     allowed = OF_KIND.get(kind, ("encoding",))
     if given := [name for name in OF_FILE if getattr(file.declared, name) and name not in allowed]:

@@ -153,7 +153,7 @@ def _as_encoded(path: Path, content: bytes, encoding: str) -> str:
 
 
 def _western(path: Path, content: bytes, at: int) -> tuple[str, list[str]]:
-    """Return text of a western office.  Raises ConfigError for a character that is none of its languages'."""
+    """Return text in a western encoding."""
     line, strange = content.count(b"\n", 0, at) + 1, False
     try:
         text = content.decode("cp1252")
@@ -188,10 +188,7 @@ def _pointed(cell: str, decimal: str) -> str:
 
 
 def _as_declared(path: Path, decimal: str, rows: list[list[str]], lines: Sequence[int]) -> None:
-    """Write the numbers of a file with the declared decimal mark, in place; the other mark divides thousands.
-
-    Raises ConfigError for a number with the other mark in another place.
-    """
+    """Write the numbers with the declared decimal mark as floats, in place.  Raises ConfigError."""
     other = "." if decimal == "," else ","
     for at, row in enumerate(rows):
         for place, cell in enumerate(row):
@@ -209,10 +206,8 @@ _DECLARE = 'declare the decimal mark: decimal = "," or "." (docs/sites/tables.md
 
 
 def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[int]) -> list[str]:
-    """Write the numbers of a file with a point where they have commas, in place; return a note where none decides.
-
-    Raises ConfigError for a file with both marks whose meaning no number shows, and where every comma could stand
-    between thousands and tabs or bars divide the cells: with semicolons, commas are decimal.
+    """Write the numbers of a file with decimal commas with points, in place; return a note where no number decides.
+    Raises ConfigError for ambiguous marks.
     """
     first: dict[tuple[str, bool], tuple[int, str]] = {}
     """By the mark of a number, and whether it can only be decimal: the first one, and its line."""

@@ -130,7 +130,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _own(file: str) -> bool:
-    """Return whether a file is the user's: not part of this package, of installed packages, or of Python itself."""
+    """Return whether a file is the user's: of no installed package, this one, or Python."""
     path = Path(file)
     if "<" in file or {"site-packages", "dist-packages"} & set(path.parts):
         return False
@@ -263,7 +263,7 @@ def modules_of(names: Iterable[str], base: Path | None = None) -> dict[str, Path
 
 
 def _folders(module: str, base: Path) -> Sequence[Path]:
-    """Return the folders of the user's modules, if `module` is one: they are searched before others."""
+    """Return the folders of the user's modules, which are searched first."""
     if _file(module.partition(".")[0], [base]) or (base / module.partition(".")[0]).is_dir():
         return [base]
     try:

@@ -123,7 +123,7 @@ def standardised(part: Dataset, like: Dataset) -> Dataset:
 
 
 def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the mean and the deviation of each label column of a regression; empty for other kinds."""
+    """Return the mean and the deviation of each label column of a regression; else empty."""
     if train.kind != REGRESSION:
         return np.empty(0), np.empty(0)
     y = train.y.astype(np.float64)
@@ -174,7 +174,7 @@ def _own_split(dataset: Dataset) -> tuple[Indices, Indices]:
 
 
 def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]:
-    """Return a mask of the first round(share * size) examples of every key, in the order given."""
+    """Return a mask of the first round(share * size) examples of every key."""
     by_key = order[np.argsort(keys[order], kind="stable")]
     _, starts, counts = np.unique(keys[by_key], return_index=True, return_counts=True)
     rank = np.arange(len(keys)) - np.repeat(starts, counts)
@@ -350,7 +350,6 @@ def _read(source: DataSource, given: Mapping[str, Any]) -> Dataset:
 
 
 def _checked(source: DataSource, path: Path | None) -> Path | None:
-    """Return the path.  Raises ConfigError where there is not what the source names."""
     if source.place in (NOTHING, USUAL_FOLDER) or path is None:
         return path
     if not ((source.place != FOLDER and path.is_file()) or (source.place != FILE and path.is_dir())):

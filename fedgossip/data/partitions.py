@@ -321,7 +321,6 @@ def load_own(
 
 
 def _drawn(source: str, test: Dataset, peer: int, base: Path | None, *, standard: bool) -> Dataset:
-    """Return what the function gives for `peer`; every error names the peer."""
     try:
         return load(source, base=base, like=test, standard=standard, client=peer)
     except FedgossipError as error:

@@ -194,7 +194,7 @@ def _offsets(lengths: Places) -> Places:
 
 
 def _spans(begin: Places, lengths: Places) -> Places:
-    """Return the places begin[0], begin[0] + 1, ... of each span, one span after another."""
+    """Return the places of each span, one span after another."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     found: Places = np.arange(total) + np.repeat(begin - (ends - lengths), lengths)

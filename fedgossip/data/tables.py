@@ -160,7 +160,6 @@ def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[
 
 
 def _all_there(table: Columns, column: int, what: str) -> list[str]:
-    """Return the words of a column.  Raises ConfigError for an empty cell."""
     words = table.words(column)
     if empty := [row for row, word in enumerate(words) if is_missing(word)]:
         name, row = table.header[column], empty[0]
@@ -178,7 +177,7 @@ def _quoted(cell: str) -> str:
 
 
 def _categories(table: Columns, column: int) -> tuple[str, ...]:
-    """Return the different words of a column, sorted.  Raises ConfigError for a cell without one, and for too many."""
+    """Return the different words of a column, sorted."""
     name, found = table.header[column], tuple(sorted(set(_all_there(table, column, "category"))))
     if len(found) > MOST_CATEGORIES:
         text = f"{table.path}: column {name!r} holds {len(found)} different words; at most {MOST_CATEGORIES}"
@@ -187,13 +186,13 @@ def _categories(table: Columns, column: int) -> tuple[str, ...]:
 
 
 def _one_hot(table: Columns, column: int, encoded: EncodedColumn) -> Numbers:
-    """Return [m, categories]: 1 for a cell's own category."""
+    """Return [m, categories]."""
     same: npt.NDArray[np.bool_] = np.array(table.words(column))[:, None] == np.array(encoded.categories)
     return same.astype(np.float64)
 
 
 def _features(columns: list[Numbers]) -> Numbers:
-    """Return examples [m, features]; for a single column of arrays, those unchanged."""
+    """Return examples [m, features]; a single column of arrays unchanged."""
     if len(columns) == 1 and columns[0].ndim > 1:
         return columns[0]
     return np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1)
@@ -221,7 +220,7 @@ LABEL_ADVICE = {
 def _classes(
     path: Path, labels: npt.NDArray[np.float64] | npt.NDArray[np.str_], known: Sequence[str]
 ) -> tuple[tuple[str, ...], Indices]:
-    """Return the classes' names and the class of every label: its place in `known`, or in sorted order without it."""
+    """Return the classes' names and the class of every label: its place in `known`, or sorted."""
     if labels.dtype.kind == "f" and not known:
         check_classes(str(path), labels)
     values, which = np.unique(labels, return_inverse=True)
@@ -257,5 +256,5 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def _labels(cells: list[str]) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
-    """Return numbers where all labels are, so that 10 sorts after 2; words otherwise."""
+    """Return numbers where all labels are, so that 10 sorts after 2; else words."""
     return np.array(cells, np.float64) if all(map(is_number, cells)) else np.array(cells)

@@ -107,7 +107,6 @@ def check_forecast(plan: compose.Plan, task: LocalTask) -> None:
 
 
 def _level_of(plan: compose.Plan, task: LocalTask, level: str | None) -> str | None:
-    """Return the level of a run's forecast; None without one."""
     named = plan.experiment.forecast.level if isinstance(plan, GossipPlan) else FORECAST_AUTO
     if level in (None, FORECAST_AUTO):
         level = named if named != FORECAST_AUTO else level
@@ -208,7 +207,7 @@ def forecasts_of(
 def _check_courses(
     plans: Sequence[GossipPlan], task: LocalTask, level: str, memory_gb: float | None
 ) -> list[GossipCourse]:
-    """Return the course of each plan.  Raises ConfigError for one that this level cannot forecast."""
+    """Return the course of each plan.  Raises ConfigError for one beyond this level."""
     courses = [_course(plan) for plan in plans]
     for course in courses:
         if not is_linear(course):
@@ -281,9 +280,7 @@ def _shadowed(
 
 
 def _moves_the_mean(plan: GossipPlan) -> bool:
-    """Whether the mean of the peers drifts on this graph: weights are row-stochastic only, sums are mixed, or models
-    are late.
-    """
+    """Whether the mean drifts: row-stochastic weights, mixed sums, or late models."""
     needs = plan.algorithm.needs
     return plan.schedule.stochastic == "rows" or needs.own_graph or needs.weighs_alike
 

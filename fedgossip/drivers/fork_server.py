@@ -95,7 +95,7 @@ class ForkServer:
         self._report({"started": spec["node"], "pid": pid})
 
     def _afresh(self, spec: dict[str, Any]) -> int:
-        """Start a peer as a new interpreter; its signals, ignored or not, are as with a fork."""
+        """Start a peer as a new interpreter, its signals as with a fork."""
         words = [*PYTHON, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
         actions = [
             (os.POSIX_SPAWN_CLOSE, self.control.fileno()),
@@ -115,9 +115,7 @@ class ForkServer:
 
 
 def _threads() -> int | None:
-    """Return the number of threads of this process, those of libraries included; None where the system does not report
-    it.
-    """
+    """Return this process's number of threads, libraries' included; None where unknown."""
     try:
         return sum(1 for _ in Path("/proc/self/task").iterdir())
     except OSError:
@@ -125,7 +123,7 @@ def _threads() -> int | None:
 
 
 def _child(spec: dict[str, Any]) -> int:
-    """Run one peer; return the exit code.  Its output goes to log.txt in its folder."""
+    """Run one peer; return the exit code."""
     from fedgossip.base import owner_files
 
     folder = Path(spec["folder"])
@@ -174,7 +172,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
 
 
 def _identity_of(folder: Path, *, kept: bool) -> Identity:
-    """A key pair that lives and dies with this process; or one that is kept for the peer's next life."""
+    """A key pair of this process, or one kept for the peer's next life."""
     from fedgossip.drivers.kept_keys import kept_identity
     from fedgossip.net.identity import Identity
 

@@ -157,7 +157,7 @@ def _has_fields(kind: type) -> bool:
 
 
 def _resolved(text: Any, kind: type) -> Hint:
-    """Return the type that an annotation in the source of `kind` names; UNDECLARED where it is not to be had."""
+    """Return the type that an annotation in the source of `kind` names, or UNDECLARED."""
     if text is None:
         return UNDECLARED
     holder = type("Holder", (), {"__annotations__": {"it": text}})
@@ -193,7 +193,7 @@ def _assigned(method: ast.FunctionDef, parameters: Mapping[str, str]) -> Iterato
 
 
 def _pairs(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target with its assigned value; a, b = c, d yields two pairs."""
+    """Yield each target with its value; a, b = c, d yields two pairs."""
     for target in statement.targets:
         if not isinstance(target, ast.Tuple):
             yield target, statement.value

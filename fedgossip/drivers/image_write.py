@@ -340,7 +340,7 @@ class Reader:
                 raise UnfitError(f"{kind!r}, which is no kind of thing")
 
     def _view(self, ref: Any, kind: np.dtype[Any], offset: int, shape: list[int], strides: list[int]) -> Array:
-        """Return a part of another array, in the same memory.  Raises ValueError for bounds outside of it."""
+        """Return a part of another array, in the same memory.  Raises ValueError for its bounds."""
         base = self.value(ref, np.ndarray, NOTHING)
         return np.ndarray(tuple(shape), kind, base.data, offset, tuple(strides))
 
@@ -367,9 +367,7 @@ class Reader:
         return made
 
     def _classes(self, hint: Hint, fresh: object) -> Iterator[type]:
-        """Yield the admitted classes of fedgossip for an object; for a protocol, the classes that implement it in the
-        new simulation.
-        """
+        """Yield the admitted classes for an object; for a protocol, those that implement it."""
         same = {type(fresh)} if is_ours(type(fresh)) else set()
         for one in map(origin_of, alternatives(hint)):
             if one is UNDECLARED or one is abc.Callable:  # an object that is called, as the new simulation has it
@@ -411,7 +409,7 @@ class Reader:
         return self._made.setdefault(number, made)
 
     def _filled(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object, *, again: bool) -> Any:
-        """Make a container; with `again`, only check its contents against another type and discard the copy."""
+        """Make a container; with `again`, only check its contents against another type."""
         if kind in _MAPPINGS_BY_NAME:
             mapping = _MAPPINGS_BY_NAME[kind]()
             if not again:
@@ -506,7 +504,7 @@ def _kind_of(fresh: object) -> Hint:
 
 
 def _key(value: Any) -> Any:
-    """Return a key of plain values only, at every depth: hashing it calls no code of fedgossip."""
+    """Return a key of plain values at every depth: hashing it calls no code of fedgossip."""
     if isinstance(value, tuple | frozenset):
         for one in value:
             _key(one)

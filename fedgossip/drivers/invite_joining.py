@@ -344,7 +344,7 @@ def _identity(path: Path) -> Identity:
 
 
 def _read(path: Path) -> _Invite | None:
-    """Return the invite of a folder; None without one.  Raises ConfigError for an unreadable one."""
+    """Return the invite of a folder; None without one."""
     if not path.exists():
         return None
     try:
@@ -407,12 +407,12 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
 
 
 def _graph(graph: str) -> str:
-    """Return the name of a graph before it is built: a word, a function, or the file that came with the proposal."""
+    """Return the name of a graph before it is built."""
     return graph if GRAPH_CODE.named_by(graph) or "/" not in graph else "a graph that the organiser sends"
 
 
 def _without_code(e: Experiment) -> Experiment:
-    """Return an experiment with built-in parts in place of code: rates, rules, codecs, filters."""
+    """Return an experiment with built-in parts in place of code."""
     usual_steps: dict[str, Any] = {"train.schedule": "constant", "train.optimizer": "sgd"}
     steps = {key.partition(".")[2]: usual_steps[key] for key, _ in code_by_key(e) if key in usual_steps}
     e = msgspec.structs.replace(e, train=dataclasses.replace(e.train, **steps)) if steps else e
@@ -429,7 +429,7 @@ def _without_code(e: Experiment) -> Experiment:
 
 
 def _by(own: Sequence[str], terms: Callable[[int, int], JoiningTerms]) -> Callable[[int, int], JoiningTerms]:
-    """Return the terms of a run; what its own rules and codec make of a participant's training their code decides."""
+    """Return the terms of a run; what its own code makes of a training is unknown."""
     names = " and ".join(own)
 
     def by_code(numbers: int, size: int) -> JoiningTerms:

@@ -149,7 +149,7 @@ def _run_processes(
     collector: Collector,
     striker: Striker,
 ) -> bool:
-    """Start the processes and collect their rows until they end; return whether the user ended them."""
+    """Start the processes and collect their rows; return whether the user ended them."""
     try:
         for spec in specs.values():
             processes.start(spec)
@@ -162,7 +162,7 @@ def _run_processes(
 
 @contextlib.contextmanager
 def _finish_on_error(keeper: Keeper) -> Iterator[None]:
-    """Let the trackers finish where an error is raised; measurements are kept."""
+    """Let the trackers finish where an error is raised."""
     try:
         yield
     except BaseException as error:
@@ -171,7 +171,7 @@ def _finish_on_error(keeper: Keeper) -> Iterator[None]:
 
 
 def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: Striker, began: Path) -> None:
-    """Read the peers' files until all have ended, or the remaining ones hang; apply the fault script."""
+    """Read the peers' files until all have ended or hang; apply the fault script."""
     silent, zero, (starting, deadline), counted = 0.0, 0, plan.patience, set(plan.roles.counted)
     while len(processes.exited) < plan.n or striker.away:
         ended = len(processes.exited)
@@ -208,7 +208,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
 
 
 def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> FedgossipError | None:
-    """Return why one has failed that had not begun: the others would wait for it, for as long as they may."""
+    """Return why one has failed that had not begun: the others would wait for it."""
     failed = [node for node, code in sorted(processes.exited.items()) if (code or 0) > 0]
     words = {node: last_word(folders[node]) for node in failed}
     never = [node for node, ended in words.items() if ended is None or not ended.experiment]
@@ -219,7 +219,7 @@ def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> Fed
 
 
 def _are_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:
-    """Whether the remaining peers were restarted after the others had ended: no peer admits them any more."""
+    """Whether the remaining peers were restarted after the others' end."""
     behind = all(collector.rounds[node] < plan.experiment.rounds for node in left)
     return plan.one_model and behind and striker.restarted >= set(left)
 
@@ -244,5 +244,5 @@ def specs_of(
 
 
 def _restart_specs(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return the specs of restarted peers: the others are running or have finished; they wait for none."""
+    """Return the specs of restarted peers, which wait for no others."""
     return {node: {**spec, "overrides": plan.restart_overrides} for node, spec in specs.items()}

@@ -157,7 +157,7 @@ class Informed:
         return [*self._keep(ticked=event == Fired(("member", "tick"))), *effects]
 
     def _read(self, path: Path, now_ns: int) -> list[Effect]:
-        """Pass new revocations of a file to the member; an unreadable file is reported once per change."""
+        """Pass a file's new revocations to the member; an unreadable file is reported once per change."""
         try:
             changed = path.stat().st_mtime_ns
         except OSError:
@@ -176,7 +176,7 @@ class Informed:
         return effects
 
     def _keep(self, *, ticked: bool) -> list[Effect]:
-        """Write the revocations before any is sent; on a full disk, retry at a later tick."""
+        """Write the revocations before any is sent; on a full disk, retry later."""
         revoked = self.member.membership.roster.revoked
         if len(revoked) == self._written or (self._unwritten and not ticked):
             return []

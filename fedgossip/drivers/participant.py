@@ -206,9 +206,7 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
 
 
 def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger | None:
-    """Return the ledger of the records published by this participant; None if it publishes none, or has no key to keep
-    a ledger beside.
-    """
+    """Return the ledger of this participant's published records; None without one."""
     e, budget = plan.experiment, plan.experiment.budget
     discloses = node < plan.learners and not plan.abstains(node) and (e.learns or e.task.kind in SUMS)
     if not (plan.spends(node) or (discloses and given.spent)):
@@ -220,7 +218,6 @@ def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
 
 
 def _own(source: str, given: Given) -> bool:
-    """Whether a source is of a file that this participant alone has."""
     return PLACE in source or bool(given.data)
 
 

@@ -234,7 +234,7 @@ def run_peer(
 
 
 def _journal_of(folder: Path, hello: Hello) -> Journal:
-    """Open a participant's journal.  Raises ResumeError where it is gone, and the run was begun with it."""
+    """Open a participant's journal.  Raises ResumeError where it is gone."""
     path = folder / JOURNAL
     if (folder / FOLDER_STATE).exists() and not path.exists():
         text = f"{path} is gone, and this participant has sent messages by it"
@@ -243,7 +243,7 @@ def _journal_of(folder: Path, hello: Hello) -> Journal:
 
 
 def _over(folder: Path) -> PeerEnded | None:
-    """Return the end of a run by folder whose messages were all fetched; None where there is something to do."""
+    """Return the end of a run by folder whose messages were all fetched, or None."""
     return None if (folder / JOURNAL).exists() else last_word(folder)
 
 
@@ -363,7 +363,7 @@ class _PeerLife:
         return ended
 
     def _machine(self, trace_bytes: int, stack: contextlib.ExitStack) -> Machine:
-        """Make the machine, in the state that the life before left, or with its first vector."""
+        """Make the machine, in the state of the life before, or with its first vector."""
         node, life, initial = self.node, self.life, self.task.initial(self.node)
         try:
             if life.resumed:
@@ -452,7 +452,7 @@ class _PeerLife:
 
 
 def _same_port(folder: Path, bind: str) -> str:
-    """Return the address of the life before where `bind` leaves the port open: the others look for us there."""
+    """Return the last life's address where `bind` leaves the port open: others call there."""
     if not bind.endswith(":*"):
         return bind
     try:

@@ -95,7 +95,7 @@ class PeerProcesses:
             raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
 
     def _read_reports(self, timeout: float) -> bool:
-        """Read the warmed parent's reports for at most `timeout` seconds; false when it has ended."""
+        """Read the warmed parent's reports for at most `timeout` seconds; false at its end."""
         readable, _, _ = select.select([self._control], [], [], timeout)
         if not readable:
             return True

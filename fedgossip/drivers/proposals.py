@@ -145,7 +145,7 @@ def _check_real(experiment: Experiment) -> None:
 
 
 def _common_test(experiment: Experiment) -> bytes:
-    """Return the common test set of an experiment, b"" where it is no file.  Raises ConfigError."""
+    """Return the common test set, b"" where it is no file."""
     if experiment.exchanges_logits and _path_in(str(experiment.data.common)):
         text = f"data.common = {experiment.data.common!r} is a file, which does not travel to the others"
         raise ConfigError(text, 'Set data.common = "random:500", or to a bundled source.')
@@ -157,14 +157,13 @@ def _common_test(experiment: Experiment) -> bytes:
 
 
 def _unplaced(source: str) -> str:
-    """Return a source of a file without the file's folder."""
     kind, _, rest = source.partition(":")
     path, mark, query = rest.partition("?")
     return f"{kind}:{Path(path).name}{mark}{query}"
 
 
 def _table_name(source: str) -> str:
-    """Return the name of each site's table, with {peer}.  Raises ConfigError for a source that is no such table."""
+    """Return the name of each site's table, with {peer}."""
     kind, _, rest = source.partition(":")
     name, _, query = rest.partition("?")
     if kind not in OF_TABLES or kind == SQL or not _NAME.fullmatch(name.replace(PLACE, "0")) or PLACE not in name:
@@ -233,13 +232,12 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _file_of(source: str) -> Path | None:
-    """The file that a source of data names, if it does."""
     kind, colon, rest = source.partition(":")
     return Path(rest.partition("?")[0]) if colon and kind in _FILES else None
 
 
 def _path_in(source: str) -> bool:
-    """Whether a source is somewhere on this machine, and there alone."""
+    """Whether a source is on this machine alone."""
     kind, colon, _ = source.partition(":")
     return bool(colon) and kind in SOURCES and kind not in _FOLDERS
 
@@ -250,14 +248,12 @@ def _query(rest: str) -> str:
 
 
 def _graph_name(graph: str) -> str:
-    """Return the name of a graph's file at its receiver: its suffix, which selects the reader, is one of those of
-    graphs.
-    """
+    """Return the name of a graph's file at its receiver, with a suffix that selects the reader."""
     return f"graph{next((one for one in SUFFIXES if graph.lower().endswith(one)), '.txt')}"
 
 
 def _is_here(name: str) -> bool:
-    """Whether a function's module is in this folder: an installed module can be neither compared nor sent."""
+    """Whether a function's module is in this folder and can be compared or sent."""
     module = name.partition(":")[0]
     path = modules_of([name], Path.cwd()).get(module)
     return module.partition(".")[0] != "fedgossip" and path is not None and path.is_relative_to(Path.cwd())
@@ -315,7 +311,7 @@ def experiment_of(proposal: Proposal, folder: Path, tables: Path | None = None) 
 
 
 def _place_tables(data: dict[str, Any], tables: Path | None) -> None:
-    """Replace names of a site's own files in [data] by their paths in `tables`.  Raises ConfigError for others."""
+    """Replace names of a site's files in [data] by their paths in `tables`."""
     source, federated = str(data.get("source", "digits")), data.get("scale") == FEDERATED
     if tables is None:
         if federated:
@@ -384,7 +380,7 @@ def keep_test(proposal: Proposal, test: bytes, folder: Path) -> None:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Write a file of a proposal, or leave the same one of a life before; no link is followed on the way."""
+    """Write a proposal's file, or keep the same one; no link is followed."""
     try:
         owner_files.made(path.parent)
         owner_files.placed(path, content)

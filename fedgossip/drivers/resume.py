@@ -132,7 +132,7 @@ def _check_there(run: Path) -> None:
 
 
 def _status(run: Path) -> str | None:
-    """How the run ended; None for one that was killed.  Raises ResumeError for a summary that cannot be read."""
+    """How the run ended; None for one that was killed."""
     path = run / SUMMARY
     if (run / INCOMPLETE).exists() or not os.path.lexists(path):
         return None

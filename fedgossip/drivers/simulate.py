@@ -203,7 +203,7 @@ def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
 
 
 def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:
-    """Return the record; it logs the end of the run, where no coordinator among the messages does."""
+    """Return the record; it logs the run's end where no coordinator does."""
     decides = engine == "stacked" or plan.roles.leader is None
     evaluate = measured_by(plan.experiment, task)
     return record_of(plan, evaluate, watch_all=_known_in_all_rounds(plan, task, foretold), decides=decides)
@@ -226,19 +226,17 @@ def _finish(
 
 
 def _keep_times(directory: RunDirectory, log: TimelineLog | None) -> None:
-    """Write who did what when in the first part of the run; a run on stacked arrays has no times."""
+    """Write who did what when in the first part of the run."""
     if log is not None and (found := log.timeline()).bars:
         run_directory.write_whole(directory.path / run_format.TIMELINE, msgspec.json.encode(found))
 
 
 @contextmanager
 def _uncollected(nodes: int) -> Iterator[None]:
-    """Exclude existing objects (libraries, machines, the task) from garbage collection.
+    """Exclude existing objects from garbage collection, and space later collections by the number of nodes.
 
-    Collection would traverse all of them repeatedly, for a fifth of the time of a simulation of 512 nodes.  They are
-    traversed once afterwards, which takes longer than a simulation of few nodes saves.  New objects are collected after
-    as many allocations as follow from the nodes: 10 000 nodes have a million messages and timers at any time, which a
-    constant threshold would traverse in every round, for two thirds of its time.
+    Collection would take a fifth of the time of 512 nodes; with a constant threshold two thirds of that of 10 000
+    nodes, which have a million messages and timers at any time.
     """
     if nodes < UNCOLLECTED_FROM or gc.get_freeze_count():  # or by another caller
         yield
@@ -254,7 +252,7 @@ def _uncollected(nodes: int) -> Iterator[None]:
 
 
 def _with_reports(task: LocalTask, keeper: Keeper) -> Keeper:
-    """Return the keeper, which logs the task's reports about its training: they belong to no peer."""
+    """Return the keeper, which logs the task's reports: they belong to no peer."""
 
     def write(report: Report) -> None:
         if row := event_row(-1, report):
@@ -266,7 +264,7 @@ def _with_reports(task: LocalTask, keeper: Keeper) -> Keeper:
 
 
 def _known_in_all_rounds(plan: Plan, task: LocalTask, foretold: Foretold | None) -> bool:
-    """Whether vectors are compared after every round; the watched rows of a table are of measured rounds alone."""
+    """Whether vectors are compared after every round; a table's watched rows are not."""
     if table_of(task) is not None:
         return False
     wanted = plan.experiment.eval.watch
@@ -274,7 +272,7 @@ def _known_in_all_rounds(plan: Plan, task: LocalTask, foretold: Foretold | None)
 
 
 def _failure(plan: Plan, results: Results) -> FedgossipError:
-    """Return the error of a failed run: that of the first participant on which the run depends."""
+    """Return the error of the first participant on which the run depends."""
     failed = [results.failures[node] for node in plan.roles.counted if node in results.failures]
     return failed[0].error() if failed else NetworkError("every peer crashed", "Change [[faults]].")
 

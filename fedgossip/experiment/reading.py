@@ -123,8 +123,7 @@ def _check_study(experiment: Experiment, size: str, where: str) -> None:
 
 
 def _raced(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` with [train] set accordingly where the workers of [parallel] are processes of one
-    participant."""
+    """Return `content` with [train] set where the workers of [parallel] are one participant's processes."""
     parallel, train = content.get("parallel"), content.get("train", {})
     if not (isinstance(parallel, Mapping) and parallel.get("method") == HOGWILD and isinstance(train, Mapping)):
         return content
@@ -168,7 +167,7 @@ _TYPES = {
 
 
 def _of_its_type(text: str, place: str) -> str:
-    """Return the correct form of a value of the type that msgspec expected; else a reference to the key's limits."""
+    """Return the correct form of a value of the expected type, or the key's limits."""
     expected = re.match(r"Expected `(\w+).*`, got ", text)
     known = _TYPES.get(expected[1], "") if expected else ""
     key = re.sub(r"\[[^]]*\]", "", place)
@@ -193,7 +192,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _not_toml(path: Path, content: str, text: str) -> ConfigError:
-    """Return the error of invalid TOML; a duplicate is named, with its line."""
+    """Return the error of invalid TOML; a duplicate is named."""
     line = re.search(r"at line (\d+)", text)
     if table := re.match(r"Cannot declare \((.+)\) twice", text):
         name = ".".join(re.findall(r"'([^']*)'", table[1]))
@@ -253,7 +252,7 @@ def section_in(kind: Any) -> type | None:
 
 
 def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Raise ConfigError for a kind that there is not; yield the keys that its kind has not."""
+    """Raise ConfigError for an unknown kind; yield its unknown keys."""
     if not isinstance(entry, Mapping):
         return  # refused as what it is
     kind = entry.get("kind")
@@ -295,7 +294,7 @@ def _anchored_query(options: str, base: Path) -> str:
 
 
 def _declare_files(content: dict[str, Any], where: str) -> None:
-    """Add the format in [data.file] to the options of the tables that the data name, where these do not have it."""
+    """Add the format in [data.file] to the tables that the data name."""
     data = content.get("data")
     declared = data.get("file") if isinstance(data, dict) else None
     if not (isinstance(data, dict) and isinstance(declared, dict) and declared):

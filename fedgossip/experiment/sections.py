@@ -151,7 +151,7 @@ IN_THE_RUN = "csv", "tensorboard"
 
 
 def _plain(train: TrainSettings) -> dict[str, Any]:
-    """Return [train] as plain data; a mesh without parts of texts is that of runs before there were any."""
+    """Return [train] as plain data; a mesh without parts of texts in its former shape."""
     content = dataclasses.asdict(train)
     if train.mesh.context == 1:
         del content["mesh"]["context"], content["mesh"]["attention"]

@@ -219,7 +219,7 @@ def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeI
 
 
 def _killed(fault: Crash, n: int) -> list[NodeId]:
-    """Return the peers that `fault` kills for ever; one fewer where there are too few strikes for all."""
+    """Return the peers that `fault` kills for ever; too few strikes leave one."""
     peers = list(range(n)) if fault.peers is None else sorted(set(fault.peers))
     if fault.every is None or fault.stop is None:
         return peers

@@ -64,10 +64,10 @@ class Averaging:
 class Quadratic:
     """f_i(x) = 1/2 ||x - b_i||^2, one gradient step with noise per round, all coordinates alike.  A LocalTask.
 
-    b_i on node i of n: "smooth" sqrt(2) cos(2 pi i / n), "alternating" +1 and -1 (sum b^2 = n for both), "random"
-    N(0, 1) per coordinate.  train gives -eta (x - b_i + xi) with xi ~ N(0, sigma^2) from (seed, node, round).
-    The optimum is mean(b); with a symmetric mixing the stationary consensus error has a closed form (see
-    tests/learning/test_analytic.py), which distinguishes adapt-then-combine from combine-then-adapt.
+    b_i on node i of n: "smooth" sqrt(2) cos(2 pi i / n), "alternating" +1 and -1 (sum b^2 = n for both), "random" N(0,
+    1) per coordinate.  train gives -eta (x - b_i + xi) with xi ~ N(0, sigma^2) from (seed, node, round).  The optimum
+    is mean(b); with a symmetric mixing the stationary consensus error has a closed form
+    (tests/learning/test_analytic.py).
     """
 
     def __init__(

@@ -88,9 +88,9 @@ class Measuring:
     def of(
         self, outputs_of: Callable[[slice], torch.Tensor], unusable: Callable[[str], TrainingError]
     ) -> dict[str, float]:
-        """Return "loss" and the metrics of the model's outputs for rows of the examples, before any softmax.
+        """Return "loss" and the metrics of the model's raw outputs for rows of the examples.
 
-        Raises `unusable`, with its name and value, for one that is not finite.
+        Raises `unusable`, with name and value, for one that is not finite.
         """
         tallies, loss, counted = [], 0.0, 0
         for start in range(0, len(self._scaled), ROWS):

@@ -397,7 +397,7 @@ class TrainSettings:
         return int(drawn.integers(self.fewest_epochs, self.local_epochs + 1)) if slowed else self.local_epochs
 
     def _check_processes(self) -> None:
-        """Raise ConfigError for settings that several processes do not support together, or one alone."""
+        """Raise ConfigError for settings that several processes, or one, do not support."""
         if self.offload and self.parallel != "fsdp":
             text = f"offload with parallel = {self.parallel!r}, whose processes hold no parts to bring in and out"
             raise ConfigError(text, 'Leave it out, or set parallel = "fsdp".')

@@ -1,6 +1,4 @@
-"""Local training with torch: jobs in, updates out, the same bits whichever jobs share the call; and its centralised
-baseline, one model on all data, with as many steps and examples as the peers together.
-"""
+"""Local training with torch, the same bits whichever jobs share a call; and the baseline of one model on all data."""
 
 from __future__ import annotations
 
@@ -59,20 +57,17 @@ __all__ = ["TorchTask", "TrainSettings"]
 class TorchTask:
     """A LocalTask that trains `model_source` on `train`; node i owns the examples shares[i], if it has any here.
 
-    Every node starts from the same vector.  A batch is a function of (seed, node, round), so a job may be computed
-    anywhere, at any time, alone or with others.  Optimiser state (momentum, Adam's moments) and local buffers stay with
-    their node from job to job, so a node's jobs must arrive in order; see `state`.
+    A batch is a function of (seed, node, round), so a job may be computed anywhere, alone or with others.  Optimiser
+    state and local buffers stay with their node, so its jobs must arrive in order (`state`).
 
-    Stacks of Linear and ReLU train many nodes at once (`stacked_engine`), on the CPU with convolutions before them too,
-    and there bit for bit as one at a time; all else trains one job after another (`module_engine`), on a CUDA GPU those
-    of a call together where the module allows it (`job_blocks`), or each in several processes (`distributed`).  With
-    `privacy` every model trains one after another, each example hidden (`private`): batches are drawn at random, and
-    the metrics are "steps" and "rate" alone.  Sets torch's threads of this process to settings.threads: peers share the
-    cores, and the order of a sum may depend on the number of threads.
+    Stacks of Linear and ReLU train many nodes at once (`stacked_engine`), on the CPU with convolutions too, bit for bit
+    as one at a time; all else one job after another (`module_engine`), on a CUDA GPU together where possible
+    (`job_blocks`), or each in several processes (`distributed`).  With `privacy` (`private`) models train one after
+    another, and the metrics are "steps" and "rate" alone.  Sets torch's threads to settings.threads, as the order of a
+    sum may depend on them.
 
-    `kept`: held-out examples of each node; jobs that request it are tested there first.
-
-    `draw`: makes the examples of nodes when they train, in place of `shares`; they are let go of after the call.
+    `kept`: held-out examples of each node, for requested tests.  `draw`: makes a node's examples at each call, in place
+    of `shares`.
 
     Raises ConfigError where model, data and shares do not fit; TrainingError where a loss or an update is not finite.
     """
@@ -249,7 +244,7 @@ class TorchTask:
         return resident.resident_models(engine, batches, *how, n, note)
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """See `GradientTask`.  Where single records are private each batch's gradient has its noise, as in training.
+        """See `GradientTask`; where records are private each batch's gradient has its noise.
 
         Raises TrainingError where a gradient is not finite, or the model raises.
         """
@@ -265,7 +260,7 @@ class TorchTask:
     def full_gradient(self, vector: Vector, node: NodeId | None = None) -> tuple[float, Vector]:
         """Return the mean loss and its gradient [d] at a vector, over the training examples of `node`, or of all here.
 
-        Raises ConfigError where the model has no such gradient, or where examples are private or none are here.
+        Raises ConfigError where the model has no such gradient, examples are private, or none are here.
         """
         check_gradients(self.layout, self.settings)
         rows = self._shares[node] if node is not None else np.concatenate([*self._shares.values(), np.empty(0, int)])
@@ -344,7 +339,7 @@ class TorchTask:
         self._batches = _batches_of(train, self._shares, self.settings, None, self._seed, self._engine.width)
 
     def _state_for(self, job: Job) -> State:
-        """Return the node's state, which training changes; for a job with terms without the optimiser's slots."""
+        """Return the node's state; for a job with terms without the optimiser's slots."""
         state = self._states.setdefault(job.node, {})
         if job.terms is not None:
             for name in (*self.settings.slots, "steps"):
@@ -360,7 +355,7 @@ class TorchTask:
     def _attempt(
         self, jobs: Sequence[Job], plans: Sequence[BatchPlan], lrs: Sequence[float], states: Sequence[State]
     ) -> Sequence[Outcome]:
-        """Train the jobs; the nodes' states change when all are done, so that a retry is possible."""
+        """Train the jobs; states change when all are done, so that a retry is possible."""
         drafts = {id(state): dict(state) for state in states}  # a node may have several of the jobs
         outcomes = self._run(jobs, plans, lrs, [drafts[id(state)] for state in states])
         for state in states:
@@ -451,9 +446,8 @@ def _batches_of(
 def _batched(
     shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device, objective: Objective
 ) -> bool:
-    """Return whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone.
-
-    Lines of several lengths use the loop, whatever their model.
+    """Return whether a stack of this shape trains many nodes at once: convolutions on the CPU alone, no lines of
+    several lengths.
     """
     if isinstance(train.x, Ragged):
         return False
@@ -493,8 +487,8 @@ def train_centralised(
 ) -> dict[str, float]:
     """Return the metrics, "loss", "train_loss" and "steps" of one model after `steps` steps of `batch_size` examples.
 
-    n peers that take `steps` steps of b examples each see as much as steps here of n * b.  A round is
-    settings.local_steps steps (with local_epochs: one), so that a schedule moves as it does for the peers.
+    n peers' steps of b examples are steps here of n * b.  A round is settings.local_steps steps (local_epochs: one), so
+    the schedule is the peers'.
     """
     per_round = min(steps, settings.local_steps or 1)
     rounds = max(1, steps // per_round)

@@ -31,9 +31,8 @@ ROWS = 512
 class UnlikeTasks:
     """A DistillingTask: node i trains the model sources[i mod k], and vectors are answers [examples * classes].
 
-    `made`: makes the TorchTask of a source, with the participants' examples.  `common`: examples that all answer; their
-    labels are not read.  `student`: the source of the model by which a teacher is measured, and that a run saves.
-    Distillations begin with an optimiser without a memory.
+    `made`: makes a source's TorchTask.  `common`: examples that all answer, labels unread.  `student`: the source of
+    the model that measures a teacher and is saved.  Distillations begin without optimiser memory.
     """
 
     def __init__(

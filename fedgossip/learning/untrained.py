@@ -1,7 +1,7 @@
-"""The task of a run that is checked and not started: its layout, without torch, and without weights.
+"""The task of a dry run: its layout, without torch and weights.
 
-`fedgossip run --dry-run` needs sizes, names and a schema.  `architectures` gives those of named models; for settings, a
-device or a user's own code that must be tried, `untrained` gives None, and TorchTask checks them.
+`architectures` gives named models' sizes; where settings, a device or a user's code must be tried, `untrained` gives
+None.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def untrained(
 ) -> Untrained | None:
     """Return the task of these examples for a dry run; None where torch is needed.
 
-    `private`: whether each record is hidden, which torch must try unless all layers are linear.  Raises
-    ConfigError as TorchTask does.
+    `private`: whether each record is hidden, which torch must try unless all layers are linear.  Raises ConfigError as
+    TorchTask.
     """
     if private:
         check_private(settings)

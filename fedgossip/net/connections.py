@@ -247,7 +247,7 @@ class Connections:
             time.sleep(REST_SECONDS)
 
     def _patience(self) -> float:
-        """Return for how many seconds nothing need be looked at where nothing arrives; -1 for ever."""
+        """Return for how many seconds nothing need be checked without arrivals; -1 for ever."""
         if self._active:
             return 0.0
         return CHECK_SECONDS if self._waiting else PAUSED_SECONDS if self._paused else -1.0
@@ -266,7 +266,7 @@ class Connections:
                 pause(listener, paused=crowded)
 
     def _due(self) -> set[int]:
-        """Return the connections to check though nothing new has arrived on them."""
+        """Return the connections to check without new arrivals."""
         if (now := time.monotonic()) - self._looked < CHECK_SECONDS:
             return self._active.copy()
         self._looked = now
@@ -315,7 +315,7 @@ class Connections:
                 self._hang_up(largest)
 
     def _check_strangers(self) -> None:
-        """Check also connections without recent bytes: a message may have been taken from them since."""
+        """Check also connections without recent bytes."""
         for descriptor in list(self._strange):
             self._check(descriptor)
 

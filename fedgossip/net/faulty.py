@@ -136,7 +136,7 @@ class FaultyLinks:
         return events
 
     def _seen(self, events: Sequence[LinkEvent]) -> list[LinkEvent]:
-        """Note the true state of the links; changes are not reported while they are cut."""
+        """Record the true state of the links while they are cut."""
         passed_on: list[LinkEvent] = []
         for event in events:
             if isinstance(event, LinkUp | LinkDown):

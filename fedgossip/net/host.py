@@ -238,7 +238,7 @@ class Host:
         return TURN_AWAY_SECONDS if self._turned_away else FLUSH_SECONDS
 
     def _continue(self) -> int:
-        """Pass the machine the events of the journal, and do what of their effects is not done; return their number."""
+        """Replay the journal's events and perform their missing effects; return their number."""
         journal, count = self.ports.journal, 0
         if journal is None:
             return 0
@@ -286,7 +286,7 @@ class Host:
                 owed.pop(("measure", round), None)
 
     def _perform_again(self, effect: Effect, now_ns: int) -> None:
-        """Perform an effect that an earlier process may have performed: nothing is done twice, and nothing left out."""
+        """Perform an effect that an earlier process may have performed, once in all."""
         match effect:
             case SetTimer(key, after_ns):
                 self._set_timer(key, self._stretched(after_ns), now_ns)
@@ -319,7 +319,7 @@ class Host:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Do what there is to do, waiting a while for more; return whether there was nothing."""
+        """Do the due work, waiting a while for more; return whether there was none."""
         busy = not self._training.idle
         events = self.links.poll(self._sleep_ms())
         quiet = not (busy or events)
@@ -347,11 +347,11 @@ class Host:
         return quiet
 
     def _is_paused(self) -> bool:
-        """Whether we are to stop, and another process will go on: the others need not know."""
+        """Whether to stop for another process to go on."""
         return self.ports.journal is not None and self.result is None and self.ports.stop()
 
     def _end_with(self, error: FedgossipError) -> None:
-        """End the run by this error; with a journal another process can go on, once the cause is mended."""
+        """End the run by this error; with a journal another process can go on."""
         if self.ports.journal:
             raise error
         self._fatal = self._fatal or error
@@ -405,7 +405,7 @@ class Host:
                 self._reject(event)
 
     def _greet(self, sender: NodeId, hello: Hello) -> None:
-        """Accept a partner of the same experiment, or report it as gone; a false Hello harms its sender alone."""
+        """Accept a partner of the same experiment, or report it as gone."""
         if refusal := refused(sender, hello, self.hello):
             self._give_up_on(refusal)
         else:
@@ -430,9 +430,7 @@ class Host:
         self._join_if_ready(sender)
 
     def _compare_processors(self, sender: NodeId, processor: int) -> None:
-        """Report once that processors differ, where they decide the bits; a coordinator compares those of its
-        clients.
-        """
+        """Report once that processors differ, where they decide the bits."""
         if processor and not self._processor:
             self._processor = processor
         if processor not in (0, self._processor) and "unlike" not in self.counts:
@@ -447,7 +445,7 @@ class Host:
         self._report_gone(event.sender)
 
     def _join_if_ready(self, node: NodeId) -> None:
-        """A partner has joined when both directions work: it has greeted us, and we can call it."""
+        """Report a partner as joined when both directions work."""
         if node in self._greeted and node in self._up and node not in self._joined:
             self._joined.add(node)
             self._met = True
@@ -455,9 +453,7 @@ class Host:
             self.dispatch(PeerJoined(node, self._lives[node]))
 
     def _report_gone(self, node: NodeId) -> None:
-        """Report a partner as gone; but where none ever joined, some were refused and the rest has left, end the
-        run.
-        """
+        """Report a partner as gone; end the run where none ever joined and none can."""
         self._gone.add(node)
         self._joined.discard(node)
         if self._refused and not self._met and self._gone >= set(self.links.partners):
@@ -529,7 +525,6 @@ class Host:
         return row
 
     def _account(self) -> None:
-        """Add the traffic since the last round, and its times, to the meter."""
         sent, payload = self.links.bytes_sent, self.links.traffic.payload_sent
         self._meter.sent(sent - self._counted[0], payload - self._counted[1])
         self._counted = sent, payload
@@ -588,7 +583,7 @@ class Host:
 
 
 def _job_of(effect: Effect) -> Hashable | None:
-    """Return the name of a job for the training thread, by which its result names it; None of other effects."""
+    """Return a training job's name, by which its result names it, or None."""
     match effect:
         case Train(job):
             return "train", job

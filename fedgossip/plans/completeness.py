@@ -158,7 +158,7 @@ class ExchangeCounts:
         return self._add(row.round, node, missing, wanted)
 
     def _count_present(self, node: NodeId, round: int) -> None:
-        """Note that a participant did a round: of one that is closed it was taken as absent until now."""
+        """Record that a participant did a round that was counted without it."""
         if round > self._closed >= 0:
             self._here.setdefault(round, set()).add(node)
         elif (node, round) in self._absent:
@@ -218,7 +218,7 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
 
 
 def _last_events(rows: Sequence[Row], name: str) -> list[EventRow]:
-    """Return the events of the last end: an ended run may be extended by more rounds."""
+    """Return the events of the last end: a run may be extended."""
     named = [row for row in rows if isinstance(row, EventRow) and row.name == name]
     if not named:  # nearly always
         return []

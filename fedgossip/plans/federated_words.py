@@ -128,10 +128,7 @@ def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
 
 
 def _no_budget_line(run: DescribedRun) -> str:
-    """Return what a malicious coordinator learns without a budget; full batches are deterministic.
-
-    Where nobody has counted the examples yet, nobody knows whether the steps of a round are a whole pass.
-    """
+    """Return what a malicious coordinator learns without a budget; full batches are deterministic."""
     tells = "with a client and without it, tell what it learned"
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
     taken = (t.local_steps or 0) * t.examples_per_step
@@ -180,7 +177,7 @@ def facts_of(run: DescribedRun, rows: Sequence[Row]) -> MethodFacts:
 
 
 def _spent(run: DescribedRun, rows: Sequence[Row]) -> SpentFacts:
-    """Return the largest spending of any participant; None where their rows are not available."""
+    """Return the largest spending of any participant, if known."""
     p = run.experiment.budget
     if p is None:
         return {}

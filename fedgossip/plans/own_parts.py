@@ -101,7 +101,7 @@ def _check_named(where: str, made: Callable[..., Any]) -> None:
 
 
 def _guarded(text: str, part: Any) -> Any:
-    """Return the part, its own classes guarded; those of fedgossip in it stay, by which plans recognise them."""
+    """Return the part with its own classes guarded; plans recognise those of fedgossip."""
     if isinstance(part, Federated):
         rules = {name: _guarded(text, getattr(part, name)) for name in ("clients", "aggregation", "server")}
         return replace(part, **rules)
@@ -120,7 +120,7 @@ def _kind(found: object) -> str:
 
 
 def _vector(number: int) -> Vector:
-    """Return a vector of the small case; a part that writes into it raises."""
+    """Return a read-only vector of the small case."""
     return frozen(np.sin(np.arange(SIZE) + SIZE * number).astype(np.float32))
 
 

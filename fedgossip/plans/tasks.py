@@ -211,7 +211,7 @@ class SharedExamples:
 
 
 def _draws(e: Experiment, held: Sequence[NodeId]) -> bool:
-    """Whether examples are made when their client trains: of a function, for more clients than are kept."""
+    """Whether examples are made at training: of a function, for many clients."""
     if not isinstance(e, FederatedExperiment) or len(held) <= HELD_MOST or not is_function(e.data.source):
         return False
     needs_all = e.data.local_test or e.personal or e.coordinator.sampling == "size" or e.train.processes > 1
@@ -271,10 +271,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
 
 
 def _common(e: Experiment, test: Dataset, scaled: Dataset, apart: Dataset | None = None) -> Dataset | None:
-    """Return the examples that all participants answer; None where they exchange models.
-
-    They are scaled as `test` was for `scaled`.  `apart`: those that data.common keeps out of training.
-    """
+    """Return the common examples that all answer, scaled as for `scaled`; `apart`: kept out of training."""
     from fedgossip.data import data
 
     if not e.exchanges_logits:
@@ -428,7 +425,7 @@ def _by_torch(
 
 
 def _with_sizes(described: DataShares, common: Dataset, model_bytes: Mapping[str, int]) -> DataShares:
-    """Return the facts with the bytes of an exchange of logits, beside those of the models that stay."""
+    """Return the facts with the bytes of an exchange of logits."""
     models = ", ".join(f"{source} {size:,}" for source, size in model_bytes.items())
     sent = f"logits for {len(common):,} common examples, {4 * len(common) * common.classes:,} bytes, are exchanged"
     return replace(described, notes=(*described.notes, f"{sent}; models stay, of bytes: {models}"))
@@ -441,7 +438,7 @@ def _served(experiment: Experiment) -> bool:
 def _trained_on(
     e: Experiment, found: SharedExamples
 ) -> tuple[Mapping[NodeId, Indices], Mapping[NodeId, Indices] | None]:
-    """Return each node's training examples and held-out examples; None without held-out ones."""
+    """Return each node's training and held-out examples, None without."""
     from fedgossip.data import partitions
 
     share = e.data.local_test
@@ -449,7 +446,7 @@ def _trained_on(
 
 
 def _flipped(e: Experiment, train: Dataset, shares: Mapping[NodeId, Indices]) -> Dataset:
-    """Return the examples with those of attackers by label-flip as class C - 1 - y in the place of y."""
+    """Return the examples, of label-flip attackers with C - 1 - y for y."""
     if not isinstance(e, GossipExperiment) or not e.adversary.peers or e.adversary.attack != "label-flip":
         return train
     if train.kind != CLASSIFICATION:
@@ -557,7 +554,7 @@ def check_personal_peers(e: GossipExperiment) -> None:
 
 
 def _checked(e: Experiment) -> PersonalMethod | None:
-    """Return the method.  Raises ConfigError for what no run with it can have."""
+    """Return the method.  Raises ConfigError."""
     method = personal_of(e)
     if method is None:
         return None
@@ -575,7 +572,7 @@ def _checked(e: Experiment) -> PersonalMethod | None:
 
 
 def _check_answers(e: Experiment, where: str) -> None:
-    """Raise ConfigError for a task without logits of classes, and for models that have a part elsewhere."""
+    """Raise ConfigError for a task without logits of classes, or partial models."""
     if not e.learns or e.objective.data_kind != CLASSIFICATION:
         text = f"{where}: participants answer with logits of classes, and the task is {e.task.kind}"
         raise ConfigError(text, "Take data with classes, or fedavg.")

@@ -165,10 +165,10 @@ def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
 
 
 def _least(distance: float, delta: float, bound: float) -> float:
-    """Return the least epsilon of Gaussians without sampling, which is at most `bound`; rounded up by 1e-6.
+    """Return the least epsilon, at most `bound`, of Gaussians without sampling, rounded up by 1e-6.
 
-    All together they are one, of noise 1 / `distance`; delta at eps is
-    Phi(distance / 2 - eps / distance) - exp(eps) Phi(-distance / 2 - eps / distance).
+    Together they are one of noise 1 / `distance`; delta at eps is Phi(distance / 2 - eps / distance) - exp(eps)
+    Phi(-distance / 2 - eps / distance).
     """
     from scipy.optimize import brentq
     from scipy.special import log_ndtr
@@ -229,9 +229,9 @@ def steps_within(
 
 @lru_cache(maxsize=1024)
 def _divergences(noise: float, rate: float) -> Floats:
-    """Return the Renyi divergence of one release at each of ORDERS; 30 ms.
+    """Return the Renyi divergence of one release at each of ORDERS, in 30 ms.
 
-    With rate 1 it is a / (2 z^2) at order a (Mironov 2017, proposition 7), and opacus is not needed.
+    With rate 1 it is a / (2 z^2) at order a (Mironov 2017, proposition 7), without opacus.
     """
     if noise == 0:
         return np.full(len(ORDERS), np.inf)
@@ -253,10 +253,7 @@ def _conversion(delta: float) -> Floats:
 
 
 def _renyi() -> Any:
-    """Return opacus' module of Renyi divergences alone: it needs scipy, and the rest of opacus torch and seconds.
-
-    Raises ConfigError where opacus is not installed.
-    """
+    """Return opacus' module of Renyi divergences alone: the rest needs torch and seconds.  Raises ConfigError."""
     place = _accountants() / "analysis" / "rdp.py"
     return _module_at(place) if place.is_file() else _opacus().analysis.rdp  # of another release
 
@@ -270,9 +267,8 @@ class _History:
 
 @cache
 def _prv() -> Any:
-    """Return opacus' module of the accountant PRV alone, which needs scipy: its package loads torch and optimizers.
-
-    The base class of its accountants, which names the optimizers, is replaced by `_History`.  Raises ConfigError.
+    """Return opacus' accountant PRV alone: its package loads torch; `_History` replaces its base class.  Raises
+    ConfigError.
     """
     place = _accountants()
     if not all((place / name).is_file() for name in ("prv.py", "rdp.py", "accountant.py", "analysis/rdp.py")):
@@ -285,7 +281,7 @@ def _prv() -> Any:
 
 
 def _accountants() -> Path:
-    """Return the folder of opacus' accountants, where it is installed.  Raises ConfigError."""
+    """Return the folder of opacus' accountants.  Raises ConfigError."""
     opacus = find_spec("opacus")
     if opacus is None or opacus.origin is None:
         raise missing("opacus", "privacy", WHAT)
@@ -302,7 +298,6 @@ def _module_at(place: Path) -> Any:
 
 
 def _opacus() -> Any:
-    """Return opacus.accountants.  Raises ConfigError where opacus is not installed."""
     needed("opacus.accountants.analysis.rdp", "privacy", WHAT)
     return needed("opacus.accountants", "privacy", WHAT)
 

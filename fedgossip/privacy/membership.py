@@ -151,7 +151,7 @@ def _at_most(others: Losses, share: float) -> float:
 
 
 def _area(trained: Losses, others: Losses) -> float:
-    """Return the share of pairs in which the record trained on has the lower loss; equal ones count half."""
+    """Return the share of pairs in which the trained record has the lower loss, equals half."""
     ordered = np.sort(others)
     above = len(others) - np.searchsorted(ordered, trained, side="right")
     equal = np.searchsorted(ordered, trained, side="right") - np.searchsorted(ordered, trained, side="left")

@@ -176,7 +176,7 @@ def _help(forecast: PrivacyForecast) -> list[str]:
 
 
 def _silos(forecast: PrivacyForecast) -> str:
-    """Return the rule for a handful of silos: hiding whole clients takes a noise of about 8 or more."""
+    """Return the rule for few silos: hiding whole clients takes a noise of about 8 or more."""
     wanted = _wanted(forecast.plan, SILO_EPSILON, forecast.plan.rounds)
     needs = "more noise than there is" if wanted is None else f"noise of {_number(wanted)}"
     length = "" if wanted is None else (

@@ -82,7 +82,7 @@ class Collector:
         return before != self._offsets
 
     def _news(self, node: int) -> Iterator[tuple[int, int, Row, int]]:
-        """Yield the new lines of one peer: the rounds that it has completed, its id, the row, the bytes of the line."""
+        """Yield the new lines of one peer: its rounds, its id, the row, the line's bytes."""
         path = self.folders[node] / ROWS
         if not path.exists():
             return
@@ -210,7 +210,7 @@ def conclude(
 
 
 def _computed_on(key: str, learners: Sequence[PeerEnded | None]) -> str:
-    """Return the processors, or kernels, that the run was trained with: the collecting machine may have others."""
+    """Return the processors, or kernels, that trained the run."""
     return "; ".join(sorted({getattr(word, key)[:200] for word in learners if word} - {""}))
 
 

@@ -70,7 +70,7 @@ class MaskLedger:
         self.free = self._read()
 
     def _read(self) -> int | None:
-        """Return the first round of this run that was never masked; None where this key has not been in it."""
+        """Return the first round that was never masked; None for a new key."""
         content = outside_files.read_bytes(self.path) + b"\n"  # a line that a crash cut short was never acted on
         rounds = [int(round) for run, round in _LINE.findall(content) if run.decode() == self._run]
         return max(rounds, default=None)

@@ -164,7 +164,7 @@ class PeerFiles:
         return self._last
 
     def _compare(self, round: int, score: float | None, model: Vector | None) -> None:
-        """Keep the model after `round` where it is the best until now.  Raises NotWrittenError."""
+        """Keep the model after `round` where it is the best until now."""
         known = self._best is not None and score is not None and model is not None and round > 0
         if known and self._best.takes(round, score):  # type: ignore[union-attr, arg-type]
             self._best_model = model
@@ -202,7 +202,7 @@ class PeerFiles:
         write_whole(self.folder / VECTOR, save({"vector": vector}, metadata=metadata))
 
     def _trained(self, vector: Vector) -> bool:
-        """Whether the vector differs from the first one: all rounds of a coordinator may have been abandoned."""
+        """Whether the vector differs from the first one."""
         untouched = self._led or not self.round
         return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
 

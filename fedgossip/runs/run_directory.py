@@ -285,7 +285,6 @@ def new_path(plan: Plan, driver: str, base: Path) -> Path:
 
 
 def _advice_on(path: Path) -> str:
-    """Return the advice for a folder that is not empty: a run that stopped there can go on."""
     new = "Give a new folder with --out, or none to have one made."
     stopped = (path / INCOMPLETE).exists() or (path / SUMMARY).exists()
     return f"To go on with it: {resume_line(path)}.  {new}" if stopped else new
@@ -359,7 +358,7 @@ def save_model(
 
 
 def _scored(summary: RunSummary) -> dict[str, Any]:
-    """Return the facts on a run's score for a model's folder: of the averaged model, and the examples used."""
+    """Return the facts on a run's score for a model's folder."""
     score, (kind, colon, rest) = summary["score"], summary["data"]["test"].partition(":")
     path, mark, query = rest.partition("?")
     on = f"{kind}{colon}{Path(path).name}{mark}{query}" if mark else summary["data"]["test"]  # folders are nobody's

@@ -159,10 +159,7 @@ KINDS: Mapping[str, Callable[[str, Path], Tracker]] = {
 
 
 def _without_mask(name: str, place: str) -> str:
-    """Return an address of a run's own copy, which has no password, for a library that looks for it elsewhere.
-
-    Raises ConfigError where it is nowhere.
-    """
+    """Return the address, without password, of a run's own copy.  Raises ConfigError without any."""
     if name == "mlflow" and f"{MASK}@" in place and all(word in os.environ for word in MLFLOW_WORDS):
         return place.replace(f"{MASK}@", "")
     text = f"track.to: {name}:{place}: the password is not kept in a run's folder"

@@ -342,7 +342,7 @@ class ExactSums:
         return np.array(self.bounds, np.int64)
 
     def _beyond(self, words: Words, clients: int) -> int | None:
-        """Return the place of the first number beyond the bounds of so many clients; None without one."""
+        """Return the place of the first number beyond the bounds, or None."""
         if self.ring_bits == LONG and clients * self._most < 1 << (LONG - 1):  # many numbers: as one array
             numbers = long_numbers(words)
             wrong = (numbers < -clients * self._long_bounds) | (numbers > clients * self._long_bounds)

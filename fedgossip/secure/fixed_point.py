@@ -370,8 +370,8 @@ class FixedPoint:
     def _check_sum_of_updates(self, total: Words, scaled: int, clients: int, sigma: float) -> None:
         """Raise RoundAbandoned (BOUND) for elements, or a length, that no updates within the bounds add up to.
 
-        Each client rounds its elements by less than 1, and its weight by 1/2; the sum of the noises is no longer than
-        (sqrt(d) + 8) of its deviation but with a chance of e^-32.
+        Each client rounds its elements by less than 1, its weight by 1/2; the sum of the noises is at most (sqrt(d) +
+        8) of its deviation but with chance e^-32.
         """
         signed, noise = total.view(np.int32), sigma * math.sqrt(clients)
         quantum = self.clip_inf / scaled

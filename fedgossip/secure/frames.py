@@ -220,7 +220,7 @@ def from_client(frame: bytes, client: int, identity: bytes) -> Upward:
 
 
 def _packed_here(frame: bytes, sender: int, identity: bytes, kind: Any) -> Any:
-    """Return the message of a frame of this kind (a union) that this process packed for this sender; else None."""
+    """Return the message of a frame that this process packed for this sender, or None."""
     if (here := memory()) is None or not (found := here.get(("frame", frame))):
         return None
     by, signed, message = found

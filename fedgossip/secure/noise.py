@@ -151,7 +151,7 @@ class Cells:
         return places, values
 
     def _decided(self, words: npt.NDArray[Any], dice: CipherContext) -> Integers:
-        """Return integers for words with cells not all below f; where a height is above it, by other words."""
+        """Return integers for words with cells not all below f; other words where a height is above it."""
         doubts = len(words)
         spare = np.empty(doubts // 2 + 4 * math.isqrt(doubts) + 8, np.int64)  # half of them have a height above f
         places, more = self._guessed(spare, dice)
@@ -175,7 +175,7 @@ class Cells:
         return 8 * self.starts.itemsize - CELL_BITS
 
     def _guessed(self, out: Integers | Floats | Singles, dice: CipherContext) -> tuple[Places, npt.NDArray[Any]]:
-        """Fill an array by a word each; return the places and words with cells not all below f."""
+        """Fill an array, a word each; return the places and words with cells not all below f."""
         size, kind = self.starts.itemsize, self.starts.dtype
         below, inside = self.below << self._shift, self.width - 1
         chosen, drawn, low = (np.empty(BLOCK, one) for one in (np.intp, kind, f"<u{size}"))
@@ -195,7 +195,7 @@ class Cells:
         return np.concatenate(places), np.concatenate(doubtful)
 
     def _missed(self, cells: Places, values: Integers, dice: CipherContext) -> Mask:
-        """Return which heights in cells not all below f are above it; integers of tails are put in place."""
+        """Return which heights in cells not all below f are above it; fill in integers of tails."""
         halvings = np.zeros(len(cells), np.int64)
         side = self.side[cells]
         (tails,) = side.nonzero()

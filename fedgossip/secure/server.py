@@ -142,7 +142,7 @@ def unmask(
 
 
 def _recovered(session: Session, v: int, shares: Shares, alive: bool, culprits: list[tuple[int, int]]) -> bytes:
-    """Return b of a survivor, or the mask key of a lost client; holders of earlier invalid shares are used last."""
+    """Return b of a survivor, or a lost client's mask key; suspect holders are used last."""
     keys = session.keys[v]
 
     def right(secret: bytes) -> bool:

@@ -185,5 +185,5 @@ _SAVED = msgspec.msgpack.Decoder(_Saved)
 
 @lru_cache(maxsize=8)
 def _bits(cohort: tuple[int, ...]) -> int:
-    """Return a cohort as one number, a bit for each member, so that hundreds of cohorts fit into memory."""
+    """Return a cohort as one number, a bit for each member: compact for hundreds of cohorts."""
     return sum(1 << member for member in cohort)

@@ -86,7 +86,7 @@ def _check(secret: bytes, holders: Sequence[int], t: int) -> None:
 
 
 def _at(falling: Sequence[int], constant: int, x: int) -> int:
-    """Horner: coefficients from the highest power down to x^1, then the constant."""
+    """Horner, from the highest power down to the constant."""
     total = 0
     for coefficient in falling:
         total = (total + coefficient) * x
@@ -145,7 +145,7 @@ def recover(
 
 
 def _sets(places: tuple[int, ...], t: int) -> Iterator[tuple[int, ...]]:
-    """Yield every set of t places once at most: the first t, then those that replace one of them, two of them, ..."""
+    """Yield every set of t places: the first t, then with one replaced, two, ..."""
     first, spare = places[:t], places[t:]
     if len(first) < t:
         return
@@ -221,7 +221,6 @@ def _powers(places: tuple[int, ...], terms: int) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=1024)
 def _row(place: int, terms: int) -> bytes:
-    """Return 1, x, x^2, ... modulo p."""
     power, row = 1, []
     for _ in range(terms):
         row.append(power.to_bytes(SIZE, "little"))

@@ -188,7 +188,7 @@ class SumClient:
         return self._open(frame, model_hash(model), self._entropy(KEY_BYTES))
 
     def _open(self, frame: bytes, model: bytes, seed: bytes) -> bytes:
-        """Join a session; one in progress ends, unless the new one is refused."""
+        """Join a session; an accepted one ends the one in progress."""
         before, stream = self._past.state(), keystream(seed)
         party = SecAggClient(
             self.place, self._roster, self._policy, self._sign, lambda size: stream.update(bytes(size)), self._past

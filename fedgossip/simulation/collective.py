@@ -226,7 +226,7 @@ def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: 
 def _pushed_and_pulled(
     worker: Meter, server: Meter, shard: Shard, clock: int, weight: float, given: tuple[Vector, Vector], schema: str
 ) -> None:
-    """Add a worker's undisturbed push and pull of a shard to both meters; `given`: the uploaded and downloaded data."""
+    """Add a worker's undisturbed push and pull of a shard to both meters."""
     number, (up, down) = shard.number, given
     push = CodedPush if up.dtype == np.uint8 else ShardPush
     pulled = CodedPulled if down.dtype == np.uint8 else Pulled

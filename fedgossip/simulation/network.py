@@ -150,7 +150,7 @@ class SimulatedNetwork:
         return start, end, arrival
 
     def _received_ns(self, to: NodeId, head_ns: int, takes_ns: int, now_ns: int) -> int:
-        """Reserve the downlink of `to` for a message that begins to arrive at `head_ns`; return when it has arrived."""
+        """Reserve the downlink of `to` from `head_ns`; return the arrival."""
         busy = self._receiving[to] = [one for one in self._receiving[to] if one[1] > now_ns]
         place = 0
         for place, (begins, ends) in enumerate((*busy, (sys.maxsize, sys.maxsize))):  # noqa: B007
@@ -233,7 +233,7 @@ class Instants:
 
 
 def _place(queued: Queued) -> tuple[int, NodeId]:
-    """Order within an instant: by number, and entries of AddedUp, with number -1, by node."""
+    """Order within an instant: by number; AddedUp (-1) by node."""
     return queued[0], queued[1]
 
 

@@ -137,7 +137,7 @@ class ResidentRun:
             self._write(row)
 
     def _settle(self) -> None:
-        """Move the device's state to where an image is taken: rows to the record, models to the stack."""
+        """Move the device's state into the record and the stack, for an image."""
         self._write_rows(None)
         models = self._models.models()
         check_summable(self._round, models)  # on the way there they stay on the device

@@ -191,7 +191,7 @@ class Shadow:
         return stacked_updates(updates), stacked_step(round, updates, vectors[0].dtype)
 
     def _probe(self, round: int, at: Vector, updates: Vector, before: Sequence[Mapping[str, Any]]) -> None:
-        """Measure the response in the direction of the updates; the task keeps its memory of the round."""
+        """Measure the response along the updates; the task keeps its memory."""
         after, away = self.memory(), updates - mean(list(updates))
         self.remember(before)
         there, _ = self._trained(round, [frozen(at + one) for one in away])

@@ -214,7 +214,7 @@ class Simulator:
                 self.machines[node], self._meters[node] = self.seat(node), Meter(node)
 
     def _fill(self, node: NodeId) -> None:
-        """Give a vacant seat its machine, with the links that it has had since the start."""
+        """Give a vacant seat its machine and links."""
         self.occupy([node])
         self._handle(node, Started())
         for other in self.connections.known[node]:
@@ -325,7 +325,7 @@ class Simulator:
             self._send(node, sends)
 
     def _send(self, node: NodeId, sends: Sequence[Send]) -> None:
-        """Send messages one after the other; one to several neighbours is one object, and priced once."""
+        """Send messages one after the other; one to several neighbours is one object, priced once."""
         dead, down, cuts = self.dead, self.connections.down, self.connections.cuts
         paid, received, cost = self.payload, Received(node, sends[0].message), self._priced(sends[0].message)
         times = 0
@@ -452,7 +452,7 @@ class Simulator:
             self._close_links()
 
     def _record_failure(self, node: NodeId, failure: Failure) -> None:
-        """Log why a peer ended before its time; for a spent budget its own report suffices."""
+        """Log why a peer ended early; a spent budget reports itself."""
         self.failures[node] = failure
         if failure.kind != "budget":
             value = {"text": failure.text, "advice": failure.advice}
@@ -481,7 +481,7 @@ class Simulator:
         return other in self.dead or another or silent or over
 
     def _close_links(self) -> None:
-        """Close the links of finished participants: a server that lost their goodbyes would await a long training."""
+        """Close the links of finished participants."""
         for node in range(len(self.machines)):
             for other in self.connections.known[node] if node not in self.results and node not in self.dead else ():
                 if other in self.results:
@@ -535,9 +535,7 @@ class Simulator:
         return turn.name == "link_up" and bool(self.connections.cuts)
 
     def _decided(self) -> bool:
-        """Whether all participants whose rounds count have finished or are dead for ever: a client that is gone would
-        retry for ever.
-        """
+        """Whether all counting participants have finished or are dead for ever."""
         return all(node in self.results or node in self.gone for node in self.record.counted)
 
     def _crash(self, node: NodeId, back_ns: int | None) -> None:

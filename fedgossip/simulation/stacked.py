@@ -379,7 +379,7 @@ _Trained = tuple[State, Vectors, Losses, LoggedOf]
 
 
 def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Callable[[State, int], _Trained[State]]:
-    """Return what trains all nodes in a round: the task at once, where it can, else job by job."""
+    """Return what trains all nodes in a round: at once if possible, else job by job."""
     if isinstance(task, IdleTask) and task.idle:
         return partial(_nothing_trained, algorithm)
     if isinstance(task, StackedTask) and task.trains_stacks(n):
@@ -388,7 +388,7 @@ def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Cal
 
 
 def _sends_models(algorithm: object) -> bool:
-    """Whether it has `moved` of its own: a class that changes another's `trained` has none."""
+    """Whether it has `moved` of its own, and no changed `trained`."""
     owner = next((kind for kind in type(algorithm).__mro__ if "trained" in vars(kind)), object)
     return isinstance(algorithm, SendsModels) and "moved" in vars(owner)
 
@@ -417,7 +417,7 @@ def _stack_trained(task: StackedTask, algorithm: GossipAlgorithm[State], state: 
 
 
 def _moved(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
-    """As `_stack_trained`; updates are added to the models while they are in the cache."""
+    """As `_stack_trained`; updates are added while in the cache."""
     before = algorithm.model(state)
     models = empty(before.size, before.dtype).reshape(before.shape)
 
@@ -436,7 +436,7 @@ def combined(
 
 
 def _one_peers(outgoing: Vectors) -> Vectors:
-    """Return the first peer's of what went out: all are as long."""
+    """Return the first peer's part of what went out."""
     return tuple(vectors[0] for vectors in outgoing)
 
 

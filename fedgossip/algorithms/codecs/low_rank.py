@@ -144,7 +144,7 @@ class LowRank:
 
 
 def _orthonormal(columns: Vector) -> Vector:
-    """Return vectors [rank, n] by modified Gram-Schmidt, in their order; one that is nothing stays 0."""
+    """Return vectors [rank, n] by modified Gram-Schmidt; a zero one stays 0."""
     out = columns.copy()
     for k in range(len(out)):
         length = np.sqrt(_dot(out[k], out[k]))
@@ -156,7 +156,7 @@ def _orthonormal(columns: Vector) -> Vector:
 
 
 def _dot(one: Vector, other: Vector) -> np.floating:
-    """Return the inner product, added up from the first element to the last: the same bits on every processor."""
+    """Return the inner product in the elements' order: the same bits on every processor."""
     product: Vector = np.multiply(one, other, dtype=np.float64)
     found: np.floating = one.dtype.type(np.add.accumulate(product)[-1])
     return found

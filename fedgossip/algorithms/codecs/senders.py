@@ -95,7 +95,7 @@ def _without(vector: Vector, places: np.ndarray[tuple[int], np.dtype[np.int64]])
 
 
 def _share(vector: Vector, longest: float) -> float:
-    """Return what a vector is multiplied by so that it is no longer than `longest`."""
+    """Return the factor that clips a vector to `longest`."""
     if longest == math.inf:
         return 1
     length = math.sqrt(float(np.square(vector, dtype=np.float64).sum()))

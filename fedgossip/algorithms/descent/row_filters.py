@@ -80,7 +80,6 @@ def _number(text: str, value: str, low: float, high: float) -> float:
 
 
 def _largest(rows: Rows) -> np.ndarray:
-    """Return the largest absolute value of each row, [k]."""
     return np.abs(rows.matrix).max(axis=1, initial=0.0)  # type: ignore[no-any-return]
 
 

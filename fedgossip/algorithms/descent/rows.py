@@ -71,7 +71,7 @@ class RowTable:
         return self._with_known("x", self.table.first(keys), there, places)
 
     def _found(self, keys: Keys) -> tuple[npt.NDArray[np.bool_], Places]:
-        """Return which of the keys are here, [k], and the places of those."""
+        """Return which of the keys are here, [k], and their places."""
         at = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
         there = self.keys[at] == keys if self.keys.size else np.zeros(len(keys), bool)
         return there, self.places[at[there]] if self.keys.size else np.empty(0, np.uint32)
@@ -88,7 +88,6 @@ class RowTable:
         return frozen(self._lying(name, self.places).reshape(-1))
 
     def _lying(self, name: str, places: Places) -> npt.NDArray[np.floating]:
-        """Return the rows at these places, [k, width]."""
         width = self.table.width
         known = np.empty((len(places), width), self.dtype)
         for block, of, rows in self._by_block(places):

@@ -157,7 +157,7 @@ def _two_loops(state: LineState) -> Vector:
 
 
 def _next_try(state: LineState, slope: float) -> LineState:
-    """Return the state with another step: the zero of the line through two slopes, well inside what holds it."""
+    """Return the state with another step: the zero of the line through two slopes, within the bracket."""
     if slope < 0:
         state = replace(state, low=state.length, low_slope=slope)
     else:
@@ -176,7 +176,7 @@ def _at(state: LineState, length: float) -> LineState:
 
 
 def _dot(a: Vector, b: Vector) -> float:
-    """Return the product, summed in float64 by numpy's own order: not BLAS, whose order follows the threads."""
+    """Return the product in float64 by numpy's own order: BLAS's follows the threads."""
     return float(np.multiply(a, b, dtype=np.float64).sum())
 
 

@@ -123,7 +123,7 @@ class ExactSum:
         self._reach, self._reach_of_fine = most, self._reach_of_fine + WHOLE
 
     def _lone(self, kind: npt.DTypeLike) -> Vector:
-        """Return the place of the first term: the end of the words' memory, so that words can be written in order."""
+        """Return the place of the first term: the end of the words' memory, written in order."""
         return self._fine.view(kind)[-self._fine.size or None :]
 
     def _spread(self, start: int, room: Room) -> None:
@@ -137,7 +137,7 @@ class ExactSum:
             self._fine[start : start + BLOCK] -= self._bits(weight, block, weight * _peak(block), start, room, -1)
 
     def _bits(self, weight: float, block: Vector, peak: float, start: int, room: Room, times: int = 1) -> Words:
-        """Return what the fine word counts of a block of a term; count the rest, so many `times`, in the coarse one."""
+        """Return the fine word's part of a term's block; count the rest, so many `times`, in the coarse one."""
         term, part = room[:, : block.size]
         term[...] = block
         if weight != 1:  # else the product is the term
@@ -201,12 +201,11 @@ class ExactSum:
 
 
 def _peak(block: Vector) -> float:
-    """Return the largest absolute value of a block, nan where one is not a number; 0 of nothing."""
+    """Return the largest absolute value of a block, nan included; 0 of nothing."""
     return max(float(np.maximum.reduce(block)), -float(np.minimum.reduce(block))) if block.size else 0.0
 
 
 def _wrapped(number: int) -> np.int64:
-    """Return a whole number modulo 2^64."""
     return np.int64((number + 2**63) % 2**64 - 2**63)
 
 

@@ -209,7 +209,7 @@ MEMBERS = ("start", "trained", "mixed", "model", "seen", "corrected", "rejoined"
 
 
 def _alike(vector: Vector) -> tuple[object, ...]:
-    """Return the common part of vectors [d] or [rows, d] of one algorithm: forecasts ask it of one row and of all."""
+    """Return the common part of vectors [d] or [rows, d] of one algorithm."""
     return vector.dtype, vector.ndim, vector.shape[-1:]
 
 

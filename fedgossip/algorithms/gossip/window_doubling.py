@@ -93,7 +93,7 @@ class WindowDoubling:
         return Window(model)
 
     def _counts(self, phase: int) -> int:
-        """Return m, how many others the sums count after `phase` rounds: the first bits of n - 1."""
+        """Return m, how many others the sums count after `phase` rounds."""
         return (self.n - 1) >> (self.rounds - phase)
 
 

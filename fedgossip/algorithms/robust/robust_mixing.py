@@ -88,7 +88,6 @@ class Clipped:
         return ordered_mix([(own if j == node else row[j] * shares[j], models[j]) for j in row])
 
     def _left(self, lengths: Sequence[float]) -> float:
-        """The largest length without the f largest; 0 where none is left."""
         left = sorted(lengths)[: max(0, len(lengths) - self.tolerates)]
         return left[-1] if left else 0.0
 
@@ -176,7 +175,7 @@ def liars(f: Any) -> int:
 
 
 def _by_coordinate(vectors: Sequence[Vector], kept: Callable[[Any], Any]) -> Vector:
-    """Return the mean of what `kept` leaves of the values [m, width] of each coordinate, summed in float64."""
+    """Return the mean of the kept values [m, width] per coordinate, summed in float64."""
     out = empty(vectors[0].size, vectors[0].dtype)
     for start in range(0, out.size, BLOCK):
         part = kept(np.stack([vector[start : start + BLOCK] for vector in vectors]))

@@ -139,7 +139,7 @@ def _row(one: AdvisedMesh, *, verify: bool) -> list[str]:
 
 
 def _refused(found: Sequence[AdvisedMesh]) -> list[list[str]]:
-    """Return a row for each reason, whole: the mesh, or the first of several and how many there are."""
+    """Return a row for each reason: the mesh, or the first of several and their number."""
     of: dict[str, list[AdvisedMesh]] = {}
     for one in found:
         if one.refused:

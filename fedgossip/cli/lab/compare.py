@@ -100,7 +100,6 @@ def compare(
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the numbers of "1,2,4"."""
     try:
         found = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:

@@ -153,7 +153,7 @@ def _pruned(
 
 
 def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None, *, run_code: bool) -> Dataset:
-    """Return the examples for the ranges; print their source.  Raises ConfigError for texts."""
+    """Return the examples for the ranges; print their source."""
     from fedgossip.base.errors import ConfigError
 
     if loaded.facts.vocabulary is not None:
@@ -166,7 +166,7 @@ def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None, *, r
 def _learned_from(
     path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool, run_code: bool
 ) -> NamedExamples:
-    """Return the data named by a person, else training examples of the run: of its first participant, or of all."""
+    """Return the named data, else training examples of the run."""
     from fedgossip.lab.edge.run_examples import named, needed_experiment, trained_on
 
     if data is not None:
@@ -311,7 +311,7 @@ def _row(one: Any, *, exits: bool) -> list[str]:
 
 
 def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:
-    """Open all models; where no run is named, the run beside the first file is the first."""
+    """Open all models; by default the run is the one beside the first file."""
     from fedgossip.lab.edge.onnx_model import open_onnx
     from fedgossip.lab.edge.run_examples import origin_of
     from fedgossip.learning.models.loaded_model import load_model

@@ -88,7 +88,6 @@ def _print_outcome(cell: SweepCell, outcome: CellOutcome) -> None:
 
 
 def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
-    """Print the remaining work.  A run of a combination is refused here as it would be before anything runs."""
     from fedgossip.lab.sweeps.cells import refusal
     from fedgossip.lab.sweeps.grid import named
 

@@ -257,9 +257,7 @@ def _open_sockets(
 
 
 def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
-    """Return the first model of loops with a coordinator: that of their scripts; None for loops without a
-    coordinator.
-    """
+    """Return the first model of loops with a coordinator, that of their scripts; else None."""
     if not script or plan.roles.leader is None:
         return None
     from fedgossip.drivers.loops.first_model import first_model_of
@@ -268,14 +266,12 @@ def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
 
 
 def _task(plan: Plan, node: int) -> Learning:
-    """Return the organiser's task; an organiser may learn nothing itself."""
     from fedgossip.plans import compose
 
     return compose.task_of(plan.experiment, plan.learners, [node] if node < plan.learners else [])
 
 
 def _relay(text: str) -> str:
-    """The address of a relay, relay://HOST:PORT or wss://HOST.  Raises ConfigError."""
     from fedgossip.net.endpoints import RELAY, check_reachable, is_web
 
     address = text if is_web(text) else f"{RELAY}{text.removeprefix(RELAY)}"
@@ -293,7 +289,6 @@ class _Front:
 
 
 def _front(url: str | None, listen: str | None, cert: Path | None, key: Path | None) -> _Front | None:
-    """Return how --web is served.  Raises ConfigError."""
     import urllib.parse
 
     from fedgossip.base.errors import ConfigError
@@ -318,7 +313,7 @@ def _front(url: str | None, listen: str | None, cert: Path | None, key: Path | N
 
 
 def _open_front(stack: contextlib.ExitStack, front: _Front, hosted: Hosted) -> str:
-    """Open the relay in this process to the members of this run; return its address for this process."""
+    """Open the relay in this process to the run's members; return its address here."""
     from fedgossip.net.relays.relay import RelayThread
     from fedgossip.net.relays.roster_file import Roll
     from fedgossip.net.relays.web_way import without_tls
@@ -348,7 +343,7 @@ def _at_relays(
 
 
 def _report_unreached(agent: RelayClient, relays: Sequence[str]) -> None:
-    """Print why relays do not let this machine be called; they are called again meanwhile."""
+    """Print why relays do not let this machine be called."""
     until = time.monotonic() + RELAY_SECONDS
     waiting = set(relays)
     while waiting and time.monotonic() < until:
@@ -371,7 +366,7 @@ def hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
 
 
 def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: Sequence[str]) -> None:
-    """Announce the invite's server on this network, where possible: holders of an invite do not depend on it."""
+    """Announce the invite's server on this network, where possible."""
     import ipaddress
 
     from fedgossip.base.errors import FedgossipError
@@ -494,9 +489,6 @@ def _take_part(
 
 
 def _write_report(plan: Plan, folder: Path) -> None:
-    """Write the report of a run with a coordinator, whose folder has all the data; print the command where that
-    fails.
-    """
     from fedgossip.base.errors import FedgossipError
     from fedgossip.runs.collect import collect_peers
     from fedgossip.runs.run_directory import new_path

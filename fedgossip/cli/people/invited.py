@@ -149,7 +149,7 @@ class InvitedSeat:
         return code == 0 if self.script else code != 130
 
     def _run_script(self) -> int:
-        """Let the script take part, which calls fedgossip.join; return its exit code."""
+        """Run the script, which calls fedgossip.join; return its exit code."""
         from fedgossip.drivers.loops.invited import InvitedFile, keep_seat
 
         paths = (str((self.folder / name).resolve()) for name in (EXPERIMENT, HOSTED, ENDPOINTS))
@@ -175,7 +175,7 @@ class InvitedSeat:
         return Progress(roles.label(self.node), e.rounds, roles, own=self.node, score=e.score, moving=False)
 
     def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:
-        """Hold a client to its first agreement: the file records it from then on."""
+        """Hold a client to its first agreement, recorded in the file."""
         from fedgossip.plans import compose
         from fedgossip.plans.federated import policy
         from fedgossip.plans.federated.federation import FederationPlan

@@ -186,7 +186,7 @@ def _calling(stack: contextlib.ExitStack, invitation: Invitation, place: Joined)
 
 
 def _command(invite: tuple[str, ...], place: Joined) -> str:
-    """Return the command that goes on after the consent: the proposal of this invite can be no other one then."""
+    """Return the command that goes on after the consent."""
     words = [word for word in sys.argv[1:] if word not in (*invite, "--yes")]
     return shlex.join(["fedgossip", *words, str((place.path / run_format.INVITE_TEXT).resolve()), "--yes"])
 
@@ -238,7 +238,6 @@ def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -
 
 
 def _explained(error: NetworkError, agent: RelayClient | None) -> NetworkError:
-    """Add why the relays of the invite cannot be reached."""
     from fedgossip.base.errors import NetworkError
 
     faults = list(agent.faults.values()) if agent else []
@@ -289,7 +288,7 @@ def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[st
 
 
 def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: OwnMachine, *, yes: bool) -> Plan:
-    """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
+    """Show the plan; return it if this person consents."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.drivers import proposals
     from fedgossip.drivers.invite_joining import declared_run
@@ -440,7 +439,7 @@ def _take_part(
 
 
 def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent: RelayClient | None) -> None:
-    """Let those below ask the organiser through this machine; print their invite."""
+    """Let members below ask the organiser through this machine; print their invite."""
     from dataclasses import replace
 
     from fedgossip.net.invites.invitation import written
@@ -467,7 +466,7 @@ def _pause(carrier: FolderCarrier | None) -> Callable[[float], None]:
 
 
 def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
-    """Hold the port at which others call, the same in every life; return its number.  Raises NetworkError."""
+    """Hold the port of this member, the same in every life; return its number."""
     from fedgossip.net.relays.addresses import hold_port, port_of
     from fedgossip.runs.run_directory import write_whole
 
@@ -480,7 +479,7 @@ def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int
 def _whereabouts(
     client: Asking, plan: Plan, own: OwnMachine, port: int | None, agent: RelayClient | None
 ) -> tuple[str, Ways]:
-    """Return the member's own address for others, and our routes to them.  Raises ConfigError."""
+    """Return the member's own address for others, and our routes to them."""
     from fedgossip.drivers.invite_joining import ways_of
     from fedgossip.net.endpoints import check_reachable
     from fedgossip.net.relays.addresses import Whereabouts

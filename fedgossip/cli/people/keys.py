@@ -22,10 +22,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _own(context: click.Context, option: click.Parameter, path: Path) -> Path:
-    """Return the path of a key or policy of this user's own.
-
-    A file that the command names is the user's word; one that is found by its usual name must bear the user's mark.
-    """
+    """Return the path of a key or policy of this user's own: named by the command, or with the user's mark."""
     usual = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.DEFAULT
     if usual and path.exists():
         from fedgossip.net.identity import Identity
@@ -77,7 +74,6 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
 
 
 def _own_address() -> str:
-    """Return the address given by a person, or that of this machine.  Raises ConfigError."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import own_address
 

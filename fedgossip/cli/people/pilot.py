@@ -142,7 +142,7 @@ def host(
 
 
 def _shared(experiment: Path, overrides: tuple[str, ...]) -> tuple[SharedExperiment, StatedModel]:
-    """Return an experiment as it travels, and the size of what is sent first.  Raises ConfigError."""
+    """Return an experiment as it travels, and the size of what is sent first."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.sites.plan import stated_of
     from fedgossip.drivers.proposals import shared_tables
@@ -238,7 +238,7 @@ def join(
 def _joined(
     stack: contextlib.ExitStack, invitation: Invitation, place: Joined, data: Path | None, given: Mapping[str, str]
 ) -> Walk | None:
-    """Join, unless this was done in a life before, and return the walk; None where this person declines."""
+    """Join, if not done in an earlier life, and return the walk; None where this person declines."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.drivers import invite_joining, proposals
     from fedgossip.net.endpoints import is_relay
@@ -273,10 +273,7 @@ TAKE_PART = Question("join", "Take part in this pilot?")
 def _agreed(
     proposal: Proposal, invitation: Invitation, place: Joined, data: Path | None, given: Mapping[str, str]
 ) -> tuple[PilotAnswer | None, Experiment]:
-    """Show what is proposed, and ask; return the answer, None for a no, and the experiment.
-
-    Raises ConfigError, for a table that does not fit too.
-    """
+    """Show the proposal, and ask; return the answer, None for a no, and the experiment."""
     from fedgossip.drivers import proposals
     from fedgossip.drivers.invite_joining import declared_run
 
@@ -320,12 +317,7 @@ def _check_table(experiment: Experiment, data: Path | None) -> None:
 
 
 def _link(experiment: Experiment, node: int, data: Path | None) -> None:
-    """Let the site's own table, and what is declared beside it, be found under the name that the plan has.
-
-    A declaration is often written after a first look at the table, so each call looks for it.
-
-    Raises ConfigError for another table than before.
-    """
+    """Link the site's table and its declarations to the plan's name."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.columns.declarations import OWN
     from fedgossip.drivers.proposals import own_table

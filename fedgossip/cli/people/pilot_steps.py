@@ -304,7 +304,7 @@ class Walk:
         self._new.append((kind, facts))
 
     def _taken(self, step: PilotStep) -> int | None:
-        """Take one step; return the exit code where the walk ends in it."""
+        """Take one step; return the exit code if the walk ends in it."""
         before = [
             int(str(facts["number"])) for kind, facts in self._lines() if kind == TYPED and facts["step"] == step.name
         ]
@@ -343,7 +343,6 @@ class Walk:
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def _typed(self, placed: list[str]) -> int:
-        """Print a command and run it in the pilot's folder; return its exit code."""
         from fedgossip.cli import cli
 
         echo(f"$ {shlex.join(['fedgossip', *placed])}", err=True)
@@ -361,7 +360,7 @@ class Walk:
             sys.argv = before
 
     def _placed(self, words: Words) -> list[str]:
-        """Return a command with the names of its folders; a training that began before goes on."""
+        """Return a command with its folders; an interrupted training resumes."""
         from fedgossip.runs.checkpoints import incarnation_of
 
         found = []

@@ -84,7 +84,6 @@ def relay(
 
 
 async def _run(server: Relay, doors: Sequence[Door], tls: ssl.SSLContext | None) -> None:
-    """Serve until a signal; print the counts now and then."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
     for door in doors:

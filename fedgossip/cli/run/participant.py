@@ -212,7 +212,6 @@ class Participant:
             )
 
     def _print_end(self, folder: Path, ended: PeerEnded) -> int:
-        """Print how the run ended and what to do next; return the exit code."""
         from fedgossip.base.errors import TooFewPeersError
         from fedgossip.drivers.peer import WAITING
 
@@ -242,7 +241,7 @@ class Participant:
         return ended.exit_code
 
     def _gate(self) -> Gate | None:
-        """Request this site's approval, where its messages could contain records: for a learner, in any kind of run."""
+        """Request this site's approval, where its messages could contain records."""
         from fedgossip.cli.sites.approval import approved
 
         if self.node >= self.plan.learners:
@@ -304,7 +303,7 @@ class Participant:
         echo(shlex.join(words), err=True)
 
     def _print_closing(self, folder: Path, ended: PeerEnded) -> None:
-        """Print last the facts for a person: failures and their causes, the quality of the model, and its place."""
+        """Print failures and their causes, the model's quality, and its place."""
         from fedgossip.core.records import PeerRow, read_rows
         from fedgossip.runs.summary import refusals
 
@@ -327,7 +326,6 @@ class Participant:
         echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
 
     def _left(self) -> Path:
-        """Return the folder of an earlier life.  Raises ConfigError, ResumeError."""
         from fedgossip.base.errors import ConfigError, ResumeError
         from fedgossip.runs.checkpoints import incarnation_of
 

@@ -170,7 +170,7 @@ def coordinator(
 
 
 def _first_model(plan: FederationPlan, script: str) -> Described | None:
-    """Return the first model of the clients' loops, if they are loops.  Raises ConfigError."""
+    """Return the first model of the clients' loops, if they are loops."""
     from fedgossip.cli.people.invited import script_of
 
     words = script_of(plan.experiment, script)
@@ -246,7 +246,7 @@ def client(
 def _checked(
     plan: FederationPlan, node: int, key: Path, endpoints: Path, policy: Path, ledger: Path | None, out: Path | None
 ) -> int:
-    """Print the checks that a site can make alone; return the exit code of the first fault that would end its run."""
+    """Print the checks of this site; return the exit code of the first fatal fault."""
     import time
 
     from fedgossip.plans.approvals.site_checks import LATER, NOT_LOOKED_AT, ClientSite, SiteChecks
@@ -357,7 +357,6 @@ def _take_part(
 
 
 def _id_of(role: str, node: int | None, plan: Plan) -> int:
-    """Return the id in the run of a participant of this role.  Raises ConfigError for an absent one."""
     from fedgossip.base.errors import ConfigError
 
     ids = next((one.ids for one in plan.roles.all if one.name == role), range(0))
@@ -427,10 +426,7 @@ def step(run: Path, every: float | None) -> int:
 
 
 def _command_in(run: Path) -> tuple[list[str], str]:
-    """Return the command that goes on, and the folder to give it in.
-
-    Raises ConfigError, also for a command that this user's own ones have not written there: it would run unseen.
-    """
+    """Return the command that goes on, and its folder.  Raises ConfigError for one that this user has not written."""
     import shlex
 
     from fedgossip.base import outside_files

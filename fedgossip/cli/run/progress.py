@@ -105,7 +105,6 @@ class Progress:
                 self._event(row)
 
     def _moved(self, round: int, news: str) -> bool:
-        """Return whether a line was printed."""
         if self._bar:
             self._bar.update(self._task, completed=round, news=news)
         elif round and time.monotonic() - self._printed_at > PLAIN_SECONDS:
@@ -115,7 +114,7 @@ class Progress:
         return False
 
     def _known(self, row: EventRow) -> bool:
-        """Whether the event repeats that of the round before: a gone peer is missed in each round."""
+        """Whether the event repeats that of the round before."""
         if row.name != "missed":
             return False
         before, self._missed[row.peer] = self._missed.get(row.peer), (row.round, row.value)
@@ -138,7 +137,7 @@ class Progress:
 
 
 def _bar(shown: Console) -> Any:
-    """A bar of one line: where the terminal is too narrow for all, the end of the news is left out."""
+    """A bar of one line; a narrow terminal cuts the end of the news."""
     from rich import progress
     from rich.table import Column
 
@@ -262,7 +261,7 @@ def _fill(row: EventRow, words: str, label: Label) -> str:
 
 
 def _best_template(templates: tuple[str, ...], known: set[str]) -> str:
-    """Return the first template with all of its facts known, and no empty list among them; else the last."""
+    """Return the first template with all facts and no empty list; else the last."""
     return next((one for one in templates if _fields(one) <= known), templates[-1])
 
 
@@ -271,7 +270,7 @@ def _fields(template: str) -> set[str]:
 
 
 def _describe_exit(value: object) -> str:
-    """Return how a process ended without a report of its own; negative codes are signals."""
+    """Return how a process ended without a report; negative codes are signals."""
     code = value.get("exit_code") if isinstance(value, Mapping) else None
     if not isinstance(code, int):
         return "ended without a report"

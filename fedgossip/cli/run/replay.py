@@ -48,7 +48,6 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, run_code:
 
 
 def _unrecorded(recorded: Collection[int], lives: int) -> str:
-    """Return which lives of a peer have no trace; an empty text where all have."""
     missing = [life for life in range(lives) if life not in recorded]
     if not missing:
         return ""

@@ -167,7 +167,7 @@ def concluded(
 
 
 def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextManager[PeerProcesses | None]:
-    """Return the processes of a local run: their parent imports its modules while we import ours."""
+    """Return the processes of a local run: they import while we do."""
     if on != "local":
         return contextlib.nullcontext()
     from fedgossip.drivers.peer_processes import processes_for
@@ -269,7 +269,7 @@ def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, st
 
 
 def _time(summary: RunSummary) -> str:
-    """Return the time of its rounds, by the clock that counted them; the time of the command by the wall clock."""
+    """Return the rounds' time by the run's clock, and the command's by the wall clock."""
     simulated, wall = summary["driver"] == "sim", summary["wall_seconds"]
     rounds = f"{summary['seconds']:.2f} s {'virtual' if simulated else 'wall-clock'}, of the rounds"
     beside = "to simulate" if simulated else "with start and end"
@@ -302,7 +302,7 @@ def _events(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
-    """Return the last lines of a run: whether it is whole, its scores, the place of the model."""
+    """Return the last lines: whether the run is whole, its scores, the model's place."""
     summary, folder = finished.summary, finished.directory
     rows: list[tuple[str, str]] = []
     if folder:
@@ -388,13 +388,13 @@ def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, st
 
 
 def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return the clients' last measurements: the coordinator's row has them for the model of the round before."""
+    """Return the clients' last measurements, of the model of the round before."""
     tested = [(row.round - 1, at) for row in record if (at := getattr(row, "score_clients", None)) is not None]
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 
 
 def _own(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the scores of the peers' own models, which the figures of the shared one do not show."""
+    """Return the scores of the peers' own models."""
     own = summary.get("personal")
     if own is None and summary.get("exchanged") == "logits":
         return [("own models", "not measured: data.local_test keeps examples apart for that")]
@@ -518,7 +518,7 @@ def describe_step(step: StepFacts) -> str:
 
 
 def _describe(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator[str]:
-    """Yield a sentence on the process with the most memory, and one on its machine, on request."""
+    """Yield sentences on the process with the most memory, and on its machine."""
     most = max(memory, key=lambda one: one.total)
     saved = "activations not counted" if most.activations is None else f"activations {most.activations:,}"
     held = f"parameters {most.parameters:,}, gradients as many, slots {most.slots:,}, {saved}"

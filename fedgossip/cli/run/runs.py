@@ -98,7 +98,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
-    """Return some keys of a JSON file; one broken file must not hide the other runs."""
+    """Return some keys of a JSON file, {} of a broken one."""
     try:
         content = renamed(json_value(outside_files.read_text(path)))
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict
 
 
 def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
-    """Yield every run below `folder`: the demo keeps its nine runs in folders of its own."""
+    """Yield every run below `folder`; the demo's runs are nested."""
     for place in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
         if any((place / name).exists() for name in (SUMMARY, INCOMPLETE, ENDED)):
             yield place

@@ -64,13 +64,13 @@ def _read_all(follower: Follower) -> None:
 
 
 def _rest(follower: Follower) -> None:
-    """Leave the processor to the run, unless much remains to be read or nothing will follow."""
+    """Leave the processor to the run, unless much remains to be read."""
     if not follower.behind and not follower.ended:
         time.sleep(POLL_SECONDS)
 
 
 def _print(follower: Follower) -> None:
-    """Print the table whole: a pipe and a scrolling terminal have room for every peer."""
+    """Print the whole table, for a pipe and a scrolling terminal."""
     from fedgossip.cli.run.progress import words_for
     from fedgossip.report.watch.table import Screen
 
@@ -80,7 +80,7 @@ def _print(follower: Follower) -> None:
 
 
 def _live(follower: Follower) -> None:
-    """Renew the table until the run ends, then leave the last one on the screen."""
+    """Renew the table until the run ends."""
     from rich.live import Live
 
     from fedgossip.cli.run.progress import words_for
@@ -110,7 +110,6 @@ def _last_line(follower: Follower) -> str:
 
 
 def _lines(follower: Follower) -> None:
-    """Print a line per round and per event until the run ends."""
     from fedgossip.cli.run.progress import words_for
     from fedgossip.report.watch.table import StatusLines
 
@@ -138,7 +137,7 @@ def _print_line(text: str) -> None:
 
 
 def _serve(follower: Follower, port: int, opened: bool) -> None:
-    """Serve the page until Ctrl-C, also after the run's end: it may still be open in a browser."""
+    """Serve the page until Ctrl-C, also after the run's end."""
     from fedgossip.cli.run.progress import words_for
     from fedgossip.report.watch import snapshot
     from fedgossip.report.watch.local_server import Site

@@ -160,7 +160,7 @@ class _Judge:
         return verify_log(path, self._key(path), self.head)
 
     def _key(self, path: Path) -> bytes | None:
-        """Return the key to verify a log by: the given one, the endpoints', or None for the one that the log names."""
+        """Return the key to verify a log by: given, of the endpoints, or None for the log's own."""
         from fedgossip.base.errors import ConfigError
         from fedgossip.net.endpoints import load_blocks
 
@@ -176,8 +176,8 @@ class _Judge:
         return bytes.fromhex(blocks[node].verify)
 
     def _pinned(self, folder: Path) -> tuple[ParticipantRoster, bytes]:
-        """Return the roster of all sessions, and the key of the coordinator whose transcripts are in a folder: by its
-        log, beside it; else of the root, the last.  A participant without an address is no coordinator.
+        """Return the roster of all sessions, and the key of the transcripts' coordinator: by its log, else the root's,
+        the last.
         """
         from fedgossip.net.endpoints import load_blocks, roster_of
         from fedgossip.secure.session import ParticipantRoster
@@ -192,7 +192,6 @@ class _Judge:
 
 
 def _participant(path: Path) -> int | None:
-    """Return the owner that the log names; None where it names none."""
     from fedgossip.audit.entries import AuditError, entries, owner_of
 
     try:
@@ -202,7 +201,7 @@ def _participant(path: Path) -> int | None:
 
 
 def _compared(verdict: Verification, others: list[Verification], *, every: bool) -> Verification:
-    """Return the verdict with every disagreement with the others; `every`: there are no more files than these."""
+    """Return the verdict with every disagreement; `every`: there are no more files."""
     from fedgossip.audit.verify import Fault, compare, unheard
 
     mine, found = verdict.account, list[str]()

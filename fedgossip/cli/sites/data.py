@@ -149,9 +149,7 @@ def agree(
 
 
 def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
-    """Require a site's approval of the plan that includes these statistics; for a fit, of the plan of the
-    statistics.
-    """
+    """Require a site's approval of the plan with these statistics."""
     from dataclasses import replace
 
     from fedgossip.cli.sites.approval import approved

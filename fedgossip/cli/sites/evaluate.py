@@ -267,7 +267,6 @@ def _write(
 
 
 def _lines(found: Evaluation, sites: int) -> list[str]:
-    """Return an evaluation for a person."""
     kept = "that no site has trained on" if found.layout.kept else "that the sites may have trained on"
     lines = [f"{found.sites} of {sites} sites, {found.records} records {kept}; sums over at least {found.least} sites"]
     if found.layout.noise:

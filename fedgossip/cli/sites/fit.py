@@ -97,7 +97,7 @@ def fit(
 def _write(
     folder: Path, planned: PlannedFit, vector: Any, record: Record, look: Callable[[], list[str]], *, as_json: bool
 ) -> int:
-    """Write and show the fit, with what to `look` at where it is not at its end; return the exit code."""
+    """Write and show the fit, with what to `look` at before its end; return the exit code."""
     from fedgossip.data.agreed.sums_task import encoded
     from fedgossip.learning.models.model_files import write_model
     from fedgossip.runs.run_directory import write_whole
@@ -124,7 +124,7 @@ def _write(
 def _refused(
     experiment: Experiment, planned: PlannedFit, task: SumsTask, held: Sequence[int], vector: Any
 ) -> list[str]:
-    """Return why the `held` sites refuse the point of a fit's end; with all sites here, what they do not refuse."""
+    """Return why the `held` sites refuse the end's point."""
     from fedgossip.experiment import FederatedExperiment
     from fedgossip.sites.fits.design_columns import FAR, quartile_cuts
     from fedgossip.sites.plans.fits import accepted_with_cuts
@@ -279,7 +279,7 @@ def _seen(found: CoxFit) -> str:
 
 
 def _cox_not(found: CoxFit) -> str:
-    """Report the diverging columns; where one predicts the order of events, no finite estimate is the best."""
+    """Report the diverging columns."""
     if found.converged:
         return ""
     from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK
@@ -327,7 +327,7 @@ def _survival(found: CurveFit, sites: int) -> list[str]:
 
 
 def _means(found: CurveFit) -> list[str]:
-    """Return the mean times without the event until the last reported one, and the difference of two groups."""
+    """Return the mean times without the event until the last reported one, and two groups' difference."""
     from statistics import NormalDist
 
     from fedgossip.sites.fits.glm.glm_result import LEVEL, coefficient

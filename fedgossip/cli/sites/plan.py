@@ -113,7 +113,7 @@ def hash_(
 
 
 def _other_plan(own: Sequence[str], digits: str) -> str:
-    """Return what differs from the digits that were read out; "" for nothing.  Raises ConfigError for no digits."""
+    """Return the difference to the digits that were read out, or ""."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.approvals.plan_statement import GROUP_DIGITS
 
@@ -247,7 +247,7 @@ def approve(
 def _request(
     run: Plan, statement: PlanStatement, approvals: SiteApprovals, key: Path, node: int, endpoints: Path
 ) -> ApprovalRequest:
-    """Return what client `node` of these participants approves.  Raises ConfigError where the key is not its own."""
+    """Return what client `node` approves.  Raises ConfigError where the key is not its own."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans.approvals.approvals import request_of
@@ -266,7 +266,7 @@ def _request(
 
 
 def _confirm(statement: PlanStatement, named: str) -> None:
-    """Have a person name the plan that was read.  Raises ConfigError for another name, or without a terminal."""
+    """Have a person type the plan's name.  Raises ConfigError for another, or without a terminal."""
     from fedgossip.base.errors import ConfigError
 
     if not named:

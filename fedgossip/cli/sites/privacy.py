@@ -181,7 +181,6 @@ BUDGET = 'Write [coordinator.privacy] with unit = "record" or "client".'
 
 
 def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, advice: str) -> FederationPlan:
-    """Return the plan of a federated run.  Raises ConfigError with `otherwise` for other runs."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose

@@ -175,7 +175,7 @@ def withdraw(file: Path, site: int) -> int:
 
 
 def _again(made: Release, site: int) -> list[str]:
-    """Return the commands of a training without a site: the others begin without it after the wait."""
+    """Return the commands of a training without a site."""
     left = made.sites - 1
     fewer = f" --set coordinator.min_clients={left}" if left < made.least else ""
     common = f"EXPERIMENT.toml --endpoints endpoints.toml{fewer}"

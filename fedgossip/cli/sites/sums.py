@@ -165,7 +165,7 @@ def _writing(
     opened: Sequence[str],
     write: Write | None,
 ) -> Callable[[Path, PeerEnded], None]:
-    """Return what happens at the end: `write` gets the sums, and the coordinator collects a run."""
+    """Return what happens at the end: `write` gets the sums."""
 
     def concluded(folder: Path, ended: PeerEnded) -> None:
         from fedgossip.base.errors import TooFewPeersError
@@ -292,7 +292,7 @@ def print_dry_run(
 
 
 def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[str]:
-    """Return the costs of the sums in privacy budget, at a site with its ledger's entries for the same records."""
+    """Return the sums' costs in budget, at a site with its ledger's entries for the same records."""
     from fedgossip.base.errors import BudgetError
     from fedgossip.data.partitions import PLACE
     from fedgossip.data.record_groups import source_digest

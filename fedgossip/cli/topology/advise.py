@@ -95,7 +95,6 @@ n_W: models that each one in effect averages.  may be lost: so many at the worst
 
 
 def _share(target: str) -> float:
-    """Return the share of the distance that a text names.  Raises click.BadParameter."""
     try:
         share = float(target)
     except ValueError:

@@ -92,7 +92,7 @@ def _one(mixing: Mixing, title: str) -> Figure:
 
 
 def _side_by_side(schedule: Schedule, title: str) -> Figure:
-    """Draw every round of a period, or the first ones; all rounds share one circle of nodes."""
+    """Draw the rounds of a period, or the first ones, on one circle of nodes."""
     import networkx as nx
     from matplotlib.figure import Figure
 
@@ -138,7 +138,7 @@ def _save(figure: Any, place: Path) -> None:
 
 
 def _places(graph: Topology) -> dict[int, Any]:
-    """Return a place per node: its own where it has one, on a circle where the graph is a ring, else by forces."""
+    """Return a place per node: its own, on a circle for a ring, else by forces."""
     import networkx as nx
 
     if graph.positions is not None:
@@ -303,7 +303,7 @@ def _shares(experiment: Path, n: int | None) -> FloatArray:
 
 
 def _updates(experiment: Path, n: int | None) -> tuple[FloatArray, float]:
-    """Return rows [n, n] that differ as the peers' updates do, and the mean square of their random part."""
+    """Return rows [n, n] that differ as the peers' updates do, and their random part's mean square."""
     from fedgossip import load_experiment
     from fedgossip.plans import compose
     from fedgossip.plans.gossip.own_graphs import peers_of

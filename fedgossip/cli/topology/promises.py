@@ -52,7 +52,7 @@ def _of_one_graph(promise: Forecast) -> list[tuple[str, str, str]]:
 
 
 def _of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
-    """Return the guarantees of a schedule, as far as it is known, without the gap of one step, which means little."""
+    """Return the guarantees of a schedule, without the gap of one step."""
     repeats = f"after {promise.period} rounds" if promise.period else "never"
     long_run = (promise.rate or None) if promise.period else None
     rows = [
@@ -109,7 +109,6 @@ def compared(promise: Forecast) -> tuple[str, ...]:
 
 
 def _gap(promise: Forecast) -> str:
-    """Return the gap; a graph that changes has none."""
     if promise.spectral_gap is None:
         return "-" if promise.resolved else "unresolved"
     return f"{promise.spectral_gap:.4g}"

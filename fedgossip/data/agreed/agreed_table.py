@@ -318,7 +318,7 @@ def _with_histogram(
 
 
 def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
-    """Return a column of noisy sums: the noise hides each record, whatever counts are published."""
+    """Return a column of noisy sums."""
     moments = moments_of(column, numbers, noisy=True)
     edges, missing = edges_of(column, numbers, noisy=True), numbers[column.name, "missing"]
     counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
@@ -396,11 +396,7 @@ def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without
 
 
 def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> None:
-    """Raise ConfigError where a value of a column with few values has few records, or is at this site alone.
-
-    The agreed histogram gives the records at all sites of a value alone in its bin; of other values a site has its own
-    count only.
-    """
+    """Raise ConfigError where a value has few records, or is at this site alone, in a column with few values."""
     values, own = np.unique(site.numbers(column.name), return_counts=True)
     if len(values) < 2:
         return

@@ -250,7 +250,7 @@ def round_moments(
 
 
 def _all_have_twins(twins: Twins, cells: Sequence[int], hidden: Collection[int], least: int, precision: int) -> bool:
-    """Return whether hidden cells can exchange records unnoticed, so that together they have `least` or more."""
+    """Return whether hidden cells can exchange records unnoticed, `least` or more together."""
     order = sorted(hidden, key=lambda place: (-cells[place], place))
     group = {place: {place} for place in order}
     for place in reversed(order):
@@ -327,7 +327,7 @@ class FineTwins:
 
     @staticmethod
     def _least(counts: Floats, low: Floats, high: Floats) -> float:
-        """Return the least sum of squares of numbers with sum 0: each as near to one number as its bin allows."""
+        """Return the least sum of squares of numbers with sum 0, each as near to one as its bin allows."""
         turns = np.unique(np.concatenate([low, high]))
         totals = np.clip(turns[:, None], low, high) @ counts
         at = float(np.interp(0.0, totals, turns))
@@ -408,7 +408,7 @@ class CoarseTwins:
         return ColumnSums(n, wholes[0] * top // low, wholes[1] * top * top // (low * low), 64)
 
     def _made(self, counts: Sequence[int], total: int, squares: int) -> tuple[int, int] | None:
-        """Return sum and sum of squares of whole numbers in bins, at or near the goal; None where no sum matches."""
+        """Return sum and sum of squares of whole numbers in bins near the goal, or None."""
         place, bins = self._start(counts, squares)
         missing = total - sum(value * count for (_, value), count in place.items())
         over = squares - sum(value * value * count for (_, value), count in place.items())
@@ -437,7 +437,7 @@ class CoarseTwins:
         return total, squares - over
 
     def _start(self, counts: Sequence[int], squares: int) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
-        """Return the number of values at each place, and each bin's place: its middle; outer bins far enough out."""
+        """Return the number of values at each place, and each bin's place: its middle."""
         bins = {k: (self._low[k] + self._high[k]) // 2 for k, count in enumerate(counts) if count}
         ends = {0: self._high[0], len(counts) - 1: self._low[-1]}
         inner = sum(value * value * counts[k] for k, value in bins.items() if k not in ends)
@@ -449,10 +449,7 @@ class CoarseTwins:
         return {(k, value): counts[k] for k, value in bins.items()}, bins
 
     def _step_towards(self, place: dict[tuple[int, int], int], over: int) -> int:
-        """Move pairs of numbers by one in opposite directions, and return the change of their sum of squares.
-
-        Apart to increase it, together to decrease it; by the requested amount, or as near as one kind of pair allows.
-        """
+        """Move pairs of numbers by one, apart or together; return the change of their sum of squares."""
         apart = over > 0
         keys = sorted(place, key=lambda key: key[1])
         upwards = [key for key in keys if key[1] < self._high[key[0]]]

@@ -203,7 +203,7 @@ def restricted_spline(x: float, knots: Sequence[float], term: int) -> float:
 
 
 def _plain(cell: str) -> str:
-    """Return what spellings of one word have in common; of a number its shortest form."""
+    """Return what spellings of one word share; of a number its shortest form."""
     name = class_name(cell)
     return name if name != cell else " ".join(cell.casefold().split())
 
@@ -262,7 +262,6 @@ def _check_rules(where: str, d: DeclaredColumn) -> None:
 
 
 def _check_made(where: str, d: DeclaredColumn) -> None:
-    """Raise ConfigError for a column that cannot be made of others."""
     if d.product and not 2 <= len(d.product) <= 3:
         raise ConfigError(f"{where}: product = {list(d.product)}", "Name two or three columns, or WORDS=LEVEL.")
     if sum(map(bool, (d.product, d.spline, d.log))) > 1:

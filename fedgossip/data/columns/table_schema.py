@@ -125,7 +125,7 @@ def _several(names: Sequence[str]) -> str:
 
 
 def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides: Sequence[str]) -> str:
-    """Return the advice for a missing column: which of the others it could be."""
+    """Return the advice for a missing column: its likely names."""
     known = {place for place in places.values() if place >= 0}
     left = [head for place, head in enumerate(table.header) if place not in known and head not in besides]
     if any(map(is_number, left)):
@@ -357,7 +357,7 @@ class SiteColumns:
             self._drop(least)
 
     def _drop(self, least: int) -> None:
-        """Leave out the rows with an empty cell.  Raises ConfigError where too few are left."""
+        """Leave out the rows with an empty cell."""
         whole = [None not in row for row in zip(*self.cells.values(), strict=True)]
         kept = [row for row, there in enumerate(whole) if there]
         self.dropped, self.records = self.records - len(kept), len(kept)
@@ -371,7 +371,7 @@ class SiteColumns:
             raise ConfigError(text, 'It takes no part; or set data.missing = "mean".')
 
     def _numbers(self, column: SchemaColumn) -> list[float | str | None]:
-        """Return the numbers of a column whose cells all are numbers within its bounds; else none."""
+        """Return the numbers of a column if all cells are numbers within its bounds."""
         numbers = None if column.categories else all_numbers(self.table, self.places[column.name])
         inside = numbers and not (column.bounded and (min(numbers) < column.low or max(numbers) > column.high))  # type: ignore[operator]
         return list(numbers) if numbers and inside else []

@@ -66,7 +66,7 @@ class FolderNews:
         return found
 
     def _changes_of(self, name: str, file: _File) -> Iterator[Piece]:
-        """Yield the new part of one file, in pieces.  A journal continues at its last offset, unless it was cut."""
+        """Yield the new part of one file, in pieces; a journal from its last offset."""
         grows = name.endswith(JOURNALS)
         before, at, tail = self._sent.get(name, (None, 0, b""))
         if before == file and at == file[1]:

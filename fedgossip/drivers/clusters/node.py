@@ -72,7 +72,7 @@ def main(folder: Path, probe: str) -> int:
 
 
 def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder: Path, endpoint: Path) -> int:
-    """Wait for the participant, and forward the stop request to it and its exit code."""
+    """Forward the stop request to the participant, and its exit code."""
     parent = os.getppid()
     asked = False
     kill_at = 0.0
@@ -100,7 +100,7 @@ def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder:
 
 
 def _requeue(job: str, life: JobLife) -> None:
-    """Requeue a job whose time is over; Slurm itself requeues a preempted job, and a cancelled one stays cancelled."""
+    """Requeue a job whose time is over; Slurm requeues preempted ones."""
     until = time.monotonic() + END_SECONDS / 2
     while len(life.exits()) < life.count and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)

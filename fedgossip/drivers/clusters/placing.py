@@ -191,7 +191,7 @@ class RayProcesses:
             actor.give.remote(ENDPOINTS, endpoints)
 
     def _place(self, out: Path, until: float) -> list[str]:
-        """Have an actor for each participant, and return the addresses of their nodes."""
+        """Create an actor for each participant; return their nodes' addresses."""
         actor = self._ray.remote(RayParticipant)
         how = {
             "num_cpus": self._wanted.cpus,
@@ -214,7 +214,7 @@ class RayProcesses:
         return found
 
     def _answer(self, ref: Any, until: float) -> Any:
-        """Return an actor's answer.  Raises NetworkError without one, and the actor's own error."""
+        """Return an actor's answer.  Raises NetworkError without one."""
         try:
             return self._ray.get(ref, timeout=max(0.1, until - time.monotonic()))
         except self._ray.exceptions.RayTaskError as error:

@@ -72,7 +72,7 @@ def connected(address: str, cpus: int = 0) -> Any:
 
 
 def _check_answers(address: str) -> None:
-    """Raise NetworkError where nothing that speaks HTTP/2 answers at HOST:PORT; words are left to Ray."""
+    """Raise NetworkError where no HTTP/2 answers at HOST:PORT."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return

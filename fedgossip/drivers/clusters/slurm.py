@@ -94,7 +94,7 @@ class SlurmProcesses:
                 raise start_failure(out, folders)
 
     def _not_seen(self, out: Path) -> FedgossipError | None:
-        """The error of nodes that do not see the folder of the run; None where all do."""
+        """The error of nodes that do not see the run's folder, or None."""
         missing = sorted(frozenset(range(self._count)) - (self._life.here() if self._life else frozenset()))
         if not missing:
             return None
@@ -179,7 +179,6 @@ def _parameters(count: int, wanted: Resources) -> dict[str, Any]:
 
 
 def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
-    """Raise ConfigError without Slurm, or with fewer processors than requested."""
     if wanted.partition == LOCAL:
         if wanted.nodes > 1:
             text = f"--partition {LOCAL} is this machine: one node, not {wanted.nodes}"
@@ -220,7 +219,7 @@ def _state(job: str) -> str | None:
 
 @contextlib.contextmanager
 def _ignoring_terminal_signals() -> Iterator[None]:
-    """Let processes started meanwhile ignore the signals of the terminal: we pass them on."""
+    """Start processes that ignore the terminal's signals: we pass them on."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.OF_TERMINALS}
     try:
         yield

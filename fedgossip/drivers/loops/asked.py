@@ -58,7 +58,6 @@ class AskingTask(DescribedTask):
         return {}
 
     def _await_reply(self, loop: NodeId, vector: Vector) -> Mapping[str, float] | None:
-        """Return a loop's reply, None without one in time."""
         from safetensors.numpy import save
 
         self._number += 1

@@ -191,7 +191,7 @@ def _with_ranks(found: LoopPlace, exchanged: Exchanged, optimizers: Sequence[Any
 
 
 def _at_exit(joined: JoinedLoop) -> None:
-    """Leave on behalf of a script that has not: as one that ended normally, or as one that raised."""
+    """Leave on behalf of a script that has not: ended normally, or by an error."""
     raised = getattr(sys, "last_value", None)
     if raised is None:
         joined.close_quietly()
@@ -418,7 +418,7 @@ class HostThread:
         return self._answering is not None and self._answering.needed
 
     def _launched(self) -> bool:
-        """Whether the collector may still send requests: it is running, and the run was not stopped."""
+        """Whether the collector may still send requests."""
         measured = self.ended is None or self.ended.exit_code in _MEASURED
         return not self._stop.is_set() and measured and is_there(self._launcher)
 
@@ -557,7 +557,7 @@ class FollowingLoop:
             raise ConfigError(f"{what}() after close(): node {self.node} has left its run", "Join again in a new run.")
 
     def _follow(self) -> None:
-        """Execute rank 0's commands until GO.  Raises NetworkError where rank 0 has failed."""
+        """Execute rank 0's commands until GO."""
         while True:
             order, numbers = self._link.receive_order()
             if order is RankOrder.GO:

@@ -166,7 +166,6 @@ class _Launch:
     # --- the beginning --------------------------------------------------------------------------------------------
 
     def _begin(self) -> tuple[AskingTask, Collector]:
-        """Start the scripts, wait until all have joined, and begin the run."""
         specs = self.specs = self._specs()
         for node in range(self.plan.learners):
             self.scripts.start(specs[node])
@@ -187,7 +186,7 @@ class _Launch:
         return task, collector
 
     def _specs(self) -> dict[NodeId, dict[str, Any]]:
-        """Write every participant's seat; return what its process is started with."""
+        """Write every participant's seat; return its process's spec."""
         often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if self.script.restarts or self.how.restarts else {}
         paths = (EXPERIMENT, ENDPOINTS, BEGAN)
         experiment, endpoints, began = (str((self.out / name).resolve()) for name in paths)
@@ -208,7 +207,7 @@ class _Launch:
         return specs
 
     def _await(self, nodes: Sequence[NodeId], ready: Callable[[Path], bool]) -> None:
-        """Wait until all are ready; scripts may take as long as they need to get there."""
+        """Wait until all are ready, however long scripts take."""
         while missing := [node for node in nodes if not ready(self.folders[node])]:
             self.scripts.poll(POLL_SECONDS)
             for node in missing:
@@ -227,9 +226,7 @@ class _Launch:
         return TrainingError(text, advice) if code else ConfigError(text, "Does it call fedgossip.join?  " + advice)
 
     def _same_model(self) -> description.Described:
-        """Return the common initial weights of all loops.  Raises ConfigError, naming the first parameter that
-        differs.
-        """
+        """Return the loops' common first weights.  Raises ConfigError, naming the first parameter that differs."""
         descriptions = [description.described(folder) for folder in self.folders[: self.plan.learners]]
         description.check_alike([one.model for one in descriptions])
         return descriptions[0]
@@ -246,7 +243,7 @@ class _Launch:
         return note
 
     def _gather(self, collector: Collector) -> None:
-        """Read the loops' files until all have ended.  A loop may take as long as it likes between two steps."""
+        """Read the loops' files until all have ended, however long a step takes."""
         collector.begin(self.before, self.directory.rows() if self.before else (), lambda: self.initial)
         zero, alone_since = 0, 0.0
         while len(self.scripts.exited) < self.plan.n or self.striker.away:
@@ -268,7 +265,7 @@ class _Launch:
             self._revived(node, collector.rounds[node])
 
     def _revived(self, node: NodeId, round: int) -> bool:
-        """Start a script again that died without a last word, where it may be; return whether it was."""
+        """Restart a script that died without a last word; return whether it was."""
         died = self.scripts.exited[node] != 0 and last_word(self.folders[node]) is None
         if not died or not self.left[node]:
             return False
@@ -286,7 +283,7 @@ class _Launch:
         return alone_since or time.monotonic()
 
     def _end_late(self, collector: Collector) -> None:
-        """Let loops outside any run go on alone: their coordinator has ended, and notified the clients that it had."""
+        """Let loops outside any run go on alone, after their coordinator's end."""
         left = [node for node in range(self.plan.n) if node not in self.scripts.exited]
         if self.plan.n == self.plan.learners or self.plan.learners in left or not left or self.striker.away:
             self._over_since = 0.0
@@ -300,13 +297,13 @@ class _Launch:
                 self.keeper(EventRow(collector.rounds[node], node, "run_was_over"))
 
     def _show_guilty(self) -> None:
-        """Show the traceback of the first loop that raised; all of its output is in its folder."""
+        """Show the traceback of the first loop that raised."""
         words = {node: last_word(folder) for node, folder in enumerate(self.folders[: self.plan.learners])}
         if guilty := [node for node, ended in words.items() if ended and ended.status == "failed"]:
             self.scripts.show_traceback(guilty[0])
 
     def _await_scripts(self, run: Run) -> None:
-        """Wait for the scripts, which may work on after the run; report those that failed."""
+        """Wait for the scripts after the run; report those that failed."""
         codes = self.scripts.wait()
         wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
         for node, code in wrong.items():

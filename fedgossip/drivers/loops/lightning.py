@@ -46,7 +46,7 @@ def joining(**how: Any) -> Any:
 
 
 def _examples(batch: Any) -> int:
-    """How many examples a batch holds: the length of its first tensor."""
+    """Number of examples in a batch: the length of its first tensor."""
     parts = list(batch.values()) if isinstance(batch, dict) else batch
     first = parts[0] if isinstance(parts, list | tuple) else parts
     return len(first) if hasattr(first, "__len__") else 1

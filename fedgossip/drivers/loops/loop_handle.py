@@ -213,7 +213,7 @@ class JoinedLoop:
             self._terms.remove()
 
     def _report_idle(self) -> None:
-        """Print a line where the model was trained and step() was never called: the run has nothing of it."""
+        """Report a model that was trained without a step(): it has no effect on the run."""
         assert self._began is not None
         if self._exchanged.read().tobytes() != self._began.tobytes():
             self._print("nothing was exchanged: step() was never called.  Call it after each optimizer.step()")
@@ -232,7 +232,7 @@ class JoinedLoop:
             self._print(f"{error}  {error.advice}".strip())
 
     def _depart(self) -> None:
-        """Say goodbye without the model, and wait a while until it is sent."""
+        """Send a goodbye without the model."""
         self._driver.stop()
         until = time.monotonic() + LEAVE_SECONDS
         while not (self.done or self._closed) and self._driver.alive() and time.monotonic() < until:
@@ -265,7 +265,7 @@ class JoinedLoop:
             self.leave(error)
 
     def _serve(self, seconds: float) -> None:
-        """Answer the remaining measuring requests at the end of the run; wait so long for each."""
+        """Answer the last measuring requests; wait so long for each."""
         if isinstance(order := self._meeting.next(lambda: True, seconds), Measure):
             self._meeting.give(self._measured(order.vector))
 
@@ -300,7 +300,6 @@ class JoinedLoop:
         self._meeting.give(answer)
 
     def _take(self, seconds: float | None) -> None:
-        """Execute orders until the next training, or the end of the run."""
         while self._order is None and not self.done:
             order = self._meeting.next(self._driver.alive, seconds)
             if order is None and seconds is not None:
@@ -323,7 +322,7 @@ class JoinedLoop:
                     self._final = order.vector
 
     def _change(self, order: TrainFrom | Released) -> None:
-        """Apply a mixing: as a whole, or as a change where the loop has trained on."""
+        """Apply a mixing: whole, or as a change where the loop has trained on."""
         if order.change is None or order.vector is None:
             return
         if self._seat.waits or not self._exchanges:
@@ -390,7 +389,7 @@ def _mean(name: str, values: Sequence[Any]) -> float:
 
 
 def _count(examples: Any) -> int:
-    """Return a number of examples, of any library's type, as an int.  Raises ConfigError for other values."""
+    """Return a number of examples, of any library's type, as an int."""
     try:
         count = int(examples)
         right = count >= 0 and count == float(examples)

@@ -200,7 +200,7 @@ class Scripts:
         return _RAISED.sub(r"\1", raised) or printed.strip()
 
     def _printed(self, node: NodeId) -> bytes:
-        """Return the last lines that a script has printed since this launch began.  Raises OSError."""
+        """Return the last lines that a script has printed in this launch."""
         with outside_files.open_file(self._folders[node] / LOG, outside_files.ROWS) as log:
             log.seek(max(self._began[node], log.seek(0, os.SEEK_END) - TRACEBACK_BYTES))
             return log.read()

@@ -368,7 +368,7 @@ def _simulated(
 def _end(
     task: SimulatedLoops | None, loops: Sequence[_Loop], run: Run | None, error: FedgossipError
 ) -> tuple[NodeId, BaseException] | None:
-    """Let every loop end; return the first error after a completed run."""
+    """End every loop; return the first error after a completed run."""
     whole = run is not None and run.summary["status"] != "interrupted"
     finished = run is not None and run.summary["status"] == "finished"
     found = None

@@ -121,7 +121,7 @@ def _same_bits(one: Vector, other: Vector) -> bool:
 
 
 def _training_error(error: BaseException, node: NodeId, round: int | None) -> FedgossipError:
-    """Return the error for a loop that raised: its own error propagates in the loop itself."""
+    """Return the error for a loop that raised; its own propagates in the loop."""
     where = f"node {node}" + ("" if round is None else f", round {round}")
     if isinstance(error, FedgossipError):
         return error

@@ -226,7 +226,7 @@ def _facts(way: AdvisedWay) -> tuple[float, float, float]:
 
 
 def _together(asked: AdviceAsked) -> Iterator[AdvisedWay]:
-    """Yield the alternatives to gossip: all-reduce, a server, one merge at the end, and training alone."""
+    """Yield the alternatives: all-reduce, a server, one merge at the end, training alone."""
     n, size, links = asked.n, asked.size, asked.links
     best, longest = best_rate(everybody(n), asked.zeta), asked.times.longest(n)
     for name in ("ring", "tree", "halving-doubling"):
@@ -256,7 +256,7 @@ def _way(
 
 
 def _gossip(asked: AdviceAsked, graph: str) -> AdvisedWay | None:
-    """Return gossip on a graph; None where no graph of this size exists, or its numbers are unknown."""
+    """Return gossip on a graph, or None."""
     if asked.n > LARGE and graph in OF_MANY:
         return None
     try:
@@ -296,7 +296,7 @@ def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, de
 
 
 def _waited(asked: AdviceAsked, schedule: Schedule) -> float:
-    """Return the mean time of training and waiting: t_i(k + 1) = X_i(k) + max of t_j(k), neighbours and oneself."""
+    """Return the mean time of a round: t_i(k + 1) = X_i(k) + max of t_j(k), neighbours and oneself."""
     times = asked.times.drawn(MANY_ROUNDS, asked.n)
     begun = np.zeros(asked.n)
     for round, took in enumerate(times):

@@ -82,7 +82,6 @@ def learned_ways(
 
 
 def _vectors(task: LearnedTask, algorithm: str) -> int:
-    """Return the number of model-sized vectors in a message of the algorithm.  Raises ConfigError."""
     if algorithm not in METHODS:
         raise ConfigError(f"no algorithm is called {algorithm!r}", nearest(algorithm, METHODS))
     return plans_of(task.path, overrides=_overrides(algorithm))[0].vectors

@@ -123,7 +123,6 @@ def run_cells(
 
 
 def _open(grid: CellGrid, out: Path, there: Mapping[str, CellOutcome]) -> dict[str, Experiment]:
-    """Return the experiments of unfinished cells, by their folders.  Raises ConfigError."""
     found = {}
     for cell in grid.cells:
         with contextlib.suppress(ConfigError):  # an invalid one is reported at its turn

@@ -159,10 +159,7 @@ def round_seconds(rows: Sequence[Row], learners: int) -> float:
 
 
 def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, float]:
-    """Return the mean learner's seconds per activity; the rest after training and communicating is waiting.
-
-    A learner that died does not wait: not after its last row, nor between two rows while it was away.
-    """
+    """Return the mean learner's seconds per activity; a dead one does not wait."""
     own = [row for row in rows if isinstance(row, PeerRow) and row.peer < learners]
     compute = sum(row.seconds_training for row in own) / learners
     communicate = sum(row.seconds_communicating + row.seconds_mixing for row in own) / learners
@@ -171,7 +168,7 @@ def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, floa
 
 
 def _away(rows: Sequence[Row], own: Sequence[PeerRow], seconds: float) -> float:
-    """Return the seconds that dead learners were away, all together; the record counts them in no column."""
+    """Return the seconds that dead learners were away, all together."""
     states_of: dict[int, list[str]] = {}
     for row in rows:
         if isinstance(row, EventRow) and (state := kind_of(row.name).tells) in ("ended", "again"):

@@ -73,7 +73,7 @@ def _server(staleness: int | str, words: str) -> Paradigm:
 
 
 def _through_servers(at: Setting) -> float | None:
-    """Several servers by the workers' downlinks have no closed form: it depends on who is served in which order."""
+    """No closed form: the servers' order of service decides."""
     if len(at.parts) > 1 and math.isfinite(at.links.down):
         return None
     return through_servers(at.workers, at.size, at.links, max(at.parts))

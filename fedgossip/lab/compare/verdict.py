@@ -97,7 +97,7 @@ def comparison(
 
 
 def _learned_nothing(one: MeasuredCell, cells: Sequence[MeasuredCell]) -> bool:
-    """Whether a cell's loss fell by less than LEARNED of the largest fall of any: it diverged, or ends at chance."""
+    """Whether a cell's loss fell by less than LEARNED of the largest fall."""
     return not one.fall > LEARNED * max((other.fall for other in cells if other.curve), default=0.0)
 
 
@@ -177,7 +177,7 @@ def sentence(found: Comparison) -> str:
 
 
 def _describe_ends(found: Comparison) -> list[str]:
-    """Return the losses at the end in words; and which lines do not hold the target, or have learned nothing."""
+    """Return the final losses in words; and which lines miss the target, or learned nothing."""
     lines = [line for line in found.of(found.workers[-1]) if all(one.point for one in line.cells)]
     ends = {line.name: fmean(one.curve[-1].loss for one in line.cells) for line in lines}
     sentences = [f"Test losses at the end: {', '.join(f'{name} {loss:.3g}' for name, loss in ends.items())}."]
@@ -266,7 +266,6 @@ def _round_under(found: Comparison, name: str, links: EqualLinks) -> float:
 
 
 def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
-    """Return other links: in words, and the factor of the change."""
     found = []
     for up in (True, False):
         rate = here.rate if math.isfinite(here.rate) else FASTEST
@@ -438,7 +437,7 @@ def write_page(folder: Path, found: Comparison, summary: Mapping[str, Any]) -> P
 
 
 def _crossing(lines: list[Line]) -> CrossoverMap | None:
-    """Return the map of latency and bandwidth, with this experiment's place in it; None for real processes."""
+    """Return the map of latency and bandwidth, with this experiment in it; None for real processes."""
     settings = [line.cells[0].setting for line in lines if line.cells[0].setting]
     setting = max(settings, key=lambda one: one.workers, default=None)  # processes of one participant are no workers
     if setting is None or setting.workers < 3:

@@ -143,7 +143,7 @@ class _Followed:
         self._open(node, now)
 
     def _open(self, node: int, now: int) -> None:
-        """Continue in the permitted lanes; the round ends with the last."""
+        """Continue in the permitted lanes."""
         lanes = self._lanes[node]
         while (node, self._first[node]) in self._over:
             self._over.remove((node, self._first[node]))
@@ -156,7 +156,7 @@ class _Followed:
             self._opened[node] += 1
 
     def _go_on(self, lane: Lane, now: int) -> None:
-        """Take the steps without duration, up to one with a duration: others' steps before its end precede."""
+        """Take the steps up to one with a duration."""
         self._awaits.pop(lane, None)
         node, left = lane[0], self._lanes[lane[0]][lane[1]]
         while left:
@@ -391,7 +391,7 @@ def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Tim
 
 
 def _carried(method: RoundSteps) -> tuple[float, float]:
-    """Return the busiest participant's bytes in its larger direction, and the messages of all: means over rounds."""
+    """Return the busiest participant's bytes and the messages of all: means over rounds."""
     out, received = np.zeros(method.participants), np.zeros(method.participants)
     messages, rounds = 0, min(method.period or ROUNDS, ROUNDS)
     for round in range(rounds):

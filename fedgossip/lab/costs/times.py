@@ -142,7 +142,7 @@ def forecast_times(
 def _others(
     experiment: Mapping[str, Any] | Path | str, named: Sequence[str], seed: int, draws: int
 ) -> list[_MeasuredTimes]:
-    """Return the runs of the next `draws` seeds whose drawn graph, data or faults are valid."""
+    """Return the runs of the next `draws` seeds with valid draws."""
     found: list[_MeasuredTimes] = []
     for other in range(seed + 1, seed + 1 + TRIES * draws):
         try:
@@ -155,7 +155,6 @@ def _others(
 
 
 def _check(plan: Plan) -> None:
-    """Raise ConfigError for a run whose times depend on its training."""
     e = plan.experiment
     if e.loops:
         advice = 'Forecast the same model and data with task.kind = "learning".'

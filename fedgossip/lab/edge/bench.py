@@ -76,7 +76,7 @@ def measured(
 
 
 def _of_exit(model: Benchable, examples: Dataset) -> tuple[float | None, float | None]:
-    """Return the share of the examples that a device's part answers, and the mean bytes that it sends."""
+    """Return the share of examples that a device's part answers, and the mean bytes it sends."""
     if not isinstance(model, OnnxModel) or model.server is None:
         return None, None
     sent = sum(model.answered(np.asarray(examples.x[at : at + ROWS]))[1] for at in range(0, len(examples), ROWS))

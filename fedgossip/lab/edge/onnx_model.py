@@ -138,7 +138,7 @@ class ServerSide:
 
 
 def _run(session: Any, path: Path, given: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """Return the outputs of a file.  Raises ConfigError where it cannot be run: whoever wrote it chose its layers."""
+    """Return the outputs of a file.  Raises ConfigError where it cannot be run."""
     try:
         return [np.asarray(one) for one in session.run(None, given)]
     except Exception as error:  # onnxruntime's own, of many classes
@@ -187,7 +187,7 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
 
 
 def _session_of(path: Path, threads: int) -> tuple[Any, str]:
-    """Return a file's session, and the hash of the file.  Raises ConfigError for one that onnxruntime cannot read."""
+    """Return a file's session, and its hash.  Raises ConfigError for an unreadable one."""
     runtime = needed("onnxruntime", "edge", "an ONNX file")
     try:
         content = outside_files.read_bytes(path, LARGEST)
@@ -207,10 +207,7 @@ def _session_of(path: Path, threads: int) -> tuple[Any, str]:
 
 
 def _check_whole(path: Path, content: bytes) -> None:
-    """Raise ConfigError for a file whose tensors lie in others: onnxruntime would open these by name.
-
-    Old versions follow any path, later ones those below the folder in which the command was typed.
-    """
+    """Raise ConfigError for a file whose tensors lie in others: onnxruntime would open these by name."""
     onnx = needed("onnx", "edge", "an ONNX file")
     try:
         waiting = [onnx.ModelProto.FromString(content)]
@@ -226,7 +223,7 @@ def _check_whole(path: Path, content: bytes) -> None:
 
 
 def _server_of(path: Path, text: str, threads: int) -> ServerSide:
-    """Return the server's part beside a device's.  Raises ConfigError for none, and for that of another model."""
+    """Return the server's part beside a device's.  Raises ConfigError for none, or another model's."""
     try:
         part = from_json(msgspec.json.Decoder(DevicePart), text.encode())
     except UnreadableError as error:
@@ -418,7 +415,7 @@ def write_parts(model: LoadedModel, threshold: float, path: Path) -> tuple[Expor
 def _graph(
     module: nn.Module, facts: ModelFacts, example: torch.Tensor, free: Any, outputs: Mapping[str, Sequence[str | int]]
 ) -> Any:
-    """Return a module as a graph with these outputs, each with its lengths."""
+    """Return a module as a graph with these outputs and lengths."""
     onnx = needed("onnx", "edge", "a model as ONNX")
     needed("onnxscript", "edge", "a model as ONNX")
     given = FEATURES if isinstance(module, AnsweringServer) else INPUT
@@ -503,9 +500,8 @@ def difference_of(model: LoadedModel, file: OnnxModel) -> float:
 
 
 def _tidy(graph: Any, facts: ModelFacts, outputs: Mapping[str, Sequence[str | int]]) -> None:
-    """Remove entries for torch's developers, paths of this machine among them; add a description of the model.
-
-    Inner shapes go too: some are wrong where lengths are free, and every reader infers them again.
+    """Remove torch's notes (paths of this machine), and inner shapes, some wrong where lengths are free; add a
+    description.
     """
     for node in graph.graph.node:
         node.doc_string = ""
@@ -545,7 +541,7 @@ def also(graph: Any, words: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress messages of torch's exporter about torch: warnings of its own, and of optional packages."""
+    """Suppress warnings of torch's exporter."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)

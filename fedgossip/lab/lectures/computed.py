@@ -143,10 +143,9 @@ def pipelined(stages: int, pieces: int, forward: float = 1.0, backward: float = 
 
 
 def _scheduled(stages: int, pieces: int, forward: float, backward: float, *, early: bool) -> tuple[list[Bar], int, int]:
-    """Return the bars of a schedule, its end in nanoseconds, and the pieces that stage 0 stores at most.
+    """Return the bars of a schedule, its end in ns, and the most pieces that stage 0 stores.
 
-    A stage takes its tasks in a fixed order: forward passes ahead, `stages` - s at stage s with `early`, all of them
-    without, then backward and forward passes in turn, then the backward passes that are left.
+    Forward passes ahead (`stages` - s at stage s with `early`, else all), then backward and forward passes in turn.
     """
     second = 1_000_000_000
     orders = []

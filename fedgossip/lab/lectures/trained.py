@@ -276,7 +276,7 @@ def certified(lam: float, clients: int, rounds: int) -> MeasuredLecture:
 
 
 def _least_of_quadratic(value: Callable[[npt.NDArray[np.float64]], float], columns: int) -> npt.NDArray[np.float64]:
-    """Return where a quadratic function of so many numbers is least, from its values at units and their sums."""
+    """Return the minimum of a quadratic function from its values at units and their sums."""
     units, zero = np.eye(columns), value(np.zeros(columns))
     alone = np.array([value(one) - zero for one in units])
     backward = np.array([value(-one) - zero for one in units])

@@ -102,7 +102,7 @@ def chosen_decay() -> float:
 
 @cache
 def _best_decay() -> float:
-    """Return the weight decay that cross-validation at the sites chooses; of equal ones the smallest."""
+    """Return the weight decay chosen by cross-validation; of equal ones the smallest."""
     train, found = _sites("heart", "train"), dict.fromkeys(DECAYS, 0.0)
     for fold in range(FOLDS):
         kept, held = ([site.part(fold, held=of) for site in train] for of in (False, True))
@@ -144,7 +144,7 @@ def _judged(sites: Sequence[HospitalRecords], where: str, score: Callable[[Hospi
 
 
 def _concordance(site: HospitalRecords, hazard: Values) -> float:
-    """Return the share of comparable pairs in which the earlier event has the larger hazard, equal hazards half.
+    """Return the share of comparable pairs in which the earlier event has the larger hazard, equal ones half.
 
     Source: Harrell, Califf, Pryor, Lee and Rosati, Evaluating the yield of medical tests, JAMA 247 (1982).
     """
@@ -171,10 +171,7 @@ def _cox(sites: Sequence[HospitalRecords], ridge: float) -> Values:
 
 
 def _fitted(name: str, sites: Sequence[HospitalRecords], source: str, more: Mapping[str, Any]) -> Values:
-    """Return the estimates of a model, in the units of the columns, by the commands that sites run.
-
-    Runs of sums are no part of this room.  Raises ConfigError where the fit is refused.
-    """
+    """Return a model's estimates, in the columns' units, by the commands that sites run."""
     import tomli_w
 
     with tempfile.TemporaryDirectory() as place:
@@ -212,7 +209,6 @@ def unlike_trees(sites: Sequence[int]) -> float:
 
 @cache
 def _tree_model(sites: int) -> tuple[bytes, float]:
-    """Return the file of the trees, and their error."""
     import tomli_w
 
     table = diabetes()
@@ -249,7 +245,7 @@ def _command(folder: Path, *words: str) -> None:
 
 
 def _fedavg(sites: Sequence[HospitalRecords], decay: float, seed: int) -> Values:
-    """Return intercept and weights of a logistic model by federated averaging: 30 rounds of 10 steps of 16 records."""
+    """Return a logistic model by federated averaging: 30 rounds of 10 steps of 16 records."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for at, site in enumerate(sites):
@@ -274,7 +270,6 @@ def _fedavg(sites: Sequence[HospitalRecords], decay: float, seed: int) -> Values
 
 @cache
 def _sites(name: str, part: str) -> list[HospitalRecords]:
-    """Return the sites of a table.  Raises ConfigError where the folder is not there."""
     root = os.environ.get(VARIABLE)
     if not root or not (Path(root) / "hospitals" / name).is_dir():
         raise ConfigError(

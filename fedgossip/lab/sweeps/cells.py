@@ -157,7 +157,7 @@ def cell_hash(experiment: Experiment, engine: str) -> str:
 
 
 def _file_in(text: str) -> list[tuple[str, str]]:
-    """Return name and digest of the file that a source or a graph names; [] for folders and for bare words."""
+    """Return name and digest of a source's or graph's file; [] for others."""
     path = Path(text.partition(":")[2].partition("?")[0] or text)
     if "/" not in text or not path.is_file():
         return []
@@ -284,7 +284,7 @@ def _read_claim(path: Path) -> tuple[str, int] | None:
 
 
 def _unlocked(path: Path) -> bool | None:
-    """Return whether the lock is free; None where this file system has no locks."""
+    """Return whether the lock is free; None without locks here."""
     try:
         lock = owner_files.opened_to_lock(path)
     except OSError:

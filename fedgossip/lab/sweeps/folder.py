@@ -260,7 +260,7 @@ class Tuning:
         return [SweepCell(values, tuned, TRIAL_SEEDS + number, trial=True) for number in range(self.seeds)]
 
     def _score(self, cells: Sequence[SweepCell], outcome_of: OutcomeOf, record_of: RecordOf) -> float | None:
-        """Return the mean of the trials, larger is better; None where one of them has failed."""
+        """Return the trials' mean, larger is better; None after a failure."""
         found = []
         for cell in cells:
             outcome = outcome_of(cell)

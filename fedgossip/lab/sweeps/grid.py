@@ -199,7 +199,6 @@ def _anchored(key: str, value: Any, folder: Path) -> Any:
 
 
 def _check(grid: SweepGrid) -> None:
-    """Raise ConfigError for a sweep without possible cells."""
     file, where = grid.file, grid.where
     _check_engine(file, where)
     for key, limit in limits_of(SweepFile):
@@ -238,7 +237,7 @@ def _check_engine(file: SweepFile, where: str) -> None:
 
 
 def _check_named(grid: SweepGrid) -> None:
-    """Raise ConfigError for a word of [skip] or of reference that is not in the grid."""
+    """Raise ConfigError for an unknown word of [skip] or reference."""
     there = {assignment(key, value) for key, values in grid.file.grid.items() for value in values}
     named = [*(assignment(key, value) for key, value in grid.file.reference.items())]
     for left, rights in grid.file.skip.items():

@@ -188,7 +188,7 @@ def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, st
 def _divided(
     values: Sequence[Mapping[str, str]], seeds: Sequence[int | None], runs: Sequence[RecordedRun]
 ) -> list[CurveRun]:
-    """Return the runs with the keys of a task as panels and all others as curves; of too many curves, more panels."""
+    """Return the runs with a task's keys as panels and all others as curves, too many as more panels."""
     keys = list(dict.fromkeys(key for one in values for key in one))
     panels = [key for key in keys if key.startswith(TASK)]
     curves = [key for key in keys if key not in panels]
@@ -264,7 +264,7 @@ def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float 
 
 
 def _first(run: RecordedRun, measure: str, target: float, better: str) -> Any:
-    """Return the row of the first round whose value is as good as the target; None where none is."""
+    """Return the first row as good as the target, or None."""
     for at, value in measured_values(run, measure).values():
         if value >= target if better == "higher" else value <= target:
             return run.network[at]

@@ -144,7 +144,7 @@ def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
 
 
 def _backend(text: str, jobs: int, memory: int | None) -> Callable[[Path, float], SweepWorkers] | None:
-    """Return the starter of workers; None where this process is the worker.  Raises ConfigError."""
+    """Return the starter of workers; None where this process is the worker."""
     kind, _, where = text.partition(":")
     if jobs < 1:
         raise ConfigError(f"jobs = {jobs}", "Give 1 or more.")
@@ -205,7 +205,7 @@ class LocalWorkers:
         return any(worker.poll() is None for worker in self._workers)
 
     def _bury(self, pid: int, number: int) -> bool:
-        """Count the death for the worker's cell, and return whether it had one; the second death fails the cell."""
+        """Count the death for the worker's cell, if any; the second fails the cell."""
         folder = self._folder
         host, name = socket.gethostname(), signal.Signals(number).name
         for cell in folder.open_cells():

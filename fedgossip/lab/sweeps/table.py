@@ -219,7 +219,7 @@ def _recorded(run: RecordedRun) -> list[str]:
 
 
 def _of_record(runs: Mapping[str, RecordedRun], row: Mapping[str, Any], name: str, over: int) -> float | None:
-    """Return the mean of the last `over` numbers of a cell, none after its round; of evaluated rounds where it can."""
+    """Return the mean of a cell's last `over` numbers, of evaluated rounds where possible."""
     if row["cell"] not in runs:
         return None
     run = runs[row["cell"]]

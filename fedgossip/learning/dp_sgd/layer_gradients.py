@@ -12,8 +12,7 @@ Sources: Goodfellow, Efficient per-example gradient computations, 2015 (the leng
 Large language models can be strong differentially private learners, ICLR 2022 (sums without the gradients); Rochette,
 Manoel and Tramel, Efficient per-example gradient computations in convolutional neural networks, 2019.
 
-One pass of a batch gives all: the forward pass keeps each layer's input; the backward pass goes down to each layer's
-output, and no further: the unused gradients of the batch are not computed.
+One pass of a batch gives all: it keeps each layer's input, and goes back to each layer's output and no further.
 """
 
 from __future__ import annotations
@@ -68,17 +67,16 @@ class LayerGradients(Protocol):
         ...
 
     def sums(self, weights: Tensor) -> Iterator[Tensor]:
-        """Yield the sum of the gradients, each times its weight [b], parameter after parameter, float64, flat.
-
-        A large one is yielded in the parts of `parts`, each to be used before the next is taken.
+        """Yield the sum of the gradients, each times its weight [b], parameter after parameter, float64, flat; a large
+        one in the parts of `parts`, each to be used before the next.
         """
         ...
 
     def single_sums(self, weights: Tensor, into: Sequence[Tensor]) -> Iterator[Tensor]:
         """Write the result of `sums` into a float32 tensor of each parameter, and yield their parts, flat, as it does.
 
-        An element is off by at most b / (2^24 - b) of the sum of the magnitudes added up in it, whatever the
-        order, and by 2^-70 where they leave float32.
+        An element is off by at most b / (2^24 - b) of its terms' sum of magnitudes, and by 2^-70 where they leave
+        float32.
         """
         ...
 
@@ -99,9 +97,8 @@ class Factors(NamedTuple):
         return 0
 
     def squares(self) -> Tensor:
-        """As `LayerGradients.squares`; without a bias inf too where a factor is longer than LONGEST.
-
-        With one a is 1 at least in length, and no factor is longer than the gradient.
+        """As `LayerGradients.squares`; without a bias inf too where a factor is longer than LONGEST, as it may exceed
+        the gradient.
         """
         e, a = (torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in (self.errors, self.inputs))
         if self.bias:
@@ -300,7 +297,7 @@ class Layered:
     def by_layer(self, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
         """Return the gradients of b >= 1 examples layer by layer; .grad stays unchanged.
 
-        Raises ConfigError for a layer whose input is not one tensor with an example in each row.
+        Raises ConfigError for a layer whose input is not one tensor with an example per row.
         """
         calls: list[Call] = []
         if self._is_chain():
@@ -327,7 +324,7 @@ class Layered:
         return [one for layer in self.by_layer(x, y) for one in layer.each()]
 
     def _is_chain(self) -> bool:
-        """Return whether the layers form a chain: then no hooks are needed, which cost as much time."""
+        """Return whether the layers form a chain, which needs no (slow) hooks."""
         module = self._module
         hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
         return type(module) is nn.Sequential and not hooked and self._places.keys() <= set(module)
@@ -360,7 +357,7 @@ class Layered:
                 hook.remove()
 
     def _noted(self, place: int, taken: tuple[Any, ...], given: torch.Tensor, rows: int) -> Call:
-        """Return a call.  Raises ConfigError for a layer whose input is not a tensor with an example in each row."""
+        """Return a call.  Raises ConfigError for an input without an example per row."""
         if len(taken) != 1 or len(taken[0]) != rows or given.dim() < 2:
             arguments = f"a tensor of shape {tuple(taken[0].shape)}" if len(taken) == 1 else f"{len(taken)} arguments"
             raise ConfigError(
@@ -373,9 +370,8 @@ class Layered:
 
 
 def known_layers(module: nn.Module) -> list[nn.Module] | None:
-    """Return the trained layers of a module, in the order of its parameters; None where one is unknown.
-
-    Every trained parameter belongs to one layer with a formula, and of such a layer all are trained.
+    """Return the trained layers of a module, in its parameters' order; None unless each trained parameter belongs to a
+    layer with a formula, of which all are trained.
     """
     layers = [part for part in module.modules() if any(p.requires_grad for p in part.parameters(recurse=False))]
     theirs = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
@@ -385,7 +381,7 @@ def known_layers(module: nn.Module) -> list[nn.Module] | None:
 
 
 def _innermost(images: torch.Tensor) -> torch.Tensor:
-    """Lay pictures on a CPU out as [b, h, w, c], as `channels` does; with one channel torch needs explicit strides."""
+    """Lay pictures on a CPU out as [b, h, w, c]; with one channel torch needs explicit strides."""
     if images.device.type != "cpu" or images.dim() != 4:
         return images
     if images.shape[1] == 1 and not images.requires_grad and images.is_contiguous():

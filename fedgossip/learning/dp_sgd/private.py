@@ -4,20 +4,18 @@
             g_i  <-  gradient of example i of B        cut to `clip` where it is longer
             gradient  <-  (sum g_i + noise) / (q m)    noise: Gaussian, deviation `noise` * clip, on every element
 
-The optimiser may post-process it freely: momentum, weight decay, FedProx's pull and SCAFFOLD's c - c_i use the examples
-only through earlier gradients, which have the same noise.  SCAFFOLD's c_i is computed from the node's own released
-updates; it costs nothing.  A batch may be empty: that step is noise.  The divisor is q m, not the size of B, which
-would disclose it.  Buffers (running statistics) stay unchanged: they would be released without noise.  The loss is not
-private and is not reported.
+Post-processing is free: momentum, weight decay, FedProx's pull and SCAFFOLD's c - c_i use the examples only through
+noisy gradients.  A batch may be empty: that step is noise.  The divisor is q m, not the size of B, which would disclose
+it.  Buffers (running statistics) stay unchanged: they would be released without noise.  The loss is not private and is
+not reported.
 
-Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result
-disclose nothing.  With known layers only (`layer_gradients`) sums are rounded, not gradients, and most layers store no
-gradient of an example:  `cut` states the deduction from the clip.  Else each g_i is rounded towards zero and the sum
-is exact.  Either way an example counts at most `clip`.  Floating point sums and noise have been broken by last bits:
-Mironov, CCS 2012; Casacuberta et al., CCS 2022.
+Sums and noise are whole units of clip / UNITS (`secure.noise`), as last bits of floating point have broken such noise:
+Mironov, CCS 2012; Casacuberta et al., CCS 2022.  With known layers (`layer_gradients`) sums are rounded, not gradients
+(`cut` states the deduction from the clip); else each g_i is rounded towards zero.  Either way an example counts at most
+`clip`.
 
-The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It treats m,
-and its consequences, as public.  A repeated job, from a checkpoint for example, is another release.
+The account of one job: `steps` releases of noise multiplier `noise` at rate q (`privacy.accounting`), with m public.  A
+repeated job is another release.
 
 Source: Abadi et al., Deep learning with differential privacy, CCS 2016, algorithm 1.
 """
@@ -75,7 +73,7 @@ def _nothing_shorter() -> bool:
 
 @lru_cache(maxsize=1)
 def _as_near() -> bool:
-    """Return whether products are accurate without shorter numbers set: bfloat16 is off by 2^-9, TF32 by 2^-12."""
+    """Return whether products are exact enough: bfloat16 is off by 2^-9, TF32 by 2^-12."""
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(ROWS, WIDTH, generator=drawn) for _ in range(2))
     off = (torch.mm(a.T, b).double() - torch.mm(a.double().T, b.double())).abs()
@@ -151,9 +149,8 @@ class PrivateGradients:
     def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter.
 
-        Each part of the sum is rounded, gets its noise and is stored as a gradient, all in the cache.  Sums and noise
-        are exact in their types, so a gradient is a function of their sum: the types, which depend on the size of the
-        batch and on the noise, cannot be inferred from it.
+        Sums and noise are exact in their types, so a gradient is a function of their sum and does not disclose the
+        types, which depend on the batch's size.
         """
         noise, scale, start = self._noise_drawn(), self._unit / self._expected, 0
         for part, gradient in self._summed(x, y):
@@ -165,7 +162,7 @@ class PrivateGradients:
             torch.mul(found.float(), scale, out=gradient)  # rounded once, in either type
 
     def _summed(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the sum of the cut gradients in parts, each with its gradient's part: equal in float32."""
+        """Yield the sum of the cut gradients in parts, each with its gradient's part."""
         way = self._layers
         if way is None or not 0 < len(x) <= min(SINGLE_ROWS, self._rows(way.elements)) or not are_float32(x.device):
             yield from zip(self._clipped_sum(x, y), self._gradients(), strict=True)
@@ -180,9 +177,7 @@ class PrivateGradients:
             yield from parts(gradient_of(parameter))
 
     def _noise_drawn(self) -> torch.Tensor | None:
-        """Return the noise of a step, whole numbers of units in float32, or float64 where that is too short, until the
-        next call.
-        """
+        """Return a step's noise, whole units in float32 or float64, until the next call."""
         if not self._privacy.noise:
             return None
         assert self._gaussian is not None, "a job begins with begin()"
@@ -196,10 +191,7 @@ class PrivateGradients:
         return noise.to(self._trained[0].device)
 
     def _clipped_sum(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the sum of the cut gradients in units, float64, flat, in parts as `LayerGradients.sums` does.
-
-        The caller rounds it: it is of whole numbers already where gradients are taken one by one.
-        """
+        """Yield the sum of the cut gradients in units, float64, flat; the caller rounds it."""
         way = self._layers
         rows = LAYERED_ROWS if way is not None else self._rows(self._elements)
         if way is not None and 0 < len(x) <= min(rows, self._rows(way.elements)):
@@ -225,9 +217,8 @@ class PrivateGradients:
 
     @property
     def _layers(self) -> Layered | None:
-        """Return the layered method; None where it is not used: where a batch could exceed LAYERED_MOST.
-
-        The choice follows from public facts, not from the batch: both methods round differently.
+        """Return the layered method, or None where a batch could exceed LAYERED_MOST: public facts decide, as both
+        methods round differently.
         """
         return self._way if isinstance(self._way, Layered) and 2 * self._expected <= LAYERED_MOST else None
 
@@ -273,12 +264,10 @@ def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> It
 def cut(layers: Sequence[LayerGradients], clip: float, elements: int) -> tuple[Sequence[LayerGradients], torch.Tensor]:
     """Return gradients and their weights [b], float64, which limit their lengths to the clip, in units, less a margin.
 
-    One example more, or less, moves the rounded sum by its cut gradient, by at most one unit in each of the `elements`,
-    and by the errors of the sums before it and after it.  Of b examples in float32 that is
-    b / (2^24 - b) of the sum of their lengths, for an element is off by that much of the sum of its magnitudes, and the
-    length of a sum is at most the sum of lengths: 2^-24 SINGLE_ROWS^2 clips, before and after.  The rest of MARGIN
-    covers the rounding of a weighted factor, or of a float64 sum to float32.  Of sums of LAYERED_MOST examples in
-    float64 it is 2^-53 LAYERED_MOST^2.  Gradients are cut shorter by all of that.
+    One example moves the rounded sum by its cut gradient, by at most one unit in each of the `elements`, and by the
+    errors of the sums before and after it: of b examples in float32 b / (2^24 - b) of their lengths' sum, 2^-24
+    SINGLE_ROWS^2 clips; in float64 2^-53 LAYERED_MOST^2.  The rest of MARGIN covers the rounding of a weighted factor,
+    or of a float64 sum to float32.
     """
     norms = square_root(reduce(torch.add, (one.squares() for one in layers)))
     if not math.isfinite(float(norms.sum())):
@@ -478,5 +467,4 @@ def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _grad_sample_module() -> Any:
-    """Return opacus's GradSampleModule.  Raises ConfigError where opacus is not installed."""
     return needed("opacus.grad_sample", "privacy", "differential privacy in training").GradSampleModule

@@ -1,7 +1,4 @@
-"""Privacy of single records in training: its strength, the draw of each step, and the number of steps.
-
-No torch here: a plan accounts for it, and a dry run checks it.  `private` takes the gradients.
-"""
+"""Privacy of single records in training: its strength, the draw of each step, and the number of steps.  No torch."""
 
 from __future__ import annotations
 
@@ -29,8 +26,9 @@ class RecordPrivacy:
     noise: float
     """z: the noise's deviation over the clip, 1e-3 to 256.  0 only clips, and hides nothing."""
     entropy: Entropy | None = field(default=None, repr=False)
-    """os.urandom in a real run.  None: batches and noise follow from (seed, node, round), so that a simulation can be
-    repeated; with the seed anybody can remove the noise: no privacy."""
+    """os.urandom in a real run.  None: batches and noise follow from (seed, node, round), repeatable and not
+    private.
+    """
     test_noise: float = 0.0
     """Deviation of the noise on a count of right answers, of one for each record; 0: no count is reported."""
 
@@ -63,7 +61,7 @@ class PoissonBatches:
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
         """Return the batches of `node` in `round`; a step may have no example, or all.
 
-        Raises ConfigError for another number of `steps` than the account of a round has.
+        Raises ConfigError for other `steps` than a round's account has.
         """
         share = self._shares[node]
         counted = private_steps(self._settings, len(share))

@@ -6,10 +6,8 @@ Of the lasso it is lam (|w|_1 + smooth/2 |w|^2), the elastic net with little of 
     vector     [columns + 1 + 4], float64: weights, intercept; and the numbers of `cocoa`, 0 for every other algorithm
     cocoa      coordinate steps on the dual variables of the job (`extra`); else mini-batch SGD
 
-The loss of a job is the client's part of P at the given vector, including lam/2 |w|^2, so the mean over all is P
-itself.
-
-The losses of a margin m = x w, with what dual coordinate ascent needs:
+The loss of a job is the client's part of P, lam/2 |w|^2 included, so the mean over all is P.  Losses of a margin m = x
+w:
 
             loss(m; y)              loss*(-a)                                       a
     hinge      max(0, 1 - y m)      -y a                                            0 <= y a <= 1
@@ -100,7 +98,7 @@ class ConvexTask:
         return [self._mean_gradient(job) for job in jobs]
 
     def _ascent(self, job: Job) -> Update:
-        """Return the client's part of a round of CoCoA; without dual variables it only counts its examples."""
+        """Return the client's part of a round of CoCoA; without dual variables it counts its examples."""
         assert job.terms is not None
         (sigma, passes), *memory = job.terms.extra
         share, w = self._shares[job.node], job.vector[:-CERTIFICATE]
@@ -125,7 +123,7 @@ class ConvexTask:
     def _climbed(
         self, order: Sequence[int], share: Indices, a: Floats, w: Floats, sigma: float, scale: float
     ) -> Floats:
-        """Return a after a coordinate step for each place of `order`, by w + sigma' times the change of w so far."""
+        """Return a after a coordinate step for each place of `order`, at w + sigma' times its change."""
         after, seen = a.copy(), np.array(w)
         x, y, square, ascend = self._x[share], self._y[share].tolist(), self._square[share].tolist(), self.loss.ascend
         for i in order:
@@ -178,8 +176,8 @@ class ConvexTask:
     # --- evaluation -----------------------------------------------------------------------------------------------
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return "loss" on the test set, "accuracy" or "rmse" there, and "gap": of the model at the start of cocoa's
-        last round; of another algorithm's that of this one, where all examples are known here.
+        """Return "loss", "accuracy" or "rmse" on the test set, and "gap": with cocoa of the model at the start of its
+        last round; else of this one, where all examples are here.
         """
         return [self._measured(vector) for vector in vectors]
 
@@ -208,12 +206,12 @@ class ConvexTask:
 
 
 def _margins(x: Floats, w: Floats) -> Floats:
-    """Return x w row by row: numpy's own sums, with bits independent of threads and of other rows."""
+    """Return x w row by row: bits independent of threads and of other rows."""
     return np.asarray(np.add.reduce(x * w, axis=1))
 
 
 def _order(drawn: np.random.Generator, m: int, steps: int) -> Sequence[int]:
-    """Return the examples of so many steps: each once, in a new order, then each again."""
+    """Return the examples of so many steps, pass by pass, each in a new order."""
     passes = [drawn.permutation(m) for _ in range(-(-steps // m))]
     order: list[int] = np.concatenate(passes)[:steps].tolist()
     return order
@@ -227,7 +225,6 @@ def _columns(data: Dataset) -> Floats:
 
 
 def _labels(data: Dataset, loss: str, positive: str) -> Floats:
-    """Return -1 and 1."""
     if not data.classes:
         text = f"{data.name}: its labels are numbers, and {loss} is of two classes"
         raise ConfigError(text, 'Set task.loss = "squares".')
@@ -257,8 +254,9 @@ STEPS_MOST = 100
 
 @dataclass(frozen=True)
 class DualLoss:
-    """`value` and `slope` of (margins, labels); `conjugate` of (a, labels); `ascend` of (a, label, margin, q) gives
-    the new a; `classes`: whether labels are -1 and 1."""
+    """`value`, `slope` of (margins, labels); `conjugate` of (a, labels); `ascend` of (a, label, margin, q): the new a;
+    `classes`: labels are -1 and 1.
+    """
 
     value: Callable[[Floats, Floats], Floats]
     slope: Callable[[Floats, Floats], Floats]
@@ -302,7 +300,7 @@ def _entropy(b: Floats) -> Floats:
 
 
 def _softplus(t: Floats) -> Floats:
-    """Return log(1 + exp(t)) by the C library, one by one: numpy's own vectors round otherwise on other processors."""
+    """Return log(1 + exp(t)) by the C library: numpy's vectors round otherwise on other processors."""
     return np.array([max(one, 0.0) + math.log1p(math.exp(-abs(one))) for one in t.tolist()])
 
 
@@ -331,4 +329,4 @@ LOSSES: dict[str, DualLoss] = {
     ),
 }
 LOSSES[LASSO] = LOSSES["squares"]
-"""By the names of an experiment file."""
+"""Losses by their names in an experiment file."""

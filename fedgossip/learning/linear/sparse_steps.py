@@ -1,18 +1,12 @@
 """Logistic regression on examples with a few of very many features, as in clicks and words; numpy alone.
 
-task       a LocalTask of every kind of run but parameter servers, whose workers hold no table
-step       of one batch: w[keys] <- w[keys] - rate * gradient, keys the rows that the batch has: no other is touched
-processes  1: the steps are made here; P, parallel = "hogwild": by `processes/sparse_worker`, on one line of shared
-memory
-
-The problem, at servers (`SparseLogistic`) or as a whole vector that every participant steps on by the rows it needs:
-
     features   known by rank, rank k about as often as 1 / k; an example has so many of them, each with 1 / sqrt(many)
     labels     1 with probability sigmoid(w* . x), where a quarter of w* are not 0
-    model      a table [features, 1]; it begins at 0, and a batch needs the rows of its own features
+    model      a table [features, 1], 0 at first, at servers (`SparseLogistic`) or as a whole vector at each participant
+    step       w[keys] <- w[keys] - rate * gradient, keys the rows of the batch
+    processes  1: steps here; P, parallel = "hogwild": `processes/sparse_worker`, on one line of shared memory
 
-A worker processes its examples in order, a batch after the other, and again: the rows of a batch are the same in every
-pass, which the key-cache filter relies on.
+A worker processes its examples in order, pass after pass with the same batches, which the key-cache filter relies on.
 """
 
 from __future__ import annotations
@@ -91,7 +85,7 @@ class SparseLogistic:
         self.schema = hashlib.sha256(about.encode()).hexdigest()[:16]
 
     def _drawn(self, purpose: str, node: NodeId, count: int) -> SparseExamples:
-        """Draw examples: exact arithmetic alone, so that all processors draw the same."""
+        """Draw examples by exact arithmetic: the same on all processors."""
         drawn, features = stream(self.seed, purpose, node), self.table.rows
         octaves = drawn.integers(0, features.bit_length(), (count, self.nonzeros))
         ranks = np.floor(np.ldexp(1 + drawn.random((count, self.nonzeros)), octaves)).astype(np.int64) - 1
@@ -148,7 +142,6 @@ class SparseLogistic:
         return Update(frozen(total.astype(self.dtype)), self.examples, metrics)
 
     def _margins(self, examples: SparseExamples, weights: Vector) -> npt.NDArray[np.float64]:
-        """Return w . x of each example; each has a feature at least."""
         return np.add.reduceat(weights.astype(np.float64), examples.starts[:-1]) * self.value
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:

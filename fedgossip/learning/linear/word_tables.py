@@ -1,13 +1,10 @@
-"""The model `words:ROWS-WIDTH-CLASSES`: a class for each bag of words, by the mean of their embeddings and a linear
-layer.  No torch here.
+"""The model `words:ROWS-WIDTH-CLASSES`: a linear layer on the mean embedding of a bag of words.  No torch.
 
-The model is one table of rows of WIDTH numbers, in this order:
+One table of rows of WIDTH numbers, drawn with deviation 1 / sqrt(WIDTH):
 
     ROWS                    an embedding for each word
     CLASSES                 a row of the linear layer's weights for each class
     ceil(CLASSES / WIDTH)   its biases, one after the other
-
-All are drawn alike, of deviation 1 / sqrt(WIDTH).
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Training a table of embeddings and the linear layer behind it on the rows that a batch needs; see `word_tables`.
 
-The small model of a batch consists of its rows alone, with words numbered by their places among them: torch never sees
-the table.  Its gradient covers the rows of the batch, and no others.
+The small model of a batch consists of its rows, its words numbered by their places among them: torch never sees the
+table.
 
-Beside parameter servers the table is a whole vector, which every participant has:
-
-task       a LocalTask of every kind of run but parameter servers, whose workers hold no table
-step       of one batch: rows[keys] <- rows[keys] - rate * gradient; keys are its words and the rows of the linear layer
-processes  1: the steps are made here; P, parallel = "hogwild": by `processes/words_worker`, on one line of shared
-memory
+    task       a LocalTask of every kind of run but parameter servers, each participant with the whole table
+    step       rows[keys] <- rows[keys] - rate * gradient; keys: the batch's words and the rows of the linear layer
+    processes  1: steps here; P, parallel = "hogwild": `processes/words_worker`, on one line of shared memory
 """
 
 from __future__ import annotations
@@ -147,7 +144,7 @@ def step_on(
 
 
 def _words_of(data: Dataset, sizes: WordTable) -> npt.NDArray[np.int64]:
-    """Return the words of each example, [m, k].  Raises ConfigError for features that are no words."""
+    """Return the words of each example, [m, k].  Raises ConfigError for features that are none."""
     if data.vocabulary is not None:
         text = f"{data.name}: its examples are text, and words:{sizes.words}-... takes rows of numbers"
         raise ConfigError(text, "Take chars:64 or gpt:2-64-4, models of characters.")

@@ -9,18 +9,13 @@ So a step down by one place is a step over b * w rows, and a kernel row i reads 
     backward    lines' error = sum_i e[-i:] W_i'          added up over the places that each line holds
     update      W_i += lines[i:]' e
 
-The convolution that reads the data has few channels, where such products are too narrow, and nothing is propagated
-below it.  There one row is a whole window of the pooling: the (kernel + 1)^2 places that its four results see, times
-a matrix that holds the kernel four times, shifted.  For 3x3 that computes 16/9 as much as needed, in products four
-times as wide, from rows that take a quarter of the memory.
+The convolution that reads the data has few channels, too narrow for such products.  There one row is a whole window of
+the pooling: the (kernel + 1)^2 places of its four results, times a matrix that holds the kernel four times, shifted.
+For 3x3 that is 16/9 of the operations, in products four times as wide, from a quarter of the memory.
 
-The bits of a node do not depend on its company, for the reasons in `stacked_engine`.  Sums over examples and places are
-products too; the row of ones is followed by one of zeros, as a product with a side of length 1 would not do.
-
-Measured on one core with AVX-512: all these products run at 110 to 130 GFLOP/s, so what counts is their number of
-operations and the passes over memory between them.
-
-`shape_of` decides which modules train many nodes at once (`stacked_engine`).
+A node's bits do not depend on its block (`stacked_engine`).  Sums over examples and places are products too; a row of
+zeros follows the row of ones, as a product with a side of length 1 would round otherwise.  Measured on one core with
+AVX-512: 110 to 130 GFLOP/s for all these products.
 """
 
 from __future__ import annotations
@@ -51,10 +46,10 @@ def lined(length: int) -> int:
 
 
 def weight_rows(layers: Sequence[Convolution]) -> list[list[int]]:
-    """Return per convolution the rows of its weights, tensors [k, rows, outputs] of their own.
+    """Return per convolution the rows of its weights, tensors [k, rows, outputs] of their own, to which products write
+    fastest.
 
-    The kernels, whole for the first convolution and else a kernel row each; then the bias and a row of zeros.  Rows
-    of a kernel are its places, channels innermost.  Separate tensors, as a product writes to whole tensors fastest.
+    The first convolution's kernels are whole, others a row each, channels innermost; then the bias and a row of zeros.
     """
     return [
         [layer.inputs, 2] if number == 0 else [layer.kernel * layer.channels] * layer.kernel + [2]
@@ -86,8 +81,9 @@ class Pool:
     """Pooling, bias and ReLU between two layers; tensors [k, h, rows, w, channels], views into those of the layers."""
 
     def __init__(self, results: Pair, errors: Pair, halves: Tensor, down: Pair, best: Tensor, error: Tensor) -> None:
-        """`results` and `errors` are left and right of each pair, where the errors may take the place of the results;
-        `down` is what is above and below in `halves`."""
+        """`results`, `errors`: left and right of each pair, errors possibly in the results' place; `down`: above and
+        below in `halves`.
+        """
         (self.left, self.right), (self.top, self.bottom), self.halves = results, down, halves
         self.left_error, self.right_error = errors
         self.best, self.error = best, error
@@ -117,10 +113,9 @@ class Pool:
 
 
 class Windows:
-    """The convolution that reads the data, for k nodes; `tensors` are all [k, ...].
+    """The convolution that reads the data, for k nodes; all `tensors` are [k, ...].
 
-    Images come as four: the places of even and odd rows and columns.  The windows see a place of theirs in all of a
-    row of one of these, side by side, so the places are gathered in runs.
+    Images come as four, the places of even and odd rows and columns: a window's places in each lie side by side.
     """
 
     def __init__(self, layer: Convolution, rows: int, tensors: Sequence[Tensor]) -> None:
@@ -313,8 +308,8 @@ class Convolutions:
         )
 
     def join(self, weights: Sequence[Tensor], signal: Tensor, error: Tensor) -> None:
-        """Use these weights; write the output to `signal` [k, rows, inputs] of the first linear layer, and take its
-        error from `error` of the same shape.
+        """Use these weights; write the output to `signal` [k, rows, inputs] of the first linear layer; read its
+        `error`, of that shape.
         """
         for number, (part, own) in enumerate(zip(self.parts, self._by_layer(weights), strict=True)):
             part.take(own)
@@ -365,8 +360,7 @@ def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:
 class Convolution:
     """A convolution with ReLU and 2x2 pooling behind it, and the shape of one example.
 
-    It reads [channels, height, width] and gives [outputs, half_height, half_width]; an odd last row or column of its
-    result is dropped by the pooling, so it is not computed.
+    It maps [channels, height, width] to [outputs, half_height, half_width]; an odd last row or column is not computed.
     """
 
     channels: int
@@ -414,9 +408,8 @@ class Shape:
 def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape | None:
     """Return the shape of a module [Conv2d, ReLU, MaxPool2d(2)]* [Flatten] Linear (ReLU Linear)* that reads `example`s.
 
-    Convolutions are square with odd sides, of stride 1, padded with zeros if at all; Unflatten may fold a flat example
-    into an image first.  None for all else, and where a hidden layer has one unit or channel, a layer has no bias, or
-    parameters are frozen or personal.
+    Convolutions are square, odd, of stride 1, zero-padded if at all; Unflatten may come first.  None for all else, and
+    for a hidden layer of one unit or channel, a layer without bias, or frozen or personal parameters.
     """
     if type(module) is not nn.Sequential:
         return None
@@ -441,7 +434,7 @@ def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape
 
 
 def _convolution(layers: Sequence[nn.Module], given: tuple[int, ...]) -> Convolution | None:
-    """Return the effect of [Conv2d, ReLU, MaxPool2d] on an example of shape `given`, if supported by `shape_of`."""
+    """Return the effect of [Conv2d, ReLU, MaxPool2d] on an example of shape `given`, if supported."""
     if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d] or len(given) != 3:
         return None
     conv, _, pool = layers
@@ -474,7 +467,7 @@ def _pair_of(value: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sizes(layers: Sequence[nn.Module], *, flat: bool) -> tuple[int, ...] | None:
-    """Return the layer sizes where the layers are [Flatten,] Linear, ReLU, Linear, ...; images need the Flatten."""
+    """Return the layer sizes of [Flatten,] Linear, ReLU, Linear, ...; images need the Flatten."""
     if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
         layers = layers[1:]
     elif not flat:

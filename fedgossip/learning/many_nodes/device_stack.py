@@ -4,12 +4,9 @@
     trained   their copy, which local steps change; then x + (t - x), as sent by a peer
     mixing    of `trained` into `models`
 
-Both are stacks [n, ...] of a tensor per layer (`workspace`), trained a block of nodes after the other.  Results are
-rounded as the host rounds them, so that a CPU gives the bits of a peer.  Training restarts from `models` after running
-out of memory, with blocks of half as many nodes.
-
-Mixing has the bits of `vectors.ordered_mix`: each product is rounded, and each sum, in the order of the terms: a row is
-gathered, multiplied and added, by three operations, and never by one that multiplies and adds at once.
+Both are stacks [n, ...] of a tensor per layer (`workspace`).  Results are rounded as on the host: a CPU gives a peer's
+bits.  Mixing has those of `vectors.ordered_mix`: a row is gathered, multiplied and added by three operations, never by
+a fused one.  After running out of memory a round restarts from `models` with half the block.
 """
 
 from __future__ import annotations
@@ -57,8 +54,7 @@ class StackEngine(Protocol):
 class DeviceStack:
     """n models of an engine's shape, which take `steps` steps of plain SGD a round.
 
-    `note` receives an event's name and a text: of smaller blocks, and of a round that was not captured.
-    Raises torch.cuda.OutOfMemoryError where the models do not fit.
+    `note` receives an event's name and text: smaller blocks, a round not captured.  Raises torch.cuda.OutOfMemoryError.
     """
 
     untold = 16
@@ -151,7 +147,7 @@ class DeviceStack:
     # --- a round ----------------------------------------------------------------------------------------------
 
     def _feed(self, indices: Indices, lr: float) -> None:
-        """Copy a round's inputs from the host to the device: one transfer, and the rate."""
+        """Copy a round's inputs and rate to the device in one transfer."""
         assert self._kept < ROUNDS_KEPT, "the losses of so many rounds are not kept"
         given = torch.from_numpy(np.ascontiguousarray(indices))
         if self.device.type == "cuda":
@@ -162,7 +158,7 @@ class DeviceStack:
             self._lr = lr
 
     def _do(self, name: str, phase: int | None, *parts: Part) -> None:
-        """Run parts of a round; from the second time on as one captured graph, where the device has graphs."""
+        """Run parts of a round; from the second time on as one captured graph, if possible."""
         key = name, phase
         if key not in self._graphs:
             self._graphs[key] = CapturedWork(parts, self._capture, self._not_captured, self._retried)
@@ -231,9 +227,9 @@ class DeviceStack:
         return self._blocks
 
     def _retried(self, part: Part) -> None:
-        """Run a part; after running out of memory repeat it with smaller blocks, so it must not read what it writes.
+        """Run a part; after running out of memory with smaller blocks, so it must not read what it writes.
 
-        Raises TrainingError where there is too little memory for one node at a time.
+        Raises TrainingError where there is too little memory for one node.
         """
         while True:
             try:
@@ -283,8 +279,8 @@ class _TermGroup(NamedTuple):
 
 
 class DeviceMixing:
-    """The mixing of a round, on the device.  `scales` [n, 1]: common factor of a row where all its receivers weigh it
-    alike, as on regular graphs; it is then scaled once, in place, instead of once per receiver.
+    """The mixing of a round, on the device.  `scales` [n, 1]: a row's factor where all receivers weigh it alike; it is
+    then scaled once.
     """
 
     def __init__(self, groups: RowGroups, n: int, device: torch.device) -> None:
@@ -335,7 +331,7 @@ def _group_of(nodes: np.ndarray, ids: np.ndarray, weights: np.ndarray, n: int, d
 def squared_distance(rows: Sequence[Rows], since: Sequence[Rows] | None = None) -> torch.Tensor:
     """Return sum_i ||x_i - mean||^2 in float64, on the device; with `since` of the differences x_i - since_i.
 
-    Each difference is rounded once to float32, as `vectors.consensus_distance` rounds it.
+    Each difference is rounded to float32, as in `vectors.consensus_distance`.
     """
 
     def apart(block: torch.Tensor) -> torch.Tensor:

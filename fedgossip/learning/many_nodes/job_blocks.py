@@ -1,9 +1,7 @@
-"""Which jobs a GPU trains together, and the fallbacks.
+"""Which jobs a GPU trains together, in blocks of `ModuleStack`, and the fallbacks.
 
-The jobs of a call are divided into blocks that `ModuleStack` trains.  Too little memory: blocks of half the size, down
-to one node; after that `sharing` takes over, and the loop trains once batches are split.  An unsuitable module is
-trained by the loop from then on, with one report.  On a CPU the loop trains: there a node's bits may not depend on its
-block.
+Too little memory: half the block, down to one node; then `sharing`, and the loop with split batches.  An unsuitable
+module is left to the loop, with one report.  On a CPU the loop trains: a node's bits may not depend on its block.
 """
 
 from __future__ import annotations
@@ -54,13 +52,12 @@ KINDS = ("cuda",)
 """The devices on which jobs are trained together."""
 
 STEPS_THAT_PAY = 20_000
-"""Number of steps of all blocks in a run above which compiling is advised; an estimate: a minute, at 3 ms a step."""
+"""Number of steps of all blocks in a run above which compiling is advised (about a minute)."""
 
 
 class JobBlocks:
-    """Trains jobs together with `stack`; without one reports the `reason` once several jobs arrive.
-
-    `rounds`: of the run, for the estimate whether compiling would pay.
+    """Trains jobs together with `stack`; without one reports the `reason` once.  `rounds` of the run: whether compiling
+    pays.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class JobBlocks:
         return [trained.outcome for trained in found]
 
     def _tried(self, stack: ModuleStack, jobs: Sequence[Assignment]) -> list[JobResult] | None:
-        """Train the jobs; None for an unsuitable module, which is not tried again."""
+        """Train the jobs; None for an unsuitable module."""
         _, round = jobs[0].name
         try:
             found = self._in_blocks(stack, jobs)
@@ -149,9 +146,8 @@ def steps_of(job: Assignment) -> int:
 
 
 def all_blocks(jobs: Sequence[Assignment], most: int) -> Iterator[list[Assignment]]:
-    """Yield the jobs in blocks of at most so many, those with active terms in blocks of their own.
-
-    Blocks are of nearly equal size, for each size is compiled anew; jobs with equal numbers of steps are adjacent.
+    """Yield the jobs in blocks of at most so many and nearly equal size (each is compiled anew); active terms apart,
+    equal steps adjacent.
     """
     for pulled in (False, True):
         kind = [job for job in jobs if bool(job.terms and job.terms.active) == pulled]
@@ -284,9 +280,8 @@ class NodeRows:
 class ModuleStack:
     """Trains the jobs of several nodes together, for any module that vmap supports.
 
-    It reads a node's state as `ModuleLoop` does, and leaves it unchanged: see `JobResult.kept`.
-    `compiles`: the gradient of all nodes is compiled by torch.compile, on CUDA as a graph; after a failure training
-    continues without.
+    A node's state stays unchanged (`JobResult.kept`).  `compiles`: the gradient of all nodes by torch.compile, if that
+    works.
     """
 
     def __init__(
@@ -336,7 +331,7 @@ class ModuleStack:
         return [found[places[k]] for k in range(len(jobs))]
 
     def _train_block(self, jobs: Sequence[Assignment]) -> list[JobResult]:
-        """Train jobs in order of their steps, the most first, as `train`."""
+        """Train jobs in order of their steps, the most first."""
         steps = [len(job.plan.counts) for job in jobs]
         taken = [int(job.state[STEPS]) if STEPS in job.state else 0 for job in jobs]
         rates = optimizers.rates(self._settings, [job.lr for job in jobs], taken, steps[0])
@@ -366,7 +361,7 @@ class ModuleStack:
     def _step(
         self, part: NodeRows, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor, *, whole: bool
     ) -> torch.Tensor:
-        """Take a step of some nodes; return their losses [k].  `whole`: of all nodes of a block, on whole batches."""
+        """Step some nodes; return their losses [k].  `whole`: all of a block, on whole batches."""
         k = len(part.all)
         x, y = (one.view(k, len(one) // k, *one.shape[1:]) for one in (x, y))
         line, statistics = part.all[:, : self._trained], part.all[:, self._trained :]
@@ -400,7 +395,7 @@ class ModuleStack:
     def _loss(
         self, line: torch.Tensor, statistics: torch.Tensor, buffers: Buffers, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Buffers]]:
-        """Return one node's loss; beside it the loss, and the statistics and buffers after the pass."""
+        """Return one node's loss; beside it the loss, and the buffers after the pass."""
         parts = torch.split(
             line, [one.stop - one.start for one in self._segments]
         )  # whose gradients are joined at once
@@ -416,7 +411,7 @@ class ModuleStack:
         return loss, (loss.detach(), after, mine)
 
     def _gradients(self, inputs: tuple[Any, ...], *, whole: bool) -> GradientAndLoss:
-        """Compute gradients, compiled for whole batches of a whole block, of few sizes: each is compiled anew."""
+        """Compute gradients, compiled for whole batches of a whole block: few sizes."""
         k = len(inputs[0])
         if self._compiled is None or not whole or (k not in self._sizes and len(self._sizes) == COMPILED_SIZES):
             return self._plain(*inputs)

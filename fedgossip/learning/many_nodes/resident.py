@@ -1,8 +1,7 @@
 """Training of all simulated nodes with models that stay on their device: batches, rates, losses and errors.
 
-A round reads nothing from a GPU (`device_stack`): the next is prepared while it computes.  Its losses and the
-finiteness of updates are read when the record needs them, and an error then names its node and round.  On the CPU
-(`resident`) that is after every round.
+A round reads nothing from a GPU (`device_stack`); losses and the finiteness of updates are read when the record needs
+them, and an error names its node and round.  On the CPU that is after every round.
 """
 
 from __future__ import annotations
@@ -161,17 +160,15 @@ class HostStack:
 
 
 COLUMNS_OF_ALL = 1 << 18
-"""Number of elements mixed at a time, 1 MiB: 1000 nodes of 9216 numbers and five terms take 5.8 us each, 6.3 with four
-times as many, 7.3 with ten times as many, on a second level of 1 MiB."""
+"""Number of elements mixed at a time, 1 MiB: 5.8 us for 1000 nodes of 9216 numbers and five terms, 6.3 with 4 MiB."""
 
 FEWEST_COLUMNS = 112
 """Minimum number of columns mixed at a time: 10 000 such nodes take 6.5 us each, 6.9 with 64, 11 with 32."""
 
 
 class _Group(NamedTuple):
-    """Rows with equal numbers of terms: `nodes` [g], None where they are all in their order; of each row `ids` [g, k].
-
-    Of each term in its place `weights` [k, g, 1]; None where rows are scaled.
+    """Rows with equal numbers of terms: `nodes` [g], None: all in order; `ids` [g, k]; `weights` [k, g, 1], None:
+    scaled rows.
     """
 
     nodes: torch.Tensor | None
@@ -307,9 +304,8 @@ def resident_models(
     n: int,
     note: Callable[[str, str], None],
 ) -> ResidentStack | None:
-    """Return n models that stay on the engine's device; None without support or memory, with a `note`.
-
-    For plain SGD with a number of local steps a round.
+    """Return n models on the engine's device, for plain SGD by local_steps; None without support or memory, with a
+    `note`.
     """
     kind = STACKS.get(engine.device.type)
     if kind is None or engine.shape.convolutions or settings.local_steps is None:

@@ -8,11 +8,9 @@ Linear layers with ReLU between them; convolutions in front of them are in `conv
     backward    e_{l-1} = e_l W_l where z_{l-1} > 0, else 0
     update      W_l += e_l' a_l                               plain SGD: gradient and step are one matrix product
 
-The bits of a node do not depend on which nodes share the block: every product is torch.bmm or baddbmm over the node
-axis (each node its own product, of one shape), all else is elementwise or works within one node.  A step has one
-shape for all nodes; unused places weigh nothing.  One node takes the same path as many.  Products with a side of
-length 1 are the exception (a block of one node rounds otherwise), so a step has at least two rows, and a stack with
-a hidden layer of one unit is not for this file.
+A node's bits do not depend on its block: every product is torch.bmm or baddbmm over the node axis, all else elementwise
+or within one node.  A step has one shape for all; unused places weigh nothing.  Products with a side of length 1 round
+otherwise, so a step has at least two rows, and hidden layers of one unit are not trained here.
 """
 
 from __future__ import annotations
@@ -125,8 +123,7 @@ class LayerStack:
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         """Write the differences of plain SGD from `models` [n, d] over examples [steps, n, width] into `into`.
 
-        Return the losses [n], and which differences are finite; of one node the bits are those of `train`.  `each`: as
-        in `StackedTask`.
+        Return the losses [n], and which differences are finite.  `each`: as in `StackedTask`.
         """
         n, block = len(models), self.plain_block
         finite = np.empty(n, np.bool_)
@@ -155,9 +152,8 @@ class LayerStack:
     def gradients(
         self, vectors: Sequence[Vector], plans: Sequence[BatchPlan], stretches: GradientStretches | None = None
     ) -> list[Outcome]:
-        """Return the mean gradient at each vector over all examples of its plan, without training or state.
-
-        `stretches` of the only one are sent while it is computed.
+        """Return the mean gradient at each vector over all examples of its plan, without state; of one, send its
+        `stretches` meanwhile.
         """
         outcomes: dict[int, Outcome] = {}
         order = sorted(range(len(plans)), key=lambda j: -len(plans[j].counts))
@@ -200,7 +196,7 @@ class LayerStack:
         return map(Outcome, frozen(gradients), losses, finite)
 
     def _copies(self, pulled: bool = False) -> int:
-        """Stacks of a workspace: weights, gradients, the optimiser's slots; with terms the given weights, c - c_i."""
+        """Stacks of a workspace: weights, gradients, the optimiser's slots, terms."""
         if self.settings.plain and not pulled:
             return 1
         return 2 + len(self.settings.slots) + 2 * pulled
@@ -253,7 +249,7 @@ class LayerStack:
         adds: bool,
         final: Callable[[int], None] | None = None,
     ) -> None:
-        """Compute the gradient of a step, times its scale, and write it into a stack, or add it to the contents.
+        """Compute a step's gradient, times its scale, and write or add it to a stack.
 
         `final` is called with each linear layer with a complete gradient, the last first.
         """
@@ -356,9 +352,8 @@ class LayerStack:
         ]
 
     def _test_set(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Return (x [1, rows, inputs], labels in the top's form, and original labels) in blocks of one shape.
-
-        The last repeats an example, but not in the original labels.
+        """Return (x [1, rows, inputs], labels in the top's form, original labels) in blocks of one shape, the last
+        filled up.
         """
         if not self._test_blocks:
             size = self._test_rows
@@ -406,14 +401,14 @@ def _forward(ws: Workspace, first: torch.Tensor) -> None:
 
 
 def _backward(ws: Workspace, layer: int) -> None:
-    """Fill the errors below `layer`; precedes the change of its weights."""
+    """Fill the errors below `layer`, before its weights change."""
     below = ws.errors[layer - 1]
     torch.bmm(ws.rising[layer], ws.inner[layer], out=below)
     torch.ops.aten.threshold_backward.grad_input(below, ws.z[layer - 1], 0, grad_input=below)
 
 
 def _read_only(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return the tensor of a read-only array, without a copy: it is only read."""
+    """Return the tensor of a read-only array, without a copy."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

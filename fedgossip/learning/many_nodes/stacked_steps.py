@@ -1,12 +1,9 @@
 """The steps of a block of nodes as tensors: their examples, labels and factors, and their losses.
 
-The outputs are in `ws.logits` [k, outputs, rows]; `fill` writes the error into `ws.top` of the same shape and the
-negative loss of each example, as a log probability.  Every operation is elementwise, or a softmax within one node, so
-that no bit depends on the other nodes of the block: torch's sigmoid is no such operation (its last lanes are rounded by
-another routine), a softmax over two numbers is.
-
-A workspace has two outputs at least, as a product with a side of 1 rounds by the block: where the model has one, the
-other stays at zero with its weights, its label and its error.
+Outputs are `ws.logits` [k, outputs, rows]; `fill` writes the error into `ws.top` and each example's negative loss as a
+log probability.  Operations are elementwise or a softmax within one node: torch's sigmoid rounds its last lanes
+otherwise.  A workspace has at least two outputs, the second of a model with one stays zero, as a product with a side of
+1 rounds by the block.
 """
 
 from __future__ import annotations
@@ -79,9 +76,8 @@ class StepLayout:
         return self._laid(indices, counts, weight, weight, idle, ())
 
     def of_full_batches(self, indices: Indices, lr: float, block: int) -> Steps:
-        """Return the steps of plain SGD over examples [steps, k, width], each of the settings' length.
-
-        They are taken in blocks of so many nodes: `Steps.of_block`.
+        """Return the steps of plain SGD over examples [steps, k, width] of the settings' length, in blocks of nodes
+        (`Steps.of_block`).
         """
         steps = len(indices)
         rows, targets = self.tensor(indices.reshape(steps, -1)), self.tensor(self.top.targets(indices, block))
@@ -115,7 +111,7 @@ class StepLayout:
         return Steps(rows, targets, (scale,) * steps, weight, *(none, none, none, none), [k] * steps, None)
 
     def _drawn(self, plans: Sequence[BatchPlan]) -> tuple[Indices, Indices]:
-        """Return the examples [steps, k, width] and how many of them count [steps, k]; most steps come first."""
+        """Return the examples [steps, k, width] and how many of them count [steps, k]."""
         k, most = len(plans), len(plans[0].counts)
         if len(plans[-1].counts) == most:
             indices = np.stack([plan.indices for plan in plans], axis=1)
@@ -127,7 +123,6 @@ class StepLayout:
         return indices, counts
 
     def _used(self, counts: Indices) -> npt.NDArray[np.bool_]:
-        """Return the used places of [steps, k, width]."""
         found: npt.NDArray[np.bool_] = np.arange(self.width) < counts[:, :, None]
         return found
 
@@ -174,10 +169,7 @@ def mean_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:
 
 
 def summed_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:
-    """Return per node the sum of -log p(label) of its examples, each times its weight.
-
-    Step after step, so that steps of other nodes alone add nothing but zeros.
-    """
+    """Return per node the sum of -log p(label) times its weight, step after step: steps of others add zeros."""
     terms = picked.reshape(weight.shape).astype(np.float64) * weight
     return np.asarray(-np.add.accumulate(terms.sum(axis=2))[-1])
 
@@ -189,7 +181,7 @@ class Top(Protocol):
     def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:
         """Return the targets for `fill` of examples [steps, k, rows], one row per step.
 
-        `fill` is called with `block` nodes at a time, or with the rest of them.
+        `fill` is called with at most `block` nodes at a time.
         """
         ...
 
@@ -294,7 +286,7 @@ class ColumnTop:
         return self._mean(self._of(ws.logits, labels.expand_as(ws.logits))[0]).neg_()
 
     def _mean(self, losses: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the outputs, one after the other: a sum over an axis may take the order of its block."""
+        """Return the mean over the outputs one by one: an axis sum may take its block's order."""
         total = losses[:, 0].clone()
         for output in range(1, self._outputs):
             total.add_(losses[:, output])

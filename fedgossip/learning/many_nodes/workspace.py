@@ -1,15 +1,15 @@
 """Buffers for many copies of one stack of layers, laid out so that every product reads along its rows.
 
-Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product whose second factor is stored turned takes 200 to
-320 us, one that reads along the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.  So
+Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product with a turned second factor takes 200 to 320 us, along
+the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.
 
     first of several layers   turned weights [inputs, outputs] alone: nothing is propagated below it
     first after convolutions  weights [outputs, inputs] alone: turning them takes longer than reading them turned
     every other layer         weights [outputs, inputs], and a turned copy for the forward product
     last layer                logits and errors also as [classes, rows], where softmax is quick
 
-Signals carry a constant one behind their last column, so a bias is a row of the turned weights, and zeros up to a
-multiple of 16: every node's matrices begin on a cache line.
+Signals end in a column of ones, so a bias is a row of the turned weights, and are filled up to a multiple of 16: a
+cache line.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def node_bytes(shape: Shape, rows: int, copies: int) -> int:
 def order_of(shape: Shape) -> torch.Tensor:
     """Return int64 [d]: the place in a stack of each element of a vector, the first linear layer's inputs by place.
 
-    A vector has them by channel, as Flatten gives them; by place they are contiguous in the convolutions' output, and
-    reordering a vector twice a job is faster than reordering examples twice a step.
+    Vectors have them by channel, as Flatten; reordering a vector twice a job is faster than examples twice a step.
     """
     parts, begin = [], 0
     for layer in shape.convolutions:
@@ -78,9 +77,8 @@ def stack_of(shape: Shape, k: int, device: torch.device) -> Tensors:
 
 
 def numbers_of(shape: Shape) -> list[int]:
-    """Return how many numbers of each tensor of a stack of linear layers belong to the model, or are between such.
-
-    Rows of zeros behind turned weights do not.
+    """Return the number of elements of each tensor in a stack of linear layers up to the last of the model, without
+    rows of zeros behind turned weights.
     """
     sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
     return [
@@ -92,9 +90,8 @@ def numbers_of(shape: Shape) -> list[int]:
 class Workspace:
     """k nodes with `rows` examples each; lists have one tensor per layer, all tensors [k, ...].
 
-    stacks[0] holds the weights; for anything but plain SGD stacks[1] the gradients, stacks[2:] the optimiser's slots.
-    In a stack the `kernels` tensors of the convolutions come first, as in the vector; every other list is of the linear
-    layers alone.  `weights`: a stack that is there already, in place of the first of the `copies`.
+    stacks[0]: the weights; except for plain SGD stacks[1]: the gradients, stacks[2:]: the optimiser's slots.  In a
+    stack the `kernels` of the convolutions come first.  `weights`: an existing stack for the first of the `copies`.
     """
 
     def __init__(
@@ -166,7 +163,7 @@ class Workspace:
         return found
 
     def _derive(self) -> None:
-        """Make the views for a step once: making them anew would cost more than the small products."""
+        """Make the views of a step once, as they cost more than small products."""
         self.weights = self.stacks[0][self.kernels :]
         self.refreshed = [
             (self.turned[layer], self.weights[layer].transpose(1, 2))
@@ -212,9 +209,8 @@ class Workspace:
             torch.index_select(ordered, 1, self.back, out=flat)
 
     def store_layer(self, stack: int, layer: int, flat: torch.Tensor) -> int:
-        """Copy one linear layer of a stack into vectors [k, d]; return where it begins there.
-
-        Behind convolutions the first is in another order in the stack, and is left for `store`: where it ends, then.
+        """Copy one linear layer of a stack into vectors [k, d] and return its beginning; the first behind convolutions
+        is left for `store`: its end.
         """
         starts = list(accumulate((o * (i + 1) for i, o in pairwise(self.shape.sizes)), initial=self.shape.convolved))
         if self.order is not None and not layer:
@@ -225,8 +221,7 @@ class Workspace:
         return starts[layer]
 
     def layers(self, stack: Sequence[torch.Tensor]) -> list[tuple[Tensors, bool]]:
-        """Return the tensors of the model in the vector's order, as views of a stack without what fills its rows, and
-        whether each has more than one axis."""
+        """Return the model's tensors in the vector's order, as views of a stack, and whether each has several axes."""
         found: list[tuple[Tensors, bool]] = []
         tensors = iter(stack)
         for heights in weight_rows(self.shape.convolutions):

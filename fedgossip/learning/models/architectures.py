@@ -1,15 +1,15 @@
 """The named models, as sizes: their tensors and shapes.  No torch here; `models` builds them.
 
-softmax            one linear layer
-mlp:64-32-10       linear layers with ReLU between them; the first and last size are the data's
-cnn:small          two convolutions with pooling and one linear layer; cnn:small-bn with BatchNorm
-cnn:16-32-64       the same two convolutions, of 16 and 32 channels, then linear layers with ReLU between them: 64, ...
-resnet:20          residual layers for small images, 20 = 6 n + 2, with BatchNorm; resnet:20-gn with GroupNorm, 2 groups
-chars:64           next-character model: embedding, GRU of 64, linear
-gpt:2-64-4         next-character transformer: 2 layers, width 64, 4 heads
-gpt:2-64-4?experts=4&top=2   the same, with 4 experts in place of each block's wide layers, of which a place has 2
-mlp:64-32-10?exit=1          mlp or cnn with an early exit, a linear layer of its own behind so many of its layers
-module:function    yours: takes (shape, classes), gives a torch.nn.Module
+    softmax                     one linear layer
+    mlp:64-32-10                linear layers with ReLU; the first and last size are the data's
+    cnn:small                   two convolutions with pooling, a linear layer; cnn:small-bn with BatchNorm
+    cnn:16-32-64                the same of 16 and 32 channels, then linear layers with ReLU: 64, ...
+    resnet:20                   residual layers for small images, 20 = 6 n + 2; resnet:20-gn with GroupNorm, 2 groups
+    chars:64                    next-character model: embedding, GRU of 64, linear
+    gpt:2-64-4                  next-character transformer: 2 layers, width 64, 4 heads
+    gpt:2-64-4?experts=4&top=2  the same, 4 experts per block, 2 of them for each place
+    mlp:64-32-10?exit=1         mlp or cnn with an early exit, a linear layer behind so many layers
+    module:function             yours: takes (shape, classes), gives a torch.nn.Module
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class ConvolutionalSizes:
 
 @dataclass(frozen=True)
 class ResidualSizes:
-    """A convolution of 16 channels, then three stages of blocks of two convolutions, of 16, 32 and 64, each later stage
-    at half the resolution; shortcuts have no parameters (He, Zhang, Ren and Sun, CVPR 2016, section 4.2, option A).
+    """A convolution of 16 channels, then three stages of blocks of two convolutions, of 16, 32 and 64, each stage at
+    half the resolution; shortcuts without parameters (He, Zhang, Ren and Sun, CVPR 2016, section 4.2, option A).
     """
 
     image: tuple[int, int, int]
@@ -232,7 +232,7 @@ Architecture = DenseSizes | ConvolutionalSizes | ResidualSizes | GruSizes | Tran
 def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: int | None = None) -> Architecture | None:
     """Return the model that `source` names for examples of this shape; None for a function of the user's own.
 
-    Raises ConfigError for an unknown model, and for one that does not fit the data.
+    Raises ConfigError for an unknown model, or data that do not fit.
     """
     kind, _, rest = source.partition(":")
     if kind in OPTIONS and "?" in rest:
@@ -276,7 +276,6 @@ USUAL = {"top": 2, "capacity": 1.25, "balance": 0.01}
 
 
 def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: int | None) -> Architecture:
-    """Return the model of a name with options.  Raises ConfigError."""
     name, _, words = source.partition("?")
     kinds = OPTIONS[name.partition(":")[0]]
     found: dict[str, float] = {}
@@ -309,7 +308,7 @@ def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: i
 
 
 def _check_option(source: str, key: str) -> None:
-    """Raise ConfigError for an option that this model does not take: it names those that take it."""
+    """Raise ConfigError for an option of other models, and name those."""
     kind = source.partition("?")[0].partition(":")[0]
     takers = [name for name, options in OPTIONS.items() if key in options]
     if takers and kind not in takers:
@@ -321,7 +320,6 @@ def _check_option(source: str, key: str) -> None:
 
 
 def _expert(source: str, sized: TransformerSizes) -> TransformerSizes:
-    """Return the sizes.  Raises ConfigError for experts that cannot be."""
     if not 1 <= sized.experts <= EXPERTS_MOST:
         raise ConfigError(f"{source!r}: experts = {sized.experts}", f"Write 1 to {EXPERTS_MOST}.")
     if not 1 <= sized.top <= sized.experts:
@@ -342,7 +340,7 @@ def _convolutional(
     *,
     norm: bool = False,
 ) -> ConvolutionalSizes:
-    """Flat square images are folded first.  Raises ConfigError for no image, or one too small for two poolings."""
+    """Raises ConfigError for no image, or one too small for two poolings."""
     folded = len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]
     if folded:
         shape = (1, math.isqrt(shape[0]), math.isqrt(shape[0]))

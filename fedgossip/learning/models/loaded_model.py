@@ -31,11 +31,11 @@ from fedgossip.learning.one_model.losses import fitted
 
 
 class LoadedModel:
-    """A model as its run left it.  Call it with unscaled examples [m, ...].
+    """A model as its run left it; call it with unscaled examples [m, ...].
 
-    It gives float64: of classes their probabilities [m, classes]; of a regression numbers [m, k] in the labels' units;
-    of several labels the probability of each [m, k]; of text the probabilities of the next character [m, context,
-    vocabulary].  `facts` are those of model.json, `module` the torch module, in eval mode.
+    It returns float64: probabilities [m, classes], or of each label [m, k]; of a regression numbers [m, k] in the
+    labels' units; of text the next character's probabilities [m, context, vocabulary].  `facts` are those of
+    model.json.
     """
 
     def __init__(self, facts: ModelFacts, module: nn.Module, folder: Path) -> None:
@@ -75,8 +75,7 @@ class LoadedModel:
     def evaluate(self, examples: Dataset) -> dict[str, float]:
         """Return "loss" and the metrics of the run, on unscaled examples.
 
-        Raises ConfigError where they are of another shape or kind, and TrainingError for a loss or a metric that is
-        not finite.
+        Raises ConfigError for another shape or kind, TrainingError for a result that is not finite.
         """
         scaled = as_learned(examples, self.facts)
         with _modules_of(self.facts):
@@ -130,11 +129,10 @@ class LoadedModel:
 
 
 def load_model(path: Path | str, *, node: int | None = None, run_code: bool = False) -> LoadedModel:
-    """Return the model of a run: of its directory, or of the folder model/ in it.
+    """Return the model of a run directory, or of the folder model/ in it.
 
-    `node`: the node with the model's own layers, where some stay at the nodes.  `run_code`: allow the copy of the
-    user's modules to run that some models need; it is a program by the maker of the model.  Raises ConfigError for an
-    incomplete model, and for one that cannot be rebuilt.
+    `node`: whose own layers to use, where some stay at the nodes.  `run_code`: run the copy of the maker's modules, a
+    program.  Raises ConfigError for an incomplete model, and for one that cannot be rebuilt.
     """
     folder = found(Path(path))
     facts = facts_of(folder)
@@ -168,7 +166,7 @@ ANOTHER = "makes another model than the one that was saved"
 
 
 def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
-    """Return the result of `built`.  Raises ConfigError where its tensors differ from the folder's."""
+    """Return the result of `built`.  Raises ConfigError for other tensors than the folder's."""
     advice = "Does what makes it depend on this machine, or on the release of a library?"
     text = f"{folder}: {facts.source[:100]} {ANOTHER}"
     try:
@@ -202,9 +200,7 @@ class TreesModule(nn.Module):
 
 
 def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
-    """Raise ConfigError for unapproved code, and for changed code; the names in use decide, and no other statement of
-    model.json.
-    """
+    """Raise ConfigError for unapproved or changed code; the names in use decide, not model.json."""
     names = code_in(facts)
     origin = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
     check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {origin}")

@@ -123,8 +123,7 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
 
 
 def found(path: Path) -> Path:
-    """Return the folder of a model: `path` itself, or the one in a run directory: of its best round, where that was
-    kept, else of the last.  Raises ConfigError."""
+    """Return a model's folder: `path`, or that of a run's best round, else of its last.  Raises ConfigError."""
     for folder in (path, *(path / kept for kept in KEPT)):
         if (folder / MODEL_FACTS).is_file():
             return _checked(folder, path)
@@ -136,7 +135,7 @@ def found(path: Path) -> Path:
 
 
 def _checked(folder: Path, path: Path) -> Path:
-    """Return the folder of a model that lies in `path`.  Raises ConfigError where a link leads elsewhere."""
+    """Return a model's folder.  Raises ConfigError where a link leads out of it."""
     try:
         return outside_files.check_folder(folder, within=path)
     except OSError as error:

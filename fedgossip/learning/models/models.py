@@ -1,6 +1,4 @@
-"""The models that have a name, as modules of torch: the same first weights for the same seed.
-
-Their names, sizes and tensors stand in `architectures`.
+"""The models named in `architectures`, as modules of torch: the same first weights for the same seed.
 
 `gpt` is a small transformer that predicts the next character:
 
@@ -9,10 +7,9 @@ Their names, sizes and tensors stand in `architectures`.
                       h  <-  h + linear(gelu(linear(norm(h))))    four times as wide inside
     logits  =  linear(norm(h))
 
-Norms before each part (Xiong and others, On layer normalization in the transformer architecture, ICML 2020); rotary
-positions (Su and others, RoFormer, 2021), so that no weight belongs to a place and a text may be longer than those
-that were trained on; linear layers without biases.  First weights are as in GPT-2 (Radford and others, 2019): normal,
-of deviation .02, and those that add to h over the root of their number.
+Norms first (Xiong and others, On layer normalization in the transformer architecture, ICML 2020); rotary positions (Su
+and others, RoFormer, 2021), so a text may be longer than in training; no biases.  First weights as in GPT-2 (Radford
+and others, 2019): normal, deviation .02, those that add to h over the root of their number.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ def build(
 ) -> nn.Module:
     """Return the float32 model that `source` names, on the CPU; its weights are a function of (source, seed).
 
-    torch's global generator stays unchanged.  Raises ConfigError where the model does not fit the data.
+    torch's global generator stays unchanged.  Raises ConfigError.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.integer(seed, "model"))
@@ -164,8 +161,8 @@ class TrainingOutputs(NamedTuple):
 class EarlyExit(nn.Module):
     """A network with an exit behind its first layers: these on a device, the others on a server.
 
-    Both outputs are trained at once, by the weighted sum of their losses (Teerapittayanon, McDanel and Kung,
-    Distributed deep neural networks over the cloud, the edge and end devices, ICDCS 2017, section III).
+    Both outputs are trained by the weighted sum of their losses (Teerapittayanon, McDanel and Kung, Distributed deep
+    neural networks over the cloud, the edge and end devices, ICDCS 2017, section III).
     """
 
     def __init__(self, body: nn.Sequential, sized: ExitSizes) -> None:
@@ -280,9 +277,9 @@ class Transformer(nn.Module):
 
 
 class TransformerStage(nn.Module):
-    """Some consecutive blocks of a transformer, with the embedding in front of the first, the logits behind the last.
+    """Consecutive blocks of a transformer, with the embedding in front of the first, the logits behind the last.
 
-    [b, context] or [b, context, width] -> [b, context, width] or [b, context, vocabulary]; the layers are shared.
+    [b, context] or [b, context, width] -> [b, context, width] or [b, context, vocabulary].
     """
 
     def __init__(self, whole: Transformer, blocks: range) -> None:
@@ -342,9 +339,8 @@ class Experts(nn.Module):
         p  =  softmax(router h),  the shares of the chosen divided by their sum (top = 1: p itself)
         y  =  sum over the chosen of  share  narrow_e gelu(wide_e h)
 
-    While it trains an expert takes `capacity` times an equal share of the batch's places, in their order, and the
-    others go on by the residual alone; in eval mode it takes all.  `uneven` is n sum_e f_e P_e - 1 of the last pass,
-    f the shares of places and P the mean of p: 0 where experts are used alike.
+    In training an expert takes `capacity` times an equal share of the batch's places; the others use the residual
+    alone.  `uneven` is n sum_e f_e P_e - 1 of the last pass, f the shares of places and P the mean of p.
 
     Sources: Shazeer and others, Outrageously large neural networks, ICLR 2017; Lepikhin and others, GShard, ICLR 2021,
     for top = 2 and the capacity; Fedus, Zoph and Shazeer, Switch transformers, JMLR 23 (2022), for top = 1 and `uneven`
@@ -395,8 +391,7 @@ class Experts(nn.Module):
 def turned(vectors: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
     """Turn the pairs (i, i + d/2) of vectors [..., context, d], d even, by angles in proportion to their place.
 
-    A product of two of them then depends on how far apart their places are, and not on where.  `places` [context]: by
-    default from 0 on.
+    A product of two then depends on the distance of their places.  `places` [context]: by default from 0 on.
     """
     context, half = vectors.shape[-2], vectors.shape[-1] // 2
     if places is None:

@@ -32,9 +32,8 @@ PREDICTED = "predicted"
 def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
     """Return the rows of a CSV file followed by the model's answers, and the columns that it ignores.
 
-    Of classes: `predicted` and the probability of each; of numbers and labels: `predicted LABEL` each.  Raises
-    ConfigError for a file without the columns that the model learned from, and for invalid cells, and TrainingError for
-    answers that are no finite numbers.
+    Of classes: `predicted` and each probability; else `predicted LABEL` each.  Raises ConfigError for missing columns
+    and invalid cells, TrainingError for answers that are not finite.
     """
     table, f = CsvColumns(path), model.facts
     features = read_features(table, _encoding_of(model), f.labels)
@@ -52,9 +51,8 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
 
 
 def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
-    """Return a table as CSV with additional columns, whose names and texts are of a model that others may have made.
-
-    Raises ConfigError for an existing one.
+    """Return a table as CSV with additional columns of untrusted names and texts.  Raises ConfigError for an existing
+    one.
     """
     added = {cell_text(name): list(map(cell_text, column)) for name, column in added.items()}
     if taken := [name for name in added if name in table.whole_header]:
@@ -72,7 +70,7 @@ def _format(value: float) -> str:
 
 
 def _encoding_of(model: DescribedModel) -> TableEncoding:
-    """Return how the model's table is read.  Raises ConfigError for a model that did not learn from a table."""
+    """Return how the model's table is read."""
     f = model.facts
     if f.encoding is None and not f.columns:
         text = f"a model of {f.kind}, of examples of shape {f.shape}, that learned from no table with named columns"
@@ -88,7 +86,7 @@ def _unknown(table: CsvColumns, model: DescribedModel) -> Sequence[str]:
 def examples_of(model: DescribedModel, source: str, base: Path | None = None) -> Dataset:
     """Return the unscaled examples that `source` names: a CSV file by its path, or a `data.source`.
 
-    Of a CSV file columns are found by their names, in any order.  Raises ConfigError for other columns or labels.
+    CSV columns are found by name, in any order.  Raises ConfigError for other columns or labels.
     """
     like = model.like
     path = (base or Path.cwd()) / source

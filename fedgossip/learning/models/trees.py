@@ -5,16 +5,15 @@
     a split      the bin of the largest gain  1/2 [ GL^2/(HL + l2) + GR^2/(HR + l2) - G^2/(H + l2) ]
     a leaf       F <- F - learning_rate G / (H + l2), rounded to what `suppress` records can change it by
 
-g and h of a record are whole multiples of 2^-30, so sums over sites are those over all records, to the bit, in any
-order, and so are the trees.  Empty cells have a bin of their own, which a split sends to the side that gains more.  A
-tree of several classes is one of each class, grown side by side.
+g and h are whole multiples of 2^-30, so sums over sites, and the trees, are those over all records, to the bit.  Empty
+cells have a bin of their own, which a split sends to the side that gains more.  Several classes: a tree of each, side
+by side.
 
 Source: Chen and Guestrin, XGBoost, KDD 2016, sections 2.1, 2.2 and 3.4.  numpy alone.
 
-trees.json has the trees in readable form, for `fedgossip predict`.  A record begins at the root.  `column` < `below` is
-`yes`, else `no`; an empty cell goes where `missing` points.  Numbers of columns are compared after (x - mean) /
-deviation in float32, of both sides.  `value` of the leaves of all trees, added to `base`, is the margin: log odds of
-the second class, one number for each class, or the outcome in deviations from its mean.
+trees.json: `column` < `below` leads to `yes`, else to `no`, an empty cell to `missing`; both sides of the comparison
+are (x - mean) / deviation in float32.  The `value` of the leaves, added to `base`, is the margin: log odds of the
+second class, one number per class, or the outcome in deviations from its mean.
 """
 
 from __future__ import annotations
@@ -127,8 +126,8 @@ class TreeBins:
         return np.arange(self.count) - self.starts[self.column]
 
     def reporting_bins(self, records: int) -> Whole:
-        """Return for each bin the bin that reports it for a node with so many records, counted from its column's
-        first: the last of a merged group.  A split can be behind it and behind none of the others.
+        """Return for each bin the bin that reports it at a node with so many records: the last of a merged group,
+        behind which a split can be.
         """
         found = self.place
         if not self.design.bin_records:
@@ -168,10 +167,9 @@ MOST_BINS, MOST_COLUMNS = 256, 1000
 
 @dataclass(frozen=True, eq=False)
 class TreeNodes:
-    """The nodes of one tree, in order of creation: two of them for each split, in the order of splits.
+    """The nodes of one tree, in order of creation, two for each split.
 
-    `info` contains a node's kind and its records; `value` that of a leaf or of an open node as a leaf, or a split's
-    gain.
+    `info`: kind and records; `value`: of a leaf, or an open node as one, or a split's gain.
     """
 
     info: Whole
@@ -254,9 +252,8 @@ class FoundSplit:
 def leaf_value(design: TreesDesign, sums: Whole) -> float:
     """Return the addition of a leaf to the margin of its records.
 
-    It is rounded, for two leaves of nearby cuts would differ by exactly the contribution of the few records between
-    them: g is at most 1 a record, so `suppress` of them move a value by a step at most.  The step is a power of two and
-    discloses only the magnitude of h.
+    Rounded to a power of two so that `suppress` records move it by a step at most (g is at most 1): leaves of nearby
+    cuts would else differ by the few records between them.
     """
     _, g, h = (float(one) for one in sums)
     least = h / UNIT + design.l2
@@ -272,9 +269,8 @@ def rounded(value: float, least: float) -> float:
 
 
 def best_split(bins: TreeBins, sums: Whole, reporting: Whole) -> FoundSplit | None:
-    """Return the split with the largest gain, of sums [bins, 3] over the records of a node; None where none gains.
-
-    `reporting` [bins]: the reported bin of each (`TreeBins.reporting_bins`).
+    """Return the split with the largest gain, of sums [bins, 3] over a node's records, or None; `reporting` [bins]:
+    `TreeBins.reporting_bins`.
     """
     d = bins.design
     total = sums[: int(bins.sizes[0])].sum(axis=0)
@@ -313,8 +309,8 @@ def _score(d: TreesDesign, sums: Whole) -> Floats:
 def base_margins(design: TreesDesign, records: int, totals: Sequence[float]) -> Floats:
     """Return the margins without trees, [outputs]: log odds of the shares, or the mean; of sums over records.
 
-    The mean in quarters of a deviation: it is 0, as agreed, unless sites are missing, and a finer one would undo the
-    rounding of the agreed statistics.
+    The mean is in quarters of a deviation, 0 unless sites are missing: a finer one would undo the rounding of the
+    agreed statistics.
     """
     if design.loss == SQUARES:
         return np.array([round(4 * totals[0] / records) / 4])
@@ -352,8 +348,7 @@ class TreeNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A split, or a leaf where it has a value."""
 
     records: int | None = None
-    """Number of records of all sites in this node: only in files of the release before.  Two nodes that end at
-    nearby cuts disclosed the few records between them by their difference."""
+    """Records of all sites in this node, in files of the release before: differences disclosed few records."""
     value: float | None = None
     column: str = ""
     below: float | None = None

@@ -1,18 +1,16 @@
 """Which examples a node sees in a round: a function of (seed, node, round) alone.
 
-A node goes through its examples in passes, each a new random order.  With local_steps the passes are one endless
-line, and round r takes the next local_steps * batch_size places of it, so that every batch is full; with
-local_epochs a round is that many whole passes, or fewer with fewest_epochs; the last batch of a pass may be smaller.
+A node goes through its examples in passes, each in a new random order.  With local_steps the passes are one endless
+line, of which round r takes the next local_steps * batch_size places; with local_epochs a round is that many passes, or
+fewer with fewest_epochs, and a pass's last batch may be smaller.
 
-With buckets of lines every step has lines of one bucket.  Each bucket of a node has an endless sequence of passes over
-the node's lines in it, and every step of that bucket takes its next batch_size places.  The bucket of a step follows
-from passes over all lines of the node: in pass c the bucket b, of m_b lines, has
+With buckets every step has lines of one bucket, the next of its own endless line of passes.  In pass c over all lines
+of the node the bucket b, of m_b lines, has
 
     floor((c + 1) m_b / batch_size) - floor(c m_b / batch_size)
 
-steps, as many full batches as its sequence has accumulated, and the steps of a pass are in a random order.  So every
-line is seen as often as any other, to one batch, every batch is full, and no round depends on the draws of those before
-it.  With local_epochs a round is whole passes, in which the last batch of each bucket may be smaller.
+steps, in a random order: every line is seen as often as any other, to one batch, every batch is full, and no round
+depends on earlier draws.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ class EndlessLine:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _stretch(self, node: int, number: int, length: int) -> Indices:
-        """Return the places number * length .. (number + 1) * length of the line: whole passes from one stream."""
+        """Return the places number * length .. (number + 1) * length of the line."""
         latest = self._latest.get(node)
         if latest is not None and latest[0] == number:
             return latest[1]
@@ -223,7 +221,7 @@ class BucketBatches:
         return [batches[place] for place in self._order(node, number, [1] * len(batches))]
 
     def _order(self, node: int, number: int, counts: Sequence[int]) -> Indices:
-        """Return 0 counts[0] times, 1 counts[1] times ... in the order of a pass."""
+        """Return 0 counts[0] times, 1 counts[1] times ... in a pass's order."""
         drawn: Indices = stream(self._seed, "buckets", node, number).permutation(
             np.repeat(np.arange(len(counts)), counts)
         )
@@ -237,7 +235,7 @@ class BucketBatches:
         return sum(number * m // self._size for m in self._sizes[node])
 
     def _pass_of(self, node: int, step: int) -> int:
-        """Return the pass that a step is in: m / batch_size steps are in one, but for less than a step a bucket."""
+        """Return a step's pass, of about m / batch_size steps."""
         m, most = sum(self._sizes[node]), step + len(self._lines) + 1
         ends = range(1, most * self._size // m + 2)
         return bisect_right(ends, step, key=lambda end: self._before(node, end))

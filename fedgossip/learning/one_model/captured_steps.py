@@ -1,27 +1,23 @@
 """Steps of one model on a CUDA GPU, captured once and replayed from then on: one launch in place of hundreds.
 
-A replay repeats the device operations of the captured step; the module's Python does not run in it.  A module whose
-Python decides or stores something between steps would be trained wrongly, so the first batches are checked:
+The module's Python does not run in a replay, and may decide or store something; so the first batches are checked:
 
     first     taken uncaptured; the state of Python is compared before and after it, and waits for the device are
               detected
     second    captured, and taken both ways from the end of the first one: both must agree, to rounding
     later     replayed
 
-Compared are the attributes of modules, the identity of their parameters and buffers, and the states of the generators
-of random numbers of Python, numpy and torch (the device's own continues in a replay as it would without).  Where
-something differs, where a capture fails, and where memory is short, steps run one operation after another, and `note`
-receives the reason, once.  Batches of another size are never captured.
+Compared are modules' attributes, the identity of parameters and buffers, and the random states of Python, numpy and
+torch.  Where something differs, a capture fails or memory is short, steps run one by one, and `note` receives the
+reason.  Batches of another size are never captured.
 
-`CapturedWork` does the same for any work on a device, as one CUDA graph in place of thousands of launches:
+`CapturedWork` does the same for any work on a device:
 
     first call      the parts one after another, uncaptured: they warm up all that a capture must find ready
     then            the same calls once more, captured: this computes nothing
     later calls     the graph, in one launch
 
-A replay reads and writes the same memory as the capture: its inputs and outputs are buffers at fixed places, and no
-part reads a number from the device.  After a failed capture calls continue without, part by part.  On the CPU there is
-nothing to capture, and the parts are called.
+A replay uses the capture's memory: inputs and outputs are buffers at fixed places.  On the CPU the parts are called.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ KINDS = ("cuda",)
 """The devices on which steps are captured."""
 
 ROUNDING = 1e-3
-"""Of a step's length: by how much a replay may end elsewhere.  Sums on a GPU may be made in another order each time."""
+"""Maximum distance of a replay's end, in step lengths: sums on a GPU may change their order."""
 
 ROOM = 8
 """Minimum free memory for a capture, in multiples of a step's: a graph's memory is never released."""
@@ -85,8 +81,8 @@ Capture = Callable[[Part], Part]
 class CapturedWork:
     """Calls `parts` one after another, and replays them once captured.
 
-    `each` calls an uncaptured part: it may repeat one that runs out of memory.  `refused` receives the reason of a
-    failed capture, which is not retried.
+    `each` calls an uncaptured part, and may repeat it; `refused` receives the reason of a failed capture, which is
+    final.
     """
 
     def __init__(
@@ -125,7 +121,7 @@ def first_line(error: Exception) -> str:
 def capture_on(device: torch.device) -> Capture | None:
     """Return the capture function of a CUDA device; None for a device without graphs.
 
-    The graphs share a pool for their parts' allocations, so they are replayed one after another, never at once.
+    The graphs share a memory pool, so they are never replayed at once.
     """
     if device.type != "cuda":
         return None
@@ -220,7 +216,7 @@ class CapturedSteps:
     def _first_replay(
         self, capture: Capture, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor
     ) -> torch.Tensor:
-        """Capture a step, and take it both ways; where they differ keep the uncaptured result."""
+        """Capture a step, and take it both ways; the uncaptured result wins a difference."""
         if not self._room(COPIES * sum(one.nbytes for one in self._stepping.changed())):
             self._give_up(f"less than {ROOM} times the memory of a step is free")
             return self._stepping.step(pulled, x, y, factors)
@@ -317,7 +313,7 @@ def alike(
 def waits(device: torch.device) -> Iterator[list[str]]:
     """Watch a block on a CUDA device; afterwards the list has a text for each operation that waited for it.
 
-    A capture of such an operation fails, and leaves torch in a state from which to recover.
+    A capture of such an operation fails, recoverably.
     """
     found: list[str] = []
     if device.type != "cuda":
@@ -339,10 +335,10 @@ def waits(device: torch.device) -> Iterator[list[str]]:
 
 
 def remembered_by_python(module: nn.Module, generator: torch.Generator) -> dict[str, object]:
-    """Return the state that a module's Python could keep from step to step, by readable names.
+    """Return the state that a module's Python could keep between steps, by readable names, without the device's
+    `generator`.
 
-    `generator`: the device's own, which is excluded.  Attributes other than plain values are the objects themselves,
-    with their lengths: changes within them are not seen.
+    Attributes other than plain values are the objects and their lengths: changes within are not seen.
     """
     numbers: Any = np.random.get_state()  # noqa: NPY002
     found: dict[str, object] = {

@@ -1,18 +1,14 @@
 """Training devices (a CUDA GPU, Apple's GPU, or the CPU) and how they compute.
 
-**Mixed precision.**  Layers compute in 16 bits by the rules of torch's autocast; weights and steps stay float32.
-float16 has 5 bits of exponent: gradients below 6e-8 would be lost.  So the loss is scaled up before the backward pass
-and the gradient down again after it; where it overflowed the step is skipped and the scale halved, and after many good
-steps it is doubled (Micikevicius et al., Mixed precision training, ICLR 2018; the numbers are torch's GradScaler's).
+**Mixed precision**: layers compute in 16 bits by torch's autocast; weights and steps stay float32.  For float16, which
+loses gradients below 6e-8, the loss is scaled up and the gradient down; an overflow skips the step and halves the
+scale, many good steps double it (Micikevicius et al., Mixed precision training, ICLR 2018; numbers of GradScaler).
 
-**train.portable.**  The same bits on unlike x86-64 processors: all computation uses the same code everywhere, ATen's
-kernels for AVX2, MKL's COMPATIBLE ones (`kernels`), and nothing of oneDNN, whose kernels follow the processor's
-instructions and caches: a convolution's sum has another order with AVX2 than with AVX-512.  Roots are
-`optimizers.square_root`.  Other sources of different bits are refused with the settings.
+**train.portable**: the same bits on unlike x86-64 processors, by ATen's kernels for AVX2, MKL's COMPATIBLE ones
+(`kernels`), `optimizers.square_root`, and nothing of oneDNN, whose order of sums follows the processor.
 
-**Convolutions** have the channels innermost: memory order [b, h, w, c], logical order [b, c, h, w].  Only images change
-their memory order.  Weights keep theirs, for they are views of the exchanged vector; torch lays them out anew for each
-convolution, at a small cost beside the images.
+**Convolutions**: images lie channels innermost, [b, h, w, c], logically [b, c, h, w].  Weights keep their order, as
+views of the exchanged vector; torch lays them out anew at a small cost.
 """
 
 from __future__ import annotations
@@ -169,8 +165,7 @@ class LossScale:
     def take(self, finite: bool) -> bool:
         """Return whether to take a step with a `finite` gradient or not, and set the scale for the next one.
 
-        With a gradient that is not finite even without scaling the step is taken: training has diverged, and that must
-        be visible.
+        A gradient that is not finite without scaling is taken: divergence must be visible.
         """
         if not finite:
             if self.value <= 1:
@@ -214,7 +209,7 @@ def settle() -> None:
 
 
 def _flags() -> set[str]:
-    """Return the processor's instruction sets; where the system does not report them, AVX2 is assumed."""
+    """Return the processor's instruction sets; AVX2 where unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,9 +1,8 @@
 """The layout of a model in a vector: the elements of each tensor, and the schema that two peers compare.
 
-One rule serves models of files and loops alike: a vector contains the parameters with requires_grad, and the running
-statistics: floating buffers that a checkpoint keeps and that have finite values.  A mask with -inf is a constant table,
-the same everywhere, and stays with its module; so do integers, whose mean has no meaning, and buffers rebuilt with the
-module (persistent=False).
+Files and loops share one rule: a vector contains the parameters with requires_grad, and the running statistics
+(floating, persistent, finite buffers).  Constant tables such as masks with -inf, integers, and buffers with
+persistent=False stay with their module.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ Shapes = Sequence[tuple[str, tuple[int, ...]]]
 class Layout:
     """Names, shapes and offsets of the tensors of a module in one float32 vector.
 
-    Parameters that train are first, in named_parameters order; frozen ones (requires_grad False) stay with their
-    module.  With buffers="average" the floating buffers follow (BatchNorm's running mean and variance); with "local"
-    they stay at their node.  Also never sent: constant tables, and personal parameters, which have a layout of
-    their own: `personal_of`.
+    Trained parameters first, in named_parameters order; then with buffers="average" the floating buffers, which stay at
+    their node with "local".  Never sent: frozen parameters, constant tables, and personal ones (`personal_of`).
     """
 
     names: tuple[str, ...]
@@ -77,10 +74,7 @@ class Layout:
 
     @classmethod
     def personal_of(cls, module: nn.Module, personal: Sequence[str]) -> Layout:
-        """The layout of the parameters that stay at their node.
-
-        `from_module` has checked their values, which may lie in other processes by now: those of a pipeline's stages.
-        """
+        """The layout of the parameters that stay at their node, whose values `from_module` has checked."""
         trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         own = [one for one in _shapes(trained) if _matches(one[0], personal)]
         elements = sum(math.prod(shape) for _, shape in own)
@@ -132,9 +126,9 @@ class Layout:
         return frozen(vector)
 
     def write(self, module: nn.Module, vector: Vector) -> None:
-        """Copy the vector [length] into the module's tensors; no graph is built, the vector is not kept.
+        """Copy the vector [length] into the module's tensors, without a graph.
 
-        Raises ConfigError for a vector of another length; the module is unchanged then.
+        Raises ConfigError for another length; the module is then unchanged.
         """
         if vector.shape != (self.length,):
             raise ConfigError(
@@ -183,7 +177,7 @@ LORA: Final = {"lora": FFA, FFA: FFA, BOTH: BOTH, PRODUCT: PRODUCT}
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters with requires_grad, by name, in named_parameters order.
 
-    Raises ConfigError, naming the first, for a parameter with values other than real numbers.
+    Raises ConfigError, naming the first, for values that are not real numbers.
     """
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     for name, parameter in trained:

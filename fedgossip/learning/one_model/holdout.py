@@ -1,7 +1,5 @@
-"""Tests at the node: on examples held out from its training, of the received model, before it trains.
-
-They measure how well the global model serves the node's own data, personal layers and local buffers included.  They do
-not affect training.
+"""Tests at the node, without effect on training: the received model, with personal layers and local buffers, on
+held-out examples.
 """
 
 from __future__ import annotations
@@ -61,8 +59,7 @@ class LocalTests:
     def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
         """Return {"score", "tested"}: of the vector with the node's own tensors, on so many of its examples.
 
-        Where records are private and a noisy count of right answers, an accuracy, may be reported, "read_score" is the
-        noisy one.
+        Where records are private and a noisy count may be reported, "read_score" is that accuracy.
         """
         rows = self._kept.get(node)
         if rows is None or not len(rows):

@@ -1,16 +1,14 @@
 """Storage of a client's examples, and transfer of batches to the training device.
 
-Examples that fit stay on the training device, and a batch is picked there (`Resident`).  The others stay in host
-memory, and a thread prepares the next batches while one trains (`Streamed`).  For a CUDA GPU:
+Examples that fit stay on the training device (`Resident`); the others in host memory, where a thread prepares batches
+(`Streamed`), for a CUDA GPU so:
 
     thread    pick rows into a pinned buffer -> copy it on a stream of its own -> record an event
     trainer   let its stream wait for the event -> train; the copy of the next batch runs beside it
 
-A pinned buffer is reused after its copy.  The copy's memory belongs to the side stream, so the trainer's stream is
-recorded on it: else it could be reused while a kernel still reads it.  Without CUDA the same thread and queue hand over
-the picked rows.  Either way a batch is the same rows, so the bits are the same.
-
-Lines of several lengths stay in host memory, and a batch of them is padded there on request (`Padded`).
+A pinned buffer is reused after its copy.  The trainer's stream is recorded on the copy's memory, else it could be
+reused while a kernel reads it.  A batch is the same rows either way.  Lines of several lengths are padded on request
+(`Padded`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Losses of a model's outputs and the labels, by an objective's names: the quantities that training minimises.
 
-`Passes` moves a batch through a module and its gradient back: the whole module, or stages in several processes.
+`Passes` moves a batch forward and back, through a module or through stages in several processes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SOFT_TARGETS = "soft-targets"
 def soft_targets(temperature: float) -> Values:
     """Return the loss of outputs and labels that are both logits [b, k]; 0 where both give the same probabilities.
 
-    Its mean is T^2 times the mean over the examples of KL(softmax(labels / T) || softmax(outputs / T)): so its gradient
-    keeps its size for any T (Hinton, Vinyals and Dean, arXiv:1503.02531, section 2).
+    Its mean is T^2 times that of KL(softmax(labels / T) || softmax(outputs / T)), so gradients keep their size (Hinton,
+    Vinyals and Dean, arXiv:1503.02531, section 2).
     """
 
     def values(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -70,10 +70,10 @@ class Criterion:
         self._values = _values_of(self.name)
 
     def mean(self, outputs: torch.Tensor | TrainingOutputs, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the examples of a batch, of text over its characters, a scalar; padding counts not.
+        """Return the mean over a batch's examples, or a text's characters without padding, a scalar.
 
-        Raises TrainingError where the model's outputs do not have the shape of the labels, and for a function of the
-        user's own that raises or returns no scalar.
+        Raises TrainingError for outputs of another shape than the labels, and for a user's function that raises or
+        returns no scalar.
         """
         if isinstance(outputs, TrainingOutputs):
             return outputs.loss(self.mean, labels)
@@ -135,7 +135,7 @@ def _wide(outputs: torch.Tensor) -> torch.Tensor:
 def not_finite(node: int, round: int, name: str, loss: float, lr: float, wrong: str = "") -> TrainingError:
     """Return the error of a training with an infinite or NaN loss `name`, or update.
 
-    `wrong`: the first tensor of the first model, before any training, that is not finite; "" without one.
+    `wrong`: the first tensor of the first model that was not finite, or "".
     """
     what = f"the loss {name} is {loss}" if not math.isfinite(loss) else "the update is not finite"
     advice = f"Use a smaller lr than {lr:g}, or clip_norm = 1."

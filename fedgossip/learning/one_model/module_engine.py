@@ -1,7 +1,5 @@
-"""One model after another: the engine of every model that `stacked_engine` does not support.
-
-It trains alone, or as one of several processes that train the same model together: see `learning.processes.group`
-and `engine`.
+"""The engine of every model that `stacked_engine` does not support, one model after another; alone, or in a group
+(`learning.processes`).
 """
 
 from __future__ import annotations
@@ -88,12 +86,10 @@ class Done(NamedTuple):
 class ModuleLoop:
     """Trains and evaluates any torch module, one job at a time.
 
-    The loop synchronises with a GPU at the end of a job and not between its steps: inputs of steps are copied there
-    before the first.  (But float16 reads every gradient, and lars and lamb every layer.)
+    It synchronises with a GPU at the end of a job only (but float16 reads every gradient, lars and lamb every layer).
 
-    Buffers that are not in the layout (integer ones; with buffers="local" the running statistics too) belong to the
-    node: they are loaded before its job and kept after it.  With "local" no vector has statistics of its own, so
-    evaluation then normalises by the statistics of the test batch.
+    Buffers outside the layout (integers; with buffers="local" running statistics) are loaded before the node's job and
+    kept after it.  With "local" evaluation normalises by the test batch.
 
     A job changes its node's state at its end and not before, so one that ran out of memory is trained again.
     """
@@ -193,7 +189,7 @@ class ModuleLoop:
     def _losses(
         self, plan: BatchPlan, factors: torch.Tensor, pulled: bool, scale: LossScale | None
     ) -> tuple[list[torch.Tensor], int]:
-        """Take the steps of a plan; return this process's part of each loss, and how many steps were not skipped."""
+        """Take the steps of a plan; return this process's part of each loss, and the steps not skipped."""
         losses, done = [], 0
         with closing(self._gradients_of(plan, scale)) as gradients:
             for loss in gradients:
@@ -271,7 +267,7 @@ class ModuleLoop:
         return float(self._team.total(torch.stack(shares)).double().sum())
 
     def _shares_of(self, plan: BatchPlan) -> list[float]:
-        """Return each batch's weight in the mean; equal ones where training is private, as sizes would disclose."""
+        """Return each batch's weight in the mean; equal where training is private: sizes would disclose."""
         counts = np.ones(len(plan.counts)) if self._private is not None else predictions_of(plan, self._predictions)
         return [float(np.float32(share)) for share in counts / counts.sum()]
 
@@ -287,9 +283,7 @@ class ModuleLoop:
     def _gradients_of(
         self, plan: BatchPlan, scale: LossScale | None, watched: Watch = lambda _: nullcontext()
     ) -> Generator[torch.Tensor]:
-        """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
-        training is private.  The backward pass of an unsplit batch is `watched`.
-        """
+        """Fill the gradient batch by batch; yield this process's part of each loss, 0 where training is private."""
         batches = plan.batches
         if self._private is not None:
             with self.examples.batches(batches) as examples:
@@ -316,7 +310,6 @@ class ModuleLoop:
             norm.copies = not self._team.splits(rows)
 
     def _unscaled(self, scale: LossScale) -> bool:
-        """Take the scale out of the gradient; return whether to take the step."""
         for gradient in self._held.gradients:
             gradient.mul_(1 / scale.value)
         return scale.take(self._held.finite())
@@ -442,8 +435,8 @@ def compiled(module: nn.Module) -> nn.Module:
 
 
 class OptimiserSteps:
-    """Takes the steps of `settings` on held values; their line has tensors at `segments`, the first `own` elements of
-    which are personal.  `length`: of the exchanged vectors.
+    """Takes the steps of `settings` on held values; `segments`: tensors of their line, of which the first `own`
+    elements are personal.
     """
 
     def __init__(

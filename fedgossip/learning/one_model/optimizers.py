@@ -1,7 +1,7 @@
 """One step of the optimisers on tensors whose first axis is the node; every operation is elementwise.
 
-Products and sums are rounded one by one (no alpha=, no addcmul): the fused forms round once in some lanes and twice
-in others, and then a node's bits would depend on its neighbours in memory.
+No fused forms (alpha=, addcmul): they round once in some lanes and twice in others, and a node's bits would depend on
+its neighbours in memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ LAMB_EPSILON = LAMB.epsilon
 
 Tensors = Sequence[torch.Tensor]
 Layers = Callable[[Tensors], Sequence[tuple[Tensors, bool]]]
-"""Of tensors like the weights, [k, ...] each: the views that make up one tensor of the model, and whether that is a
-layer with a trust ratio of its own, in the order of the model."""
+"""Of tensors [k, ...]: the views of each tensor of the model, and whether it has a trust ratio, in the model's
+order.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,7 @@ class Rates(NamedTuple):
 def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], steps: int) -> Rates:
     """Return the factors of the next steps of nodes after `taken` steps: Adam's two bias corrections.
 
-    Plain floats, not numpy.power, whose lanes round differently.  For sgd: the learning rates, and ones.
+    Plain floats: the lanes of numpy.power round differently.  For sgd: the learning rates, and ones.
     """
     ones = np.ones((1, 1), np.float32)
     if "first" not in settings.slots:
@@ -125,8 +126,8 @@ def _own(text: str) -> Callable[..., Any]:
 
 
 def check_own(settings: TrainSettings) -> None:
-    """Raise ConfigError for an optimiser of the user's own that is a lambda, raises, depends on more than each element
-    and its arguments, or leaves no finite weights; it is tried on two small models, together and one by one.
+    """Raise ConfigError for a user's optimiser that is a lambda, raises, is not elementwise, or leaves no finite
+    weights; two small models try it, together and one by one.
     """
     if not settings.own_optimizer:
         return
@@ -229,7 +230,7 @@ def _decay(settings: TrainSettings, weights: Tensors, direction: Tensors) -> Non
 
 
 def _lengths(tensors: Tensors) -> list[float]:
-    """Return each node's Euclidean norm over all these tensors, summed in float64, node by node as in `clip`."""
+    """Return each node's Euclidean norm over all tensors, summed in float64, as `clip` does."""
     if tensors[0].device.type == "cpu":
         return [math.hypot(*(norm(one[node].numpy()) for one in tensors)) for node in range(len(tensors[0]))]
     squares = [one.double().square().sum(dim=tuple(range(1, one.dim()))) for one in tensors]
@@ -239,8 +240,8 @@ def _lengths(tensors: Tensors) -> list[float]:
 def square_root(tensor: torch.Tensor) -> torch.Tensor:
     """Return the root of every element, rounded correctly on every CPU.
 
-    torch takes it from MKL's vector library, which in its COMPATIBLE mode has a last bit of its own in a sixth of the
-    elements, other ones on Intel than on AMD.  numpy's is the processor's instruction.
+    MKL's in COMPATIBLE mode differs in a sixth of the elements, and between Intel and AMD; numpy's is the processor's
+    instruction.
     """
     if tensor.device.type != "cpu":
         return tensor.sqrt()

@@ -25,10 +25,7 @@ SCALE = 1e3
 
 
 def frozen_of(module: nn.Module, layout: Layout) -> tuple[float, ...]:
-    """Return projections of parameters that do not train and of buffers that are not mixed; () without any.
-
-    Another name, shape or type of one gives other numbers.
-    """
+    """Return projections of frozen parameters and unmixed buffers, by name, shape and type; () without any."""
     mixed = set(layout.names)
     parameters = [(name, tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad]
     buffers = [(name, tensor) for name, tensor in module.named_buffers() if name not in mixed]

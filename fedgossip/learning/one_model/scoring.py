@@ -1,7 +1,6 @@
 """Metrics of models on a test set, measured a chunk at a time.
 
-Most metrics need only a few sums of a chunk: hits, errors, squares, in float64, so that chunks and processes may be
-added in any number.  auroc and functions of the user's own need all answers at once.
+Most need only sums of chunks, in float64, over any chunks and processes; auroc and users' functions need all answers.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Scoring:
     def values(self, tallies: Sequence[Tally], rows: npt.NDArray[np.int64] | None = None) -> dict[str, float]:
         """Return the metrics of tallies that together are the whole set, or its `rows`, in order.
 
-        Raises TrainingError for a function of the user's own that raises, or gives no finite number.
+        Raises TrainingError for a user's function that raises, or gives no finite number.
         """
         totals = [np.sum(parts, axis=0) for parts in zip(*(tally.sums for tally in tallies), strict=True)]
         found = {name: one.value(total) for (name, one), total in zip(self._summed.items(), totals, strict=True)}
@@ -126,7 +125,7 @@ def _agreement(guessed: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
 
 
 def _macro_f1(sums: Sums) -> float:
-    """Return the mean over columns of 2 tp / (guessed + true); a column without guesses and true labels is ignored."""
+    """Return the mean over columns of 2 tp / (guessed + true), without columns of neither."""
     both, guessed, true = sums.reshape(3, -1)
     there = guessed + true > 0
     return float(np.mean(2 * both[there] / (guessed + true)[there])) if there.any() else 0.0
@@ -146,12 +145,12 @@ def _explained(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _with_count(sums: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-    """Return sums [k, columns] side by side, and the number of examples behind them."""
+    """Return sums [k, columns] side by side, and their number of examples."""
     return torch.cat([*sums, sums[0].new_full((len(sums[0]), 1), len(labels))], 1)
 
 
 def _r2(sums: Sums) -> float:
-    """Return the mean over columns of 1 - residual / spread, of a column without spread 1 where it is met, else 0."""
+    """Return the mean over columns of 1 - residual / spread; without spread 1 where met, else 0."""
     residual, squares, total = sums[:-1].reshape(3, -1)
     spread = squares - total**2 / sums[-1]
     flat = spread <= 1e-12 * np.maximum(squares, 1e-300)
@@ -190,8 +189,8 @@ def _whole(name: str, base: Path | None) -> Callable[[Array, Array], float]:
 def auroc(outputs: Array, labels: Array) -> float:
     """Return the mean over classes, or label columns, of the area under the ROC curve; 0.5 without anything to rank.
 
-    Classes against the rest by their probabilities, of two the second alone; a column with labels of one kind is
-    ignored. By ranks, ties sharing theirs: Hanley and McNeil, Radiology 143 (1982).
+    Each class against the rest, of two the second alone; columns with one kind of label are ignored.  By ranks, ties
+    sharing: Hanley and McNeil, Radiology 143 (1982).
     """
     if labels.ndim == 1:
         outputs = outputs - outputs.max(axis=1, keepdims=True)

@@ -1,9 +1,7 @@
 """Several clients on one GPU: each trains in its turn, and again after running out of memory.
 
-Another user's process, or a batch of longer texts, may use memory that was free when the turn was given.  Then the job
-is trained again alone, and if that does not help, with every batch in two, four, eight pieces: the gradients add up to
-the same step, to rounding.  BatchNorm then counts over pieces, as it would over smaller batches.  After each turn
-unused memory is released to the GPU.
+A job out of memory is trained again alone, then with every batch in two, four, eight pieces, whose gradients add up to
+the same step, to rounding (BatchNorm counts over pieces).  After each turn unused memory is released.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ class GpuSharing:
             weakref.finalize(self, os.close, place)
 
     def run(self, job: Callable[[], Result]) -> Result:
-        """Return the job's result; a job out of memory is called again, so it must change nothing before its end.
+        """Return the job's result; a job out of memory is called again, so it changes nothing before its end.
 
-        Raises TrainingError where there is too little memory for one example at a time.
+        Raises TrainingError where one example does not fit.
         """
         alone = not self._slots
         while True:
@@ -100,8 +98,8 @@ class CudaMemory:
 def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[torch.device, GpuSharing]:
     """Choose the device, and take a place on it where it is a GPU; return how to share it.
 
-    "cuda" is the GPU with the fewest clients of ours; of several processes each takes one.  Other devices have no
-    turns.  Raises ConfigError where device, machine or model cannot serve the settings.
+    "cuda" is the GPU with the fewest clients of ours; each of several processes takes one.  Raises ConfigError where
+    device, machine or model cannot serve the settings.
     """
     if settings.portable:
         devices.settle()
@@ -315,7 +313,6 @@ def _words(path: Path) -> list[str]:
 
 
 def _wait(folder: Path, until: float) -> None:
-    """Wait a little.  Raises TrainingError when it is time to give up."""
     if time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         return

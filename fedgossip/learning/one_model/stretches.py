@@ -18,10 +18,7 @@ ReadStretch = Callable[[slice], Vector]
 
 
 class GradientStretches:
-    """Sends each stretch once, the last first: from the first of `starts` to the end of the gradient, and so on down.
-
-    `deliver(start, elements, loss)`.
-    """
+    """Sends each stretch once, the last first, from the last of `starts` on: `deliver(start, elements, loss)`."""
 
     def __init__(self, starts: Sequence[int], length: int, deliver: Callable[[int, Vector, float], None]) -> None:
         self._starts, self._stop, self._deliver = deque(starts), length, deliver
@@ -36,9 +33,8 @@ class GradientStretches:
 
 @contextmanager
 def final_in_backward(module: nn.Module, layout: Layout, final_from: Callable[[int], None]) -> Iterator[None]:
-    """In this context a backward pass calls `final_from` with places; all gradients from there on are final.
-
-    Parameters without a gradient in the pass are final at its end, without a call.
+    """In this context a backward pass calls `final_from` with places from which on all gradients are final; those
+    without a gradient are final at its end.
     """
     tensors = dict(module.named_parameters())
     places = [(name, where) for name, where, _ in layout.places() if name in tensors]

@@ -1,4 +1,4 @@
-"""The trained elements of a module as the training loop sees them, and their transfer from and to vectors.
+"""The trained elements of a module as the training loop sees them, and their transfer from and to vectors.  No torch.
 
 A module's *line* is its personal parameters, then the exchanged ones, [trained]: the optimiser's view.  A process
 holds `values`, tensors [1, k], whose elements have `places` in that line.
@@ -9,7 +9,7 @@ A place is a cut of a tensor of the line:
                .  .  [ cut ]  .  .  .
                .  .  [ cut ]  .  .  .          held: `start` to `stop` of the cut, row after row
 
-A stretch of the line is a tensor of one axis, nothing cut away.  No torch here.
+A stretch of the line is a tensor of one axis, nothing cut away.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class Held(Protocol):
 class FlatWeights:
     """All of a module in one flat tensor, which its own tensors are views of: loading a vector is one copy.
 
-    On CUDA the weights of recurrent layers are copies, in the one piece of memory per layer that cuDNN computes with:
-    of views it would make such a piece at every call, and warn of it.
+    On CUDA the weights of recurrent layers are copies, in the one piece that cuDNN computes with.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, own: Layout, device: torch.device) -> None:

@@ -1,13 +1,12 @@
-"""Adapters of low rank (LoRA: W + scaling B A, A [r, in], B [out, r]) in a user's own module, by how they are averaged.
-
-The mean of B times the mean of A is not the mean of BA.
+"""Adapters of low rank (LoRA: W + scaling B A, A [r, in], B [out, r]) in a user's own module; mean(B) mean(A) is not
+mean(BA).
 
     lora:ffa      A stays as the seed made it and B travels: mean(B) A = mean(BA).  FFA-LoRA, Sun et al., ICLR 2024
     lora:both     A and B travel, averaged apart, as without a form
     lora:product  scaling BA travels, [out, in] per layer; each participant cuts the mean back to a rank of its own by
                   an SVD.  FlexLoRA, Bai et al., NeurIPS 2024
 
-The cut is made by each participant, not by the coordinator: so it is the same under a secure sum and over gossip.
+Each participant makes the cut, so it is the same under a secure sum and over gossip.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class _Factors:
 def prepare(module: nn.Module, form: str) -> None:
     """Check all adapters of `module` that train, and freeze A for lora:ffa.
 
-    Raises ConfigError where there are none, for an A without its B, for a rank above the sides of its layer, and for an
-    A of zeros, beside which B alone does not train.
+    Raises ConfigError for none, an A without its B, a rank above its layer's sides, and an A of zeros, with which B
+    does not train.
     """
     named = dict(module.named_parameters())
     found = [name for name, p in named.items() if p.requires_grad and half_of(name)]
@@ -82,8 +81,8 @@ def _check(name: str, a: torch.Tensor, b: torch.Tensor, form: str) -> None:
 class AdapterProducts(Exchanged):
     """The exchanged tensors of `module`, with scaling BA in the place of the A and the B of each adapter.
 
-    `only` and `buffers` as in Exchanged.  `read` multiplies; `write` cuts each product back to the module's rank.
-    `kept`: share of the energy of the last written products that the cut has kept, from 0 to 1; None before the first.
+    `read` multiplies; `write` cuts each product back to the module's rank.  `kept`: share of energy that the last cut
+    has kept, 0 to 1, or None.
     """
 
     def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
@@ -198,7 +197,6 @@ def _cut(
 
 
 def _scaling(module: nn.Module, path: str) -> float:
-    """Return the factor by which the layer of an adapter multiplies BA: its `scaling`, a number or by adapter."""
     words = path.split(".")
     at = next(place for place, word in enumerate(words) if half_of(word))
     layer: Any = module.get_submodule(".".join(words[:at]))

@@ -36,9 +36,8 @@ class GlobalState:
 
     @classmethod
     def of_a_start(cls, seed: int, node: int) -> GlobalState:
-        """Return the initial state of a new process, with one thread; random states are by the seed and the node.
-
-        torch's too: it seeds itself unlike in every process.
+        """Return the initial state of a new process, with one thread; random states, torch's too, by the seed and the
+        node.
         """
         python = random.Random(seeds.integer(seed, "python", node)).getstate()
         numpy = np.random.RandomState(seeds.integer(seed, "numpy", node) % 2**32).get_state()
@@ -61,7 +60,7 @@ class GlobalState:
 
 
 def _gpus() -> int:
-    """How many GPUs this process uses: random states are made only where torch has been there already."""
+    """GPUs that this process uses: random states only where torch has been."""
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.device_count() if used else 0
 

@@ -32,8 +32,7 @@ _ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
 class Exchanged:
     """The exchanged tensors of `module`: parameters with requires_grad, and floating buffers where they are averaged.
 
-    `only`: patterns of names; a tensor that matches none stays local.  A vector is [d], float32, or float64
-    where all tensors are.  Tensors keep their place: on whatever device, leaves of whatever graph.
+    `only`: patterns of names; other tensors stay local.  A vector is [d], float32, or float64 where all tensors are.
     """
 
     def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
@@ -228,10 +227,7 @@ def _kind(named: Sequence[Named]) -> str:
 
 
 def _plainly(module: nn.Module) -> Callable[[str], str]:
-    """Return the function from a path in `module` to the name in the model itself, without its wrappers.
-
-    An attribute of the model's own may be called `module`: only the wrappers of torch lose that prefix.
-    """
+    """Return the function from a path in `module` to the model's own name, without torch's wrappers."""
     wrapped, inner = "", cast(Any, module)
     while True:
         if hasattr(inner, "_orig_mod"):  # torch.compile's, which is the prefix of an inner module too
@@ -243,7 +239,7 @@ def _plainly(module: nn.Module) -> Callable[[str], str]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without its graph; of a DTensor divided among ranks, all of it: all ranks must call."""
+    """Return the tensor without its graph; all of a DTensor divided among ranks: all must call."""
     found: Any = tensor.detach()
     whole: torch.Tensor = found.full_tensor() if _is_divided(tensor) else found
     return whole

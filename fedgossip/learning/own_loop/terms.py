@@ -1,7 +1,7 @@
 """Additions of a federated algorithm to a loop's gradients: the pull of FedProx, the correction of SCAFFOLD.
 
-step()          the gradients are in `grad`: terms are added before the optimizer reads them
-step(closure)   the gradients are computed inside step(): terms are added after each call of the closure
+    step()          the gradients are in `grad`: terms are added before the optimizer reads them
+    step(closure)   the gradients are computed inside: terms are added after each call of the closure
 
 Where several processes train one model, by DDP or FSDP's `fully_shard`, rank 0 orders the collective actions.
 """
@@ -29,8 +29,8 @@ MOMENTUM = {"momentum_buffer", "exp_avg"}
 class GradientTerms:
     """Hooks before each step of the optimizers: gradient += pull * (weights - given) + correction.
 
-    Where an algorithm counts steps from rest (FedNova with momentum), the optimizers' momentum is cleared at the start
-    of a round; their other state, such as Adam's step count and second moments, stays.
+    Where an algorithm counts steps from rest (FedNova with momentum), a round begins without momentum; other optimizer
+    state stays.
     """
 
     def __init__(self, exchanged: Exchanged, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -63,11 +63,11 @@ class GradientTerms:
         self._correction = self._exchanged.parts_of(terms.correction) if corrected and terms else []  # type: ignore[arg-type]
 
     def taken(self, steps: int, changed: Callable[[], bool]) -> tuple[float, float]:
-        """Return (steps, rate): how many steps the optimizers took since `use`, and their mean learning rate.
+        """Return (steps, rate): how many steps the optimizers took since `use`, and their mean learning rate (skipped
+        ones not counted).
 
-        Their product is the sum of the rates, also under a schedule, and without the steps that a GradScaler skipped.
         `steps`: the loop's own count, for a run without terms.  `changed`: whether the weights differ.  Raises
-        TrainingError where they do though no optimizer took a step: their gradients lack the terms.
+        TrainingError where they do without a step: their gradients lack the terms.
         """
         if self._terms is None or not any(self._steps):
             if self._terms is not None and self._terms.active and changed():
@@ -90,7 +90,7 @@ class GradientTerms:
             hook.remove()
 
     def _hook(self, place: int) -> Callable[..., Any]:
-        """Return the hook of one optimizer: torch calls it with the arguments of `step`, and uses its result."""
+        """Return one optimizer's hook, with the arguments of `step`."""
 
         def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._count(place, optimizer)
@@ -121,7 +121,7 @@ class GradientTerms:
         self._rates[place] += float(groups[0].get("lr", 1.0)) if groups else 1.0
 
     def _add(self, optimizer: torch.optim.Optimizer, scale: Any) -> Any:
-        """Add the terms to the gradients that this optimizer reads; return their part of the loss."""
+        """Add the terms to this optimizer's gradients; return their part of the loss."""
         signs = {id(p): -1 if group.get("maximize") else 1 for group in optimizer.param_groups for p in group["params"]}
         value: Any = 0.0
         with torch.no_grad():
@@ -143,7 +143,7 @@ class GradientTerms:
 
 
 def _raise_gradient(tensor: torch.Tensor, term: torch.Tensor, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Add `term` to the tensor's gradient; a sparse one turns dense, as the term is in every row."""
+    """Add `term` to the tensor's gradient; a sparse one turns dense."""
     assert tensor.grad is not None
     if not tensor.grad.is_sparse:
         tensor.grad += term
@@ -155,7 +155,7 @@ def _raise_gradient(tensor: torch.Tensor, term: torch.Tensor, name: str, optimiz
 
 
 def _scale_of(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> Any:
-    """Return the factor of gradients that a GradScaler leaves to the optimizer to divide by (fused ones), or 1."""
+    """Return the factor that a GradScaler leaves to a fused optimizer, or 1."""
     if (scaler := kwargs.get("grad_scaler")) is not None:
         return scaler.get_scale()
     scale = getattr(optimizer, "grad_scale", None)

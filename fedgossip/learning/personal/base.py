@@ -23,10 +23,9 @@ OWN = "own"
 
 @dataclass
 class OwnModels:
-    """What each participant keeps, and its training by the wrapped `task`; [d] is the length of its models.
+    """What each participant keeps, models [d], and their training by the wrapped `task`.
 
-    The task holds one memory of a node, the optimiser's of the shared model.  The memory of another model is exchanged
-    for it while that model trains.
+    The task holds one memory of a node, the shared model's; that of another model is exchanged for it in training.
     """
 
     task: LocalTask
@@ -77,8 +76,8 @@ class OwnModels:
         """Return the models [d] trained from `starts`, with pull / 2 ||v - w||^2 to each job's vector w added to the
         loss, and their updates.
 
-        The terms of a job pull to where it begins, so the distance from there to w is a correction:
-        pull (v - start) + pull (start - w).  With a pull the optimiser's memory begins anew, as with all terms.
+        A job's terms pull to its start, so the distance to w is a correction: pull (v - start) + pull (start - w).
+        With a pull the optimiser's memory begins anew.
         """
         asked = []
         for job, start in zip(jobs, starts, strict=True):
@@ -131,9 +130,10 @@ class MemoryExchange:
 
 
 class PersonalMethod(Protocol):
-    """What is trained with what, what is sent, and with which model a participant answers.
+    """What is trained with what, what is sent (perhaps of another length than the model's `d`), and which model
+    answers.
 
-    `d` is the length of the model; a sent vector may have another one.  No two jobs of a call are of one node.
+    No two jobs of a call are of one node.
     """
 
     @property

@@ -6,14 +6,12 @@
     feddf  f_i <- trained towards z by KL(softmax(z) || softmax(f_i));  answers with that;
            f_i <- trained on the participant's own;  sends f_i(x)
 
-FedMD: Li and Wang, Heterogenous federated learning via model distillation, 2019, algorithm 1, without its first
-training on labels of the common examples, which are not read.  FedDF: Lin, Kong, Stich and Jaggi, Ensemble distillation
-for robust model fusion in federated learning, NeurIPS 2020, algorithm 3, where each client has an architecture of its
-own, so that it can distil by itself what the server distils there.  A peer of a graph has the mean of its neighbours'
-answers for a teacher.
+FedMD: Li and Wang, Heterogenous federated learning via model distillation, 2019, algorithm 1, without training on
+labels of the common examples.  FedDF: Lin, Kong, Stich and Jaggi, Ensemble distillation for robust model fusion in
+federated learning, NeurIPS 2020, algorithm 3, distilled by each client.  A peer's teacher is its neighbours' mean.
 
-Answers are sent over `bound`, so that all elements lie between -1 and 1, and larger ones are cut at both ends: a
-participant moves no element of a mean over n by more than 2 / n.  A vector of zeros, the first one, teaches nothing.
+Answers are divided by `bound` and cut to -1..1: a participant moves no element of a mean over n by more than 2 / n.  A
+vector of zeros, the first one, teaches nothing.
 """
 
 from __future__ import annotations

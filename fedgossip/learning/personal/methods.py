@@ -19,9 +19,9 @@ algorithm 1; all its steps on one batch, theta from w; beta is lr of coordinator
     ditto       w as ever;  v_i <- trained from v_i on f_i(v) + (lambda / 2) ||v - w||^2
     mr-mtl      v_i as in Ditto, and v_i itself is sent: w is the mean of all v_i
 
-Ditto: Li, Hu, Beirami and Smith, ICML 2021, algorithm 1: w is the model received in the round.  Mean-regularised
-multi-task learning: Liu, Hu, Wu and Smith, On privacy and personalization in cross-silo federated learning, NeurIPS
-2022, algorithm 1.  A quadratic f_i = 1/2 ||v - b_i||^2 has Ditto's fixed point v_i = (b_i + lambda w) / (1 + lambda).
+Ditto: Li, Hu, Beirami and Smith, ICML 2021, algorithm 1.  MR-MTL: Liu, Hu, Wu and Smith, On privacy and personalization
+in cross-silo federated learning, NeurIPS 2022, algorithm 1.  A quadratic f_i = 1/2 ||v - b_i||^2 has Ditto's fixed
+point v_i = (b_i + lambda w) / (1 + lambda).
 
 **IFCA** has k models, of which each participant trains the one that fits its examples best:
 
@@ -29,10 +29,9 @@ multi-task learning: Liu, Hu, Wu and Smith, On privacy and personalization in cr
                 sends [0, ..., w_j' - w_j, ..., 0], k * d elements
     server      the weighted mean of these, as ever
 
-Ghosh, Chung, Yin and Ramchandran, NeurIPS 2020, algorithm 1 by its gradient averaging: the sum is divided by the weight
-of all clients of the round, and not by that of a cluster, so a server needs no count of any cluster and sees no choice
-in a secure sum.  A cluster of a share p of the clients moves by p times its mean update; lr of coordinator.options
-makes up for it.  The models begin at the usual one, each with noise of its own.
+Ghosh, Chung, Yin and Ramchandran, NeurIPS 2020, algorithm 1 by gradient averaging: the sum is divided by the weight of
+all clients, so no choice is visible in a secure sum.  A cluster of a share p moves by p times its mean update; lr of
+coordinator.options makes up for it.  The models begin at the usual one, each with its own noise.
 """
 
 from __future__ import annotations
@@ -199,7 +198,7 @@ class FedRep(Stepped):
         return frozen(whole)
 
     def _body(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the tensors of the model that are sent.  Raises ConfigError for patterns of none, or of all."""
+        """Return the sent tensors.  Raises ConfigError for patterns of none, or of all."""
         if statistics_in(segments):
             text = "personal = 'fedrep' with running statistics in what is sent: its steps are of parameters"
             raise ConfigError(text, "Take a model without them.")
@@ -238,7 +237,7 @@ def _mixture(alpha: float, own: Vector, shared: Vector) -> Vector:
 
 
 def _learned(alpha: float, own: Vector, shared: Vector, eta: float, gradient: Vector) -> float:
-    """Return alpha after a step; products of float32 summed exactly, so that no block of nodes changes its bits."""
+    """Return alpha after a step; float32 products summed exactly, whatever the block of nodes."""
     slope = math.fsum(subtract(own, shared).astype(np.float64) * gradient.astype(np.float64))
     return min(1.0, max(0.0, alpha - eta * slope))
 
@@ -355,6 +354,6 @@ class Ifca:
         return [part[j] for part, j in zip(parts, self._chosen(models, jobs, parts), strict=True)]
 
     def _chosen(self, models: OwnModels, jobs: Sequence[Job], parts: Sequence[Sequence[Vector]]) -> list[int]:
-        """Return the cluster of the least loss on the round's batches, of equal ones the first."""
+        """Return the cluster of the least loss on the round's batches, the first of equals."""
         losses = [models.losses(jobs, [part[j] for part in parts]) for j in range(self.clusters)]
         return [int(np.argmin(of_job)) for of_job in zip(*losses, strict=True)]

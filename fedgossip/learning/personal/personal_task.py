@@ -49,9 +49,9 @@ class TestingTask(LocalTask, Protocol):
 class PersonalTask:
     """A StatefulTask that trains by `task` and by `method`; what is exchanged has the method's layout.
 
-    A tested job measures the model with which the node answers, on its held-out examples, before it trains.
-    `compared`: every how many rounds its score is logged beside those of the shared model, and of a model that the node
-    trains alone on the same batches (`core.gains`); 0: never, and no such model is trained.
+    A tested job measures the answering model on the node's held-out examples before training.  `compared`: every how
+    many rounds its score is logged beside those of the shared model and of one trained alone on the same batches
+    (`core.gains`); 0: never.
     """
 
     def __init__(
@@ -82,10 +82,7 @@ class PersonalTask:
         return self._task.initial(node) if self._initial is None else self._initial
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """See `LocalTask`; several jobs of a node are trained one after another.
-
-        States change when all jobs are done, so that a failed call can be repeated.
-        """
+        """See `LocalTask`; states change when all jobs are done, so that a failed call can be repeated."""
         nodes = {job.node for job in jobs}
         before = {node: self.state(node) for node in nodes}
         try:
@@ -131,7 +128,7 @@ class PersonalTask:
         return tests, scores
 
     def _measured(self, job: Job, vector: Vector, memory: str = "") -> Mapping[str, float]:
-        """Return the test of a vector [d] at a job's node, with what the task remembers of that model there."""
+        """Return the test of a vector [d] at a job's node."""
         assert isinstance(self._task, TestingTask)
         with MemoryExchange(self._models, [job.node], memory) if memory else nullcontext():
             return self._task.test_own(job.node, job.round, vector)
@@ -155,7 +152,7 @@ class PersonalTask:
     def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
         """Return the wrapped task's state of `node`, its own arrays, and the memory of their training.
 
-        It is that after the last complete job, for a checkpoint may be written while the next one is trained.
+        It is that after the last complete job.
         """
         return self._states.get(node, {})
 
@@ -202,7 +199,7 @@ class PersonalTask:
 
 
 def _waves(jobs: Sequence[Job]) -> list[list[int]]:
-    """Return the places of the jobs in groups: of equal rounds, and no node twice in one."""
+    """Return the jobs' places in groups of equal rounds, no node twice in one."""
     waves: list[list[int]] = []
     for place, job in enumerate(jobs):
         last = waves[-1] if waves else []

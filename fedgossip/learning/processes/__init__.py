@@ -1,15 +1,11 @@
 """One client trained by several processes together.
 
-It imports `one_model` and torch.distributed; `processes`, `ipc` and `serving` import no torch.  A
-client with `processes` starts a group that shares a mapped board; each process trains on its part of every batch (DDP,
-or FSDP2), and a step equals that of one process to rounding (`engine`, `group`).  The task's process is no member.
-When one process of the group fails, all are ended, the error is typed, and the next job starts a new group; when the
-peer is gone, they end.
+It imports `one_model` and torch.distributed; `processes`, `ipc` and `serving` import no torch.  A group shares a mapped
+board; each process trains on its part of every batch (DDP, or FSDP2), and a step equals that of one process to rounding
+(`engine`, `group`).  The task's process is no member: when one of the group fails, all are ended, the error is typed,
+and the next job starts a new group.
 
-With `train.mesh` the processes stand in a grid: pipeline, data, tensor (`grid`).  torch's DTensors divide layers by a
-plan (`plans`); `parts` holds the result as places of the vector (`weights`: a cut of a tensor, and a stretch of
-it), so nothing else knows of meshes.  `pipeline` passes a batch through stages, as a `losses.Passes`.
-
-With `parallel` = "hogwild" they make no group of torch's: all step on the vector that the task's process has put on
-the board, and each has a gradient of its own (`engine`).
+With `train.mesh` the processes stand in a grid (`grid`): DTensors divide layers by a plan (`plans`), `parts` maps the
+result to places of the vector, `pipeline` passes a batch through stages.  With `parallel` = "hogwild" all step on one
+shared vector.
 """

@@ -3,12 +3,8 @@
     the task's process     DistributedLoop: writes a job to a board, sends the order, reads the results
     P processes (`worker`)   a torch.distributed group among themselves; each trains on its part of every batch
 
-The task's process is no member of the group: a crash inside the group is an error here and not the end of the peer,
-several tasks of one process have groups of their own, and the process with the sockets of a peer trains on no GPU.
-Start and end of the processes: `processes`.  Process 0 replies for the group where all replies would be equal.
-
-A step equals the step of one process to rounding, see `group`: with "ddp" each process has the whole model, with
-"fsdp" a part of it (`parts`).  With "hogwild" there are no common steps.
+The task's process is no member, so a crash in the group is an error here and not the peer's end.  Process 0 replies
+where all replies would be equal.  With "ddp" each process has the whole model, with "fsdp" a part of it (`parts`).
 
 **Hogwild!**  The processes of a client step on one model in shared memory, without a lock and without waiting.
 
@@ -16,12 +12,9 @@ A step equals the step of one process to rounding, see `group`: with "ddp" each 
         g  <-  the gradient of its next batch, at the present model
         model  <-  model - rate * g          in place, while the others read and write it
 
-A step may begin from a model with half of another's step, and where two processes write an element at once one of the
-two updates is lost.  Where examples affect few elements each that is rare; a dense model writes all of them in every
-step.  The result depends on the speeds of the processes: no run has the bits of another.
-
-Lost updates are measured with `train.count_lost`: each process counts its writes, and adds 1 to a counter per element
-in shared memory with the same race; the deficit of the counters is the number of lost updates.
+Where two processes write an element at once one update is lost: rare for sparse examples, common for dense models.  No
+run has another's bits.  `train.count_lost` counts lost updates: each process counts its writes, and increments a shared
+counter per element with the same race; the deficit is the number.
 
 Source: F. Niu, B. Recht, C. Re, S. Wright, Hogwild!: a lock-free approach to parallelizing stochastic gradient
 descent, NIPS 2011.
@@ -210,7 +203,7 @@ class DistributedLoop(ProcessesLoop):
     def _done(
         self, group: Group, job: Assignment, shapes: Shapes, *, gradient: bool = False
     ) -> tuple[dict[str, npt.NDArray[Any]], TrainReply]:
-        """Run a job in the group; return its results, the vector and arrays of these shapes, and its reply."""
+        """Run a job in the group; return its results, the vector and arrays, and its reply."""
         found = group.found.room({"vector": ("float32", (self.layout.length,)), **shapes})
         order = self.order(group, job, found, _named(job.state), gradient=gradient)
         reply = group.ask(order)[0]

@@ -1,7 +1,6 @@
 """Where a process stands among those that train one client: its stage, its part of each batch and of each layer.
 
-Ranks count along tensor first, then context, data, pipeline: processes that have parts of the same layers, and speak to
-each other most, are neighbours.
+Ranks count along tensor first, then context, data, pipeline: parts of the same layers are neighbours.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class ProcessGrid:
 
 
 def _of_one_shard(sizes: tuple[int, int, int, int], rank: int) -> distributed.ProcessGroup:
-    """Return the group of a sum of losses: all stages and parts of the batch, one of each layer's and text's parts."""
+    """Return the group of a sum of losses: all stages and batch parts, one of each layer's and text's parts."""
     found: distributed.ProcessGroup | None = None
     within = sizes[2] * sizes[3]
     for shard in range(within):

@@ -1,11 +1,10 @@
 """The processes that train one client together, as each of them sees it: its part of a batch, and sums over all.
 
-The gradient of a batch is the mean over its examples.  With P processes each takes about 1/P of the rows and weighs the
-mean of its part by (its rows / all rows), of lines by characters; the sum over the processes is the gradient of one
-process alone, to rounding.  A batch with fewer rows than processes is computed whole by each of them, with weight 1/P.
+Each of P processes takes about 1/P of a batch's rows and weighs its mean by (its rows / all rows), of lines by
+characters: the sum is the gradient of one process, to rounding.  A batch with fewer rows is computed whole by each,
+with weight 1/P.
 
-BatchNorm would see only its part of a batch: `joined` puts a layer in its place that counts over all parts, as
-torch's SyncBatchNorm does on CUDA alone.  Dropout draws other masks in each process: there is no equality with one.
+BatchNorm is replaced by a layer that counts over all parts (`joined`).  Dropout draws other masks in each process.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from fedgossip.data.dataset import Indices
 
 @dataclass(frozen=True)
 class Team:
-    """`rank` of `size` processes; one alone by default.
-
-    More than one need torch.distributed's default group, and each calls the same methods in the same order.
+    """`rank` of `size` processes; several need torch.distributed's default group and the same calls in the same
+    order.
     """
 
     rank: int = 0
@@ -56,8 +54,7 @@ class Team:
     ) -> list[tuple[Indices, float]]:
         """Return this process's part of a batch in about `pieces` pieces, each with its share of the batch's mean.
 
-        The mean is over all predictions: one for each row, unless `predictions` counts them otherwise.  Every process
-        has as many pieces, one row at least in each.
+        The mean is over rows, or `predictions`.  Every process has as many pieces, of one row at least.
         """
         if self.size == pieces == 1:
             return [(rows, 1.0)]

@@ -1,7 +1,6 @@
-"""Messages between a client's task and its training processes, over a socket pair for each of them; and shared arrays.
+"""Messages between a client's task and its training processes, over socket pairs; and shared arrays.
 
-`SharedArrays` are a file without a name that all processes map.  One process writes arrays and sends the others their
-places; nothing is copied to them.  The file is removed when the last of them ends.
+`SharedArrays` are an unnamed file that all processes map: arrays are sent by their places and not copied.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A process's parts of a module, by FSDP2, by tensors, by stages, or by several of them: `weights.Held`.
 
-A part of a tensor is cut along one axis by the tensor axis of the grid, and of that some first rows, then the next, by
-the data axis with FSDP (as torch.chunk divides): each process reads and writes its own places of the line alone, and
-the whole vector exists in host memory only.
+The grid's tensor axis cuts a tensor along one axis; FSDP's data axis cuts rows of that (as torch.chunk).  Each process
+reads and writes its own places of the line; the whole vector exists in host memory only.
 """
 
 from __future__ import annotations
@@ -78,9 +77,8 @@ def divided(
 
 
 def divide(module: nn.Module, plan: Plan, grid: ProcessGrid) -> Mapping[str, int]:
-    """Divide the layers of the plan over the tensor axis; return the parameters of several matrices, and their number.
-
-    The holders of the parts (`parts`) define their elements afterwards.
+    """Divide the layers of the plan over the tensor axis; return the parameters of several matrices, and their
+    number.
     """
     packed: dict[str, int] = {}
     for name, style in plan.items():
@@ -106,8 +104,8 @@ CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: int = LET_GO) -> None:
-    """Divide the module's parameters over the processes of a mesh of one axis: each element of a list of layers is
-    gathered by itself, then the rest.
+    """Divide the module's parameters over a mesh of one axis; each element of a list of layers is gathered by
+    itself.
     """
     # torch refuses to lock memory where there is no accelerator
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
@@ -119,7 +117,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: i
 
 
 def _let_go_without_backward(layer: nn.Module, _given: Any, _found: Any) -> None:
-    """After an evaluation no backward pass lets go: the layer would stay whole, and not see the next vector."""
+    """Release the layer after an evaluation too, which has no backward pass."""
     if not torch.is_grad_enabled() and isinstance(layer, FSDPModule):
         layer.reshard()
 
@@ -216,7 +214,7 @@ class HeldParts:
         return float(self._total(spoiled)) == 0
 
     def _total(self, number: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all processes; they speak to each other from the device of the mesh."""
+        """Return the sum over all processes."""
         found = number.to(self._grid.mesh.device_type)
         distributed.all_reduce(found)
         return found
@@ -290,7 +288,7 @@ def _axes(tensor: torch.Tensor) -> Mapping[str, int]:
 
 
 def _by_rows(tensor: torch.Tensor) -> bool:
-    """Whether those that have parts of a batch have other rows of a tensor each: FSDP."""
+    """Whether tensors are divided by rows: FSDP."""
     return DATA in _axes(tensor)
 
 

@@ -8,11 +8,11 @@
 With `sequence`, layers between those are divided by places of the text, and gathered in front of each
 (Korthikanti and others, Reducing activation recomputation in large transformer models, MLSys 2023).
 
-A model in stages is a row of modules, each with the output of the one before as its input:
+A model in stages is a row of modules:
 
-gpt           as many blocks each; characters are embedded in the first, logits are made in the last
-a Sequential  as many layers with weights each
-own           the result of `stages(module, n)`, beside the function that makes the model
+    gpt           as many blocks each; characters are embedded in the first, logits are made in the last
+    a Sequential  as many layers with weights each
+    own           the result of `stages(module, n)`, beside the function that makes the model
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ HOW = f"Write {PLAN}(module) beside it, torch's styles by the names of layers; d
 
 
 class PackedColwise(ColwiseParallel):
-    """A layer with outputs of `matrices` of one size, concatenated: each of them is divided.
-
-    Queries, keys and values of one linear layer are: a process has the same heads of all three.
+    """A layer with outputs of concatenated `matrices` of one size, each divided: a process has the same heads of Q, K
+    and V.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class PackedColwise(ColwiseParallel):
 def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSettings, shape: Sequence[int]) -> Plan:
     """Return the plan of the model that `source` names, as in an experiment, for examples of this shape.
 
-    `base` is the folder of own modules.  Raises ConfigError where the model cannot be divided so.
+    `base`: folder of own modules.  Raises ConfigError where the model cannot be divided.
     """
     check_context(module, source, mesh, shape[0])
     if mesh.tensor == 1:

@@ -1,14 +1,12 @@
 """The processes of a client and their shared data: started, given orders, and ended together.  No torch here.
 
-Processes are new, not forked.  They map the same examples and vectors (`ipc`), so nothing is copied to them.
-When one of them ends, fails, or is silent for too long, all are discarded; when the process that started them ends,
-however it does, they end.
+Processes are new, not forked, and map the same examples and vectors (`ipc`).  When one ends, fails, or is silent for
+too long, all are discarded.
 
     python -m MODULE SOCKET EXAMPLES GIVEN FOUND
 
-The numbers are descriptors: of a socket pair and of three boards (`ipc`): the examples, a job's
-inputs, its results.  A thread reads the socket and ends the process at once when the task's process is gone, also in
-the midst of a sum over all processes; so an interrupted run leaves none behind.
+The numbers are descriptors: a socket pair and three boards (examples, a job's inputs, its results).  A thread reads the
+socket and ends the process when the task's process is gone, even during a sum.
 """
 
 from __future__ import annotations
@@ -105,9 +103,9 @@ class Group:
             raise
 
     def ask(self, order: Message) -> list[Message]:
-        """Give an order to all processes and return their answers.
+        """Send an order to all processes and return their answers.
 
-        Raises TrainingError, or the error of the process that failed; the group is of no use then.
+        Raises TrainingError, or the failed process's error; the group is then useless.
         """
         for channel in self._channels:
             with contextlib.suppress(OSError):  # it has died: its reply reports that
@@ -132,7 +130,7 @@ class Group:
         self._channels[-1].send(msgspec.structs.replace(setup, rank=rank, store=store, examples=places))
 
     def _answers(self, seconds: float) -> list[Message]:
-        """Return one answer of each process; `seconds` is the longest wait for the next message of any of them."""
+        """Return one answer of each process, `seconds` at most between two messages."""
         found: dict[int, Message] = {}
         while waiting := {rank: one for rank, one in enumerate(self._channels) if rank not in found}:
             readable, _, _ = select.select(list(waiting.values()), [], [], seconds)
@@ -151,7 +149,7 @@ class Group:
         return [found[rank] for rank in sorted(found)]
 
     def _failure(self, rank: int, failed: Failed | None) -> Exception:
-        """Return the error of the faulty process: one that died, before one that missed it."""
+        """Return the faulty process's error: one that died, before one that missed it."""
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
             for number, process in enumerate(self._processes):
@@ -191,7 +189,7 @@ def _end(
     boards: Sequence[SharedArrays],
     folder: tempfile.TemporaryDirectory[str],
 ) -> None:
-    """End the processes: without a socket to listen to they go by themselves, or are killed."""
+    """End the processes; kill those that remain."""
     for channel in channels:
         channel.close()
     until = time.monotonic() + STOP_SECONDS

@@ -1,29 +1,25 @@
 """What each process of a participant holds, computes and sends in a step, in closed form.
 
-`fedgossip run --dry-run` prints it, `fedgossip advise mesh` ranks meshes by it, and `simulation.inside` gives a
-participant's training its virtual time.  A process holds
+`fedgossip run --dry-run` prints it, `fedgossip advise mesh` ranks meshes by it, and `simulation.inside` takes its
+times.  Memory of a process:
 
-parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
-gradients    as many
-slots        as many for each that the optimiser has: momentum one, adam two
-together     all parameters of its stage, as a tensor axis leaves them: with FSDP and zero = 2, between the passes
-activations  what the forward passes save for the backward ones, of gpt alone:
+    parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
+    gradients    as many
+    slots        as many for each that the optimiser has: momentum one, adam two
+    together     with FSDP and zero = 2, all parameters of its stage between the passes, as a tensor axis leaves them
+    activations  what the forward passes save for the backward ones, of gpt alone:
 
     bytes = 4 rows context (blocks (4 w + (15 w + heads) / t + 4) + 2 w + 2 + letters)
 
-of `w` the width, `t` = mesh.tensor, `rows` of a process's part of a batch.  A block saves what its two norms were
-given and gave, 4 w; queries, keys and values as one, and the first two again when they are turned, 5 w; what
-attention gave, and that in rows, 2 w, with a number for each head; both ends of its GELU, 8 w; of the norms means and
-deviations, 4.  The end saves 2 w, 2, and the logarithms of the probabilities.  With mesh.sequence what the
-norms were given is divided too; what they gave is brought together in front of the layers, and saved so.  Not counted:
-characters, and the tables of angles, which do not grow with rows.
+of `w` the width, `t` = mesh.tensor, `rows` of a process's part of a batch.  A block saves the inputs and outputs of its
+two norms, 4 w; queries, keys and values, the first two also turned, 5 w; attention's output, and that in rows, 2 w,
+with a number per head; both ends of its GELU, 8 w; the norms' means and deviations, 4.  The end saves 2 w, 2, and the
+log probabilities.  With mesh.sequence the norms' inputs are divided too.  Not counted: characters, and tables of
+angles.
 
-With mesh.context a process saves that of its places, and of the end the logarithms of all; by "ulysses" 2 w / t less
-in a block, since queries, keys and values are copies of their own.
-
-A stage has its own blocks, and the last one the end; its `rows` are those of as many pieces as it has at most seen
-forward and not yet back.  With "gpipe" (Huang and others, 2019) that is all of them, and with "1f1b" (Narayanan and
-others, 2021) of S stages at most S - s at stage s, from 0 on.
+With mesh.context a process saves its places, and of the end all log probabilities; "ulysses" saves 2 w / t less in a
+block.  A stage's `rows` are those of the most pieces between its forward and backward passes: all with "gpipe" (Huang
+and others, 2019), S - s at stage s of S with "1f1b" (Narayanan and others, 2021).
 
 A step of P processes on k processors takes, in seconds, with `rows` those of a process in one of `pieces` of a batch:
 
@@ -33,10 +29,9 @@ A step of P processes on k processors takes, in seconds, with `rows` those of a 
               turn there and back; context, blocks of keys and values or all-to-alls; data, gradients, and the rows
               of FSDP, gathered twice (zero = 2: once) and scattered once
 
-A + B rows are the seconds of one process for a batch of so many rows.  With equal stages the idle share of the turns is
-(S - 1) / (S - 1 + pieces), by gpipe and by 1f1b.  Products of matrices alone are counted (FLOPs of torch's own counter,
-forward and back), each layer's divided as its weights are; numbers have 4 bytes.  Not counted: steps of the optimiser,
-overlap of gradients with the backward pass, and torch's own work for each message.
+A + B rows: seconds of one process for a batch.  The idle share of equal stages is (S - 1) / (S - 1 + pieces).  Counted
+are products of matrices (torch's FLOP counter), with numbers of 4 bytes; not the optimiser's steps, overlap of
+gradients, and torch's work per message.
 """
 
 from __future__ import annotations
@@ -95,7 +90,7 @@ def memory_of(
 ) -> list[ProcessMemory]:
     """Return the memory of every process, in order of the ranks; `stages` share the layers of the module.
 
-    `context`: places of a text.  A user's own style outside torch's is assumed to divide nothing.
+    `context`: places of a text.  A user's own style is assumed to divide nothing.
     """
     sizes = {
         PIPELINE: len(stages),
@@ -126,9 +121,8 @@ def memory_of(
 
 
 def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int = 1) -> Place:
-    """Return the place of one process's part of a tensor, which axes of the grid divide along `axes` of its own.
-
-    `matrices`: the tensor is so many, one behind the other, each of them divided.
+    """Return the place of one process's part of a tensor, whose `axes` are divided by axes of the grid; `matrices`:
+    each of so many is.
     """
     found, shape = whole, whole.shape
     if TENSOR in axes:
@@ -166,7 +160,7 @@ def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mappin
 
 
 def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSettings, context: int) -> int | None:
-    """Return the bytes that a stage of a transformer, or all of it, saves for the backward pass; None of others."""
+    """Return the bytes that a transformer's stage saves for the backward pass; None of others."""
     mesh = settings.mesh
     if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage):
         return None
@@ -181,7 +175,7 @@ def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSett
 
 
 def _at_once(number: int, settings: TrainSettings) -> int:
-    """Return how many pieces of a batch a stage has seen forward and not yet back, at most."""
+    """Return the most pieces of a batch between a stage's forward and backward."""
     pieces, stages = settings.microbatches, settings.mesh.pipeline
     early = settings.mesh.schedule == "1f1b" and pieces >= stages  # else `pipeline` takes gpipe
     return min(pieces, stages - number) if early else pieces
@@ -300,10 +294,8 @@ class StepShape:
         return self.pieces + self.settings.mesh.pipeline - 1
 
     def times(self, compute: Callable[[float], float], links: EqualLinks, cores: int | None = None) -> StepSeconds:
-        """Return the seconds of a step.
-
-        `compute`: rows of a batch -> seconds of one process with all of the model.  `cores`: processors that the
-        processes share; None: each has one.
+        """Return the seconds of a step.  `compute`: rows -> seconds of one process with the whole model; `cores`
+        shared, None: one each.
         """
         mesh, processes = self.settings.mesh, self.settings.processes
         stages = mesh.pipeline
@@ -314,10 +306,8 @@ class StepShape:
 
     @property
     def sent(self) -> Mapping[str, float]:
-        """Return the bytes that the busiest process sends in a step, by axis.
-
-        They are the seconds of its messages at one byte a second and without latency, but that a stage sends each piece
-        forward and back.
+        """Return the bytes that the busiest process sends in a step, by axis: seconds at 1 byte/s without latency, and
+        pieces both ways.
         """
         return self._messages(EqualLinks(0.0, 1.0, 1.0), self.pieces)
 
@@ -343,7 +333,7 @@ class StepShape:
         return {axis: value for axis, value in found.items() if value}
 
     def _attention(self, links: EqualLinks) -> float:
-        """Return the seconds of attention's messages, and of the logits that are brought together."""
+        """Return the seconds of attention's messages, and of the gathered logits."""
         mesh = self.settings.mesh
         count, part = mesh.context, FLOAT * self.rows * self.places * self.width
         if mesh.attention == RING:  # keys and values; back their gradients too, and home
@@ -370,8 +360,7 @@ def _passes(
 ) -> tuple[tuple[float, ...], float, float]:
     """Pass an example through the stages, forward and back.
 
-    Returns the FLOPs of a process of each stage; those of a process with the whole model; and the bytes of an example
-    between two stages, the most.
+    Returns a process's FLOPs by stage; those with the whole model; and the most bytes of an example between two stages.
     """
     (h, _), names = batch_of(train, 1), {id(layer): name for name, layer in module.named_modules()}
     own, whole, passed = list[float](), 0.0, 0

@@ -1,6 +1,5 @@
-"""One of the processes that train one client together: a module in the hands of torch.distributed, or of Hogwild.
-
-It builds its module from the setup, and replies to orders.
+"""One of the processes that train one client together, by torch.distributed or Hogwild: builds its module, replies to
+orders.
 """
 
 from __future__ import annotations
@@ -186,7 +185,7 @@ def _copied(
 
 
 def _without_buffers() -> dict[str, Any]:
-    """Return DDP's option, by torch version, to leave the buffers alone: `TeamNorm` keeps them equal everywhere."""
+    """Return DDP's option, by torch version, to leave buffers to `TeamNorm`."""
     known = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
@@ -249,7 +248,7 @@ CPU = torch.device("cpu")
 class SharedWeights:
     """A module that computes on a line that other processes write to, or else on memory of its own: `weights.Held`.
 
-    While the line is shared it is the job's vector already, and it stays where it is: nothing is loaded or stored.
+    A shared line is the job's vector already: nothing is loaded or stored.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, own: Layout) -> None:

@@ -175,7 +175,7 @@ class FolderLinks(Wakeable):
         self._check_begun(process)
 
     def _is_gone(self) -> bool:
-        """Whether the run's folder was there, and is not: a mount point without its mount, most likely."""
+        """Whether the run's folder was there, and is not: most likely a lost mount."""
         return (self._state.begun or bool(self._state.partners)) and not self._folder.is_dir()
 
     def _gone_words(self) -> tuple[str, str]:
@@ -183,7 +183,7 @@ class FolderLinks(Wakeable):
         return text, f"Mount it, or synchronise it; where it was emptied: make the folder {self._folder.name} in it."
 
     def _take_state(self) -> None:
-        """Read the private state; make one in a first life.  Raises ConfigError, NotWrittenError."""
+        """Read the private state; make one in a first life."""
         try:
             data = outside_files.read_bytes(self._state_path)
             self._state = from_json(msgspec.json.Decoder(FolderState), data)
@@ -255,7 +255,7 @@ class FolderLinks(Wakeable):
             raise NetworkError(text, "Does it run, and does its machine see the folder?")
 
     def _push(self, pair: _Pair, events: list[LinkEvent]) -> bool:
-        """Write what there is room for; return whether something was written."""
+        """Write as much as fits; return whether any was."""
         if not pair.greeted:
             return False
         done = False
@@ -286,7 +286,7 @@ class FolderLinks(Wakeable):
         return True
 
     def _take_receipt(self, pair: _Pair, events: list[LinkEvent]) -> bool:
-        """Remove what the partner has acknowledged, and restore what has disappeared; return whether there was any."""
+        """Remove what the partner has acknowledged, restore what has disappeared; return whether there was any."""
         if not pair.waiting or not pair.greeted:
             return False
         found = [pair.sent if one == END else one for one in pair.reader.receipts()]
@@ -334,7 +334,6 @@ class FolderLinks(Wakeable):
         return bool(ready)
 
     def _look(self, events: list[LinkEvent]) -> None:
-        """Look once into the folders of all partners."""
         done = False
         gone = self._is_gone()
         if gone and self._pairs:
@@ -412,7 +411,7 @@ class FolderLinks(Wakeable):
             self._report(node, "folder_read", f"{self.root} cannot be read: {error}", "Is it mounted?", events)
 
     def _report(self, node: NodeId, reason: str, text: str, advice: str, events: list[LinkEvent]) -> None:
-        """Report a cause once: the same file is met at every look."""
+        """Report a cause once, not at every look."""
         if (node, reason) not in self._refused and len(self._refused) < LISTED:
             self._refused.add((node, reason))
             events.append(Rejected(node, reason, text, advice))
@@ -435,7 +434,7 @@ class FolderLinks(Wakeable):
 
 
 def _keys_of(endpoints: Endpoints) -> dict[NodeId, str]:
-    """Return the keys of all.  Raises ConfigError for one that cannot be, and for two participants with one."""
+    """Return the keys of all.  Raises ConfigError for a malformed or shared one."""
     keys = {node: check_public(endpoint.key, f"participant {node}") for node, endpoint in sorted(endpoints.items())}
     seen: dict[str, NodeId] = {}
     for node, key in keys.items():
@@ -446,6 +445,6 @@ def _keys_of(endpoints: Endpoints) -> dict[NodeId, str]:
 
 
 def _name_of(hello: Hello, keys: Mapping[NodeId, str]) -> bytes:
-    """Return the name of a run: 16 bytes of a hash of its experiment and of its participants' keys."""
+    """Return a run's name: 16 bytes of a hash of its experiment and keys."""
     about = [hello.experiment, hello.schema, *(f"{node}={key}" for node, key in sorted(keys.items()))]
     return hashlib.sha256("\n".join(about).encode()).digest()[:16]

@@ -147,7 +147,7 @@ class ClientLinks(Wakeable):
         self._flush()
 
     def _flush(self) -> None:
-        """Send all that the network takes; register for a call when it takes more."""
+        """Send all that the network takes; register for more."""
         assert self._dealer
         while self._connected and not self._changes_over() and (pair := self._next()) is not None:
             try:
@@ -162,7 +162,7 @@ class ClientLinks(Wakeable):
             self.poller.register(self._dealer, zmq.POLLIN)
 
     def _changes_over(self) -> bool:
-        """Send by the sealed stream, where one is up; return whether it is."""
+        """Send by the sealed stream, if one is up; return whether."""
         call, outbox = self._call, self._outbox
         if not call.up or not (call.speaks or (outbox.between and outbox)):
             return False
@@ -176,7 +176,7 @@ class ClientLinks(Wakeable):
         return True
 
     def _next(self) -> Pair | None:
-        """Return the frame that may be sent now; for a large message the request for its turn."""
+        """Return the next frame; for a large message the request for its turn."""
         outbox = self._outbox
         pair = outbox.next()
         if outbox.has_control or outbox.chunks <= 1 or self._turn == outbox.transfer:

@@ -107,7 +107,7 @@ class FairSender:
             self._talking[line.node] = line
 
     def _make_room(self, vector: Vector) -> int:
-        """Drop the oldest of too many models; a client so slow would answer too late."""
+        """Drop the oldest of too many models."""
         if any(known() is vector for known in reversed(self._models)):
             return 0
         self._models.append(weakref.ref(vector))
@@ -139,7 +139,7 @@ class FairSender:
         return taken
 
     def _give(self, line: ClientLine) -> int:
-        """Send a chunk, by a stream CHUNKS_IN_A_ROW, as long as they are taken; return how many were."""
+        """Send chunks while they are taken, at most CHUNKS_IN_A_ROW by a stream; return their number."""
         for given in range(CHUNKS_IN_A_ROW):
             begins, pair = line.outbox.between, line.outbox.next()
             if pair is None:
@@ -173,7 +173,7 @@ class FairSender:
         return True
 
     def _sealed(self, line: ClientLine, way: SealedWay, pair: Pair) -> bool:
-        """Send a frame by the line's stream; wait until it takes more where it does not take this one."""
+        """Send a frame by the line's stream; wait where it is full."""
         way.frames_sent = line.frames_sent
         try:
             taken = way.speak() and way.send(pair)

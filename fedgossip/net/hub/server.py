@@ -218,7 +218,7 @@ class CoordinatorLinks(Wakeable):
     def _read_message(
         self, client: ConnectedClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]
     ) -> AnyMessage | None:
-        """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
+        """Read one ZeroMQ message; return the whole message of a greeted client."""
         kind, transfer = outbox.parse(mark.bytes)
         known = client.is_on(name)
         if kind == SEAL:
@@ -268,7 +268,7 @@ class CoordinatorLinks(Wakeable):
             self._speaker.send_control(client.line, word)
 
     def _turn_streams(self, events: list[LinkEvent]) -> bool:
-        """Receive and send by streams; return whether everything that arrived was read."""
+        """Receive and send by streams; return whether everything was read."""
         for way, readable, writable in self.streams.turn():
             client = self._clients[way.node]
             if not isinstance(way, CalledStream) or not client.is_on(way.connection):
@@ -290,7 +290,6 @@ class CoordinatorLinks(Wakeable):
             self._lost(client, events)
 
     def _read_stream(self, client: ConnectedClient, way: CalledStream, events: list[LinkEvent]) -> bool:
-        """Read a client's stream; return whether more may be unread."""
         for _ in range(DRAIN_FRAMES):
             try:
                 if way.stream is None or not way.arrived():
@@ -345,7 +344,7 @@ class CoordinatorLinks(Wakeable):
             self._speaker.send_control(self._clients[node].line, outbox.word(outbox.GO, transfer))
 
     def _probe(self) -> None:
-        """Send a frame without meaning to clients that are sent nothing else."""
+        """Send an empty frame to otherwise silent lines."""
         if (now := time.monotonic()) - self._probed < PROBE_SECONDS:
             return
         self._probed = now

@@ -133,7 +133,7 @@ class Search:
 
 
 def _read(info: Any) -> Announcement | None:
-    """Return an announcement from untrusted text; None for one that names no key or no address."""
+    """Return an announcement from untrusted text, or None."""
     try:
         properties = {key.decode(): value.decode() for key, value in info.properties.items() if value}
         key = check_public(properties["key"], "an announcement")

@@ -111,7 +111,7 @@ def written(invitation: Invitation) -> str:
 
 
 def _fitting(addresses: Sequence[str]) -> list[bytes]:
-    """Return the places that one invite holds; relays reach from everywhere, so others are left out first."""
+    """Return the places that fit into an invite; relays are left out last."""
     kept = list(addresses)
     while len(kept) > PLACES_MAX or sum(len(_packed(one)) for one in kept) > PLACES_BYTES:
         kept.remove(([one for one in kept if not is_relay(one)] or kept)[-1])
@@ -168,7 +168,6 @@ def _packed(address: str) -> bytes:
 
 
 def _places(body: bytes) -> Iterator[str]:
-    """Yield addresses.  Raises IndexError or ValueError for malformed ones."""
     at = 0
     while at < len(body):
         if body[at] == _WEB:
@@ -214,7 +213,7 @@ def _base32(body: bytes) -> str:
 
 
 def _bytes_of(letters: str) -> bytes:
-    """Return the whole bytes that these letters encode.  Raises ConfigError."""
+    """Return the bytes that these letters encode."""
     number = 0
     for letter in letters:
         value = _LETTERS.find(letter)

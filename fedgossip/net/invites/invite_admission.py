@@ -236,7 +236,7 @@ class InviteAdmission:
         return next((node for node in sorted(last) if now - last[node] >= HOLD_SECONDS), None)
 
     def _place(self, known: NodeId | None, asked: Enrol, now: float) -> NodeId | None:
-        """Return the place of one that takes part; None where those that it may take are taken."""
+        """Return a participant's place, or None where all are taken."""
         fits = list(islice(self.party.seats.places(asked.lead, asked.under), self.party.seats.count))
         left = self._left(now)
         if known is not None:

@@ -175,7 +175,6 @@ class InviteClient:
         return [one for one in self._calls if one.dealer in ready]
 
     def _read_reply(self, one: _Call) -> Invitations | None:
-        """Read an incoming message; None for one that is not a reply."""
         assembler = Assembler(None)
         try:
             mark = one.dealer.recv(NOW, copy=False)

@@ -136,7 +136,7 @@ class InviteFolder:
             self._answer_all(guest)
 
     def _guest(self, name: str) -> _Guest | None:
-        """Return the guest of a folder; None where its name is no key."""
+        """Return a folder's guest; None where its name is no key."""
         if not (found := _KEY.fullmatch(name)):
             return None
         key, own = bytes.fromhex(found[1]), self.admission.organiser
@@ -179,7 +179,7 @@ class InviteFolder:
         return True
 
     def _answer(self, guest: _Guest, number: int) -> None:
-        """Write the reply to a request, where it is another one than is there."""
+        """Write the reply, if it is new."""
         message = guest.asked[number]
         there = guest.writer.size(MESSAGE, number) is not None
         if there and not isinstance(message, Enrol):
@@ -202,7 +202,7 @@ class InviteFolder:
 
 
 def _lasting(answer: AnyMessage) -> bytes:
-    """Return what distinguishes a reply from the one before: not the seconds that are left."""
+    """Return a reply without the seconds that are left."""
     return repr(answer.here).encode() if isinstance(answer, Gathering) else content_of(answer)
 
 
@@ -254,7 +254,7 @@ class FolderClient:
             yield self._reply(number)
 
     def _numbered(self, question: AnyMessage) -> tuple[int, bytes]:
-        """Return the number and the content of a request; one that was refused before has another number."""
+        """Return a request's number and content; a new number after a refusal."""
         content = content_of(question)
         for attempt in count():
             about = hashlib.sha256(content + attempt.to_bytes(4, "big")).digest()

@@ -116,7 +116,6 @@ class InviteServer:
             self._turn(TURN_MS)
 
     def _turn(self, timeout_ms: int) -> bool:
-        """Wait for an event and handle it; return whether `wake` was called."""
         ready = dict(self._poller.poll(timeout_ms))
         if ready.pop(self._connections.fileno(), None) or self._allow.socket in ready:
             self._connections.take()
@@ -146,7 +145,7 @@ class InviteServer:
             self._answer(connection, key, message, asker)
 
     def _question(self) -> tuple[str, AnyMessage | None, _Asker]:
-        """Read a request; None for an unreadable one.  Raises FrameError for one without a reply."""
+        """Read a request; None for an unreadable one."""
         mark = self._router.recv(copy=False)
         key = str(mark.get("User-Id")).removeprefix(GUEST)
         asker = self._asker(key)

@@ -433,7 +433,7 @@ class Links(Wakeable):
                 self._turn_call(link, events, readable=readable, writable=writable)
 
     def _turn_call(self, link: PartnerLink, events: list[LinkEvent], *, readable: bool, writable: bool) -> None:
-        """Handle the end of an outgoing connection: nothing else arrives there."""
+        """Handle the end of an outgoing connection."""
         try:
             if readable and link.call.arrived():
                 raise EOFError
@@ -443,7 +443,6 @@ class Links(Wakeable):
             self._flush(link)
 
     def _read_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
-        """Read a partner's stream; return whether a message is complete."""
         assembler = self.incoming.by_stream(way)
         for _ in range(DRAIN_FRAMES):
             try:
@@ -469,10 +468,7 @@ class Links(Wakeable):
 
     @staticmethod
     def _arrived(sender: NodeId, message: AnyMessage | None, assembler: Assembler, events: list[LinkEvent]) -> bool:
-        """Yield an event for a complete message, or for the header of a large one; return whether there is one.
-
-        Reading stops until it is handled: it may complete a round, or settle one, whose memory is free then.
-        """
+        """Yield an event for a complete message, or a large one's header; reading stops until it is handled."""
         if message is not None:
             events.append(Arrived(sender, message, assembler.size))
         elif account := assembler.account:
@@ -482,7 +478,6 @@ class Links(Wakeable):
         return True
 
     def _drop(self, way: CalledStream) -> None:
-        """Close a stream at our end; its caller greets again."""
         self.incoming.drop(way)
         self.streams.drop(way)
         self.traffic.note_frame(way.node, more=False)
@@ -535,7 +530,7 @@ class Links(Wakeable):
         self.routing.linked(link.node, up=False, events=events)
 
     def _broke(self, link: PartnerLink, events: list[LinkEvent]) -> None:
-        """Handle the end of a link's stream: its message under way is lost, so the link is greeted again."""
+        """Handle a broken link: its message under way is lost; greet again."""
         lost = link.call.speaks
         self.streams.failed(link.call)
         if lost and link.up:
@@ -543,7 +538,7 @@ class Links(Wakeable):
             self._down(link, events)
 
     def _restart(self, link: PartnerLink) -> None:
-        """Greet, and repeat the last messages: a broken connection has lost some, and repeats do no harm."""
+        """Greet, and repeat the last messages: some may be lost."""
         link.outbox.clear()
         link.outbox.put(self._hello)
         if self._join:

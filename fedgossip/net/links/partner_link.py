@@ -106,7 +106,7 @@ class PartnerLink:
         return self.call.up and (self.call.speaks or (self.outbox.between and bool(self.outbox)))
 
     def _flush_stream(self) -> bool:
-        """Send by the stream as much as it takes; return whether it is sound."""
+        """Send as much as the stream takes; return whether it is sound."""
         try:
             while self.call.speak() and (pair := self.outbox.next()) is not None and self.call.send(pair):
                 self.outbox.sent()

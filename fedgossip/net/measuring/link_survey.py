@@ -115,7 +115,6 @@ class LinkSurvey:
                 raise NetworkError("the others have gone before all links were measured", "Start all of them again.")
 
     def _receive(self) -> None:
-        """Read incoming messages; reply to them."""
         for event in self.links.poll(20):
             match event:
                 case LinkUp(node):
@@ -138,9 +137,7 @@ class LinkSurvey:
         self._send(to, ChunkTaken(0, 0, word, 0))
 
     def _send(self, to: NodeId, word: ChunkTaken) -> None:
-        """Send a control message, when the link is up: a machine that has connected may be received before it can be
-        answered.
-        """
+        """Send a control message, once the link is up."""
         if to in self.up:
             self.links.send(to, word)
         else:
@@ -193,7 +190,7 @@ def _answer(links: Links, endpoints: Endpoints, expected: Expected, done: thread
 
 
 def _reach(links: Links) -> None:
-    """Send small messages until one is answered: both directions are up."""
+    """Send small messages until one is answered."""
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(NetworkError):

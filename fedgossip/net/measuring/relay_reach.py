@@ -45,7 +45,6 @@ async def reach(relay: str, identity: Identity, report: ReportStep) -> None:
 
 
 async def _measured(stream: Stream, report: ReportStep) -> None:
-    """Measure by an echo."""
     reader, writer = stream
     trips = []
     for _ in range(TRIPS):

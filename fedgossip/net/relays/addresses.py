@@ -68,7 +68,7 @@ class Whereabouts:
 
 
 def _numbered(address: str) -> str:
-    """Return the same address with its host as a number: for frequent use without a name server."""
+    """Return the address with its host as a number."""
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     try:
@@ -122,8 +122,6 @@ def address_of_interface(name: str) -> str | None:
 
 
 def _of_interfaces() -> list[str]:
-    """Return the IPv4 address of every network interface but the loopback; none where the system does not report
-    them.
-    """
+    """Return the IPv4 address of every network interface but the loopback, if known."""
     found = [address_of_interface(name) for _, name in socket.if_nameindex()]
     return [host for host in found if host and not ipaddress.ip_address(host).is_loopback]

@@ -215,7 +215,7 @@ class Relay:
             hang_up(writer)
 
     async def _asked(self, inner: TcpStream, entrance: _Entrance) -> tuple[RelayRequest, Stream] | None:
-        """Return the request of a new connection, if permitted, and its stream behind the door."""
+        """Return a new connection's permitted request, and its stream."""
         self._strangers += 1
         try:
             secret = X25519PrivateKey.generate()
@@ -260,7 +260,7 @@ class Relay:
                 del self._of[wanted.key]
 
     async def _listen(self, key: bytes, stream: Stream) -> None:
-        """Announce calls to a listener until it falls silent; a later connection with the key replaces it."""
+        """Announce calls to a listener until it falls silent or is replaced."""
         reader, writer = stream
         if (before := self._listeners.pop(key, None)) is not None:
             hang_up(before)
@@ -314,7 +314,7 @@ class Relay:
             await writer.drain()
 
     async def _answer(self, wanted: RelayRequest, stream: Stream) -> None:
-        """Give this stream to the call that waits for it, and keep it open until that is over."""
+        """Connect this stream to the waiting call until its end."""
         waiting = self._waiting.get(wanted.target)
         if waiting is None or waiting.callee != wanted.key or waiting.answered.done():
             self.counts["refused"] += 1
@@ -352,7 +352,7 @@ class RelayThread:
 
 
 def _may(wanted: RelayRequest, allowed: Allowed) -> bool:
-    """Whether a request is permitted; an unknown key may call those that invite."""
+    """Whether a request is permitted; an unknown key may call inviters."""
     return wanted.key in allowed.keys or (wanted.want == CALL and wanted.target in allowed.inviting)
 
 

@@ -147,9 +147,8 @@ class RelayClient:
             self._calls -= 1
 
     async def _first(self, caller: Stream) -> bytes:
-        """Return the first bytes of a call.  Raises PeerError for a stream where only links have room.
-
-        ZeroMQ, too, sends its identity before it receives anything.
+        """Return a call's first bytes (ZeroMQ sends its identity first).  Raises PeerError for a stream where only
+        links have room.
         """
         first = await asyncio.wait_for(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
         if first == HAIL and self._calls > CALLS_MAX // 2:
@@ -181,9 +180,9 @@ class RelayClient:
             self._calls -= 1
 
     async def _asked(self, relay: str, want: bytes, target: bytes, seconds: float) -> Stream:
-        """Return a connection to a relay that has accepted.  Raises OSError, EOFError, TimeoutError, FedgossipError.
+        """Return an accepted connection to a relay; while it is unreachable each call waits.
 
-        While a relay cannot be reached each call waits: ZeroMQ's would knock ten times a second.
+        Raises OSError, EOFError, TimeoutError, FedgossipError.
         """
         if relay in self._due:
             await asyncio.sleep(min(self._due[relay] - self._thread.loop.time(), CONNECT_SECONDS))

@@ -126,7 +126,6 @@ class WebStream:
             self._ended |= event.opcode in (Opcode.CLOSE, Opcode.TEXT)  # text is nothing of ours
 
     def _keep(self) -> None:
-        """Ping now and then, until the end."""
         if not self.transport.is_closing():
             self.ping()
             asyncio.get_running_loop().call_later(PING_SECONDS, self._keep)

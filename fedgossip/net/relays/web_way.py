@@ -135,7 +135,7 @@ async def open_web(url: str, report: ReportStep = silent) -> WebStream:
 
 
 async def _within(work: Awaitable[_Done], silence: str) -> _Done:
-    """Return the result of one step.  Raises NetworkError where it is not done in time, or the connection breaks."""
+    """Return a step's result.  Raises NetworkError if it is late or the connection breaks."""
     try:
         return await asyncio.wait_for(work, STEP_SECONDS)
     except asyncio.LimitOverrunError:
@@ -150,7 +150,7 @@ async def _within(work: Awaitable[_Done], silence: str) -> _Done:
 
 
 async def _called(proxy: Proxy | None, target: _Target, report: ReportStep) -> TcpStream:
-    """Return a connection of TCP to the proxy, else to the relay."""
+    """Return a TCP connection to the proxy, else to the relay."""
     host, port = (proxy.host, proxy.port) if proxy else (target.host, target.port)
     what = f"the proxy {proxy}" if proxy else f"the relay {target.authority}"
     try:
@@ -289,7 +289,7 @@ def proxy_for(secure: bool, authority: str) -> Proxy | None:
 
 
 def _is_exempt(authority: str) -> bool:
-    """Whether NO_PROXY names a host: by its name, a domain, or a network of addresses."""
+    """Whether NO_PROXY names a host: its name, a domain, or a network."""
     if urllib.request.proxy_bypass(authority):
         return True
     named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
@@ -352,7 +352,7 @@ def _chosen(proxy: str) -> str:
 
 
 def _context() -> ssl.SSLContext:
-    """Return how certificates are checked.  Raises ConfigError."""
+    """Return the TLS settings.  Raises ConfigError."""
     return _trusting(os.environ.get("SSL_CERT_FILE", ""), os.environ.get(AUTHORITIES, ""))
 
 
@@ -368,7 +368,7 @@ def _trusting(system: str, own: str) -> ssl.SSLContext:
 
 
 def _authorities(path: str, where: str) -> list[object]:
-    """Return the names of the authorities in a file.  Raises ConfigError."""
+    """Return the names of the authorities in a file."""
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         found.load_verify_locations(path)
@@ -389,7 +389,7 @@ def _of_tls(writer: asyncio.StreamWriter) -> str:
 
 
 def _own_authorities() -> list[object]:
-    """Return the names of authorities in files of the user's; the usual public ones fill a file of hundreds."""
+    """Return the authorities in files of the user's, not the usual public ones."""
     subjects: list[object] = []
     for name in ("SSL_CERT_FILE", AUTHORITIES):
         if path := os.environ.get(name):

@@ -157,7 +157,7 @@ class StreamPort:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at a numeric address, and takes IPv4 at "::" too.  Raises OSError."""
+    """Return a socket that listens at a numeric address, at "::" for IPv4 too."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

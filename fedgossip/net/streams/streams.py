@@ -262,13 +262,12 @@ class Streams:
         return now
 
     def _acknowledge(self, way: SealedWay) -> None:
-        """Send the acknowledgement that is due; a broken connection is left to its reader."""
+        """Send the due acknowledgement; the reader handles a broken connection."""
         with contextlib.suppress(OSError, WornOutError):
             way.acknowledge()
             self.watch(way)
 
     def _go_on(self, call: SealedWay) -> Iterator[tuple[SealedWay, bool, bool]]:
-        """Advance a call: accepted, refused, or proved by the callee."""
         assert call.stream is not None
         try:
             call.stream.flush()
@@ -283,7 +282,6 @@ class Streams:
             self._proves(call)
 
     def _admit(self, stranger: Stranger) -> Iterator[tuple[SealedWay, bool, bool]]:
-        """Take a caller's proof; it has a stream from then on."""
         ticket = stranger.ticket
         one = next((c for of in self._called.values() for c in of if c.agreed and c.agreed.ticket == ticket), None)
         if one is None or one.agreed is None or one.stream is not None or one.until < time.monotonic():

@@ -190,7 +190,7 @@ def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
 
 
 def _common_files(e: Experiment) -> Iterator[Path]:
-    """Yield the files that all sites have: common examples, and what was agreed on before; no site's own."""
+    """Yield the files that all sites have: common examples, and agreed statistics."""
     if not e.learns and e.data.scale != FEDERATED:
         return
     if e.data.scale == FEDERATED and not agrees(e):

@@ -188,7 +188,7 @@ class SiteApprovals:
         return one
 
     def _check_files(self, one: Approval, named: str, request: ApprovalRequest) -> None:
-        """Check what is outside the plan: the site's own records, and statistics not agreed on before."""
+        """Check the site's own records, and statistics not agreed on before."""
         if one.records != self.sealed(request.records):
             text = f"{named} was approved with other records of this site than its file has now"
             if not one.records:

@@ -135,7 +135,7 @@ class SiteChecks:
         return f"{source}: {count} examples to train on; {size}"
 
     def _one_round(self) -> str | Warned | None:
-        """Train once and discard it: a loss that is not finite and an update that is cut show here."""
+        """Train once and discard it, to see its loss and update."""
         if self._learning is None:
             return None
         plan, node, (task, _) = self._site.plan, self._site.node, self._learning
@@ -183,7 +183,7 @@ class SiteChecks:
         return f"plan {found.plan[:HASH_SHOWN]}, until {found.until[:10]}, {left} of {found.rounds} rounds are left"
 
     def _budget(self) -> str | Warned | None:
-        """Return the spending of all rounds and of earlier runs in words.  Raises BudgetError beyond the budget."""
+        """Return the spending of all rounds and of earlier runs in words."""
         if self._learning is None:
             return None
         if not self._site.plan.experiment.learns:

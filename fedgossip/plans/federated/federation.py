@@ -327,7 +327,7 @@ class FederationPlan(PlanDefaults):
         return chances
 
     def _purse(self, node: NodeId, own: Credentials | None) -> AccountedBudget | None:
-        """Return the budget: the coordinator accounts for clients in its sums; each client, for its own releases."""
+        """Return the budget: the coordinator's in its sums; each client's for its releases."""
         p, log, before = self.section.privacy, own.log if own else (), own.spent if own else ()
         total = own.total if own else None
         if not self.spends(node):

@@ -82,7 +82,6 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
 
 
 def _check_sampling(plan: FederationPlan) -> None:
-    """Raise ConfigError for cohorts by reported losses that cannot be drawn."""
     s, by_choice = plan.section, plan.section.sampling == "power-of-choice"
     if plan.buffered and s.sampling != "uniform":
         text = f"coordinator.sampling = {s.sampling!r} with fedbuff, which invites every client that is free"
@@ -103,7 +102,6 @@ def _check_sampling(plan: FederationPlan) -> None:
 
 
 def _check_tiers(experiment: FederatedExperiment, tree: Tree) -> None:
-    """Raise ConfigError for what a tree of coordinators cannot do."""
     s, out = experiment.coordinator, "Leave coordinator.tiers out."
     if not s.secure.on:
         text = "coordinator.secure.on = false with coordinator.tiers: coordinators add the integers of secure sums"
@@ -160,8 +158,7 @@ def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
 
 
 def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
-    """Raise ConfigError for local steps that are not those of the rule's formula.  User loops have their own
-    optimizers, checked where they join."""
+    """Raise ConfigError for local steps outside the rule's formula."""
     t, rule = experiment.train, federated.clients
     if experiment.task.kind == "loop":
         if isinstance(rule, Dynamic):
@@ -184,7 +181,7 @@ def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> 
 
 
 def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) -> None:
-    """Raise ConfigError for a codec that there is not, or by which these updates cannot go up."""
+    """Raise ConfigError for a codec that is unknown, or unfit for these updates."""
     if not s.codec:
         return
     try:
@@ -215,7 +212,7 @@ def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) ->
 
 
 def _check_dual(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
-    """Raise ConfigError for CoCoA of something else than a convex task, and where its sums would be cut."""
+    """Raise ConfigError for CoCoA of a task that is not convex, or with cut sums."""
     s = experiment.coordinator
     if not isinstance(federated.clients, DualAscent):
         return
@@ -252,7 +249,6 @@ def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:
 
 
 def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
-    """Raise ConfigError for a budget that the algorithm, or the unit, cannot have."""
     if s.privacy.unit == "client" and (s.algorithm == FEDBUFF or not isinstance(federated.aggregation, Mean)):
         advice = "Take fedavg, or another algorithm that sums updates; or leave coordinator.privacy.unit out."
         raise ConfigError(f"{s.algorithm} cannot hide clients: their noise is added inside a secure sum", advice)

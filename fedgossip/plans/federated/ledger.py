@@ -191,7 +191,7 @@ def counted(released: Mapping[str, int]) -> str:
 
 
 def _lines(path: Path) -> tuple[list[LedgerLine], int]:
-    """Return the whole lines, and their bytes; a line cut short by a crash is of a release that was never made."""
+    """Return the whole lines, and their bytes; a cut one is of a release that was never made."""
     content = outside_files.read_bytes(path)
     whole = content.rfind(b"\n") + 1
     found = []

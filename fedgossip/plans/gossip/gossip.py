@@ -309,7 +309,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def _mixes_models(self) -> bool:
-        """Whether a round mixes models by the graph's weights, so that its spectrum applies."""
+        """Whether a round mixes models by the graph's weights: its spectrum then applies."""
         return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco | FragmentedDiLoCo))
 
     def facts(self, rows: Sequence[Row]) -> MethodFacts:

@@ -161,7 +161,7 @@ def _check_tree(name: str, topology: Topology) -> None:
 
 
 def _loop(topology: Topology) -> str:
-    """Return a cycle in words, "0 - 1 - 2 - 0"; "" where there is none."""
+    """Return a cycle in words, "0 - 1 - 2 - 0", or ""."""
     before: dict[int, int] = {}
     for start in range(topology.n):
         if start in before:

@@ -153,7 +153,7 @@ def band_of(schedule: Schedule, rows: Sequence[Row]) -> Mapping[str, Sequence[fl
 
 
 def _spread_by_round(networks: Sequence[NetworkRow]) -> list[float]:
-    """The spread of the updates of rounds 1, 2, ...; where it was not measured, as in the round before."""
+    """The updates' spread of rounds 1, 2, ...; unmeasured, that of the round before."""
     known = {row.round: row.update_spread for row in networks if row.round and row.update_spread is not None}
     found, held = [], known[min(known)] if known else 0.0
     for round in range(1, max((row.round for row in networks), default=0) + 1):
@@ -172,7 +172,6 @@ def terms_of(experiment: GossipExperiment, name: str, n: int | None, size: int) 
 
 
 def _rounds(count: int | None) -> str:
-    """A number of rounds in words; None is never."""
     if count is None:
         return "never"
     return "in 1 round" if count == 1 else f"in {count:,} rounds"

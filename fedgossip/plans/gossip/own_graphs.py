@@ -217,7 +217,7 @@ def _held(name: str, found: Any, n: int | None) -> Schedule:
 
 
 def _round(name: str, number: int | None, make: Callable[[int], object], n: int, promise: Stochastic) -> Mixing:
-    """Return the mixing of a round.  Raises TrainingError, naming it, for what is none."""
+    """Return a round's mixing.  Raises TrainingError, naming it."""
     where = name if number is None else f"{name}, round {number}"
     try:
         found = make(number or 0)
@@ -234,7 +234,7 @@ def _round(name: str, number: int | None, make: Callable[[int], object], n: int,
 
 
 def _look(name: str, schedule: Schedule, step: int) -> str:
-    """Return a hash of the checked rounds, called forwards (1) or backwards (-1): the order must not matter."""
+    """Return a hash of the rounds, called forwards (1) or backwards (-1)."""
     rounds = list(range(schedule.period or LOOKED_AT))
     try:
         found = {round: _hash(schedule.mixing(round)) for round in rounds[::step]}
@@ -260,7 +260,7 @@ def _hash(mixing: Mixing) -> str:
 
 
 def _promised(dense: npt.NDArray[np.float64]) -> Stochastic:
-    """Return which of rows and columns sum to one; "both" also where none does, so that the first row is named."""
+    """Return which of rows and columns sum to one; "both" also where none does."""
     if dense.ndim != 2:
         return "both"
     rows, columns = (bool(np.all(np.abs(dense.sum(axis=axis) - 1) <= TOLERANCE)) for axis in (1, 0))

@@ -121,7 +121,7 @@ class SharedSteps(PlanDefaults):
         return (0, 0) if asynchronous else self._rounds_of_all(row)  # a slow worker may do its rounds yet
 
     def _rounds_of_all(self, row: Row) -> tuple[int, int]:
-        """A round is of all workers that are there: those that are not have no row of it."""
+        """A round is of all workers with a row of it."""
         if not isinstance(row, NetworkRow) or not row.round or self.experiment.parallel.races:
             return 0, 0
         return max(0, self.learners - row.peers), self.learners

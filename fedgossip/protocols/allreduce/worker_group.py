@@ -371,7 +371,7 @@ class Regroup:
 
     @property
     def odd(self) -> list[NodeId]:
-        """The furthest workers with a minority model; without a majority, those with another model than this worker's."""
+        """The furthest workers with a minority model; without a majority, those with another than this worker's."""
         digests = self.furthest
         if len(set(digests.values())) < 2:
             return []

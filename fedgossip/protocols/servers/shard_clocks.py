@@ -226,7 +226,7 @@ class StepPerClock(ShardClocks):
 
 
 class StepPerPush(ShardClocks):
-    """Asynchronous, at most `staleness` clocks apart (None: no bound).  `damped`: k missed steps give rate / (1 + k)."""
+    """Asynchronous, at most `staleness` clocks apart (None: no bound); `damped`: k missed steps give rate / (1 + k)."""
 
     def __init__(
         self,

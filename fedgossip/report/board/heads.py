@@ -172,7 +172,7 @@ def _flat(content: Mapping[str, Any], most: int, before: str = "") -> Iterator[t
 
 
 def _short(value: object) -> str:
-    """Return an entry of a list: a table by its kind, where it has one."""
+    """Return a list's entry; a table by its kind."""
     if isinstance(value, dict):
         return str(value.get("kind", "{…}"))[:LETTERS_MAX]
     return "[…]" if isinstance(value, list) else str(value)[:LETTERS_MAX]
@@ -187,9 +187,9 @@ _WANTED = {*_KEPT, "name", "status", "score", "accuracy", "privacy"}
 
 
 def _summary(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the displayed keys of a summary, and "unreadable" for a malformed one.
+    """Return a summary's displayed keys; "unreadable" for a malformed one.
 
-    The rest, a graph and its weights in most of its bytes, is skipped: of a thousand runs that is most of the time.
+    The graph and its weights, most of the bytes, are skipped: most of the time for a thousand runs.
     """
     try:
         parts = from_json(_TOP, outside_files.read_bytes(path, BYTES_MAX))

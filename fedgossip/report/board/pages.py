@@ -136,7 +136,7 @@ class Board:
         }
 
     def _curves(self, query: Query) -> dict[str, Any]:
-        """Return the curves of the runs requested as "run=ID:VERSION", where they are newer than VERSION."""
+        """Return the curves of the requested "run=ID:VERSION" newer than VERSION."""
         until, found = time.monotonic() + READ_SECONDS, {}
         with self._lock:
             for asked in query.get("run", [])[:CHOSEN_MAX]:
@@ -170,7 +170,7 @@ class Board:
 
 
 def _policy_of_reports() -> str:
-    """A report may run the script of reports, and save its figures; it reaches neither the board nor a network."""
+    """A report may run its script and save figures; it reaches no network."""
     script = "".join(files("fedgossip.report.page").joinpath(name).read_text("utf-8") for name in REPORT_SCRIPTS)
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rest = OF_DATA.removeprefix("default-src 'none'; ")
@@ -181,7 +181,6 @@ def _policy_of_reports() -> str:
 
 
 def _whole(words: list[str] | None) -> int:
-    """Return the requested number; 0 for any other text."""
     word = words[0] if words else ""
     return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0
 
@@ -334,13 +333,13 @@ def _within(folder: Path, base: Path) -> str:
 
 
 def _inner(folder: Path) -> list[Path]:
-    """Return the folders in a folder, the last by name first; links are not followed."""
+    """Return a folder's folders, the last by name first; no links."""
     with os.scandir(folder) as entries:
         return sorted((Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)), reverse=True)
 
 
 def _key(shown: str) -> str:
-    """Return a run's key in addresses: letters that stay the same as long as its folder does."""
+    """Return a run's key in addresses, the same as long as its folder's."""
     return hashlib.blake2s(shown.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -424,7 +423,7 @@ class RunCurves:
                 curve.add(row.round, *place[1:], value)
 
     def _lines_logged(self) -> Iterator[tuple[str, list[list[float | None]]]]:
-        """Yield the mean of each logged number, at the bytes and seconds of its round or of the last one before it."""
+        """Yield the means of each logged number, by bytes and seconds."""
         places = self._places.lines()
         rounds = [round for round, *_ in places.get(BYTES, ())]
         for name, points in self._logged.lines().items():

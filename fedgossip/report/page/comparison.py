@@ -183,7 +183,7 @@ def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> t
 
 
 def _names(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return a different name for each run: its own; where two share name and method, its driver or a number."""
+    """Return a different name for each run; equal ones with a driver or a number."""
     names = [run.name for run in runs]
     descriptions: tuple[Callable[[RecordedRun], str], ...] = (
         method_of,
@@ -220,7 +220,6 @@ def _verdict(runs: Sequence[Named]) -> str:
 
 
 def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) -> Markup:
-    """Return the table of the runs, the best of each column marked."""
     terms = terms_of([run for _, run in runs])
     metric, shown = metric_of(runs), runs[0][1].summary.score.shown
     columns: list[
@@ -359,12 +358,12 @@ def column_of(name: str) -> Callable[[RecordedRun], Series]:
 
 
 def _by_score(metric: Score, pick: Callable[[RecordedRun], Series]) -> Callable[[RecordedRun], Series]:
-    """Return `pick` for the runs that are judged by this metric; others have no curve."""
+    """Return `pick` for the runs judged by this metric."""
     return lambda run: pick(run) if run.summary.score.metric == metric else []
 
 
 def _disagreement(run: RecordedRun) -> Series:
-    """Return the consensus distance without the equal models of the start, which a logarithm cannot show."""
+    """Return the consensus distance without zeros, for a logarithm."""
     return [pair for pair in run.series("consensus_distance") if pair[1] > 0]
 
 
@@ -409,7 +408,7 @@ def overlay(
 
 
 def _bought(runs: Sequence[Named], name: str) -> str | None:
-    """Return the worst peer's score over n_W, one mark for each run; None with fewer than two."""
+    """Return the worst peer's score over n_W, a mark per run; None of fewer than two."""
     metric = metric_of(runs)
     worst = _scored(metric, "worst_peer")
     marks = [(at, label, run.summary.forecast.n_w, worst(run)) for at, (label, run) in enumerate(runs)]

@@ -151,7 +151,7 @@ def save(place: pathlib.Path, drawing: Drawing) -> None:
 
 @contextlib.contextmanager
 def _painted(height: float, paint: Callable[[Figure], None], width: float) -> Iterator[Figure]:
-    """Paint a figure in the house's style, which counts until it is saved."""
+    """Paint a figure in the house's style until it is saved."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -194,7 +194,7 @@ PERCENT = "percent"
 
 
 def _inline(svg: str, name: str) -> str:
-    """Return `svg` for the inside of a page: no prologue, no metadata, only the ids in use, and these made unique."""
+    """Return `svg` for a page: no prologue, no metadata, unique ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(
         r'id="(?:matplotlib\.axis_([12])|percent)"', lambda m: f'data-axis="{"y" if m[1] != "1" else "x"}"', svg
@@ -377,7 +377,7 @@ def stack(axes: Axes, parts: NDArray[np.float64], colours: Sequence[str], labels
 
 
 def _class_colours(classes: int) -> list[str]:
-    """Return a colour for each class: unlike hues for a few, dark to light for many."""
+    """Return a colour for each class: hues for a few, dark to light for many."""
     if classes == 1:
         return [BLUE]
     if classes <= len(CLASSES):

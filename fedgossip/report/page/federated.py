@@ -225,7 +225,7 @@ def attended(took: Participation, wanted: int | None) -> str:
 
 
 def _counted(run: RecordedRun) -> str:
-    """Return the meaning of "trained" for a client: no row has the step of FedBuff in which its work counted."""
+    """Return the meaning of "trained" for a client of FedBuff."""
     return "trained" if run.summary.algorithm == FEDBUFF else "in the sum"
 
 

@@ -224,7 +224,7 @@ def logged(points: Sequence[LoggedPoint], name: str, number: str, one: str) -> s
 
 
 def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
-    """Draw the band, or the bound, down to `floor`: a bound that falls for ever would flatten the measured curve."""
+    """Draw the band, or the bound, down to `floor`, not to flatten the measured curve."""
     rounds, upper = forecast.rounds, forecast.upper
     seen = upper >= floor
     if forecast.lower is None:
@@ -245,7 +245,7 @@ def _realised(axes: Axes, forecast: RunForecast, measured: Container[float]) -> 
 
 
 def _is_line(forecast: Band) -> bool:
-    """Whether the edges are one, so that an area between them would be invisible."""
+    """Whether the edges are one, and an area invisible."""
     return forecast.lower is not None and bool((forecast.lower == forecast.upper).all())
 
 

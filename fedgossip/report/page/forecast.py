@@ -53,7 +53,7 @@ def band(run: RecordedRun) -> Band | None:
 
 
 def _modes_known(run: RecordedRun) -> bool:
-    """Whether the eigenvalues are known: a non-normal directed mixing has only singular values."""
+    """Whether the eigenvalues are known: not of a non-normal mixing."""
     drawn = run.summary.topology
     directed = drawn is not None and drawn.directed
     return run.summary.modes is not None if directed else run.summary.eigenvalues is not None
@@ -164,10 +164,7 @@ def _verdict(measured: float, slem: float) -> str:
 
 
 def _spread(run: RecordedRun) -> NDArray[np.float64] | None:
-    """Return the spread of the updates of rounds 1, 2, ...; a round without one holds the value before it.
-
-    None where no round has a spread or all are zero: then nothing pushes the peers apart.
-    """
+    """Return the updates' spread of rounds 1, 2, ...; unmeasured, that of the round before.  None of zeros."""
     known = {row.round: value for row, value in run.series("update_spread")}
     if not any(known.values()):
         return None
@@ -180,7 +177,7 @@ def _spread(run: RecordedRun) -> NDArray[np.float64] | None:
 
 
 def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
-    """Return the band of a learning run; a first distance that is not zero decays on top of it."""
+    """Return the band of a learning run, on top of a decaying first distance."""
     from fedgossip.topology.spectra.convergence import disagreement_band
 
     modes = [complex(*mode) for mode in run.summary.modes or []]

@@ -175,7 +175,7 @@ def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
 
 
 def _places(graph: Graph) -> NDArray[np.float64]:
-    """Return [n, 2] places: a circle where a turn of the circle keeps the graph, otherwise by the pull of the edges."""
+    """Return [n, 2] places: a circle where its turn keeps the graph, else by the edges' pull."""
     import networkx as nx
 
     if _is_circulant(graph):
@@ -194,7 +194,7 @@ def _places(graph: Graph) -> NDArray[np.float64]:
 
 
 def _lying(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn centred places so that the longest direction is horizontal, as the page is."""
+    """Turn centred places so that the longest direction is horizontal."""
     _, axes = np.linalg.eigh(places.T @ places)
     axes = axes[:, ::-1]
     return np.asarray(places @ (axes * np.where(axes.sum(axis=0) < 0, -1.0, 1.0)))
@@ -208,7 +208,7 @@ def _is_circulant(graph: Graph) -> bool:
 
 
 def _weight(graph: Graph, u: int, v: int) -> float:
-    """Return how much u and v listen to each other: the larger of w_uv and w_vu, 1 where the run kept no weights."""
+    """Return the larger of w_uv and w_vu, 1 without weights."""
     if graph.rows is None:
         return 1.0
     return max(abs(graph.rows[u].get(v, 0.0)), abs(graph.rows[v].get(u, 0.0)))
@@ -221,7 +221,7 @@ def _edges(
     strength: float,
     never: Collection[tuple[int, int]] = (),
 ) -> None:
-    """Draw the edges, one path for each of a few widths: twenty thousand separate lines would be megabytes."""
+    """Draw the edges, one path for each of a few widths: separate lines would be megabytes."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -255,7 +255,7 @@ def _arrowheads(axes: Axes, graph: Graph, places: NDArray[np.float64]) -> None:
 
 
 def _nodes(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[float]) -> Any:
-    """Draw the nodes; return the mapping for a colour bar, or None where all values are equal."""
+    """Draw the nodes; return a colour bar's mapping, None of equal values."""
     from matplotlib import colormaps
 
     differ = max(values) > min(values)
@@ -270,7 +270,7 @@ def _nodes(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[f
 def _names(
     axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[float], crossed: Collection[int] = ()
 ) -> None:
-    """Write the number of each node inside it and, where the user gave names, the name beside it."""
+    """Write each node's number inside it and its name beside it."""
     low, high = min(values), max(values)
     centre = places.mean(axis=0)
     for node, (x, y) in enumerate(places):

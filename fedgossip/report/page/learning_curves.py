@@ -122,7 +122,7 @@ def learning_curves(runs: Sequence[CurveRun], x: str, y: str, width: float = dra
 
 
 def _panel(panel: str, runs: Sequence[CurveRun], x: str, y: str) -> list[dict[str, Any]]:
-    """Return the points of a panel's curves: the rounds in which all paired seeds have a value."""
+    """Return a panel's points: rounds with a value of all paired seeds."""
     curves: dict[str, dict[int | None, RecordedRun]] = {}
     for one in runs:
         if one.panel == panel and measured_values(one.run, y):
@@ -158,7 +158,7 @@ def measured_values(run: RecordedRun, name: str) -> dict[int, tuple[int, float]]
 
 
 def _place(run: RecordedRun, axis: str) -> Callable[[int], float] | None:
-    """Return the place on an axis by the number of a network's row; None where the run does not record it."""
+    """Return the place on an axis of a network's row, or None."""
     if not run.network:
         return None
     if axis == "epoch":
@@ -190,7 +190,7 @@ def epochs_a_round(run: RecordedRun) -> float | None:
 
 
 def _is_log(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[bool, bool]:
-    """Return whether the axes are logarithmic: bytes or seconds whose ends lie decades apart, and such a measure."""
+    """Return whether axes are logarithmic: bytes or seconds over decades."""
     ends: dict[tuple[str, str], float] = {}
     for row in rows:
         ends[row["panel"], row["curve"]] = row[x]
@@ -225,7 +225,6 @@ def _paint(
 def _finish(
     every: Sequence[Axes], rows: Sequence[Mapping[str, Any]], x: str, y: str, score: Score, logs: tuple[bool, bool]
 ) -> None:
-    """Set scales and ticks; the panels share their y axis."""
     for axes in every:
         if logs[0]:
             drawing.log_axis(axes, "x")

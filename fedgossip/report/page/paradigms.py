@@ -270,7 +270,6 @@ def _curves(page: ParadigmPage) -> Markup | None:
 
 
 def _comparison_rows(rows: Sequence[Row]) -> Markup | None:
-    """Formula beside measurement."""
     drawn = any(row["told"]["error"] for row in rows if row.get("told"))
     heads = ["Paradigm", "Workers", "A round", "Told", *(["±"] if drawn else []), "Off by", "Textbook"]
     heads += ["Busiest carries", "Told", "Off by"]

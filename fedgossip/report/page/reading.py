@@ -434,7 +434,7 @@ def _script_of(folder: Path) -> tuple[str, ...]:
 
 
 def _of_one_model(row: ReportedRound) -> ReportedRound:
-    """Leave out values over several models: a leader's is the only one, and agrees with itself."""
+    """Leave out values over several models where there is one."""
     nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
     return msgspec.structs.replace(row, **nothing)
 
@@ -467,7 +467,7 @@ def _summary(path: Path) -> Summary:
 
 
 def _check_sizes(summary: Summary, place: str) -> None:
-    """Raise ConfigError unless every per-peer list is as long as there are peers and every edge ends at a peer."""
+    """Raise ConfigError unless every per-peer list and every edge fits the peers."""
     graph, data = summary.topology, summary.data
     lists = {
         "topology.labels": graph.labels if graph else None,
@@ -517,7 +517,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parse(text: bytes) -> Any:
-    """Return the JSON value of `text`; NaN and infinities, which diverging runs write, become None: not measured."""
+    """Return the JSON value of `text`, NaN and infinities as None: not measured."""
     return json_value(text, parse_constant=lambda _: None)
 
 

@@ -541,7 +541,7 @@ def _is_kind(name: str) -> bool:
 
 
 def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
-    """Why the digest may be another, what matters most first."""
+    """Why the digest may be another, the weightiest first."""
     summary = run.summary
     if summary.digest is None:
         yield "there is no digest of this run to compare with, for not all participants reached its end"

@@ -336,7 +336,7 @@ def _paint_points(page: SweepPage, one: SweepPoints, width: float, figure: Figur
 
 
 def _ticks_at_values(axes: Axes, values: Sequence[float], width: float) -> None:
-    """Put a tick where a graph is; of ticks whose labels would touch, the first."""
+    """Put a tick at each graph; of ticks that would touch, the first."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     taken: list[float] = []

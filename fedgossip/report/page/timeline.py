@@ -138,8 +138,7 @@ def _paint_one(axes: Axes, one: NamedTimeline, unit: float) -> None:
 
 
 def _paint_arrows(axes: Axes, timeline: Timeline, unit: float) -> None:
-    """Draw messages from the start at the sender's lane to the arrival at the receiver's; a lost one ends in a
-    cross."""
+    """Draw messages from the sender's lane to the receiver's; a lost one ends in a cross."""
     from matplotlib.collections import LineCollection
 
     lines, lost = list[Line](), list[Place]()

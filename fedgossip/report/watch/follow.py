@@ -130,7 +130,7 @@ class Follower:
         return news
 
     def _end(self, status: str) -> None:
-        """End the run: all rows are read.  A participant without a row in a combined run had no folder."""
+        """End the run: all rows are read."""
         self.state.status = status
         if self.driver == "peers" and self.place.folder:
             for peer in self.state.peers.values():
@@ -221,7 +221,7 @@ class Follower:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one while it is not there, or not whole."""
+    """Return the object in a file, {} of a missing or partial one."""
     try:
         content = json_value(outside_files.read_bytes(path))
     except (OSError, UnreadableError):

@@ -148,9 +148,7 @@ class _Server(ThreadingHTTPServer):
         return super().process_request(request, client_address)
 
     def _make_room(self) -> bool:
-        """Close the connection with the longest wait for its request: slow clients, were they a thousand, block no
-        other.
-        """
+        """Close the connection that has waited longest for its request."""
         oldest = next(iter([*self._unsaid]), None)
         if oldest is None:
             return False

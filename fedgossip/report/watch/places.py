@@ -138,7 +138,7 @@ def _foretold(place: RunPlace) -> RunForecast | None:
 
 
 def _score(content: dict[str, Any]) -> Score:
-    """Return the name of the run's score; accuracy where the file has no known one."""
+    """Return the run's score by name, accuracy by default."""
     task, data = content.get("task"), content.get("data")
     task, data = task if isinstance(task, dict) else {}, data if isinstance(data, dict) else {}
     kind, metrics = task.get("kind", AS_THE_DATA), task.get("metrics", [])
@@ -187,7 +187,7 @@ class _RolesFile:
 
 
 def _description(path: Path) -> _RolesFile | None:
-    """Return a run's own description at its start; None without a valid one."""
+    """Return a run's own description at its start, or None."""
     try:
         content = json_value(outside_files.read_bytes(path))
         roles = roles_from(content["roles"])
@@ -204,10 +204,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _topology(graph: str, n: object, seed: object) -> Topology | None:
-    """Return the graph; of one that changes by the round, all links that it ever has.
-
-    None for a file on another machine: only its links are then unknown.
-    """
+    """Return the graph, of a schedule all links; None for a file on another machine."""
     size = n if isinstance(n, int) else None
     root = seed if isinstance(seed, int) else 1
     with contextlib.suppress(FedgossipError, OSError):

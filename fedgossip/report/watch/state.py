@@ -166,7 +166,7 @@ class State:
             self._held_against_the_forecast(row.round, row.consensus_distance)
 
     def _held_against_the_forecast(self, round: int, distance: float) -> None:
-        """Store the distance beside its forecast before the run, and that from the measurements until then."""
+        """Store the distance beside its forecast, and that from the measurements."""
         if self.foretold and self.narrowed is None:
             self.narrowed = NarrowedForecast(self.foretold)
         edges = self.foretold.edges(round) if self.foretold else None
@@ -201,9 +201,7 @@ class State:
                     self.peers[node].left = True
 
     def _mark_present(self, peer: Peer, row: EventRow) -> None:
-        """Mark a participant as present again: for `peer`, the reporter; for all, if the participant itself is the
-        reporter.
-        """
+        """Mark a participant as present for `peer`, or, if it reported itself, for all."""
         nodes = self._known(row.value)
         itself = not nodes or kind_of(row.name).tells == "there"
         for node in nodes or [peer.node]:
@@ -212,14 +210,14 @@ class State:
             self.peers[node].back()
 
     def _mark_answered(self, coordinator: int, clients: int) -> None:
-        """Mark so many as present in a round of the coordinator: if they are all, it counts none as gone."""
+        """Mark so many as present in a coordinator's round; if all, none is gone."""
         if self.led and clients == self.led.federation.clients:
             for node in list(self._marked.get(coordinator, ())):
                 self._lift(coordinator, node)
                 self.peers[node].back()
 
     def _is_repeated(self, row: EventRow) -> bool:
-        """Whether it misses the same neighbours as in the round before: a gone peer is missed in each."""
+        """Whether the same neighbours were missed in the round before."""
         if row.name != "missed":
             return False
         missed = [self.peers[node].seen_by.get(row.peer) for node in self._known(row.value)]
@@ -247,10 +245,9 @@ class State:
         self._marked.get(by, set()).discard(node)
 
     def _lift_answered(self, by: int, round: int) -> None:
-        """Lift the marks of `by`, which has mixed round `round`, on neighbours not missed in that round or the one
-        before.
+        """Lift the marks of `by`, which mixed round `round`, on neighbours not missed in that round or the last.
 
-        Except on peers that have left and sent nothing since: `by` does not even wait for those.
+        Except on peers that have left and sent nothing since: `by` does not wait for those.
         """
         for node in list(self._marked.get(by, ())):
             peer = self.peers[node]
@@ -284,7 +281,7 @@ class State:
         return "training" if peer.round or self._has_begun(peer) else "starting"
 
     def _done(self, peer: Peer) -> bool:
-        """Whether nothing is left to do; a client of a run that is over may not have been in its last round."""
+        """Whether nothing is left to do."""
         if self.led:
             over = self.status in ENDED or (self.rounds and self.leading >= self.rounds)
             return bool(over) and peer.known and peer.gone_since is None and not peer.left
@@ -293,12 +290,12 @@ class State:
         return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._is_spectator(peer))
 
     def _is_spectator(self, peer: Peer) -> bool:
-        """Whether no rounds are expected of it: it neither learns nor counts."""
+        """Whether no rounds are expected of it."""
         role = self.roles.of(peer.node) if peer.node < self.n else None
         return role is not None and not (role.learns or role.counted)
 
     def _has_begun(self, peer: Peer) -> bool:
-        """Whether it trains: the first round has no rows, but once a neighbour has completed it, all have begun."""
+        """Whether it trains; once a neighbour has completed the first round, all do."""
         return any(self.peers[node].round for node in self.neighbours.get(peer.node, ()))
 
     def counts(self) -> dict[str, int]:

@@ -120,7 +120,6 @@ class Checkpoints:
         return None if self._written is None else self._written.machine.round
 
     def _ask(self) -> None:
-        """Have the newest written; the condition is held."""
         self._due = time.monotonic() + self.seconds
         self._asked = self._newest
         if self._thread is None:
@@ -224,7 +223,7 @@ def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 
 def _tail(key: str, value: Any) -> Any:
-    """Return the last part of a path: where a file lies differs between machines, and between then and now."""
+    """Return a path's last part, the same on all machines."""
     if key in ("data.source", "data.test", "data.common", "topology.graph") and isinstance(value, str) and "/" in value:
         kind, colon, _ = value.partition(":")
         return f"{kind}{colon}{value.rsplit('/', 1)[1]}" if colon else value.rsplit("/", 1)[1]
@@ -293,7 +292,7 @@ def write_synced(part: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def _pieces(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the file: a safetensors header, then every tensor as it lies in memory, without a copy."""
+    """Yield the file's bytes: a safetensors header, then every tensor, without a copy."""
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
     header: dict[str, Any] = {"__metadata__": {"about": text, "sha256": _hash(text, arrays)}}
     start = 0

@@ -441,10 +441,7 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
 
 
 def _plain(value: Any, arrays: list[Array]) -> Any:
-    """Return a value as msgpack can hold it: other types by a name, an array in any field by its number.
-
-    Arrays are added to `arrays`.
-    """
+    """Return a value for msgpack: other types by a name, arrays by their number in `arrays`."""
     if isinstance(value, np.ndarray):
         arrays.append(value.reshape(-1))
         return {"is": "array", "at": len(arrays) - 1, "shape": list(value.shape)}
@@ -499,7 +496,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _describe(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that stand in a line: those that earlier traces have not, where they are other than usual."""
+    """Yield the fields of a line; newer ones only where they differ from the default."""
     since = SINCE.get(type(value), ())
     usual = _usual(type(value)) if since else {}  # type: ignore[arg-type]
     for name, one in _fields_of(value):

@@ -227,7 +227,7 @@ class Journal:
         self._end += sum(len(part) for part in parts)
 
     def _record(self, at: int) -> tuple[_Begun | _Noted | _Event, list[Array], int] | None:
-        """Return the record at a byte, its arrays, and the byte after it; None at the end, and for a torn one."""
+        """Return the record at a byte, its arrays, and the byte after it; None at the end or a torn one."""
         frame = os.pread(self._file, FRAME.size, at)
         if len(frame) < FRAME.size:
             return None
@@ -248,7 +248,7 @@ class Journal:
         return header, arrays, after
 
     def _read(self, at: int, size: int) -> bytes:
-        """Read `size` bytes: one call of the system gives 2 GiB at most."""
+        """Read `size` bytes, in calls of at most 2 GiB."""
         parts = []
         while size:
             part = os.pread(self._file, min(size, 1 << 30), at)

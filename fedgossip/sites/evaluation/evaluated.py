@@ -404,7 +404,7 @@ def _group(layout: EvaluationLayout, numbers: Numbers, group: str, published: Pu
 def _outcome(
     layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, published: PublishedFigures
 ) -> OutcomeFigures:
-    """Return the figures of an outcome, without those that disclose a small number of records with or without it."""
+    """Return an outcome's figures, without those that disclose few records."""
     records, positives = numbers[*where, "records"], numbers[*where, "positives", name]
     brier = _mean(numbers[*where, "brier", name], records)
     predicted = _mean(numbers[*where, "said", name], records)
@@ -464,7 +464,7 @@ def hanley_mcneil(area: float, positives: int, negatives: int) -> tuple[float, f
 
 
 def _between(layout: EvaluationLayout, score: float | None, within: float, records: int) -> tuple[float, float] | None:
-    """Return the interval of a share of right answers, widened by its rounding; None for other scores, and noise."""
+    """Return the interval of a share of right answers, widened by its rounding, or None."""
     if score is None or not records or layout.noise or layout.kind != CLASSIFICATION:
         return None
     return wilson(max(0.0, score - within), records)[0], wilson(min(1.0, score + within), records)[1]

@@ -412,7 +412,7 @@ def _largest(values: npt.NDArray[np.generic]) -> float:
 
 
 def _trained(site: SiteAnswers) -> dict[Name, int]:
-    """Return a site's numbers of its training records: the loss gap to the others, and its test's verdict."""
+    """Return a site's numbers of its training records: the loss gap, and its test's verdict."""
     if site.trained is None:
         return {}
     losses, right = site.trained

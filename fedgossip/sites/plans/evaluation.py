@@ -129,7 +129,7 @@ def evaluation_task(
 def _answers(
     layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, node: NodeId, examples: SharedExamples
 ) -> SiteAnswers:
-    """Return the model's answers to a site's records.  Raises ConfigError for fewer than data.suppress."""
+    """Return the model's answers to a site's records.  Raises ConfigError for too few."""
     judged, trained = parted(experiment, node, examples)
     least = experiment.data.suppress
     if len(judged) < least:

@@ -110,7 +110,6 @@ def _run_of(family: SumsFamily) -> SumsRun:
 
 
 def _options(family: SumsFamily, source: str) -> dict[str, str]:
-    """Return the options in model.source.  Raises ConfigError for an unknown one."""
     found = dict(sorted(parse_qsl(source.partition("?")[2], keep_blank_values=True)))
     for name in found:
         if name not in family.options:
@@ -138,7 +137,6 @@ def family_of(source: str) -> str:
 
 
 def _glm_options(source: str) -> Mapping[str, str]:
-    """Return the options in model.source.  Raises ConfigError for unknown ones."""
     options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
     if options.keys() - {"errors", "offset", "weights"} or options.get("errors", QUASI) not in (ROBUST, QUASI):
         advice = f"It has the options errors={ROBUST} or errors={QUASI}, offset=COLUMN and weights=COLUMN."
@@ -147,7 +145,7 @@ def _glm_options(source: str) -> Mapping[str, str]:
 
 
 def _prior_columns(source: str, options: Mapping[str, str], agreed: AgreedTable) -> dict[str, PriorColumn]:
-    """Return the columns of an offset and of weights by these words.  Raises ConfigError for unsuitable ones."""
+    """Return the columns of an offset and of weights."""
     found = dict[str, PriorColumn]()
     numbers = {one.name: one for one in agreed.columns if not one.label and not one.categories}
     for what in sorted({"offset", "weights"} & options.keys()):

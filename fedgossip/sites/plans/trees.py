@@ -88,7 +88,7 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) ->
 
 
 def _label(agreed: AgreedTable, kind: str) -> AgreedColumn:
-    """Return the label column.  Raises ConfigError for several, and for classes with no or too few records."""
+    """Return the label column.  Raises ConfigError for several, or rare classes."""
     labels = [one for one in agreed.columns if one.label]
     if len(labels) > 1:
         raise ConfigError(f"trees of {len(labels)} label columns", "One model has one outcome: name one column.")
@@ -110,10 +110,7 @@ def _label(agreed: AgreedTable, kind: str) -> AgreedColumn:
 
 
 def _category(column: AgreedColumn, k: int) -> tuple[float, ...]:
-    """Return the cut of a category; none where all records have it, or none.
-
-    Raises ConfigError for one so rare that a sum over it would disclose its records.
-    """
+    """Return a category's cut, or none.  Raises ConfigError for a rare one that a sum would disclose."""
     if column.counts[k] is None:
         where = f"column {column.name!r}: {column.categories[k]} at too few sites, or of too few records"
         raise ConfigError(where, f"A split by it would tell of them: leave the column out, drop={column.name}.")
@@ -121,10 +118,7 @@ def _category(column: AgreedColumn, k: int) -> tuple[float, ...]:
 
 
 def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
-    """Return at most `bins` - 1 cuts of a column of numbers, so that bins have about equal numbers of records.
-
-    The agreed histogram gives them: the middle of its empty stretches, and quantiles as if its bins were filled evenly.
-    """
+    """Return at most `bins` - 1 cuts of a number's column into bins of about equal counts, by the agreed histogram."""
     if not column.deviation:
         return ()
     if len(column.edges) < 2:  # the histogram is withheld

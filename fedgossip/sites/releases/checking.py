@@ -179,7 +179,6 @@ def _keys(folder: Path) -> Mapping[int, str]:
 
 
 def _signer(signer: str, path: Path, *, given: bool) -> str:
-    """Return the signer's name.  Raises ReleaseError where the key is none of the given ones."""
     if not path.is_file():
         return "nobody's that is known here: compare it with its owner"
     for node, block in load_blocks(path).items():

@@ -151,9 +151,8 @@ def _picture(one: ResultTable) -> Markup | None:
 
 
 def _forest(title: str, what: str, rows: Sequence[tuple[str, float, float, float]], null: float) -> Markup | None:
-    """Return a plot of (name, estimate, low, high) beside the value `null` of no effect; None without rows.
-
-    Ratios, whose `null` is 1, stand by their logarithm: 2 is as far as 1/2.
+    """Return a plot of (name, estimate, low, high) beside `null`, no effect.  Ratios, whose `null` is 1, stand by
+    logarithm.
     """
     there = rows[:COLUMNS]
     ratios = null == 1.0
@@ -202,7 +201,7 @@ def _of_ratios(coefficients: Sequence[Coefficient], ratio: str) -> Markup | None
 
 
 def _drawn_curves(fit: CurveFit) -> Markup | None:
-    """Return the curves as steps, of groups where there are some, with the 95 % interval of each."""
+    """Return the curves as steps, by group, each with its 95 % interval."""
     shown = fit.groups or (fit.everybody,)
 
     def paint(to: Figure) -> None:
@@ -256,7 +255,7 @@ def _medians(fit: CurveFit) -> Markup:
 
 
 def _ratio(value: float | None) -> str:
-    """Return a ratio with two digits of what it differs from 1 by, so that 1.0042 is not 1."""
+    """Return a ratio with two digits of its difference from 1."""
     if value is None or not 0.01 < value < 100:
         return number(value)
     away = abs(value - 1)

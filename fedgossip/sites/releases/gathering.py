@@ -179,7 +179,7 @@ def _with_opened(privacy: ReleasedPrivacy, opened: str) -> ReleasedPrivacy:
 
 
 def _describe_model(run: Path, fitted: tuple[str, AnyFit] | None, source: str) -> ReleasedModel:
-    """Return the description of the model; `source`: from the plan, which for a fit is more detailed than its file."""
+    """Return the model's description; `source`: from the plan, more detailed than a fit's file."""
     if fitted and not (run / MODEL).is_dir():
         name, fit = fitted
         times = (fit.design.time, fit.design.event) if isinstance(fit, CoxFit | CurveFit) else (fit.design.outcome,)
@@ -217,9 +217,7 @@ def _model(folder: Path) -> Contents:
 
 
 def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
-    """Return the statistics of the run: those of its folder; of a fit, the file that its experiment names, if it still
-    matches the plan.
-    """
+    """Return the run's statistics: its folder's, or the file that its experiment names, if it matches."""
     if AGREED not in {Path(name).name for name in plan.files} and plan.table is None:
         return None
     if (sources.run / AGREED).is_file():
@@ -235,9 +233,8 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
 
 
 def _evaluation(sources: ReleaseSources, weights: str, plan: PlanStatement) -> tuple[Evaluation | None, Path | None]:
-    """Return the evaluation in the run's model, or in that of a folder with logs.
-
-    Raises ConfigError for that of another model, and for one on records that no training of this plan held out.
+    """Return the evaluation in the run's model, or in a folder with logs.  Raises ConfigError for another model's, or
+    records that were not held out.
     """
     where = [(run, kept) for run in (sources.run, *sources.folders) for kept in model_files.KEPT]
     for run, kept in where:

@@ -257,7 +257,6 @@ def _calibration(outcome: OutcomeFigures) -> str | None:
 
 
 def _curves(outcome: OutcomeFigures, records: int) -> Markup | None:
-    """Return the ROC curve and the decision curve; None where too few parts are told."""
     points = thresholds_of(outcome, records)
     if len(points) < 2:
         return None

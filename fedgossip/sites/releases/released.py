@@ -263,7 +263,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _names(path: Path, archive: zipfile.ZipFile, size: int) -> tuple[str, ...]:
-    """Return the names in a signed archive: checked and bounded, since the signer may be anybody."""
+    """Return the checked names in a signed archive: the signer may be anybody."""
     found = archive.infolist()
     names = tuple(one.filename for one in found)
     plain = all(map(_is_plain, names)) and len(set(names)) == len(names) <= FILES

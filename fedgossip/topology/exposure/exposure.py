@@ -140,7 +140,7 @@ _EXCHANGES: tuple[Exchange, ...] = ("clear", "sums")
 
 
 def _sets(mixings: Sequence[Mixing], n: int, colluding: int) -> Iterator[Set]:
-    """All sets; where they are too many, those of a node and its neighbours in round 0, drawn if these are too."""
+    """All sets, or those of a node and its first neighbours, drawn if too many."""
     if comb(n, colluding) <= SETS_MAX:
         yield from combinations(range(n), colluding)
         return
@@ -218,8 +218,7 @@ def _training(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]
 
 
 def _in_field(mixing: Mixing) -> IntArray:
-    """Return W modulo the prime.  A weight is the fraction with a denominator up to 10^6 that it rounds to, if there is
-    one, so that a third is a third; else the binary fraction that it is."""
+    """Return W modulo the prime: a weight by its fraction with a denominator up to 10^6, else its binary one."""
     found = np.zeros((mixing.n, mixing.n), np.int64)
     known: dict[float, int] = {}
     for node in range(mixing.n):
@@ -236,7 +235,7 @@ def _in_field(mixing: Mixing) -> IntArray:
 
 
 def _product(left: IntArray, right: IntArray) -> IntArray:
-    """Return left @ right modulo the prime, in two halves of 16 bits, so that products fit in 64."""
+    """Return left @ right modulo the prime, in halves of 16 bits that fit in 64."""
     high, low = left >> 16, left & 0xFFFF
     return ((high @ right % PRIME << 16) + low @ right) % PRIME
 
@@ -287,7 +286,7 @@ def _exposed(rounds: Sequence[_Round[np.int64]], exchange: Exchange, curious: Se
 def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange, curious: Set) -> dict[int, int]:
     """As `_exposed`, for the best linear estimate from rounded numbers.
 
-    The rows of the first r rounds are kept as their triangular factor, at most n by n; rounds are found by halving.
+    The first r rounds are kept as their triangular factor; rounds are found by halving.
     """
     n = len(rounds[0].near)
     factors: list[FloatArray] = [np.zeros((0, n))]
@@ -311,8 +310,7 @@ def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange,
 def _left(rows: FloatArray) -> FloatArray:
     """Return [n], the share of the variance of each node's first vector that stays unknown after these rows.
 
-    y(0) ~ N(0, 1) per node, noise ROUNDING: in the direction of a singular vector with value s, e^2 / (s^2 + e^2) of
-    the variance is left.
+    y(0) ~ N(0, 1), noise ROUNDING: a singular direction with value s leaves e^2 / (s^2 + e^2).
     """
     _, singular, directions = np.linalg.svd(rows, full_matrices=False)
     known = singular**2 / (singular**2 + ROUNDING**2)

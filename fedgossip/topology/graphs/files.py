@@ -376,7 +376,7 @@ def _rows(path: Path, text: str) -> list[tuple[int, list[str]]]:
 
 
 def _is_comment(bare: str, path: Path, line: int) -> bool:
-    """Return whether a line is a comment.  Raises ConfigError for one that could be an edge of nodes with a #."""
+    """Return whether a line is a comment.  Raises ConfigError for a possible edge of nodes with a #."""
     if not bare.startswith("#"):
         return False
     words = bare.split()
@@ -389,7 +389,7 @@ def _is_comment(bare: str, path: Path, line: int) -> bool:
 
 
 def _mark(bare: str, path: Path) -> str:
-    """Return what divides the words of a list: "" for spaces."""
+    """Return the separator of a list: "" for spaces."""
     several = path.suffix.lower() == ".csv" or len(bare.split()) == 1
     return next((mark for mark in (",", ";", "\t") if mark in bare), "") if several else ""
 
@@ -429,7 +429,7 @@ def _data(text: str, path: Path, line: int) -> list[str]:
 
 
 def _ordered(nodes: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return nodes that are numbers in their order.  Raises ConfigError where one is missing."""
+    """Return numbered nodes in order.  Raises ConfigError for a gap."""
     if not all(map(str.isdecimal, nodes)):
         return nodes
     present = sorted(set(map(int, nodes)))

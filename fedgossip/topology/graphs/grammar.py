@@ -343,14 +343,14 @@ def _every(request: Request) -> Schedule:
 
 
 def _two_names(text: str) -> tuple[str, str]:
-    """Return "regular:4" and "base:1" of "regular:4:base:1"; a name that takes names has them in it."""
+    """Return "regular:4" and "base:1" of "regular:4:base:1"."""
     parts = text.split(":")
     place = _end_of_name(parts, 0)
     return ":".join(parts[:place]), ":".join(parts[place:])
 
 
 def _end_of_name(parts: list[str], start: int) -> int:
-    """Return the place after the name that begins at `start`: its word, the numbers that follow, the names it takes."""
+    """Return the end of the name at `start`: its word, numbers, and the names it takes."""
     place = start + 1
     while place < len(parts) and not parts[place][:1].isalpha():
         place += 1

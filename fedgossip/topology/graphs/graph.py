@@ -267,7 +267,7 @@ def _check_pairs(n: int, pairs: IntArray, name: str) -> None:
 
 
 def _ascending(keys: IntArray) -> IntArray:
-    """Return the keys sorted, each once: ten times faster than np.unique, which hashes, where there are millions."""
+    """Return the keys sorted, each once: ten times faster than np.unique for millions."""
     if not (keys[1:] > keys[:-1]).all():
         keys = np.sort(keys)
         keys = keys[np.concatenate([[True], keys[1:] > keys[:-1]])]

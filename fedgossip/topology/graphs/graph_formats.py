@@ -206,7 +206,7 @@ def _matrix(path: Path, text: str) -> GivenGraph:
 def _given(
     path: Path, nodes: tuple[str, ...], edges: list[tuple[str, str]], weights: list[Any], *, directed: bool
 ) -> GivenGraph:
-    """Return what was read; weights where all edges have one and not all are 1.  Raises ConfigError."""
+    """Return what was read; weights where all edges have one, not all 1."""
     known = set(nodes)
     if strange := next((node for edge in edges for node in edge if node not in known), None):
         raise ConfigError(f"{path}: an edge names node {strange!r}, which is not among the nodes", "Name it there.")
@@ -262,7 +262,7 @@ def mixing_of(given: GivenGraph, path: Path) -> Mixing:
 
 
 def _checked(given: GivenGraph, path: Path) -> tuple[dict[str, int], tuple[str, ...] | None]:
-    """Return the id of each node, and the labels where they are no ids.  Raises ConfigError for a loop."""
+    """Return the id of each node, and labels that are no ids.  Raises ConfigError for a loop."""
     for edge, (u, v) in enumerate(given.edges):
         if u == v:
             raise ConfigError(f"{path}{given.where(edge)}: {u!r} is joined to itself", "Take this line out.")

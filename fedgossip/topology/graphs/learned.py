@@ -78,7 +78,7 @@ def _ring(count: int) -> list[tuple[int, int]]:
 
 
 def _alike(shares: FloatArray, cliques: list[IntArray]) -> list[list[int]]:
-    """Swap nodes between cliques while that brings their mean shares nearer to the mean of all; each clique sorted."""
+    """Swap nodes between cliques while that brings their mean shares nearer to the common mean."""
     mean = shares.mean(axis=0)
     off = [shares[clique].mean(axis=0) - mean for clique in cliques]
     for _ in range(SWAPS):

@@ -118,8 +118,7 @@ def resolve_schedule(
 
 
 def _meeting(changing: Schedule, head: str) -> Schedule:
-    """Return a schedule.  Raises ConfigError where its rounds together leave nodes apart: of rounds that repeat, and of
-    a graph without an edge; all other schedules join all nodes by their construction."""
+    """Return a schedule.  Raises ConfigError where its rounds together leave nodes apart."""
     if head == "every" and changing.period:
         require_connected(union(changing))
     elif head == "shuffled" and not len(changing.mixing(0).topology.edges):

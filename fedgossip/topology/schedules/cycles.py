@@ -202,7 +202,7 @@ def _simple(nodes: IntArray, b: int) -> list[Step]:
 
 
 def _last_first(digits: list[tuple[int, int]], b: int, start: int) -> IntArray:
-    """Return the positions of V_1, V_2, ..., given by their digits, from `start` on: the last V first."""
+    """Return the positions of V_1, V_2, ... from `start` on, the last V first."""
     sizes = np.array([0, *(count * b**power for count, power in digits)])
     starts = start + np.cumsum(sizes)
     ranges = [np.arange(first, after) for first, after in itertools.pairwise(starts)]
@@ -210,7 +210,7 @@ def _last_first(digits: list[tuple[int, int]], b: int, start: int) -> IntArray:
 
 
 def _exchange(blocks: IntArray, later: IntArray, weight: float) -> Step:
-    """Link the nodes `later` [sets, m] to the last m nodes of every block of `blocks` [sets, count, size]."""
+    """Link `later` [sets, m] to the last m nodes of every block of `blocks` [sets, count, size]."""
     there = blocks[:, :, ::-1][:, :, : later.shape[1]]
     here = np.broadcast_to(later[:, None], there.shape)
     edges = np.stack([here.ravel(), there.ravel()], axis=1)
@@ -276,7 +276,7 @@ def _digits(size: int, b: int) -> list[tuple[int, int]]:
 
 
 def _repeat(steps: list[list[Step]], cycle: list[Step]) -> None:
-    """Add the steps of `cycle` to `steps`, again and again; none where it has none."""
+    """Add the steps of `cycle` to `steps`, again and again."""
     for step, more in zip(steps, itertools.cycle(cycle), strict=False):
         step.append(more)
 

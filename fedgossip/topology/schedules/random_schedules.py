@@ -116,7 +116,7 @@ def epidemic_push(n: int, s: int, seed: int) -> Random:
 
 
 def _random_targets(stream: np.random.Generator, n: int, s: int) -> IntArray:
-    """Return arcs [n s, 2]: every node to s others, each set equally likely (Floyd's sampling, all nodes at once)."""
+    """Return arcs [n s, 2]: every node to s others at random (Floyd's sampling)."""
     chosen = np.empty((n, s), np.int64)
     for place in range(s):
         last = n - 1 - s + place
@@ -215,7 +215,7 @@ class _Colouring:
         self._set(u, fan[end], d)
 
     def _fan(self, u: int, v: int) -> list[int]:
-        """Return a maximal fan: the edge to each next node has a colour that is free at the one before."""
+        """Return a maximal fan: the edge to each next node has a colour free at the one before."""
         fan = [v]
         while True:
             others = (n for c, n in sorted(self._at[u].items()) if n not in fan and c not in self._at[fan[-1]])
@@ -228,7 +228,7 @@ class _Colouring:
         return all(self._colour(u, node) not in self._at[before] for before, node in itertools.pairwise(nodes))
 
     def _turn_path(self, u: int, c: int, d: int) -> None:
-        """Exchange the colours c and d on the path of these two that begins at u; d is free at u after it."""
+        """Exchange c and d on their path from u, so that d is free at u."""
         path, node, colour = [], u, d
         while colour in self._at[node]:
             other = self._at[node][colour]

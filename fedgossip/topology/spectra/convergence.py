@@ -199,7 +199,6 @@ def check_gamma(gamma: float) -> None:
 
 
 def _effective(mixing: Mixing, gamma: float, found: Spectrum) -> tuple[float | None, float]:
-    """Return n_W and half its 95 % interval."""
     if mixing.stochastic != "both":
         return None, 0.0
     if found.eigenvalues is not None and found.normal:

@@ -169,7 +169,7 @@ def _ritz_ends(alphas: FloatArray, betas: FloatArray, reach: Callable[[float, fl
 
 
 def _ritz(alphas: FloatArray, betas: FloatArray, index: int) -> tuple[float, float]:
-    """Return the Ritz value at one end and a bound on its error: min(r, r^2 / distance to the next Ritz value)."""
+    """Return an end's Ritz value and its error bound, min(r, r^2 / distance to the next)."""
     from scipy.linalg import eigh_tridiagonal
 
     steps = len(alphas)

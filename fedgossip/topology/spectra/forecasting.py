@@ -95,6 +95,6 @@ def _centred(product: FloatArray) -> FloatArray:
 
 
 def _away(held: FloatArray, stochastic: str, began: FloatArray) -> float:
-    """Return the share of the disagreement of random columns that is left: the norm of each is about sqrt(n)."""
+    """Return the remaining share of random columns' disagreement: each norm is about sqrt(n)."""
     mean = held.mean(axis=0) if stochastic == "rows" else began.mean(axis=0)
     return float(np.linalg.norm(held - mean) / np.linalg.norm(began - began.mean(axis=0)))

@@ -132,7 +132,7 @@ def _forecast_large(schedule: Schedule, gamma: float, exact: int | None) -> Fore
 
 
 def _sizes(schedule: Schedule) -> list[FloatArray] | None:
-    """Return |eigenvalue| [n - 1] per round on the same Fourier modes, the mean's left out; None if not circulant."""
+    """Return |eigenvalue| [n - 1] per round on the same Fourier modes; None if not circulant."""
     found = []
     for round in range(schedule.period):
         generator = schedule.mixing(round).generator
@@ -144,10 +144,7 @@ def _sizes(schedule: Schedule) -> list[FloatArray] | None:
 
 
 def _exact_after(schedule: Schedule) -> int | None:
-    """Return the rounds after which everybody has the exact mean; None where one period does not bring it.
-
-    Found by running a period on random vectors: an inexact one leaves a remainder.
-    """
+    """Return the rounds after which all have the exact mean, by a period on random vectors; or None."""
     x = np.random.Generator(np.random.PCG64(0)).standard_normal((schedule.n, 2))
     mean = x.mean(axis=0)
     for round in range(schedule.period):
@@ -158,10 +155,7 @@ def _exact_after(schedule: Schedule) -> int | None:
 
 
 def _left(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> list[float] | None:
-    """Return what k = 1, 2, ... rounds leave, a period at least, until it is 1 %; None where too costly.
-
-    `share_of`: products.worst or products.typical.
-    """
+    """Return what k = 1, 2, ... rounds leave, a period at least, until it is 1 %; None where too costly."""
     sizes = _sizes(schedule)
     if sizes is None and schedule.n > WORST_LIMIT:
         return None
@@ -228,7 +222,7 @@ def _deviation_circulant(sizes: list[FloatArray], gamma: float) -> float | None:
 
 
 def _mean_left(schedule: Schedule) -> float:
-    """Return the mean of (||W_r||_F^2 - 1)/(n - 1) over a period: what a round leaves of the square, on average."""
+    """Return the mean of (||W_r||_F^2 - 1)/(n - 1) over a period: a round's remainder of the square."""
     squares = [float(np.sum(schedule.mixing(round).values ** 2)) for round in range(schedule.period)]
     return max(0.0, (math.fsum(squares) / len(squares) - 1.0) / (schedule.n - 1))
 
@@ -291,9 +285,9 @@ def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatA
 
 
 def _worst_of_draws(schedule: Random, typical: int | None) -> dict[str, float | int | None]:
-    """Return the rounds until half, and 1 %, are left in the worst direction of sequences that were drawn.
+    """Return the rounds until half, and 1 %, are left in the worst direction of drawn sequences.
 
-    `typical`: the rounds until 1 % is left in expectation; a draw is followed for ten times as many.
+    `typical`: the expected rounds to 1 %; a draw is followed ten times as long.
     """
     n = schedule.n
     if typical is None or n > DRAWN_LIMIT:
@@ -312,7 +306,7 @@ def _worst_of_draws(schedule: Random, typical: int | None) -> dict[str, float | 
 
 
 def _kept(schedule: Random) -> float:
-    """Return the w of E W = w I + (1 - w) J: the remaining share of x_i itself, on average over the draws."""
+    """Return the w of E W = w I + (1 - w) J."""
     mixing = schedule.mixing(0)
     trace = float(mixing.values[mixing.ids == mixing.receivers].sum())
     return (trace - 1.0) / (schedule.n - 1)
@@ -419,7 +413,7 @@ def period_left(schedule: Schedule) -> float | None:
 
 
 def _more_left(schedule: Schedule, rounds: int, factor: float) -> bool | None:
-    """Whether more than `factor` is left after so many rounds; None where Lanczos does not resolve it."""
+    """Whether more than `factor` is left after so many rounds; None where unresolved."""
     square, sure = _worst_square(schedule, rounds)
     if square > factor**2 * (1 + 1e-9):  # a Ritz value is never more than the largest eigenvalue
         return True
@@ -427,7 +421,7 @@ def _more_left(schedule: Schedule, rounds: int, factor: float) -> bool | None:
 
 
 def _worst_square(schedule: Schedule, rounds: int) -> tuple[float, bool]:
-    """Return ||W_t ... W_1 - J||_2^2 as far as Lanczos sees it, from below, and whether it is resolved."""
+    """Return ||W_t ... W_1 - J||_2^2 by Lanczos, from below, and whether it is resolved."""
     Ws = [schedule.mixing(round).sparse() for round in range(min(rounds, schedule.period))]
     order = [round % len(Ws) for round in range(rounds)]
     work = 2 * sum(Ws[round].nnz for round in order)

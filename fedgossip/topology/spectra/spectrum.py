@@ -250,7 +250,7 @@ def _without_numbers(mixing: Mixing, method: str, residual: float) -> Spectrum:
 
 
 def _connectivity(mixing: Mixing, deficit: float) -> float | None:
-    """Return mu_2: off W's own deficit where all edges weigh the same, W = I - a L; else from the Laplacian."""
+    """Return mu_2: from W = I - a L where all edges weigh the same; else from the Laplacian."""
     others = mixing.values[mixing.ids != mixing.receivers] if mixing.turned is None else mixing.turned[1][1:]
     if mixing.topology.directed or not others.size:
         return 0.0 if not others.size else None
@@ -335,7 +335,7 @@ def _joined(W: Any, own: FloatArray, probes: FloatArray, received: FloatArray) -
 
 
 def _equal_rows(table: FloatArray) -> IntArray:
-    """Return pairs [k, 2] of nodes with equal rows, one after the other in the order of the first column."""
+    """Return pairs [k, 2] of nodes with equal rows, in the first column's order."""
     order = np.argsort(table[:, 0], kind="stable")
     near = np.abs(np.diff(table[order], axis=0)).max(axis=1) < NEAR
     return np.stack([order[:-1][near], order[1:][near]], axis=1)
@@ -419,7 +419,7 @@ def _without_leaves(W: Any) -> Any:
 
 
 def _deficit(W: Any) -> Any:
-    """Return I - W with the diagonal as the sum of the others' weights, not as 1 - w_ii: nothing cancels."""
+    """Return I - W with the diagonal as the others' sum, not 1 - w_ii: nothing cancels."""
     from scipy.sparse import dia_array
 
     others = W - dia_array((W.diagonal()[None], [0]), shape=W.shape)
@@ -428,7 +428,7 @@ def _deficit(W: Any) -> Any:
 
 
 def _factors(matrix: Any, shift: float) -> Any:
-    """Return LU of matrix - shift I with pivots on the diagonal alone; None where that was not accurate."""
+    """Return LU of matrix - shift I with diagonal pivots; None where inaccurate."""
     from scipy.sparse import dia_array
     from scipy.sparse.linalg import splu
 

@@ -273,11 +273,10 @@ def _best_weight(topology: Topology) -> float:
 
 
 def _agreed(weight: float) -> float:
-    """Return the weight to its first AGREED_BITS bits, those that all processors agree on.
+    """Return the weight to its first AGREED_BITS bits, on which all processors agree.
 
-    LAPACK and vectorised sines round differently on unlike processors, by at most 2e-15 of the weight where it was
-    measured.  Two processors still disagree where a midpoint between two such numbers lies within that: one graph in 10
-    000.  The loss of rate is of the size of rounding, 1e-11.
+    LAPACK and vectorised sines differ between processors by at most 2e-15 of the weight; a midpoint within that is met
+    by one graph in 10 000.  The rate loses about 1e-11.
     """
     mantissa, exponent = math.frexp(weight)
     return math.ldexp(round(math.ldexp(mantissa, AGREED_BITS)), exponent - AGREED_BITS)

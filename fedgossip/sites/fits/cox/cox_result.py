@@ -182,7 +182,7 @@ def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
 
 
 def _rounded(hazards: Values, events: Values) -> Values:
-    """Return the cumulative hazards, with two digits of their errors, by the hazard and events of each time, [s, k]."""
+    """Return the cumulative hazards with two digits of their errors, [s, k]."""
     total = np.cumsum(hazards, axis=1)
     errors = np.sqrt(np.cumsum(hazards**2 / np.maximum(events, 1), axis=1))  # Breslow's variance, sum of d / S0^2
     found = np.vectorize(rounded_to, otypes=[float])(total, errors, 2)

@@ -199,7 +199,7 @@ class FittedHazards:
         return bool((sums.s0[sums.events > 0] > 0).all())
 
     def _take_moments(self, records: int, shift: Values, moments: Values) -> None:
-        """Take a step, where the sites are those that sent the sums at the point."""
+        """Take a step, if the sites are those of the sums at the point."""
         if records != self.number("asked_records") or not np.array_equal(shift, self["asked_shift"]):
             self._set(stage=RISK)
             return

@@ -237,7 +237,7 @@ class SiteHazards:
         return found
 
     def _combinations(self) -> Whole:
-        """Return each record's combination of categories, [m]: of a number with two values the larger is above 0."""
+        """Return each record's combination of categories, [m]; a number with two values counts too."""
         found = np.zeros(len(self.records.times), np.int64)
         for one in self.layout.design.codes or ():
             found *= len(one) + 1
@@ -292,7 +292,7 @@ class SiteHazards:
         return self.records.events & (index < len(ends)), index, eta, hazards_of(eta)
 
     def _cells(self, index: Whole, published: int) -> Whole:
-        """Return each record's cell among strata and reported times; the last cell is behind the last time."""
+        """Return each record's cell among strata and reported times; the last is behind the last time."""
         return np.asarray(self.records.strata * (published + 1) + index)
 
     def _events(self, cells: Whole, published: npt.NDArray[np.bool_], times: int) -> Numbers:
@@ -304,7 +304,7 @@ class SiteHazards:
         return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 
     def _at_risk(self, values: Values, cells: Whole, times: int) -> Numbers:
-        """Return the sums over the records at risk at each time: per stratum, those of this time and of all later."""
+        """Return the sums over the records at risk: per stratum, of each time and of all later."""
         totals = exact_totals(values, cells, self.layout.strata * (times + 1))
         found = []
         for begin in range(0, len(totals), times + 1):

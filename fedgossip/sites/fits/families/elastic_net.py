@@ -424,7 +424,7 @@ class ElasticNet:
         return FamilyResult(title, tables, remarks, problem)
 
     def _found(self, d: FamilyDesign, pooled: Sequence[PooledRound]) -> tuple[NetPath, Values, float] | None:
-        """Return the way, the estimates in units, and the error of a deviance where numbers are rounded, else 0."""
+        """Return the way, the estimates in units, and a rounded deviance's error, else 0."""
         if not pooled[0].sites:
             return None
         path = self.path(d, pooled)
@@ -476,6 +476,6 @@ def _extrapolate(path: NetPath, sums: Sequence[NetSums], begin: Values) -> None:
 
 
 def _models_of(path: NetPath, records: int) -> Sequence[npt.NDArray[np.bool_]]:
-    """Return the records of a site that each model on its way is fitted to, [m] each."""
+    """Return the records that each model on its way is fitted to, [m] each."""
     fold = np.arange(records) % max(1, path.options.folds)
     return [np.ones(records, bool), *(fold != k for k in range(len(path.models) - 1))]

@@ -236,7 +236,6 @@ def welch(n: Values, mean: Values, variance: Values) -> tuple[float, float, floa
 def _categories(
     d: FamilyDesign, column: AgreedColumn, of: PooledRound
 ) -> tuple[list[list[Cell]], list[tuple[Cell, ...]]]:
-    """Return the rows of a column of categories, and its tests."""
     name, names = column.name, column.categories
     withheld = [k for k, one in enumerate([*column.counts, column.missing]) if one is None]
     shape = len(d.classes), len(names) + 1

@@ -197,7 +197,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
 
 
 def _ratio(design: GlmDesign, first: PointSums | None, sums: PointSums) -> float | None:
-    """Return the fall of the deviance by all columns; None of an estimated dispersion, and with other errors."""
+    """Return the fall of the deviance by all columns, or None."""
     other = first is None or design.errors or design.of_family.disperses
     return None if other or first is None else first.deviance - sums.deviance
 
@@ -240,9 +240,8 @@ def _few_share(layout: GlmLayout, vector: Vector, first: PointSums | None, suppr
 def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Values) -> Values:
     """Return the sums of scaled columns over the records of each outcome, [k, p + 1], and `sums` weighted by counts.
 
-    `ones`, `sums` [p + 1]: of the columns, and of them times the outcome.  The outcome of a linear model counts where
-    it is one of two neighbouring whole numbers, as in `few_share`.  A count is that of records where it is 0 or 1, and
-    not larger than their number elsewhere.
+    `ones`, `sums` [p + 1]: of the columns, and of them times the outcome.  A linear outcome counts as one of two
+    neighbouring whole numbers, as in `few_share`; a count where it is 0 or 1.
     """
     records, total = first.records, sums[0]
     squares = total  # of 0 and 1
@@ -256,10 +255,9 @@ def _outcomes(family: str, first: PointSums, mean: float, ones: Values, sums: Va
 
 
 def _is_yes_no(sums: PointSums, total: float) -> bool:
-    """Return whether each outcome of a Poisson model is 0 or 1: y - y log y + log y! is y of these alone.
+    """Return whether each outcome of a Poisson model is 0 or 1; `total`: their sum.
 
-    `total`: the sum of outcomes.  X^2 over degrees of freedom tells nothing of these: it is some (1 - mu) where all
-    records have one mean, and large by small means, as of short times, whatever the model.
+    X^2 over degrees of freedom means nothing for these: it is some (1 - mu), whatever the model.
     """
     return abs(sums.least - 2 * total) < 1e-6 * sums.records
 
@@ -331,7 +329,7 @@ def rounded_to(value: float, error: float, digits: int) -> float:
 
 
 def _turned(turned: Values, spread: Values) -> Values:
-    """Return T S T', NaN for unknown parts of S: the intercept's row is NaN where a column that it depends on is."""
+    """Return T S T'; an unknown part of S makes the intercept's row NaN."""
     found = turned @ np.nan_to_num(spread) @ turned.T
     unknown = (np.abs(turned) @ np.isnan(spread).astype(float) @ np.abs(turned).T) > 0
     found[unknown] = math.nan

@@ -388,7 +388,7 @@ class GrowingTrees:
         return ""
 
     def _close_what_has_no_room(self) -> None:
-        """Turn open nodes beyond the slots of a sum into leaves: sites have more records than they agreed on."""
+        """Turn open nodes beyond a sum's slots into leaves."""
         for output, node in self.open_nodes()[self.layout.slots :]:
             records = int(self.tree(self.done, output).records[node])
             self._info[self.done, output, node] = info_of(LEAF, records)
@@ -494,9 +494,8 @@ class SiteMargins:
         return np.concatenate(parts)
 
     def _histogram(self, nodes: Sequence[int], reporting: Whole, at: Whole, g: Whole, h: Whole) -> Whole:
-        """Return the sums of 1, g and h over the records of each node, as sent, [nodes, bins, channels].
-
-        `reporting` [nodes, bins]: the reported bin of each bin of a column.
+        """Return the sums of 1, g and h over the records of each node, [nodes, bins, channels]; `reporting` [nodes,
+        bins].
         """
         bins, packed = self.layout.bins, self.layout.packed
         slot_of = np.full(self.layout.nodes, -1, np.int64)
@@ -518,7 +517,7 @@ class SiteMargins:
 
 
 def _total(values: Whole) -> int:
-    """Return the sum of whole numbers.  Raises ConfigError where a partial sum could be inexact."""
+    """Return the exact sum of whole numbers.  Raises ConfigError for inexact partial sums."""
     if not np.abs(values.astype(np.float64)).sum() <= LARGEST:
         text = "labels so far from the mean of all that no sum can hold them"
         raise ConfigError(text, "Declare the label's bounds in [data.columns], or correct the record.")
