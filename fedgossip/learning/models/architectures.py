@@ -1,15 +1,15 @@
 """The named models, as sizes: their tensors and shapes.  No torch here; `models` builds them.
 
-    softmax                     one linear layer
-    mlp:64-32-10                linear layers with ReLU; the first and last size are the data's
-    cnn:small                   two convolutions with pooling, a linear layer; cnn:small-bn with BatchNorm
-    cnn:16-32-64                the same of 16 and 32 channels, then linear layers with ReLU: 64, ...
-    resnet:20                   residual layers for small images, 20 = 6 n + 2; resnet:20-gn with GroupNorm, 2 groups
-    chars:64                    next-character model: embedding, GRU of 64, linear
-    gpt:2-64-4                  next-character transformer: 2 layers, width 64, 4 heads
-    gpt:2-64-4?experts=4&top=2  the same, 4 experts per block, 2 of them for each place
-    mlp:64-32-10?exit=1         mlp or cnn with an early exit, a linear layer behind so many layers
-    module:function             yours: takes (shape, classes), gives a torch.nn.Module
+softmax                     one linear layer
+mlp:64-32-10                linear layers with ReLU; the first and last size are the data's
+cnn:small                   two convolutions with pooling, a linear layer; cnn:small-bn with BatchNorm
+cnn:16-32-64                the same of 16 and 32 channels, then linear layers with ReLU: 64, ...
+resnet:20                   residual layers for small images, 20 = 6 n + 2; resnet:20-gn with GroupNorm, 2 groups
+chars:64                    next-character model: embedding, GRU of 64, linear
+gpt:2-64-4                  next-character transformer: 2 layers, width 64, 4 heads
+gpt:2-64-4?experts=4&top=2  the same, 4 experts per block, 2 of them for each place
+mlp:64-32-10?exit=1         mlp or cnn with an early exit, a linear layer behind so many layers
+module:function             yours: takes (shape, classes), gives a torch.nn.Module
 """
 
 from __future__ import annotations
