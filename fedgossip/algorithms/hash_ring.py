@@ -4,9 +4,8 @@
     a point       server s has `points` of them, each at sha256("s/v"): the same on every machine and in every run
     the owner     of an element: the server of the first point at or after it; its copies: the next other servers
 
-A shard is all elements with the same owner and the same copies, in ascending order.  It moves as a whole after any
-loss: to the first present server of its `preference`.  A server that is added takes its elements from all others alike,
-and no element moves between two that were there before.
+A shard is all elements with the same owner and copies, ascending.  It moves as a whole to the first present server of
+its `preference`.  An added server takes elements from all alike, and no other element moves.
 
 Source: Karger, Lehman, Leighton, Panigrahy, Levine and Lewin, Consistent hashing and random trees, STOC 1997; ranges
 with copies at the next servers: Li, Andersen, Park, Smola, Ahmed, Josifovski, Long, Shekita and Su, Scaling distributed
@@ -120,10 +119,9 @@ class Placement:
 def placed(
     length: int, servers: Sequence[int], points: int, copies: int, segments: Sequence[Segment] = ()
 ) -> Placement:
-    """Return where the elements of a model lie on `servers`, known by their place in this list.
+    """Return where a model's elements lie on `servers`, by their places in this list.
 
-    Each server has `points` on the circle; more make their shares more alike.  With `segments` a tensor is not
-    divided: it lies where its first element does.
+    Each has `points` on the circle.  With `segments` a tensor lies undivided at its first element's server.
     """
     assert length > 0 and servers and points > 0 and 0 < copies <= len(servers)
     walk = _walks(len(servers), points)

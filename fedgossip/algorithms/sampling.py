@@ -1,7 +1,7 @@
 """The participants of a round: a function of (seed, round) and of the present clients.
 
-Every round puts all clients in an order of its own; the first of them that are there are invited.  So a missing client
-changes only its own place, and a restarted coordinator draws the same cohort.
+Every round orders all clients anew and invites the first present ones: a missing client changes only its own place, and
+a restarted coordinator draws the same cohort.
 
     uniform     every cohort of the wanted size is as likely
     by size     a client is first with a probability proportional to its examples (Efraimidis and Spirakis, Weighted
@@ -9,7 +9,7 @@ changes only its own place, and a restarted coordinator draws the same cohort.
     Poisson     each client alone, with probability q: the cohort's size varies, and may be 0.  What accountants of
                 differential privacy assume (Mironov, Talwar and Zhang, 2019)
 
-By the losses that clients reported with their last contributions, which the coordinator therefore has to see:
+By the losses that clients reported last, which the coordinator therefore sees:
 
     power of choice  of d candidates, drawn uniformly, those with the greatest losses (Cho, Wang and Joshi, Client
                      selection in federated learning, 2020, rpow-d: with losses as they were last); without one first
@@ -17,12 +17,11 @@ By the losses that clients reported with their last contributions, which the coo
                      longer they took (Lai, Zhu, Madhyastha and Chowdhury, Oort, OSDI 2021, algorithm 1); from a
                      client's mean loss, where the paper has the root mean square over its examples
 
-Of more than PERMUTED_MOST clients an order is drawn as far as it is read: places with replacement, without those that
-occurred; after n / 16 of them the others in an order of their own.  It has the same distribution, and a round of fifty
-out of a million does not cost a million.
+Of more than PERMUTED_MOST clients an order is drawn as far as it is read: by draws with replacement without
+repetitions, after n / 16 of them the others in an order of their own.
 
-Over-selection (Bonawitz et al., Towards federated learning at scale, MLSys 2019): more are invited than are waited for,
-1.3 times as many there, and the round ends with the first that answer.
+Over-selection (Bonawitz et al., Towards federated learning at scale, MLSys 2019): 1.3 times as many are invited, and
+the round ends with the first that answer.
 """
 
 from __future__ import annotations
@@ -177,8 +176,9 @@ FIRST_SHARE, LEAST_SHARE, SHARE_DECAY = 0.9, 0.2, 0.98
 """Share of clients not seen yet in Oort's first cohort, the least later on, and its factor a round (the paper's)."""
 
 CUTOFF, QUICK, SLOWNESS = 0.95, 0.5, 2.0
-"""Oort invites from those above this share of the last utility that still counts; a time above the quantile QUICK of
-all times lessens a utility by (quantile / time)^SLOWNESS."""
+"""Oort invites above this share of the last counting utility; times above the quantile QUICK lessen it by (quantile /
+time)^SLOWNESS.
+"""
 
 
 @dataclass(frozen=True)

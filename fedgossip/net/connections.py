@@ -1,17 +1,12 @@
 """The connections of a process's sockets, and a thread that closes any beyond its limit of bytes, or beyond their
 number.
 
-ZeroMQ limits a frame and the number of waiting messages, but not a message: it stores the frames of an endless message
-until the last arrives, and reports nothing.  TCP counts the bytes that a connection has received; this count is
-compared with the limit after the last message taken from it.  A thread does so, as the owner of the sockets may be
-busy: it wakes on arriving data, and checks connections that keep receiving again after REST_SECONDS.  Closing a
-flooding connection also drops its unread bytes in the system.  A link by ipc:// has no such count and is not watched.
+ZeroMQ stores an endless message's frames until the last arrives, and reports nothing.  TCP counts the bytes that a
+connection has received; a thread (the sockets' owner may be busy) compares them with the limit after the last message
+taken.  Closing also drops unread bytes.  A link by ipc:// is not watched.
 
-ZeroMQ's monitors report the open descriptors.  The thread reads them too; `take` passes their events to the owner.
-
-A ROUTER's connections are known by their file descriptors.  ZeroMQ's monitor reports when a descriptor is taken and
-when it is released, before its reuse; a received frame carries its descriptor.  ZeroMQ has no call for closing one
-connection: the socket is shut down under it.
+Connections are known by descriptors, which ZeroMQ's monitors report when taken and before reuse; `take` passes these
+events to the owner.  ZeroMQ cannot close one connection: the socket is shut down under it.
 """
 
 from __future__ import annotations
@@ -49,9 +44,7 @@ from fedgossip.net.streams import stream_port
 from fedgossip.net.transport import Rejected
 
 UNHEARD_BYTES = 6 * CHUNK_BYTES
-"""Maximum bytes that a connection may receive without a message being taken; two messages and a part of a third wait in
-ZeroMQ.
-"""
+"""Maximum bytes that a connection may receive without a message being taken; ZeroMQ holds two and a part of a third."""
 
 STRANGERS_MAX = 512
 """Maximum number of connections without a known partner, beside one of each; beyond, the oldest is closed."""
@@ -326,8 +319,9 @@ def flooded(node: NodeId | None, who: str) -> Rejected:
 
 
 STRANGERS = 256
-"""Maximum number of connections of unknown callers, beside one of each client: all clients call at once when the
-coordinator is started again.  Beyond these the oldest is hung up on."""
+"""Maximum number of connections of unknown callers, beside one of each client, as all call at once after a restart; the
+oldest are closed.
+"""
 
 
 class Callers:

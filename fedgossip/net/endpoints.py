@@ -5,12 +5,10 @@
     address = "tcp://192.168.1.10:5700"
     key = "..."                              # the public one, 40 characters
 
-The file is the allow-list too: a key that is not in it is never served.  A client of a coordinator has no address: it
-connects to the coordinator, and nothing connects to it.
+The file is the allow-list: other keys are never served.  A coordinator's client has no address.
 
-In a group with joins and leaves every block has `verify` too, the key of the peer's signatures, and a line `organiser`
-above the blocks names the key that may admit others; their blocks have an `admission`, which it has signed.  A block
-[[revoked]], signed by the same key, removes a member.
+Where members join and leave, each block has `verify`, the signatures' key; a line `organiser` names the key that signs
+others' `admission`, and a [[revoked]] block, which removes a member.
 """
 
 from __future__ import annotations
@@ -81,9 +79,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a peer ("" where it does not listen), and its public keys of links and, in a group with joins, of
-    signatures.
-    """
+    """A peer's address ("" where it does not listen), and its public keys of links and of signatures."""
 
     address: str
     key: str

@@ -1,9 +1,8 @@
 """Applies a fault script to one real peer: between its machine and its sockets, and around its training.
 
-Used only where the experiment has such faults.  Sent messages are lost, doubled, delayed, held back; a link cut by the
-script is reported as down, and as up when it heals: the host's patience then decides, as for a broken cable, whether
-the machine is notified.  Messages sent within that patience are delivered late, later ones are lost except the last
-messages of a synchronous run, which `Links` repeats on a new connection too.
+Sent messages are lost, doubled, delayed, held back.  A link cut by the script is reported as down, and as up when it
+heals; messages sent within the host's patience are delivered late, later ones are lost except a synchronous run's last,
+which `Links` repeats.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ FLUSH_SECONDS, HURRY_SECONDS = 5.0, 1.0
 """Maximum seconds at the end until messages have left; the other where a person or the launcher stops us."""
 
 TURN_AWAY_SECONDS = 15.0
-"""The same where no other participant runs this experiment: those that we refuse receive our Hello, or they would wait
-for us.  A partner that has connected accepts our connection within a moment, or while it still imports torch.
+"""The same where no other participant runs this experiment: refused partners receive our Hello, or would wait for
+us.
 """
 
 EVALUATE_SECONDS = 60.0
@@ -130,9 +130,7 @@ class Ports:
     stop: Callable[[], bool]
     """Polled at least every half second: true ends the run early, with a goodbye."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
-    """Store the state that a new machine needs to resume here; called between two trainings, unless it is durable: it
-    is on disk then when this returns.
-    """
+    """Store the state to resume from, between two trainings; a durable one is on disk on return."""
     log: Callable[[Log], None] = lambda _: None
     """Write a line into the participant's own log; it is on disk when this returns."""
     witness: Callable[[Witness], None] = lambda _: None
@@ -198,10 +196,10 @@ class Host:
         return result
 
     def run_while(self, more: Callable[[], bool]) -> Vector | None:
-        """Run the machine to its end, or while `more` returns True of the moments at which nothing can be done now.
+        """Run the machine to its end, or while `more` returns True whenever nothing can be done.
 
-        Returns None where the run is not over: nothing is sent to say so, and the journal goes on from here.
-        Raises the error that ended it.
+        Returns None where the run is not over: nothing is sent, and the journal continues.  Raises the error that ended
+        it.
         """
         self._training.start()
         waits = False

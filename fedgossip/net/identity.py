@@ -1,8 +1,7 @@
 """A peer's identity: a CURVE key pair, and the file that stores it.  The secret never leaves that file and this
 process.
 
-The key of its signatures (Ed25519) is derived from the secret (HKDF-SHA256, with a label for the purpose): one file
-stores both, and files of earlier versions work.
+The key of its signatures (Ed25519) is derived from the secret (HKDF-SHA256 with a purpose label): one file stores both.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ class Identity:
         return Ed25519PrivateKey.from_private_bytes(seed)
 
     def save(self, path: Path, block: str = "") -> None:
-        """Write the pair, readable by the owner only, the peer's own block for endpoints.toml, and the user's mark.
+        """Write the pair, readable by the owner only, its block for endpoints.toml, and the user's mark.
 
-        An existing file is never overwritten.  Raises ConfigError for one, and NotWrittenError; no new file is left
-        then.
+        Raises ConfigError for an existing file, and NotWrittenError; no new file is left then.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         pair = tomli_w.dumps({"public": self.public, "secret": self.secret})
@@ -85,7 +83,7 @@ class Identity:
 
     @classmethod
     def own(cls, path: Path) -> Identity:
-        """Read a pair that is the user's own because of where it lies.
+        """Read a pair that is the user's own by its place.
 
         Raises ConfigError as `load`, and for one that no command of this user has made.
         """
@@ -120,8 +118,7 @@ class Identity:
 def verify(key: str, data: bytes, signature: str) -> bool:
     """Return whether `signature` is that of `data` by the holder of `key`; False for any nonsense.
 
-    Both are texts in hex, in lower case and with nothing between the digits: a key has one form, by which it is
-    compared and written.
+    Both are lower-case hex without separators: a key has one form.
     """
     if not (_KEY.fullmatch(key) and _SIGNATURE.fullmatch(signature)):
         return False

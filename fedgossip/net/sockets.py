@@ -1,14 +1,11 @@
 """Sockets of ZeroMQ as all links use them, their allow-list, and system calls on their connections.
 
-Sockets have limits, deadlines and keys, and a waker of their owner.
+**The allow-list** is a ZAP handler (RFC 27) that admits known keys, each with its peer id as User-Id.  Without a
+running handler a CURVE server serves any key, so it is bound before any address and ZAP_ENFORCE_DOMAIN refuses all
+where it is missing.
 
-**The allow-list** is a ZAP handler that admits known keys and gives each connection its peer id as User-Id.  libzmq
-queries it over inproc://zeromq.zap.01 (RFC 27).  Traps, each measured: a CURVE server with no handler running serves
-any key, so the handler is bound before any address and ZAP_ENFORCE_DOMAIN refuses all where it is missing.
-
-**System calls** on a connection go by the number of its descriptor.  The descriptors belong to ZeroMQ, which may close
-one at any moment, and the number may then belong to another file.  So nothing here takes over a descriptor, and queries
-about a file of another kind return None.
+**System calls** go by a descriptor's number.  ZeroMQ may close it at any moment, and another file may then have the
+number: nothing here takes it over, and queries about a file of another kind return None.
 """
 
 from __future__ import annotations
@@ -36,28 +33,25 @@ from fedgossip.net.identity import Identity
 ZmqSocket = zmq.Socket[bytes]
 
 QUEUED_CHUNKS = 2
-"""High-water mark of every socket, in messages of one chunk: so much per link and direction waits inside ZeroMQ; the
-rest waits in the outbox as a reference to the vector, and at the receiver as TCP's back-pressure.  More only means that
-a chunk has left the cache before it is read.
+"""High-water mark of every socket, in messages of one chunk; the rest waits in the outbox as a reference, and at the
+receiver as TCP's back-pressure.
 """
 
 CIPHER_BYTES = 64
 """Maximum bytes that CURVE adds to a frame (33 today); libzmq compares MAXMSGSIZE with the frame on the wire."""
 
 SILENCE_MS = 10_000
-"""Milliseconds after which a connection counts as broken whose other end acknowledges nothing: neither data nor, where
-nothing is sent, TCP's own probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
+"""Milliseconds after which a connection counts as broken whose other end acknowledges nothing: neither data nor TCP's
+probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
 
-ZeroMQ's heartbeat is not used.  It waits behind data that cannot be sent, and it ends the process (an assertion of
-libzmq 4.3.5, its issue 4364) where the other end breaks off while we have not read for 2 s: one large sum is enough.
+Not ZeroMQ's heartbeat: it waits behind data, and ends the process (libzmq 4.3.5, issue 4364) where the other end breaks
+off while we have not read for 2 s.
 """
 
 PROBE_SECONDS, PROBE_AGAIN_SECONDS = 4, 2
 
 CONNECT_MS = 3_000
-"""Milliseconds after which an unaccepted connection attempt is made anew.  TCP, which doubles its wait each time, would
-wait long after the network has healed.
-"""
+"""Milliseconds before an unaccepted connection attempt is repeated; TCP doubles its wait each time."""
 
 LINGER_MS = 2_000
 
@@ -236,10 +230,7 @@ _libc = ctypes.PyDLL(None if os.name == "posix" else "ws2_32")
 
 
 def brought(descriptor: int) -> tuple[int, int] | None:
-    """Return how many bytes of a TCP connection have been read here, and how many wait to be read.
-
-    None where the system does not report it.
-    """
+    """Return the bytes of a TCP connection that were read here, and those that wait; None where unknown."""
     info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
     size = ctypes.c_uint(_TCP_INFO_BYTES)
     if not LINUX or _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)):
@@ -258,7 +249,7 @@ def brought(descriptor: int) -> tuple[int, int] | None:
 def unacknowledged(descriptor: int) -> int:
     """Return how many bytes sent on a TCP connection the other end's system lacks; 0 where ours does not report it.
 
-    Closing before may revoke them: later data from the other end are then answered by a reset.
+    Closing before may revoke them, by a reset.
     """
     if not LINUX:
         return 0
@@ -270,10 +261,7 @@ def unacknowledged(descriptor: int) -> int:
 
 
 def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
-    """Shut the connection down; it breaks at the other end, and bytes received before can still be read.
-
-    `is_it` checks whether a descriptor is that of the connection.
-    """
+    """Shut a connection down, if `is_it` confirms the descriptor; received bytes can still be read."""
     _to_connection(descriptor, is_it, _shut_down)
 
 

@@ -1,14 +1,10 @@
 """The interface of links to a host, in either direction of connecting, and the events on them.
 
-Links       peers: each connects to its partners, and accepts theirs       gossip
-CoordinatorLinks, ClientLinks  a coordinator that accepts, clients that only connect     federated runs
+    Links                            peers that connect to their partners, and accept theirs      gossip
+    CoordinatorLinks, ClientLinks    a coordinator that accepts, clients that only connect        federated runs
 
-A partner's Hello is compared with ours: where both run the same experiment, their models may be mixed.  A host's
-refusals are written by cause.
-
-`Traffic` has the bytes of vectors on each link, and the times at which something was under way.  Something is under way
-from the first received frame of a message with vectors to its last one, and from the queuing of a message with vectors
-until ZeroMQ has taken the last of it.  Concurrent traffic on several links is one interval of time.
+Partners compare their Hellos: models of the same experiment may be mixed.  `Traffic` has the bytes of vectors on each
+link, and the times in which a message with vectors was under way, in or out; concurrent traffic is one interval.
 """
 
 from __future__ import annotations

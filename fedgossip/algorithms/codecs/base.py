@@ -1,8 +1,7 @@
 """Interface of a codec: it encodes a vector [d] in fewer bytes, and its receiver decodes it.
 
-A payload is one array of bytes, little-endian, indices and scales included: its length is what the wire carries.  Its
-length follows from (d, type, tensors, round), so that a receiver can check it before allocation.  A codec is a value
-without memory; what was left out is kept by a sender (`senders`).
+A payload is one array of bytes, little-endian, indices and scales included, of a length that follows from (d, type,
+tensors, round).  A codec has no memory; `senders` keep what was left out.
 """
 
 from __future__ import annotations
@@ -109,10 +108,10 @@ class Codec(ABC):
         """Return the payload of a vector [d]; the same bits wherever and however often it is asked for."""
 
     def decode(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:
-        """Return what a payload stands for, frozen, [d].
+        """Return the vector that a payload encodes, frozen, [d].
 
-        Raises ProtocolError for a payload that no vector of this layout has: its length, a count, a level, an index, a
-        number that is not finite or too large to be added.
+        Raises ProtocolError for a payload of no vector of this layout: its length, a count, a level, an index, a number
+        that is not finite or too large to be added.
         """
         if payload.dtype != np.uint8 or payload.ndim != 1 or payload.size != self.size(layout, turn.round):
             raise self.refused(layout, f"has {payload.size} bytes, not {self.size(layout, turn.round)}")

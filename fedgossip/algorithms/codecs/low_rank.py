@@ -1,13 +1,13 @@
 """Gradients of low rank: of each matrix the two factors travel, and both are summed (PowerSGD).
 
-    P = mean M_i Q          first all-reduce; M_i: a worker's gradient and what it had left out of the ones before
+    P = mean M_i Q          first all-reduce; M_i: a worker's gradient plus its error memory
     P <- P, orthonormal     at every worker alike
     Q = mean M_i' P         second all-reduce
-    mean M is said by P Q'; the next round begins with this Q, orthonormal ("warm start")
+    mean M is P Q'; the next round begins with this Q, orthonormal ("warm start")
 
-Source: Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression, NeurIPS 2019.  As there,
-tensors of one dimension go whole; so does a matrix whose factors have no fewer elements.  A tensor of more dimensions
-is a matrix of its first by all others.  What must be the same at every worker is computed in a fixed order, no BLAS.
+Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019.  Tensors of one dimension are sent whole, as is a matrix
+whose factors are no smaller; one of more dimensions is a matrix of its first by all others.  Equal results need a fixed
+order: no BLAS.
 """
 
 from __future__ import annotations

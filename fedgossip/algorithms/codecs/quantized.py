@@ -1,32 +1,19 @@
-"""Codecs that round each element: to two bytes, to one, or to a few levels.
+"""Codecs that round each element: to two bytes, to one, to a few levels, or to its sign.
 
-A few levels for each element, drawn so that the mean over many draws is the element.
+    qsgd:s     s levels on each side of 0, of the norm of its bucket of 512 elements: ||v|| sign(v) (l or l + 1) / s,
+               unbiased (Alistarh, Grubic, Li, Tomioka and Vojnovic, QSGD, NeurIPS 2017).  E ||Q(v)||² <= t ||v||²,
+               t = 1 + min(b / s², sqrt(b) / s) of buckets of b; divided by t a contraction, of 1 / t (Koloskova, Stich
+               and Jaggi, ICML 2019), for senders with memory.  Levels take equal bits, without the paper's Elias code.
+    terngrad   -1, 0 or 1 times the largest magnitude of its tensor, after a cut to 2.5 standard deviations, unbiased
+               (Wen et al., TernGrad, NeurIPS 2017); of one tensor and one sender: the scales are not shared.
+    sign       times the mean magnitude of its tensor.  Without an error memory steps may climb (Karimireddy, Rebjock,
+               Stich and Jaggi, Error feedback fixes SignSGD, ICML 2019).
+    int8:B     255 levels, scaled by the largest magnitude of every B elements, to the nearest, or by chance so that the
+               mean is right ("stochastic").
+    bf16 fp16  8 bits of precision and the exponents of float32; 11 bits between 6.1e-5 and 65504.  To the nearest, ties
+               to even.  What is lost of elements outside that range is in the sender's memory.
 
-qsgd:s     s levels on each side of 0, of the norm of its bucket of 512 elements: ||v|| sign(v) (l or l + 1) / s
-           (Alistarh, Grubic, Li, Tomioka and Vojnovic, QSGD, NeurIPS 2017).  E ||Q(v)||² <= t ||v||² with
-           t = 1 + min(b / s², sqrt(b) / s) of buckets of b; divided by t it is a contraction, of 1 / t (Koloskova,
-           Stich and Jaggi, ICML 2019), for senders that remember.  All levels take equally many bits,
-           the number that 2 s + 1 need; the paper's Elias code, which spends fewer on small ones, is not built.
-terngrad   -1, 0 or 1 times the largest magnitude of its tensor, after elements are cut to 2.5 standard deviations
-           (Wen et al., TernGrad, NeurIPS 2017); of one tensor and one sender: the scales are not shared.
-
-Numbers of a few bits, side by side in bytes: the first in the highest bits of the first byte.
-
-The sign of each element, times the mean magnitude of its tensor.
-
-Without a memory of what was left out, steps along signs may climb (Karimireddy, Rebjock, Stich and Jaggi, Error
-feedback fixes SignSGD, ICML 2019); with it they descend as the gradient's do.
-
-Each element as one of 255 levels between the largest of its block and the negative of that.
-
-int8:B has a scale for every B elements, the largest magnitude among them.  To the nearest level; or by chance to one of
-the two that it lies between, so that the mean is right ("stochastic").
-
-Each element in two bytes: as a bfloat16 or as a half, rounded to the nearest, of two equally near to the even one.
-
-bf16 has the exponents of float32 and 8 bits of precision; fp16 has 11 bits between 6.1e-5 and 65504.  An element below
-the smallest normal number of its type is off by more than its share, and may be sent as 0: what was left out of it is
-in the sender's memory.  So is the remainder of an element beyond 65504.
+Numbers of a few bits are packed, the first in the highest bits of the first byte.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The sender's memory of parts left out by its codec, for later messages.
 
-Memoryless           nothing: the codec's mean is right by itself
-Feedback             p = v + e;  C(p) is sent;  e' = p - C(p)
-                     (Karimireddy et al., ICML 2019; Stich et al., NeurIPS 2018)
-MomentumCorrection   u = m u + clip(v);  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent    (dgc)
+    Memoryless           nothing: the codec is unbiased
+    Feedback             p = v + e;  C(p) is sent;  e' = p - C(p)
+                         (Karimireddy et al., ICML 2019; Stich et al., NeurIPS 2018)
+    MomentumCorrection   u = m u + clip(v);  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent
+    (dgc)
 
-A memory is a tuple of vectors [d]: it belongs to the sender and its checkpoints, and is updated when the sent vector
-was counted.
+A memory is a tuple of vectors [d] of the sender and its checkpoints, updated when the sent vector was counted.
 """
 
 from __future__ import annotations
@@ -65,11 +65,10 @@ class Feedback:
 
 @dataclass(frozen=True)
 class MomentumCorrection:
-    """`momentum`, 0 <= m < 1, is applied here, before anything is left out: what takes the step has none of its own.
+    """`momentum`, 0 <= m < 1, is applied here, before the selection; the step has none.
 
-    Factors of elements that are sent stop with them ("momentum factor masking").  `longest`: a gradient that is longer
-    is scaled down to that before it is gathered; 1/sqrt(m) of what the mean of m workers is held to ("local gradient
-    clipping").
+    Factors of sent elements are cleared ("momentum factor masking").  `longest`: a gradient is clipped to that,
+    1/sqrt(m) of the clip of a mean over m workers ("local gradient clipping").
     """
 
     codec: DeepGradient

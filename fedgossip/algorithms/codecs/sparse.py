@@ -1,9 +1,10 @@
-"""A few elements as they are, and none of the others: the largest, or those that all draw alike.
+"""A few elements as they are: the largest, or those of a common draw.
 
 top-k:share        the k = share d elements of the largest magnitude, of equal ones the first; their places as
                    numbers of 4 bytes, or as a bit for each element where that is smaller
 random-k:share     k elements that follow from (seed, round): no places are sent, and payloads can be added
-dgc:share:rounds   top-k of what the sender has gathered (`senders.MomentumCorrection`), with shares of 25 %, 6.25 %,
+dgc:share:rounds   top-k of what the sender has gathered (`senders.MomentumCorrection`), with shares of 25 %, 6.25
+%,
                    1.56 % and 0.4 % for so many rounds each before (Lin, Han, Mao, Wang and Dally, Deep gradient
                    compression, ICLR 2018); 10 rounds by default
 """
@@ -30,7 +31,7 @@ def kept(share: float, length: int) -> int:
 def largest(vector: Vector, k: int) -> npt.NDArray[np.int64]:
     """Return the places of the k elements of the largest magnitude, ascending; of equal ones the first.
 
-    By the k-th largest value and not by the places that a partial sort leaves: those differ by processor among equals.
+    By the k-th largest value: a partial sort's places differ by processor among equals.
     """
     sizes = np.abs(vector)
     if k == sizes.size:
@@ -111,10 +112,7 @@ class DeepGradient(TopK):
 
 @dataclass(frozen=True)
 class RandomK(LinearCodec):
-    """k elements of the vector's type: 4 k bytes of float32.
-
-    As they are: a contraction, for senders that remember.  `scaled` by d / k: unbiased, for those that do not.
-    """
+    """k elements of the vector's type, 4 k bytes of float32: a contraction; `scaled` by d / k: unbiased."""
 
     share: float = 0.01
     scaled: bool = False

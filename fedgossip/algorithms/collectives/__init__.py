@@ -1,7 +1,5 @@
 """All-reduce as tables: which rank sends which part of its vector to whom, and what is done with an arriving part.
 
 It imports `base`.  A collective is a pure function of the number of workers; one machine (`protocols.allreduce`) runs
-any of them, and tests read them without a machine.  A ring of m: a rank has 2 (m - 1) moves, send a part
-to the next rank and add the part of the one before, then replace; `names` has the closed forms of bytes and steps,
-which tests compare with the table for 1 to 64 workers.
+any of them.  `names` has the closed forms of bytes and steps, which tests compare with the table for 1 to 64 workers.
 """

@@ -14,8 +14,7 @@ from fedgossip.algorithms.collectives.table import Move, Table, Way
 def tree(workers: int) -> Table:
     """Reduce to rank 0, then broadcast from it.
 
-    In step k of the reduction the ranks that are odd multiples of 2^k send to the rank 2^k below them, and have no
-    more to do; the broadcast takes the same edges the other way, in the opposite order.
+    In step k the odd multiples of 2^k send to the rank 2^k below; the broadcast reverses it.
     """
     found: list[list[Move]] = [[] for _ in range(workers)]
     edges = []
@@ -41,8 +40,8 @@ def tree(workers: int) -> Table:
 def ring(workers: int) -> Table:
     """Scatter-reduce, then all-gather, of m parts: 2 (m - 1) / m of a vector sent by each, in 2 (m - 1) steps.
 
-    In step s of the first half rank r sends part r - s to rank r + 1, which adds it; so rank r ends with the sum of
-    part r + 1, and that travels round in the second half.
+    In step s rank r sends part r - s to rank r + 1, which adds it; so rank r ends with the sum of part r + 1, which
+    travels round in the second half.
     """
     m = workers
 
@@ -117,8 +116,8 @@ def recursive_doubling(workers: int) -> Table:
 def halving_doubling(workers: int) -> Table:
     """Rabenseifner's: scatter-reduce by halves, all-gather by doubling; 2 (p - 1) / p of a vector in 2 log2 p steps.
 
-    With the partner at distance p / 2, p / 4, ..., 1 a rank keeps the half of its stretch given by its id, and adds to
-    it what the partner sends; so it ends with part number `rank`, and the exchanges are repeated in reverse.
+    With the partner at distance p / 2, p / 4, ..., 1 a rank keeps the half given by its id and adds the partner's to
+    it; it ends with part number `rank`, and the exchanges are reversed.
     """
 
     def moves(rank: int, p: int) -> list[Move]:
@@ -186,12 +185,11 @@ def gather_all_to_all(workers: int) -> Table:
 class Collective:
     """Values of `parallel.method`.
 
-    Closed forms of m workers with equal links: latency a in seconds, b bytes per second each way, a vector of d bytes
-    (of every rank and direction one message at a time, both directions at once).  For a tree, and the two by doubling,
-    `seconds` is exact where m is a power of two.  Elsewhere ranks that do not fold begin early, and a folded vector can
-    arrive beside a partner's.  Without downlinks halving-doubling is exact for every m, recursive doubling takes up to
-    one message less, a + d/b, and a tree up to two; with them a tree is as before, halving-doubling takes up to half a
-    vector more, d/(2b), and recursive doubling up to three vectors.
+    Closed forms of m workers: latency a in seconds, b bytes per second each way, a vector of d bytes (per rank and
+    direction one message at a time).  A tree and both doublings are exact where m is a power of two; elsewhere ranks
+    that do not fold begin early, and a folded vector can arrive beside a partner's.  Without downlinks halving-doubling
+    is exact for every m, recursive doubling takes up to a message less, a tree up to two; with them halving-doubling
+    takes up to d/(2b) more, recursive doubling up to three vectors.
     """
 
     table: Callable[[int], Table]
@@ -202,8 +200,7 @@ class Collective:
     seconds: Callable[[int, float, float, float], float]
     """(m, d, a, b) -> time of one all-reduce, without the time of adding."""
     added: Callable[[int], float]
-    """m -> vectors added one after the other.  The middle of a star adds all but the last while others arrive, where
-    adding is quicker than the link; among all, at most: it depends on the order of arrival."""
+    """m -> vectors added one after the other; an upper bound where the order of arrival decides."""
 
 
 def _log2(m: int) -> int:
@@ -277,8 +274,7 @@ COLLECTIVES: Mapping[str, Collective] = {
 }
 
 GATHERS: Mapping[str, Callable[[int], Table]] = {"ring": ring_gather, "all-to-all": gather_all_to_all}
-"""How non-additive payloads of a codec are distributed to all, by the collective's name: part r of a table is rank
-r's."""
+"""Distribution of non-additive payloads, by the collective's name: part r of a table is rank r's."""
 
 
 # Their times over links.
@@ -312,7 +308,7 @@ def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float
 
 
 def all_gather(name: str, workers: int, payload: float, size: float, links: EqualLinks) -> float:
-    """Return the seconds of an all-gather of a payload of each, and of adding the decoded vectors, `size` bytes each.
+    """Return the seconds of an all-gather of payloads, and of adding the decoded vectors, `size` bytes each.
 
     A ring forwards them m - 1 times; in a complete exchange each is sent to all others.
     """

@@ -1,9 +1,8 @@
 """Interface of a collective: for every rank its moves, in order.
 
-A vector of d elements is cut into `parts` nearly equal ones, the first d mod parts of them one element longer (the rule
-of numpy.array_split).  A rank sends a stretch of consecutive parts as it stands at that moment, or takes one: adds it
-to its own, or puts it in place of its own.  A rank is at its k-th move when the k - 1 before it are done, and a message
-is taken by the move that expects it, independent of its arrival: so the sums, and their bits, do not depend on time.
+A vector is cut into `parts` as by numpy.array_split.  A move sends a stretch of consecutive parts, or takes one: adds
+it, or replaces with it.  A move follows all moves before it, and a message is taken by the move that expects it: the
+sums, and their bits, do not depend on time.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ class Move:
 class Table:
     """A collective of `len(moves)` workers; after their moves all hold the sum of all vectors.
 
-    `exact`: what a rank adds is summed by `ExactSum`, whose result has no order; the sum is the same for every method
-    that is exact.  Otherwise two numbers are added at a time and rounded, in the order of the table: the same bits on
-    all ranks, and other bits than another method's.
+    `exact`: summed by `ExactSum`, the same sum for every such method.  Otherwise two numbers at a time in the table's
+    order: the same bits on all ranks, other bits than another method's.
     """
 
     parts: int
@@ -94,10 +92,10 @@ class Table:
 
 
 def summed(table: Table, vectors: Sequence[Vector]) -> list[np.ndarray[tuple[int], np.dtype[np.floating]]]:
-    """Return what each rank holds at the end: the moves made one after the other, without machines or a network.
+    """Return each rank's vector at the end, [d] of one [d] per rank: the plain reading that machines and engines are
+    tested against.
 
-    `vectors`: one [d] per rank.  The plain reading of a table that is not exact, which machines and engines are held
-    against.  Raises ValueError where ranks wait for each other for ever.
+    Raises ValueError where ranks wait for each other for ever.
     """
     held = [np.array(vector) for vector in vectors]
     done = [list(table.of(rank, held[rank].size)) for rank in range(table.workers)]

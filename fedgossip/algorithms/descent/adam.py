@@ -12,10 +12,10 @@ LAMB: Adam's direction, with a rate per layer.
 
     r = m / (1 - b1^t) / (sqrt(s / (1 - b2^t)) + eps) + lambda x;    x_l <- x_l - rate |x_l| / |r_l| r_l
 
-The ratio is 1 where a layer's weights or direction are zero, and for tensors of one axis, whose weights do not decay.
+The ratio is 1 for zero weights or direction, and for tensors of one axis, whose weights do not decay.
 
 Source: You, Li, Reddi, Hseu, Kumar, Bhojanapalli, Song, Demmel, Keutzer and Hsieh, Large batch optimization for deep
-learning, ICLR 2020, algorithm 2, with phi the identity.
+learning, ICLR 2020, algorithm 2, phi the identity.
 
 Adagrad:   s <- s + g^2;    x <- x - rate g / (sqrt(s) + eps)
 
@@ -28,7 +28,7 @@ FTRL-Proximal, by coordinate, with L1 and L2: weights that the data do not need 
          -(z - sign(z) l1) / ((beta + sqrt(n)) / rate + l2)         elsewhere
 
 Source: McMahan, Holt, Sculley et al., Ad click prediction: a view from the trenches, KDD 2013, algorithm 1; its alpha
-is the rate.  It is meant for models that begin at 0: one that does not is at 0 after its first small gradients.
+is the rate.  For models that begin at 0: another is at 0 after its first small gradients.
 """
 
 from __future__ import annotations

@@ -3,18 +3,11 @@
     x      vector of the model, [d], float32 or float64
     step   (state, gradient [d], rate) -> state; every product and sum is rounded on its own, in the model's type
 
-Weights decay as in the papers: an addition to the gradient (sgd, adagrad, adam, lars), or a share of the weights beside
-it (adamw, lamb).
+Weights decay as in the papers: in the gradient (sgd, adagrad, adam, lars), or beside it (adamw, lamb).
 
-The outer step as a descent: workers train alone for a round, and the displacements are averaged.
-
-With a collective between workers it is DiLoCo by all-reduce (Douillard and others, 2023); the step is that of
-`algorithms.gossip.outer`, so the bits are those of FedAvgM's server where the means have the same.
-
-A descent of models with running statistics: it steps with the parameters; the others are the mean of the workers.
-
-Workers bring updates of parameters and statistics as they are (`protocols/allreduce/worker_state`); see
-`algorithms/gossip/running_statistics`.
+An outer step as a descent (workers train alone, displacements are averaged) is DiLoCo by all-reduce (Douillard and
+others, 2023), with the bits of FedAvgM's server (`algorithms.gossip.outer`).  Of models with running statistics the
+parameters take steps; statistics are the workers' mean.
 """
 
 from __future__ import annotations
@@ -53,17 +46,15 @@ class Descent(Protocol[State]):
         ...
 
     def step(self, state: State, gradient: Vector, rate: float) -> State:
-        """Return the state after a step of `rate` along `gradient`, [d] of the model's type.
-
-        One that is not frozen is given up: the state may lie in its memory.
+        """Return the state after a step of `rate` along `gradient`, [d] of the model's type; an unfrozen gradient's
+        memory is reused.
         """
         ...
 
 
 def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, rate: float) -> Any:
-    """Return the state after a step of the elements `part` along their gradient, [part]; the others stay.
-
-    The whole vector, or an elementwise descent with vectors [d] as its memory.
+    """Return the state after a step of the elements `part` along their gradient, [part]: of all, or by an elementwise
+    descent.
     """
     if gradient.size == state.x.size:
         return descent.step(state, gradient, rate)
@@ -90,10 +81,7 @@ def zeros(x: Vector) -> Vector:
 
 
 def along_by(x: Vector, direction: Vector, rate: float) -> Vector:
-    """Return x - rate * direction as a frozen vector [d]: two roundings, and no memory but the result's.
-
-    It lies in the memory of `direction` where that is not frozen: it is ours then, and is not needed again.
-    """
+    """Return x - rate * direction, frozen [d]: two roundings, in the memory of an unfrozen `direction`."""
     out, factor = direction if direction.flags.writeable else empty(x.size, x.dtype), x.dtype.type(rate)
     for start in range(0, x.size, BLOCK):  # a block stays in the cache between the two
         part = slice(start, start + BLOCK)
@@ -110,8 +98,8 @@ def decayed(gradient: Vector, x: Vector, weight_decay: float) -> Vector:
 def layers(segments: Sequence[Segment], length: int) -> list[tuple[slice, bool]]:
     """Return each tensor's stretch, and whether it is a layer with a trust ratio of its own.
 
-    Biases, and scales of normalisation, have one axis: they go by the rate alone, as in the papers' code.  Without
-    segments the vector is one layer.
+    Biases and scales of normalisation (one axis) go by the rate alone, as in the papers' code.  Without segments: one
+    layer.
     """
     if not segments:
         return [(slice(0, length), True)]

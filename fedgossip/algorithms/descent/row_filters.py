@@ -7,7 +7,7 @@
                     conditions of Karush, Kuhn and Tucker hold there already
     module:function called with (Pushing, memory of its last call or None), gives (Rows, memory)
 
-`key-cache` stands beside them: it shortens the encoding of the rows' keys, and changes no row.
+`key-cache` shortens the encoding of the rows' keys, and changes no row.
 
 Source: Li, Andersen, Park, Smola, Ahmed, Josifovski, Long, Shekita and Su, Scaling distributed machine learning with
 the parameter server, OSDI 2014, sections 3.4 and 5.1; significant updates, under a threshold that falls as 1 / sqrt(t):
@@ -45,17 +45,11 @@ class Pushing:
 Memory = Rows | object
 """Rows that wait, of a built-in filter; of the user's own: whatever it returns."""
 RowFilter = Callable[[Pushing, Memory], tuple[Rows, Memory]]
-"""(pushed gradient, memory of the last call; None at first) -> (remaining gradient, memory).
-
-The rows that are left are some of those of the gradient, by ascending key.
-"""
+"""(pushed gradient, memory of the last call; None at first) -> (some of its rows, by ascending key; memory)."""
 
 
 def make_filter(text: str, l1: float, own: Callable[[str], RowFilter]) -> RowFilter:
-    """Return the filter that a text of FILTERS, or "module:function", names; `own` finds the latter.
-
-    Raises ConfigError for another text, or a number that cannot be.
-    """
+    """Return the filter of a text of FILTERS, or of "module:function", found by `own`.  Raises ConfigError."""
     name, colon, value = text.partition(":")
     if name == "threshold":
         return Threshold(_number(text, value, 0.0, float("inf")))

@@ -1,11 +1,10 @@
 """Descents on the rows of a table: a step changes the rows of its gradient, and their memory.
 
-All else stays: momentum and the moments of adam are those of the row's own last gradient ("lazy"), and adam's t counts
-the steps of the table.  Any descent that goes by elements serves; what one remembers of a row is made when the row is
-touched first.
+Momentum and adam's moments are those of the row's own last gradient ("lazy"); adam's t counts the table's steps.  Any
+elementwise descent serves.
 
-    invariant   a table never changes: a step makes another one, which shares with it what it did not touch
-    memory      rows that were touched, in blocks of the order of first touch, and 8 bytes of index for each
+    invariant   a table never changes: a step makes another one, which shares all untouched rows
+    memory      touched rows, in blocks by first touch, and 8 bytes of index for each
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     g <- g + lambda x;    v <- mu v + g;    x <- x - rate v        with Nesterov: x <- x - rate (g + mu v)
 
-Source: Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum, ICML 2013, in the form
-in which torch.optim.SGD has it: the rate stands outside the velocity.
+Source: Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum, ICML 2013, as
+torch.optim.SGD: the rate outside the velocity.
 
 LARS: momentum with a rate per layer, so that no layer's step is long beside its weights.
 
     q = eta |x_l| / (|g_l| + lambda |x_l|);    v_l <- mu v_l + q rate (g_l + lambda x_l);    x_l <- x_l - v_l
 
-q is 1 where a layer's weights or gradient are zero, and for tensors of one axis, whose weights do not decay either.
+q is 1 for zero weights or gradient, and for tensors of one axis, whose weights do not decay.
 
 Source: You, Gitman and Ginsburg, Large batch training of convolutional networks, arXiv:1708.03888 (2017), algorithm 1.
 """

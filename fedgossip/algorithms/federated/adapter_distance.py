@@ -1,4 +1,4 @@
-"""How far adapters whose halves are averaged apart are from the mean of their products.
+"""Distance of adapters averaged by halves from the mean of their products.
 
     || mean(B) mean(A) - mean(BA) ||  /  || mean(BA) ||        Frobenius norms over all layers, means by weight
 

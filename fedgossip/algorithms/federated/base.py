@@ -4,8 +4,7 @@
                   their vectors become one                         Aggregation     a mean, a median, ...
     x  <-- step                                                    ServerRule      broadcast, step
 
-Any three with the same number of vectors are compatible: the proximal clients of FedProx, a median and the server of
-FedAdam, say.  `names` puts together those of the papers.
+Any three with the same number of vectors combine; `names` has those of the papers.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Vectors = tuple[Vector, ...]
 class Work:
     """Result of local training: `update` [d] after `steps` steps of learning rate `rate` over `examples`.
 
-    Where the rule asks for a gradient, `update` is that: the mean over `steps` batches.
+    Where the rule asks for a gradient, `update` is the mean over `steps` batches.
     """
 
     update: Vector
@@ -46,8 +45,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aggregate:
-    """Aggregate of a round: vectors [d], the number of `clients`, and the weighted mean of their `steps`, each client's
-    as its rule counts them (`effective_steps`)."""
+    """Aggregate of a round: vectors [d], the number of `clients`, and the weighted mean of their `effective_steps`."""
 
     vectors: Vectors
     clients: int
@@ -144,10 +142,9 @@ class Accumulator(Protocol):
     """Takes contributions in any order; the aggregate does not depend on it."""
 
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: float) -> None:
-        """Take a contribution: its vectors [d], what it counts, and its effective steps.
+        """Add a contribution: vectors [d], what it counts, and its effective steps.
 
-        Raises NotSummableError for elements that are not finite, or too large for an exact sum; then nothing is
-        changed.
+        Raises NotSummableError for elements that are not finite, or too large; nothing is then changed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""CoCoA and CoCoA+: dual coordinate ascent at each client, and a certificate of how far the model is from the best.
+"""CoCoA and CoCoA+: dual coordinate ascent at each client, with a certified distance from the optimum.
 
     P(w) = 1/n sum_i loss(x_i w; y_i) + lam/2 |w|^2            D(a) = -1/n sum_i loss*(-a_i) - lam/2 |w(a)|^2
     w(a) = 1/(lam n) sum_i a_i x_i                             P(w) - P(best) <= P(w(a)) - D(a), the duality gap
@@ -16,12 +16,11 @@ The lasso's |w|_1 alone gives no w(a); with a little of |w|^2 beside it does (th
 
     P(w) = mean loss + lam t |w|_1 + lam/2 |w|^2      w(a) = shrunk(1/(lam n) sum_i a_i x_i, t), each element by t to 0
 
-and all else is as above, with the same D(a), for lam/2 |w(a)|^2 is the conjugate of what stands behind the loss.
+with the same D(a): lam/2 |w(a)|^2 is the conjugate of the penalty.
 
-Where we differ: n is unknown before the first round, so each client's first answer only counts its examples; a later
-client is counted at its first answer.  The vectors hold the model and, behind it, four numbers that are summed with it:
-examples, clients, P and D.  P and D are of the model that went down, so of the round before; where a client is missing
-they are 0, and say nothing.  The dual variables stay at their client, and change when the answer was counted.
+Where we differ: n is unknown at first, so a client's first answer only counts its examples.  Behind the model the
+vectors have four summed numbers: examples, clients, P and D.  P and D are of the round before, and 0 where a client is
+missing.  Dual variables stay at their client, and change when the answer was counted.
 """
 
 from __future__ import annotations
@@ -89,9 +88,8 @@ def shrunk(v: Vector, threshold: float) -> Vector:
 
 @dataclass(frozen=True)
 class CoCoA:
-    """The server.  `gap`: the run ends at a model that is certified to it; 0: after its rounds.
-
-    `threshold`: by which each element of the model is shrunk towards 0, t of the lasso.
+    """The server.  `gap`: the run ends at a model certified to it; 0: after its rounds.  `threshold`: t of the
+    lasso.
     """
 
     gap: float = 0.0

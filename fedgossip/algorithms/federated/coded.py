@@ -1,4 +1,4 @@
-"""Uploads by a codec: what a client sends in fewer bytes, and what it remembers of what that left out.
+"""Uploads by a codec, with the client's error memory.
 
     client    p = u + e;  C(p) goes up;  e' = p - C(p)      once the coordinator confirms it
     server    sees C(p) in place of u
@@ -7,7 +7,7 @@ e is a part of the client's memory (`base.ClientRule`), so it is as old as the l
 did not leaves it as it was.  Karimireddy et al., ICML 2019; of local steps: Basu, Data, Karakus and Diggavi,
 Qsparse-local-SGD, NeurIPS 2019, algorithm 1.
 
-A codec is of parameters.  Running statistics go behind it as they are, and nothing of them is left out.
+A codec is of parameters; running statistics follow it whole.
 """
 
 from __future__ import annotations

@@ -5,16 +5,15 @@ Federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS
     server    x <- x + eta * sum_k (n_k / n) u_k        n_k: client k's examples, n their sum over the cohort
     client    u_k = ClientUpdate(x) - x                  E passes over its examples, in batches of B
 
-eta = 1 is the paper's: the mean of the clients' models.  With one client it is that client's own SGD, bit for bit.
+eta = 1 is the paper's.  With one client it is that client's own SGD, bit for bit.
 
 FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, MLSys 2020), algorithm 2:
 
     client    w_k ~ argmin_w F_k(w) + (mu / 2) ||w - x||^2         each step's gradient gets mu (w - x)
     server    x <- mean of w_k
 
-mu = 0 is FedAvg, by the same path and with the same bits.  Where we differ: the paper draws clients by size and
-averages them alike; that is `weighting="clients"` with `sampling.BySize`.  A client that is too slow is cut off by the
-deadline; it does not send what it has.
+mu = 0 is FedAvg with the same bits.  Where we differ: the paper draws clients by size and averages them alike
+(`weighting="clients"` with `sampling.BySize`); a client that is too slow is cut off, and sends nothing.
 
 FedBuff (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, AISTATS 2022): no rounds to wait for.
 
@@ -22,8 +21,8 @@ FedBuff (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, AISTATS 2022):
     is sent the newest model in its place; after K answers
         x <- x + eta * sum_k s(t_k) u_k / K             t_k: server steps since client k was sent its model
 
-s(t) = 1 / sqrt(1 + t) (their section 5).  Here with the mean by weights, sum s u / sum s, which keeps the step's length
-when all are stale.  The server may be any other, FedAdam say; `protocols.federated.buffered` is the machine.
+s(t) = 1 / sqrt(1 + t) (section 5); here the mean by weights, sum s u / sum s, which keeps the step's length when all
+are stale.  The server may be any other; `protocols.federated.buffered` is the machine.
 
 FedNova (Wang, Liu, Liang, Joshi and Poor, NeurIPS 2020), equations 8 and 11:
 
@@ -41,8 +40,8 @@ Federated SGD (McMahan et al. 2017): the clients send gradients, the server take
     client    g_k = grad F_k(x)                          one step on all of its examples: B = infinity, E = 1
     server    x <- x - eta * sum_k (n_k / n) g_k
 
-With eta the clients' learning rate it is FedAvg with one local step, to rounding.  Where a client has several batches
-in a round, g_k is the mean of their gradients, all at x.
+With eta the clients' rate it is FedAvg with one local step, to rounding.  Of several batches g_k is the mean gradient,
+all at x.
 """
 
 from __future__ import annotations

@@ -7,15 +7,14 @@
           beta2 v + (1 - beta2) D^2                 FedAdam
     x  <- x + eta m / (sqrt(v) + tau)               begins with m = 0, v = tau^2; no bias correction, as in the paper
 
-Their algorithm 2, in the model's type.  tau, the paper's 1e-3, bounds how far an element goes: eta / tau * |m|.  In
-their experiments, and as `names` has it, beta1 = 0 for FedAdagrad.
+Their algorithm 2, in the model's type.  tau, 1e-3, bounds a move: eta / tau * |m|.  beta1 = 0 for FedAdagrad, as in
+their experiments.
 
 FedAvgM (Hsu, Qi and Brown, Measuring the effects of non-identical data distribution, 2019):
 
     v <- beta v + mean update          x <- x + eta v
 
-The server's momentum averages over rounds with different cohorts.  beta = 0 is FedAvg.  With Nesterov's form (`outer`)
-it is DiLoCo's outer step.
+beta = 0 is FedAvg; with Nesterov's form (`outer`) it is DiLoCo's outer step.
 """
 
 from __future__ import annotations

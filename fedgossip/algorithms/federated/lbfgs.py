@@ -5,19 +5,16 @@
     accept a where  CURVATURE slope(0) <= slope(a) <= (1 - 2 DECREASE) |slope(0)|
     s = a d,  y = g(x + a d) - g(x)
 
-A round is one gradient, at the point that is tried.  The conditions are the approximate Wolfe conditions: they need
-slopes alone, so no losses are sent, and they hold to full accuracy near the optimum, where differences of losses are
-lost in rounding.  On a convex function they are those of Wolfe wherever it is quadratic along the line.  A search
-that ends without such a step after TRIES gradients has failed: the rule drops its pairs and takes a gradient step.
+A round is one gradient, at the tried point.  The conditions (approximate Wolfe) need slopes alone, so no losses are
+sent, and hold near the optimum, where differences of losses are lost in rounding.  After TRIES gradients without such a
+step the rule drops its pairs and takes a gradient step.
 
 Sources: Nocedal, Updating quasi-Newton matrices with limited storage, Math. of Computation 35 (1980); Hager and Zhang,
-A new conjugate gradient method with guaranteed descent and an efficient line search, SIAM J. Optimization 16 (2005);
-as Sandblaster: Dean, Corrado, Monga and others, Large scale distributed deep networks, NeurIPS 2012, where the vectors
-are sharded over servers; here one server holds them.
+A new conjugate gradient method with guaranteed descent and an efficient line search, SIAM J. Optimization 16 (2005); as
+Sandblaster: Dean, Corrado, Monga and others, Large scale distributed deep networks, NeurIPS 2012, with sharded vectors.
 
-A descent as the server's rule: a step along the mean gradient of the workers, with the rate of the round.
-
-It is the reduce of MapReduce; with `Gradient` at the workers and `Mean` between them, a round is one of all-reduce.
+A descent as the server's rule: a step along the workers' mean gradient, the reduce of MapReduce.  With `Gradient` and
+`Mean` a round is one of all-reduce.
 
 Source: Dean and Ghemawat, MapReduce: simplified data processing on large clusters, OSDI 2004; of gradients: Chu, Kim,
 Lin and others, Map-reduce for machine learning on multicore, NeurIPS 2006.
@@ -50,10 +47,10 @@ SETTLED = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineState:
-    """`x` [d] is the point at which clients compute the next gradient; `base` [d] is the last accepted one.
+    """`x` [d]: where clients compute the next gradient; `base` [d]: the last accepted point.
 
-    `gradient` [d] is that at `base`, `slope` = gradient . direction; 0 without a line, so that the next gradient is
-    accepted.  `low` and `high` hold the step between them; `high` is 0 while none was too long.
+    `gradient` [d] at `base`, `slope` = gradient . direction (0: accept the next gradient).  `low` and `high` bracket
+    the step; `high` is 0 while none was too long.
     """
 
     x: Vector
@@ -79,8 +76,9 @@ class LineState:
 
 @dataclass(frozen=True)
 class LBFGS:
-    """The server.  `rate`: of the first step, and of a gradient step after a failed search; in the last of `rounds` the
-    model is the accepted point."""
+    """The server.  `rate`: of the first step, and after a failed search; in the last of `rounds` the model is the
+    accepted point.
+    """
 
     rate: Callable[[int], float]
     rounds: int

@@ -2,7 +2,7 @@
 
     make("fedprox", clients=100, mu=0.1)
 
-Every option has the default of the function that takes it, and those of the server (lr) may be given to all.
+An option's default is that of its function; those of the server (lr) may be given to all.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
 def cocoa(
     *, clients: int, aggregation: str = "add", local: float = 1.0, gap: float = 0.0, threshold: float = 0.0
 ) -> Made:
-    """CoCoA of `clients` clients in all: what they change is added, or averaged; `local` passes over their examples in
-    a round; the run ends at the duality gap `gap`."""
+    """CoCoA of `clients` in all, with `local` passes in a round; changes are added, or averaged; ends at the duality
+    gap `gap`.
+    """
     client, server = dual_rules(clients, aggregation, local, gap, threshold)
     return Federated(client, Mean(), server)
 

@@ -1,4 +1,4 @@
-"""Aggregation that holds against clients that send what they like, where the coordinator sees each contribution.
+"""Aggregation that tolerates malicious clients, where the coordinator sees each contribution.
 
     median            the middle of each coordinate                                        breaks at half
     trimmed mean      the mean of each coordinate without its b smallest and b largest     breaks at b + 1
@@ -10,9 +10,8 @@
         Pillutla, Kakade and Harchaoui, Robust aggregation for federated learning, IEEE TSP 70 (2022)
     clipped mean      each scaled down to a norm first: bounds what one client can do, breaks at one
 
-All clients count alike: a weight that a client states itself would be worth lying about.  In float64, rows by ascending
-client id, so the order of arrival does not show.  Memory grows with the cohort, and a secure sum is impossible: these
-rules need to see the contributions that it hides.
+All clients count alike, as a stated weight could be false.  In float64, rows by ascending client id.  Memory grows with
+the cohort, and a secure sum is impossible.
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ def multi_krum(rows: Rows, faulty: int, keep: int) -> Rows:
 def geometric_median(rows: Rows, steps: int = 32, smoothing: float = 1e-6) -> Rows:
     """The point z of least sum_i ||rows_i - z||, after at most `steps` of Weiszfeld's; begins at the median.
 
-    A distance below `smoothing` times the median one counts as that: z may coincide with a contribution.  The largest
-    could be chosen by a far contribution.
+    A distance below `smoothing` times the median one counts as that, since z may coincide with a contribution.
     """
     z = median(rows)
     for _ in range(steps):

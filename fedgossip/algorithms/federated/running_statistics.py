@@ -4,8 +4,7 @@
     mean      all alike; a rule against liars has the parameters, and of statistics the median of each element
     server    parameters: its step                               statistics: the mean
 
-The algorithm's own vectors (terms, controls, momentum, moments) cover the parameters: they are 0 for statistics.  See
-`algorithms/gossip/running_statistics`.
+The algorithm's own vectors are 0 for statistics (`algorithms/gossip/running_statistics`).
 """
 
 from __future__ import annotations

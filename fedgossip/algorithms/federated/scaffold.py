@@ -8,12 +8,10 @@ SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, ICML 2020), algorit
     server      x <- x + eta_g  mean (y - x)
                 c <- c + (|S| / N) mean (c_i+ - c_i)                         N clients in all, S the cohort
 
-With one step and all clients there the corrections cancel in the mean: FedSGD, to rounding.  Clients train by plain SGD
-of one rate: only then is (x - y) / (K eta_l) the mean gradient; other optimizers are refused by the plan, or where a
-loop joins.
+With one step and all clients present it is FedSGD, to rounding.  Only plain SGD of one rate makes (x - y) / (K eta_l)
+the mean gradient: other optimizers are refused.
 
-Where we differ: c_i+ replaces c_i only when the coordinator confirms that the contribution was counted, so c stays the
-mean of all c_i under any dropout.  All clients count alike, as in the paper.
+Where we differ: c_i+ replaces c_i when the contribution was counted, so c stays the mean of all c_i under any dropout.
 
 FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, ICLR 2021), algorithm 1:
 
@@ -22,11 +20,10 @@ FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, ICLR 2021),
     server      h <- h - alpha (|S| / m) mean (w_k - x)                           m clients in all, S the cohort
                 x <- mean w_k - h / alpha
 
-Where all clients are at rest g_k is the gradient of F_k there and their mean is 0: the fixed point is the minimum of
-the mean of all F_k, however unlike they are.  Each step's gradient gets alpha (w - x) - g_k.
+The fixed point is the minimum of the mean of all F_k: there g_k is the gradient of F_k, and their mean is 0.  Each
+step's gradient gets alpha (w - x) - g_k.
 
-Where we differ: g_k changes only when the coordinator confirms that the contribution was counted, so that h stays alpha
-times what the clients have moved; the penalty is exact, and the minimum is approached by the local steps.
+Where we differ: g_k changes when the contribution was counted, so h stays alpha times what the clients have moved.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Sums of vectors in order of arrival, with the same bits in any order, in memory independent of their number.
 
-Each term is rounded once to the whole multiples of GRID (most terms are such a multiple already), and these are added
-as integers, in any order.  The secure sum relies on the same, modulo 2^32 and on a coarser grid.
+Each term is rounded once to whole multiples of GRID, and these are added as integers.  The secure sum does the same,
+modulo 2^32 on a coarser grid.
 
     term  = weight * vector                 one rounding in float64, none for a weight below 2^29 and float32
     fine += term to the nearest GRID        multiples of 2^-45; a block of a term that goes above 2^5 has two parts:
         coarse += term to the nearest COARSE    multiples of 2^-16, the sum below 2^35
         fine   += the rest to the nearest GRID
 
-A float64 between 2^k and 2^(k+1) is, as 64 bits, a whole number of its last places plus a constant: so a term that is
-added to a number of the right size is rounded to the grid, and its bits are what the word counts.  The constants are
-taken away at the end, as often as they were added; intermediate overflows cancel, modulo 2^64.
+A float64 between 2^k and 2^(k+1) is, as 64 bits, a whole number of its last places plus a constant: adding a number of
+the right size rounds a term to the grid.  The constants are subtracted at the end; overflows cancel, modulo 2^64.
 
 So a float32 element of 2^-22 or more is summed exactly, and a smaller one to 2^-46.
 
@@ -33,7 +32,7 @@ from fedgossip.core.machine import NodeId
 
 COARSE, GRID = 2.0**-16, 2.0**-45
 WHOLE, CARRY = 2.0**5, 2.0**17
-"""The largest element of a block that the fine word takes whole, and what those may sum up to before it is carried."""
+"""Largest element of a block that the fine word takes whole, and maximum sum of those before a carry."""
 BLOCK = 32768  # elements; the words, the term and its part stay in the second-level cache
 REACH = 2.0**35
 """The weighted sum of the terms' largest elements stays below this."""
@@ -64,9 +63,8 @@ class NotSummableError(ValueError):
 class ExactSum:
     """sum_k weight_k * vector_k of vectors [d], 8 bytes an element; 16 where terms are large or many.
 
-    A term is looked at and added in one pass, and taken back where the look ends badly: whole numbers lose nothing by
-    that.  The first lies as it is at the end of the words' own memory, until there is another: the mean of one is
-    itself.  So no term is kept.
+    A term is checked and added in one pass, and subtracted again if it is bad, without loss.  The first lies at the end
+    of the words' memory until there is another: the mean of one is itself.
     """
 
     _alone = ""  # an image of the release before has no word of it
@@ -90,9 +88,9 @@ class ExactSum:
         return all(self._reach + weight * _peak(block) < REACH for block in blocks)  # not of a nan
 
     def add(self, weight: float, vector: Vector) -> None:
-        """Take a term of weight above 0, a vector [d], which is not needed afterwards.
+        """Add a vector [d] of weight above 0, whose memory may be reused.
 
-        Raises NotSummableError for one that does not fit; the sum is then what it was.
+        Raises NotSummableError for one that does not fit; the sum is unchanged.
         """
         assert weight > 0
         if first := not self._weights:
@@ -173,9 +171,8 @@ class ExactSum:
         self._counted, self._reach_of_fine = 0, COARSE
 
     def mean(self, kind: np.dtype[np.floating]) -> Vector:
-        """Return the sum over the weights' sum, of at least one term, frozen [d] of type `kind`; of one itself.
-
-        It lies where the words were, so nothing can be added or asked any more.
+        """Return the weighted mean of at least one term, frozen [d] of type `kind`, in the words' memory: the last
+        call.
         """
         if self._alone:
             return frozen(self._lone(self._alone).astype(kind, copy=False))

@@ -6,8 +6,8 @@
                       mixing: every outgoing vector becomes the weighted sum over the neighbours' and one's own
                       mixed(x', the sums)          -> x
 
-A state is a frozen dataclass of arrays and plain numbers, so that what a checkpoint holds follows from it (`saved`,
-`restored`).  The same source runs for one peer, on arrays [d], and for all peers at once, on arrays [n, d].
+A state is a frozen dataclass of arrays and plain numbers, from which the checkpoint follows (`saved`, `restored`).  The
+same source runs on [d] and on [n, d].
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ WEIGHT = Slot("weight", length=1, dtype="float64")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of a peer's local training in one round.
+    """Result of a peer's local training in one round: numbers, or arrays [n, 1] for all peers.
 
-    `rate`: learning rate; `steps`: optimiser steps; 0 where unknown.  Numbers for one peer, arrays [n, 1] of the
-    model's type for all peers at once.
+    `rate`: learning rate; `steps`: optimiser steps; 0 where unknown.
     """
 
     round: int
@@ -68,8 +67,9 @@ class Needs:
     """Requirements of an algorithm on its graph; a run that violates them is refused before training."""
 
     sums: str = "rows"
-    """Which weights of a mixing must sum to one: "rows" (a mean of what arrives), "columns" (each gives away what it
-    has; the last slot is then WEIGHT) or "both" (a mean of what arrives, and the mean of all stays where it was)."""
+    """Which weights must sum to one: "rows" (a mean of arrivals), "columns" (shares; the last slot is WEIGHT) or "both"
+    (which keeps the mean of all).
+    """
     own_graph: bool = False
     """Only the graph that bears the algorithm's name will do."""
     constant_members: bool = False
@@ -146,9 +146,8 @@ class SendsModels(Protocol[State]):
 
 
 def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
-    """Return (arrays, plain numbers) of a state by field, all that it is, for a checkpoint; None is left out.
-
-    Those of a state within it, that of another algorithm, are named "field/name".
+    """Return (arrays, plain numbers) of a state by field, without None, for a checkpoint; of a state within it as
+    "field/name".
     """
     arrays: dict[str, Vector] = {}
     numbers: dict[str, int | float | str] = {}

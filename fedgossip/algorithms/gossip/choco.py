@@ -5,26 +5,23 @@ and gossip algorithms with compressed communication, ICML 2019):
     xhat_i  <- xhat_i + q_i                               at i and at each of its neighbours
     x_i     <- x_i + u_i + gamma sum_j W_ij (xhat_j - xhat_i)
 
-xhat_i is what others know of i: it begins at 0 everywhere, so that no model is ever sent whole.  What Q leaves out
-stays in x_i + u_i - xhat_i and is sent later; the mean of all x is kept whatever Q is.  What goes out here is the new
-xhat_i, and a round mixes those; on a link its change travels (`protocols/gossip/replicas`).
+xhat_i begins at 0 everywhere, so no model is sent whole.  What Q leaves out is sent later; the mean of all x is kept
+whatever Q is.  A link carries changes of xhat_i (`protocols/gossip/replicas`).
 
-gamma, 0 < gamma <= 1: more agrees sooner, until it diverges; the coarser Q, the smaller it must be.  For a spectral gap
-g, a contraction c of Q and b = ||I - W||
+gamma, 0 < gamma <= 1: more agrees sooner, until it diverges; the coarser Q, the smaller.  For a spectral gap g, a
+contraction c of Q and b = ||I - W||
 
     theorem      g^2 c / (16 g + g^2 + 4 b^2 + 2 g b^2 - 8 g c)      always converges; thousands of times below what
                                                                      most runs bear
     practical    2 c / ((1 + 2 c) b)                                 ours, the default: below where averaging by top-k
                                                                      diverges on every graph that was tried (tests)
 
-For random-k the practical rule is c / ((2 - c) b): see `practical_by_places`.  Neither has a g: where peers drift apart
-depends on c and on the largest eigenvalue of I - W alone.
+For random-k the practical rule is c / ((2 - c) b) (`practical_by_places`).  Neither has a g: divergence depends on c
+and the largest eigenvalue of I - W.
 
-With an outer step (`diloco` with a codec) u_i is that of x_i and the peer's own v_i along what local training made.  On
-the complete graph, where nothing is left out, that is DiLoCo.  So v has no part of the disagreement, as in
-`diloco` without a codec, so peers stay up to lr / (1 - beta) times further apart; in return gamma, and that the mean is
-kept whatever is lost, are those of CHOCO-SGD.  With that part in v averaging by signs diverges, and a change that is
-counted late moves the mean.
+With an outer step (`diloco` with a codec) u_i is that of x_i and v_i along the local change, without the disagreement,
+so peers stay up to lr / (1 - beta) times further apart than in `diloco`.  With that part in v averaging by signs
+diverges, and a late change moves the mean.
 """
 
 from __future__ import annotations
@@ -50,8 +47,9 @@ KNOWN_TO_ALL = -1
 
 @dataclass(frozen=True, eq=False)
 class Replicated:
-    """Arrays [d] or [n, d]: the model, what others know of it, and the payload of what was new in that in its last
-    round, [bytes] or [n, bytes]: a codec that draws has no other for it."""
+    """Arrays [d] or [n, d]: the model, its replica at the others, and the last round's payload, [bytes] or [n, bytes],
+    which a drawing codec cannot repeat.
+    """
 
     x: Vector
     known: Vector
@@ -79,11 +77,10 @@ def practical(_gap: float, norm: float, contraction: float) -> float:
 
 
 def practical_by_places(_gap: float, norm: float, contraction: float) -> float:
-    """Return the gamma of random-k where none is named: half of the largest with which averaging comes together.
+    """Return random-k's default gamma: half of the largest with which averaging converges.
 
-    A place that is sent with probability c changes by gamma b times what was sent last in each round until it is sent
-    again, T rounds later: E (1 - gamma b T)² = 1 - 2 gamma b / c + (gamma b)² (2 - c) / c², which is below 1 for gamma
-    below 2 c / ((2 - c) b).  By 2 c / ((1 + 2 c) b) peers drifted apart.
+    A place sent with probability c changes by gamma b times its last change in each of T rounds: E (1 - gamma b T)² = 1
+    - 2 gamma b / c + (gamma b)² (2 - c) / c² < 1 for gamma below 2 c / ((2 - c) b).  2 c / ((1 + 2 c) b) diverged.
     """
     return contraction / ((2 - contraction) * norm)
 
@@ -98,8 +95,8 @@ SIGNS = 2 / math.pi
 class Choco:
     """Give the codec or its name, and gamma: a number, or a rule of RULES, which needs the graph's gap and ||I - W||.
 
-    With `outer` each peer takes that step along its update before encoding.  Raises ConfigError for a codec that does
-    not contract, and for an invalid gamma.
+    `outer`: each peer takes that step along its update first.  Raises ConfigError for a codec without contraction, and
+    an invalid gamma.
     """
 
     slots = (MODEL,)
@@ -124,9 +121,8 @@ class Choco:
         self.codec, self._gamma, self._gap, self._norm = _contracting(codec, name), gamma, gap, norm
 
     def gamma(self, length: int) -> float:
-        """Return gamma of models of so many elements; a rule's has two digits, the same on all machines.
-
-        Raises ConfigError where the rule's gap is not known, or 0.
+        """Return gamma of models of so many elements; a rule's has two digits.  Raises ConfigError where its gap is
+        unknown, or 0.
         """
         if not isinstance(self._gamma, str):
             return float(self._gamma)

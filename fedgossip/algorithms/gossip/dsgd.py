@@ -4,17 +4,16 @@ D-PSGD (Lian et al., NeurIPS 2017), adapt-then-combine:
 
     x_i  <-  sum_j W_ij (x_j + u_j)         u_j: the change that node j's local steps made
 
-Where we differ: the paper's algorithm 1 applies a gradient taken at x_i to the mixed vector (combine, then adapt); this
-form trains first and mixes the result, as today's systems do.  The stationary disagreement of the two differs, and
-`tests/net/test_identity.py` distinguishes them by number.  With several local steps u_j is their sum (local SGD).
+Where we differ: the paper's algorithm 1 combines, then adapts; this form mixes the trained model, as today's systems
+do.  The stationary disagreements differ, and `tests/net/test_identity.py` distinguishes them.  Of several local steps
+u_j is the sum (local SGD).
 
 D-PSGD as its paper writes it (Lian et al., NeurIPS 2017, algorithm 1), combine-then-adapt:
 
     x_i  <-  sum_j W_ij x_j  +  u_i         u_i: the change that node i's local steps made, from x_i
 
-A peer ends a round with an unmixed update of its own, so peers stay further apart than in the other order;
-`algorithm.options = { order = "cta" }` of `dsgd`.  Where we differ: the vector goes out after the training, so that
-mixing and training are not done at the same time.
+A round ends with an unmixed update, so peers stay further apart; `algorithm.options = { order = "cta" }` of `dsgd`.
+Where we differ: the vector is sent after the training, not during it.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
     round   0   1   2   3   4   5              fragments = 3: each goes every third round
     goes    0   1   2   0   1   2
 
-So what a link carries at a time is a fragment, and not the model: the staggered synchronisation of Streaming DiLoCo
-(Douillard and others, Streaming DiLoCo with overlapping communication, 2025), whose fragments are layers.  Here they
-are as nearly equal as rows of tensors allow, so that the peak falls by their number whatever the layers are.
+The staggered synchronisation of Streaming DiLoCo (Douillard and others, Streaming DiLoCo with overlapping
+communication, 2025), whose fragments are layers; here they are nearly equal, so a link's peak falls by their number
+whatever the layers.
 
-DiLoCo on any graph, a fragment at a time: of a model cut in F parts one goes out in a round, each in its turn.
-
-With f the fragment of the round, and v and rest beginning with 0:
+DiLoCo on any graph, a fragment at a time; with f the fragment of the round, and v and rest beginning with 0:
 
     train from x_i + rest_i                 -> u_i
     rest_i     <-  rest_i + u_i             trained and not sent yet
@@ -18,12 +16,9 @@ With f the fragment of the round, and v and rest beginning with 0:
     x_i[f]     <-  x_i[f] + lr (beta v_i[f] + D_i[f])
     rest_i[f]  <-  0
 
-That is Streaming DiLoCo (Douillard and others, Streaming DiLoCo with overlapping communication, 2025) with the round of
-a graph where the paper has a collective; its step is that of `diloco`, so one fragment is that algorithm.  Here
-fragments are stretches of equal length, and not layers: the fullest round has 1 / F of the bytes, whatever the model.
-
-What goes out is 0 outside the fragment, before it is mixed and after, and on a link the fragment alone travels
-(`protocols/gossip/sync_gossip`): so a late model is counted in the fragment of its own round.
+The paper has a collective in place of the graph's round; one fragment is `diloco`.  An outgoing vector is 0 outside the
+fragment, and a link carries the fragment alone (`protocols/gossip/sync_gossip`): a late model counts in its own round's
+fragment.
 """
 
 from __future__ import annotations
@@ -70,10 +65,9 @@ class Fragments:
 
 
 def fragments_of(length: int, segments: Sequence[Segment] = (), count: int = 1) -> Fragments:
-    """Return `count` fragments of a vector [length] of these tensors, cut between rows of a tensor.
+    """Return `count` fragments of a vector [length], cut between rows of its tensors, within half a row of equal ones.
 
-    A cut is at most half a row from where equal fragments would have it.  Raises ConfigError for more than there are
-    rows for.
+    Raises ConfigError for more than the rows allow.
     """
     cuts = (0, *(_between_rows(length * f // count, segments) for f in range(1, count)), length)
     if any(stop <= start for start, stop in pairwise(cuts)):

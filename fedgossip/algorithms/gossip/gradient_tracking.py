@@ -7,8 +7,8 @@ Mathematical Programming 187, 2021; DIGing: Nedic, Olshevsky and Shi, SIAM J. Op
     x_i  <-  sum_j W_ij (x_j + y_j)
     c_i  <-  sum_j W_ij y_j - u_i           c_i begins with 0
 
-y_i follows the mean update of all peers: sum_i c_i = 0 in every round, so sum_i y_i = sum_i u_i.  So the peers agree on
-the optimum of the common loss however unlike their data are, where D-PSGD with a constant rate stays apart.
+sum_i c_i = 0 in every round, so sum_i y_i = sum_i u_i: the peers agree on the common optimum however unlike their data
+are.
 
 Two vectors go out, so a message has twice the bytes of D-PSGD's.  Where we differ: the papers track gradients; u_i is
 -rate times the gradient for one plain step, and the sum of several local steps otherwise.
@@ -19,12 +19,11 @@ Transactions on Signal Processing 67, 2019):
     x_i  <-  sum_j W_ij (x_j + u_j + c_j)   u_j: the change that node j's local steps made, from x_j
     c_i  <-  x_i - (x_i before) - u_i       c_i begins with 0
 
-which is x' = W (2 x - x_before - eta g + eta g_before), the papers' line.  sum_i c_i stays 0, so the mean moves by the
-mean update, and the peers agree on the optimum of the common loss with one vector a message.
+which is x' = W (2 x - x_before - eta g + eta g_before), the papers' line.  sum_i c_i stays 0; one vector a message.
 
-Stable for one symmetric W with lambda_n > -1/3 (exactly: > -1 / (3 - 2 eta L), L the curvature).  Metropolis weights
-of an even ring are on the edge, those of a 4 x 4 torus beyond it, where it diverges: weights = "lazy" is always inside.
-A message that is lost leaves a bias that later rounds do not mend.
+Stable for one symmetric W with lambda_n > -1/3 (exactly: > -1 / (3 - 2 eta L), L the curvature): Metropolis weights of
+an even ring are on the edge, those of a 4 x 4 torus beyond it; weights = "lazy" is always inside.  A lost message
+leaves a lasting bias.
 
 EXTRA (Shi, Ling, Wu and Yin, SIAM J. Optim. 25, 2015), with the paper's W~ = (I + W) / 2:
 
@@ -33,8 +32,8 @@ EXTRA (Shi, Ling, Wu and Yin, SIAM J. Optim. 25, 2015), with the paper's W~ = (I
 
 which is x' = (I + W) x - W~ x_before - eta (g - g_before), the paper's line, summed over the rounds.  It combines
 before it adapts, so the graph bounds its step: one symmetric W, lambda_n > -1, and eta L < 1 + lambda_n, L the
-curvature (the paper's theorem; of a quadratic exactly (5 + 3 lambda_n) / 4).  The paper promises nothing of weights
-that change, and losses change them: faults that lose messages are refused, as with D2.
+curvature (the paper's theorem; of a quadratic exactly (5 + 3 lambda_n) / 4).  Changing weights are not covered, so
+faults that lose messages are refused, as with D2.
 """
 
 from __future__ import annotations

@@ -6,29 +6,27 @@ D-PSGD with momentum mixed like the model (Yu, Jin and Yang, ICML 2019):
     x_i  <-  sum_j W_ij (x_j + M_j)
     M_i  <-  sum_j W_ij M_j
 
-nesterov: x_i  <-  sum_j W_ij (x_j + u_j + beta M_j), with the new M: the step looks ahead, as torch's SGD does.
+nesterov: x_i  <-  sum_j W_ij (x_j + u_j + beta M_j), with the new M.
 
-Two vectors go out.  Momentum of each peer's own is `train.momentum`: it turns the peers' disagreement into that of a
-step eta / (1 - beta); mixed, the momentum is nearly that of the mean.  M is a displacement, -rate times the paper's
-momentum, so it is multiplied by the new rate over the old one where the rate changes.
+Two vectors go out.  Each peer's own momentum (`train.momentum`) has the disagreement of a step eta / (1 - beta); a
+mixed one is nearly that of the mean.  M is a displacement, -rate times the paper's momentum, so it is multiplied by the
+new rate over the old one.
 
 DecentLaM (Yuan, Chen, Huang, Zhang, Pan, Xu and Yin, ICCV 2021), momentum of what the mixing makes of a step:
 
     M_i  <-  beta M_i + sum_j W_ij (x_j + u_j) - x_i      u_j: the change that node j's local steps made, from x_j
     x_i  <-  x_i + M_i                                    M begins with 0
 
-One vector goes out.  M is 0 where D-PSGD without momentum would stand still, so the two have the same stationary
-disagreement: momentum does not multiply it.  The paper's g~ = (x - W (x - eta g)) / eta is -(M - beta M_before) / eta.
-M is a displacement, -rate times the paper's momentum: see `momentum`.
+One vector goes out.  M is 0 where D-PSGD stands still, so the stationary disagreement is D-PSGD's.  The paper's g~ = (x
+- W (x - eta g)) / eta is -(M - beta M_before) / eta.
 
 Quasi-global momentum (Lin, Karimireddy, Stich and Jaggi, ICML 2021), of the move that peers make together:
 
     x_i  <-  sum_j W_ij (x_j + u_j + beta M_j)    u_j: the change that node j's local steps made, from x_j
     M_i  <-  mu M_i + (1 - mu) (x_i - x_i before)     M begins with 0
 
-One vector goes out.  The stationary disagreement is that of D-PSGD to the digit, for where nothing moves M is 0, while
-momentum of each peer's own multiplies it.  Where we differ: the paper applies beta M in each of several local steps,
-here it acts once a round, on their sum.  M is a displacement, -rate times the paper's momentum: see `momentum`.
+One vector goes out; the stationary disagreement is D-PSGD's, as M is 0 where nothing moves.  Where we differ: beta M
+acts once a round, on the sum of the local steps, not in each.
 
 Two-tap gossip, which remembers the round before and so agrees sooner on a slow graph (Muthukrishnan, Ghosh and
 Schultz, First- and second-order diffusive methods for rapid, coarse, distributed load balancing, Theory of Computing
@@ -38,8 +36,8 @@ Systems 31, 1998):
 
     om = 2 / (1 + sqrt(1 - slem^2)) is the best for the second largest |eigenvalue| slem of a symmetric W
 
-Stable for 0 < om < 2.  The stationary disagreement and the fixed point are those of D-PSGD.  Over several rounds the
-mean moves by om / (2 - om) times the mean update: so much larger a learning rate is what it amounts to.
+Stable for 0 < om < 2, with D-PSGD's stationary disagreement and fixed point.  Over several rounds the mean moves by om
+/ (2 - om) times the mean update: a larger learning rate.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
     make("window-doubling", METHODS["window-doubling"], GraphFacts(13), {})
 
-A user's own algorithm, "module:Class" in an experiment file, stands beside them: any class with the methods of
-`base.GossipAlgorithm`, made with those of `n` and its own options that it takes.
-
-A user's own algorithm, held to what a round needs: what it returns, and what it raises, names it and the round.
+A user's own, "module:Class", is any class with the methods of `base.GossipAlgorithm`, made with those of `n` and its
+options that it takes; errors and returned values name it and the round.
 """
 
 from __future__ import annotations
@@ -74,9 +72,9 @@ ORDERS: Mapping[str, Callable[[], Made]] = {"atc": DSGD, "cta": CombineThenAdapt
 
 
 def push_sum(momentum: str = "local", beta: float = 0.9) -> Made:
-    """Return push-sum; with "mixed" momentum, of which `beta` is kept, given away too; "local" is `train.momentum`.
+    """Return push-sum; momentum "mixed" is sent as mass, `beta` kept; "local" is `train.momentum`.
 
-    Raises ConfigError for another word, and for a beta outside [0, 1).
+    Raises ConfigError for another word, and a beta outside [0, 1).
     """
     if momentum not in ("local", "mixed"):
         raise ConfigError(f"push-sum has no momentum {momentum!r}", 'Take "mixed"; or "local", with train.momentum.')
@@ -92,9 +90,8 @@ def slowmo(
     beta: float = 0.7,
     nesterov: bool = False,
 ) -> Made:
-    """Return SlowMo round the algorithm `base` with its own options.
-
-    Raises ConfigError for a base that it cannot be round, and for options that one of them does not have.
+    """Return SlowMo round the algorithm `base` with its own options.  Raises ConfigError for an unfit base or
+    option.
     """
     if base not in SLOWED:
         raise ConfigError(f"slowmo has no base {base!r}", nearest(base, SLOWED))
@@ -123,7 +120,7 @@ def diloco(
 ) -> Made:
     """Return DiLoCo; with a codec, on coded changes as in CHOCO-SGD; or a fragment at a time.
 
-    Raises ConfigError as each of them, for fragments by a codec, and for a gamma without one.
+    Raises ConfigError as each of them, for coded fragments, and for a gamma without a codec.
     """
     if codec and fragments != 1:
         text = f"diloco: fragments = {fragments!r} with codec = {codec!r}, which says a whole model"
@@ -174,9 +171,8 @@ def make(name: str, method: Method, context: GraphFacts, options: Mapping[str, A
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:
-    """Return the method of a user's own class; what it returns is checked in every round.
-
-    Raises ConfigError, once it is made, where the class cannot be.
+    """Return the method of a user's own class, checked in every round.  Raises ConfigError, once made, for an invalid
+    class.
     """
 
     def made(**given: Any) -> Made:

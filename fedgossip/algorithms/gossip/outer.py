@@ -6,9 +6,8 @@ Momentum over the displacements of rounds of local training:
     x  <-  x + lr v                     nesterov: x + lr (beta v + D)
 
 -D is the pseudo-gradient of DiLoCo (Douillard and others, DiLoCo: distributed low-communication training of language
-models, 2023), whose outer step is Nesterov's; without nesterov it is the server of FedAvgM (Hsu, Qi and Brown, 2019).
-lr = 1 and beta = 0 add D.  One source for a server (`federated/fedavgm`), peers of a graph (`diloco`) and workers
-of a collective (`descent/base`), so they have the same bits where they have the same D.
+models, 2023), whose outer step is Nesterov's; without nesterov it is FedAvgM's server (Hsu, Qi and Brown, 2019).  One
+source for a server (`federated/fedavgm`), peers of a graph (`diloco`) and workers of a collective (`descent/base`).
 
 DiLoCo on any graph: local steps, then an outer step along the round's displacement (`outer`).
 
@@ -17,16 +16,14 @@ DiLoCo on any graph: local steps, then an outer step along the round's displacem
     v_i  <-  beta v_i + D_i                 v begins with 0
     x_i  <-  x_i + lr (beta v_i + D_i)      without nesterov: x_i + lr v_i
 
-On the complete graph all x are one, D is the mean change, and this is DiLoCo (Douillard and others, 2023); without
-nesterov it is FedAvgM with every client in every round.  On random pairs it is NoLoCo (Kolehmainen and others, 2025)
-with one factor for both parts of D_i, and one vector in a message.
+On the complete graph this is DiLoCo; without nesterov FedAvgM with every client in every round.  On random pairs it is
+NoLoCo (Kolehmainen and others, 2025) with one factor for both parts of D_i, and one vector a message.
 
-Where we differ: the papers' average is a collective, and here a round of the graph.  D, and so v, holds the
-disagreement beside the change.  On a quadratic the lasting disagreement is therefore that of D-PSGD,
-lambda / (1 - lambda) times the changes', and peers converge at Nesterov's rate on slow graphs.  An eigenvalue lambda of
-the weights must be above 1 - 2 (1 + beta) / (lr (1 + 2 beta)), which is -0.94 for .7 and .9.  On pairs that change
-(`random-matching`) Nesterov's form is stable (disagreement times .907 a round for .7 and .9), the other is not (1.014
-for 16 peers): there take a beta of .5.
+Where we differ: the average is a round of the graph, so D and v hold the disagreement too.  On a quadratic the lasting
+disagreement is that of D-PSGD, lambda / (1 - lambda) times the changes'.  An eigenvalue lambda of the weights must be
+above 1 - 2 (1 + beta) / (lr (1 + 2 beta)), which is -0.94 for .7 and .9.  On pairs that change (`random-matching`)
+Nesterov's form is stable (disagreement times .907 a round for .7 and .9), the other is not (1.014 for 16 peers): there
+take a beta of .5.
 
 SlowMo (Wang, Tantia, Ballas and Rabbat, ICLR 2020): slow momentum over rounds of another algorithm, the base.
 
@@ -37,11 +34,10 @@ SlowMo (Wang, Tantia, Ballas and Rabbat, ICLR 2020): slow momentum over rounds o
         anchor  <-  x
 
 alpha = 1 and beta = 0 are the base, to the bit: x is summed as x' + (alpha - 1) D + alpha beta v.  What the base keeps
-beside x (momentum, corrections) stays.  v is a displacement, -rate times the paper's, see `momentum`.
+beside x stays.
 
-The paper averages all models exactly before each of these steps: `topology.graph = "every:12:complete:ring"` does so in
-every 12th round.  With any other graph each peer takes the step on its own model, as the paper's variant without the
-average.
+The paper averages all models before each of these steps: `topology.graph = "every:12:complete:ring"` does so in every
+12th round.  With another graph each peer steps on its own model, as the paper's variant.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Push-sum, as stochastic gradient push (Assran, Loizou, Ballas and Rabbat, ICML 2
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-The columns of P sum to one, so the sums of x and of w never change, on any directed graph and with another P in every
-round, and z converges to sum x / sum w = mean x.  A node needs to know the number of its receivers only.  On a strongly
-connected graph w converges to n times the Perron vector of P, so it stays away from zero.
+The columns of P sum to one, so the sums of x and w never change, on any directed graph and with another P in every
+round, and z converges to sum x / sum w = mean x.  A node needs the number of its receivers only.  Strongly connected, w
+stays away from zero.
 
 Source of the sums: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
 
@@ -20,8 +20,8 @@ Push-sum with momentum (Yu, Jin and Yang, ICML 2019) sent as mass like the model
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-The sum of all M is beta times itself plus the sum of the updates, as of one peer with momentum.  Momentum of each
-peer's own is `train.momentum`.  M is a displacement, see `momentum`.
+The sum of all M is beta times itself plus the sum of the updates, as of one peer with momentum.  Each peer's own
+momentum is `train.momentum`.
 
 Push-DIGing: gradient tracking on directed graphs (Nedic, Olshevsky and Shi, Achieving geometric convergence for
 distributed optimization over time-varying graphs, SIAM J. Optim. 27, 2017), adapt-then-combine:
@@ -32,11 +32,8 @@ distributed optimization over time-varying graphs, SIAM J. Optim. 27, 2017), ada
     w_i  <-  sum_j P_ij w_j                 begins with 1
     z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-sum_i c_i = 0 in every round, so as in `gradient_tracking` the peers agree on the optimum of the common loss.  Two
-vectors and a weight go out.
-
-Where we differ: the paper combines before it adapts, and tracks gradients; u_i is -rate times the gradient for one
-plain step, and the sum of several local steps otherwise.
+sum_i c_i = 0 in every round, as in `gradient_tracking`.  Where we differ: the paper combines before it adapts, and
+tracks gradients; u_i is -rate times the gradient for one plain step, and the sum of several local steps.
 """
 
 from __future__ import annotations

@@ -7,14 +7,11 @@ variant that averages models):
     c_ij    =   1   + the same sum of c_ki                        how many models m_ij is the sum of
     x_i     <-  (sum_j m_ji + (n - sum_j c_ji) s_i) / n           from the sums of this round
 
-So x_i is the mean of all n models, each as old as its way is long, where gossip weighs those at hand.  A model is never
-counted twice, for a tree has one way from each node to each.  In the first rounds, while models are still on their way,
-and where messages are lost, c gives the number of missing models, each replaced by the peer's own.
+x_i is the mean of all n models, each as old as its path is long.  On a tree no model counts twice.  While models are
+under way or lost, c gives the number of missing ones, each replaced by the peer's own.
 
-Beside the sums of `relay_sums` and `averaged` there is no mix: each neighbour receives another sum
-(`protocols/gossip/relay_gossip`; all at once: `simulation/stacked`).
-
-Where we differ: u_i is the sum of a round's local steps, as everywhere here.
+There is no mix: each neighbour receives another sum (`protocols/gossip/relay_gossip`; all at once:
+`simulation/stacked`).
 """
 
 from __future__ import annotations
@@ -31,8 +28,8 @@ from fedgossip.base.vectors import Vector, add, frozen
 class RelayState:
     """`x` [d], or [n, d] of all nodes.
 
-    `heard` [k, d], `counts` [k], float64: the sums received in the last round, ascending by neighbour id, zeros for a
-    silent one; of all nodes, node after node, [arcs, d].  None before the first round.
+    `heard` [k, d], `counts` [k], float64: the last round's sums, ascending by neighbour id, zeros for a silent one; of
+    all nodes [arcs, d].  None before the first round.
     """
 
     x: Vector
@@ -77,10 +74,7 @@ class RelaySGD:
         return self.start(model)
 
     def averaged(self, s: Vector, received: Vector, counts: Vector) -> Vector:
-        """Return one node's mean of all models, [d], from its own and its neighbours' sums of this round.
-
-        Counts of more models than there are, which no honest peers give, still make a mean.
-        """
+        """Return one node's mean of all models, [d], from its own and its neighbours' sums, also for false counts."""
         total, known = s.copy(), 1.0 + float(counts.sum())
         for message_sum in received:
             np.add(total, message_sum, out=total)
@@ -92,8 +86,7 @@ class RelaySGD:
 def relay_sums(s: Vector, received: Vector, counts: Vector) -> tuple[Vector, Vector]:
     """Return one node's sums for each of its neighbours, [k, d] and [k], from those received in the round before.
 
-    A sum without one term, for each of them: from the left up to it, from the right down to it, 3 k additions in all;
-    the total less that term would lose its low bits.
+    Prefix and suffix sums, 3 k additions: the total less a term would lose low bits.
     """
     messages, left = np.empty_like(received), s.copy()
     for place, one in enumerate(received):

@@ -4,17 +4,13 @@
     the algorithm   [ parameters |      0     ]         so whatever it remembers, adds or scales is 0 there
     statistics      s_i  <-  sum_j W_ij t_j             t_j: what local training has counted, from s_j
 
-A mean of variances is a variance.  A step of momentum along their change, a correction of a message that is late, or
-an extrapolation is none: it goes below 0, and the model answers nan.  So the rule is kept here, once, for all
-algorithms of gossip; for federated ones in `federated/running_statistics`, for workers of a collective in
-`descent/running_statistics`.
+A mean of variances is a variance; a momentum step, a correction of a late message or an extrapolation can go below 0,
+and the model answers nan.
 
-Late messages   count for parameters alone: a statistic that was replaced meanwhile cannot be corrected by a difference.
-Shares          (push-sum) the statistics that a peer gives away have its weight, and their mean is by weight.
-Exchanges       (asynchronous) both ends go on with the mean of their statistics; those that were exchanged while a
-                training was on count as much as what it has counted.
-Rules           (`combine`) a rule that holds against liars goes by the parameters; of statistics it takes the median of
-                each element, so that no single peer sets them, and so that distances are those of the parameters.
+    Late messages   count for parameters alone.
+    Shares          (push-sum) statistics are averaged by the shares' weight.
+    Exchanges       (asynchronous) both ends go on with the mean; one during a training counts as much as that.
+    Rules           (`combine`) a robust rule sees the parameters; of statistics it takes each element's median.
 """
 
 from __future__ import annotations
@@ -43,17 +39,15 @@ def joined(vector: Vector, statistics: Vector) -> Vector:
 
 
 def counted(given: Vector, change: Vector, parameters: int) -> Vector:
-    """Return the statistics of a training, given its model and what it has changed.
-
-    The rounding of a sum keeps order, so that non-negative values stay non-negative.
-    """
+    """Return the statistics after a training, its start and change added; non-negative ones stay so."""
     return add(given[..., parameters:], change[..., parameters:])
 
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """`base`: the algorithm's state, with zeros for statistics.  `statistics` [k] or [n, k]; `weight` [1] or [n, 1]:
-    that of shares, None where none are given away."""
+    """`base`: the algorithm's state, zeros for statistics.  `statistics` [k] or [n, k]; `weight` of shares [1] or [n,
+    1], or None.
+    """
 
     base: Any
     statistics: Vector
@@ -138,10 +132,7 @@ class StatisticsBeside:
 def with_statistics(
     algorithm: GossipAlgorithm[Any], parameters: int, length: int, *, asynchronous: bool = False
 ) -> GossipAlgorithm[Any]:
-    """Return the algorithm for vectors [length] of which so many elements are parameters.
-
-    The algorithm itself where all are, and on a tree, whose rounds are means of whole models.
-    """
+    """Return the algorithm for vectors [length] with so many parameters; itself where all are, and on a tree."""
     if parameters == length or isinstance(algorithm, RelaySGD):
         return algorithm
     return StatisticsBeside(algorithm, parameters, exchanged=asynchronous and algorithm.needs.sums != "columns")

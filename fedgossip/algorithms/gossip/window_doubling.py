@@ -6,25 +6,22 @@
         bit 1   receive S_m(i-m-1),  m <- 2m + 1                          add it to T and to S
     m = n - 1:  S / n is the mean
 
-Node i receives from the node named by `topology.schedules.cycles.window_doubling`, whose rows are {i: 0, source: 1}:
-what is "mixed" is the one vector that arrived.
+Node i receives from the node of `topology.schedules.cycles.window_doubling`, with rows {i: 0, source: 1}.
 
-With training in between: S/(m+1), the mean over the window so far, is what a peer trains from, with its own updates
-of this window added.  They join the sums when the next window begins:
+With training a peer trains from S/(m+1) and its own updates of this window, which join the sums when the next begins:
 
     model = S/(m+1) + p          p: own updates since the window began
     at a window's first round    x = model + u, S = x, T = 0, p = 0
     at its other rounds          p = p + u
 
-The sums of all peers together hold every x m + 1 times, so the mean over the peers of `model` is, in every round, that
-of the first vectors plus all updates so far: none is lost, none counts twice.  Without updates: the exact mean from
-the end of the first window on.
+The mean of `model` over the peers is in every round that of the first vectors plus all updates.  Without updates all
+have the exact mean from the end of the first window on.
 
-Where we differ from DSGD-CECA (Ding, Jin, Ying, Yuan and Yin, ICML 2023): gradients do not enter sums that are under
-way, so that a window ends with the exact mean of what went into it; an update reaches the others up to a window later.
+Where we differ from DSGD-CECA (Ding, Jin, Ying, Yuan and Yin, ICML 2023): updates do not enter sums under way, so a
+window ends with the exact mean, and an update arrives up to a window later.
 
-All peers count the same phase: for synchronous runs without skipped rounds.  A source that is missing from one leaves
-its part of the window out (its weight goes to oneself), which moves the mean.
+All peers count the same phase: for synchronous runs without skipped rounds.  A missing source leaves its part of the
+window out, which moves the mean.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     dissensus     to t: x_t - scale sum_j w_tj (x_j - x_t) / sum of the weights that t gives attackers, j good
         He, Karimireddy and Jaggi, Byzantine-robust decentralized learning via ClippedGossip, 2022
 
-The good are the honest peers whose models of this round the attacker has: it waits for them before it speaks, and sends
-what it likes to whom.  Where we differ: the papers attack gradients at a server (ipm, alie), here it is models.
+The good are the honest peers whose models of this round the attacker has.  Where we differ: ipm and alie attack
+gradients at a server in their papers, here models.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from fedgossip.base.vectors import Vector, frozen, ordered_mix
 
 @dataclass(frozen=True, eq=False)
 class ObservedModels:
-    """The view of an attacker in a round.
+    """An attacker's view of a round.
 
-    `own`: its own model, [d]; `good`: those of honest peers by id, ascending; `row_of`: who weighs whom how much;
-    `attackers`: the ids of all that lie.
+    `own`: its model, [d]; `good`: honest ones by id, ascending; `row_of`: everyone's weights; `attackers`: their ids.
     """
 
     node: int

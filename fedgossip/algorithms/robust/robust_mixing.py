@@ -11,13 +11,11 @@
     nna                the mean of the own and of the others but the f farthest from it
         Farhadkhani et al., Robust collaborative learning with linear gradient overhead, ICML 2023
 
-One vector at a time, one's own among them.  Only linear and clipped use the weights; none but linear keeps the mean of
-all peers.  Where we differ from the paper of `clipped`: its theory takes tau from the honest neighbours' distances,
-which are unknown, and its program a number (0.1); `tau = 0.1` is that, `tau = "adaptive"` the largest distance that is
-left without the f largest.
+Only linear and clipped use the weights; none but linear keeps the mean of all peers.  Where we differ from `clipped`'s
+paper: its theory takes tau from honest neighbours' distances, which are unknown, its program 0.1; `tau = "adaptive"` is
+the largest distance without the f largest.
 
-Distances are summed in float64, in blocks of a fixed length, so a rule gives the same bits on every machine and for one
-peer as for all.
+Distances are summed in float64 in blocks of a fixed length: the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class Linear:
 
 
 class Clipped:
-    """`tau`: how far a neighbour can draw at most; or "adaptive", by `f`.  Where none is farther: the bits of `Linear`.
+    """`tau`: maximum pull of a neighbour, or "adaptive", by `f`.  Where none is farther: the bits of `Linear`.
 
     Raises ConfigError for another tau, and for an f below 0.
     """
@@ -154,10 +152,7 @@ class NearestMean:
 
 
 def distance(one: Vector, other: Vector) -> float:
-    """Return ||one - other||, in float64: squares summed within blocks of BLOCK elements, then over them.
-
-    At most the largest finite number, so that an immeasurable distance is the largest, not an error.
-    """
+    """Return ||one - other|| in float64, squares summed in blocks of BLOCK; at most the largest finite number."""
     total = 0.0
     with np.errstate(over="ignore"):
         for start in range(0, one.size, BLOCK):

@@ -1,10 +1,9 @@
 """The links of one participant through a folder, with the same calls as links by sockets.
 
-A partner's link is up when its greeting is there, and never down: silence is normal, and the machines' own deadlines
-decide.  Messages are numbered per direction from 1 by their order; `resume` continues after those that a journal has,
-and a machine that is replayed sends the same messages under the same numbers, so one that is on the way, or was
-acknowledged, is not written twice.  A message counts as received at the `poll` after the one that returned it: its
-owner has put it on its own disk by then.
+A partner's link is up when its greeting is there, and never down: the machines' deadlines decide.  Messages are
+numbered per direction from 1; `resume` continues after those in a journal, and a replayed machine sends the same
+messages under the same numbers, each written once.  A message counts as received at the `poll` after the one that
+returned it: its owner has stored it by then.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class FolderState(msgspec.Struct):
     secret: str
     partners: dict[int, str] = {}
     begun: bool = False
-    """Whether the run's folder was made or seen: one that is not there later is not mounted, and is not made again."""
+    """Whether the run's folder was made or seen: a missing one is then not mounted, and not made again."""
 
 
 @dataclass(slots=True)
@@ -106,8 +105,9 @@ class _Pair:
 
 
 class FolderLinks(Wakeable):
-    """`root`: the shared folder; `state`: this participant's private file; `poll_seconds`: the longest time between two
-    looks into the folder, 0: a look at every poll."""
+    """`root`: the shared folder; `state`: this participant's private file; `poll_seconds`: longest time between two
+    looks, 0: at every poll.
+    """
 
     def __init__(self, node: NodeId, root: Path, identity: Identity, state: Path, poll_seconds: float) -> None:
         if not root.is_dir():
@@ -147,8 +147,8 @@ class FolderLinks(Wakeable):
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Take the folder of this run, and greet the partners.
 
-        Raises ConfigError where the folder holds another run, or where this participant has begun there with another
-        private state, and NetworkError where what it has begun is not there; nothing is written then.
+        Raises ConfigError for another run's folder, or another private state, NetworkError where what it has begun is
+        missing; nothing is written then.
         """
         keys = _keys_of(endpoints)
         self._run = _name_of(hello, keys)
@@ -212,7 +212,7 @@ class FolderLinks(Wakeable):
     def resume(self, received: Mapping[NodeId, int]) -> None:
         """Continue after so many messages of each partner, which are in this participant's journal.
 
-        Raises ResumeError where it has acknowledged more: the journal is an old copy.
+        Raises ResumeError where more was acknowledged: the journal is an old copy.
         """
         for node, pair in self._pairs.items():
             pair.taken = received.get(node, 0)

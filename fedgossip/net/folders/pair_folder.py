@@ -4,11 +4,8 @@
               drop(first, last)         acknowledged: removed
     reader    take(number)              the content of the next number; None: it is not there yet
 
-A reader that misses a name looks through at most LISTED names for a copy: the file under its temporary name, or a
-synchroniser's conflict copy.  Both are accepted, since the number is inside the seal.
-
-Whoever can write to the shared folder, or hands on the stick, can put a link there: nothing is written, removed or read
-through one that leads out of the shared folder.
+A reader that misses a name looks through at most LISTED names for a copy (a temporary name, a synchroniser's conflict
+copy): the number is inside the seal.  No link that leads out of the shared folder is followed.
 
 A message is one sealed file:
 
@@ -16,16 +13,13 @@ A message is one sealed file:
               | process 32 | length u64 | salt 32 | AES-256-GCM of the content, with its tag of 16
     key       HKDF-SHA256(secrets, salt, "fedgossip 1 folder" + all before the content); used for this file alone
 
-`secrets` is X25519(own key, partner's key), and behind it, in all files but a greeting, X25519(own key of this run,
-partner's key of this run).  `process` is the sender's public key of this run: a greeting introduces it, under the
-long-term keys alone, and all other files of the sender are bound to it.  All integers are little-endian.
+`secrets` is X25519(own key, partner's key), and in all files but a greeting also X25519 of both keys of this run.
+`process` is the sender's public key of this run, introduced by the greeting.  All integers are little-endian.
 
-The salt is fresh, so the fixed nonce is used once per key.  The whole header is authenticated, and its fields are
-compared with the expected ones before: each cause of a refusal has its name.
+The salt is fresh, so the fixed nonce is used once per key.  The whole header is authenticated, and compared with the
+expected one first: each refusal has a cause.  The content is the header's length, the header, and its vectors.
 
 Sources: RFC 7748 (X25519), RFC 5869 (HKDF), NIST SP 800-38D (GCM).
-
-The content is the length of the message's header, the header, and its vectors.
 """
 
 from __future__ import annotations
@@ -79,10 +73,7 @@ def _stem(kind: bytes, number: int) -> str:
 
 
 class PairWriter:
-    """The writer's end.  `shared`: the folder that its user has named; `root`: the run's, below it.
-
-    `secrets` may change, when the partner's key of this run is known.
-    """
+    """The writer's end.  `shared`: the folder that its user has named; `root`: the run's, below it."""
 
     def __init__(self, shared: Path, root: Path, way: Direction, process: bytes, secrets: PairSecrets) -> None:
         self.shared, self.folder = shared, folder_of(root, way)
@@ -161,8 +152,7 @@ class PairReader:
     def take(self, kind: bytes, number: int | None) -> tuple[SealedFile, bytes] | None:
         """Return the file of this number and its content; None where neither it nor a copy is there.
 
-        Raises FrameError where the only files there are refused, and NotADirectoryError, PermissionError, ... where the
-        folder cannot be read.
+        Raises FrameError where the only files there are refused, and an OSError where the folder cannot be read.
         """
         stem = _stem(kind, number or 0)
         refused: FrameError | None = None

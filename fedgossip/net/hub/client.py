@@ -1,7 +1,7 @@
-"""The links of a client: one DEALER that dials its coordinator, and a sealed stream beside it.  Binds nothing.
+"""The links of a client: one DEALER that dials its coordinator, and a sealed stream beside it.
 
-ZeroMQ dials again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
-A large message waits for its turn, and all that is sent after it waits too; see `router_sender`.
+The link is up when the coordinator has answered our Hello.  A large message waits for its turn, and later ones behind
+it (`router_sender`).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ClientLinks(Wakeable):
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
         """Call the coordinator, at its new address where it has moved.
 
-        Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
+        Raises ConfigError or NetworkError for an unusable address or key; nothing is changed then.
         """
         where = f"coordinator {node}"
         if self._coordinator not in (None, node):
@@ -135,9 +135,8 @@ class ClientLinks(Wakeable):
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`.  It is lost where the link is down: the coordinator requests it again.
-
-        Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
+        """Queue `message`; it is lost where the link is down.  Beyond OUTBOX_MESSAGES the oldest unsent one is
+        dropped.
         """
         if to != self._coordinator or not self._up:
             return

@@ -1,14 +1,11 @@
 """Fair turns between many clients: of chunks that a coordinator sends, and of large messages that clients send.
 
-**Sending**, through one ROUTER and by sealed streams: a chunk for each client in turn, without waiting for any.  A
-chunk that a connection does not take now is tried again soon, and less often the longer the connection takes nothing.
-So a client that reads slowly waits alone, and a thousand of them do not delay the others.  ZeroMQ does not report which
-connections of a ROUTER take more; its queue for each is long enough that none runs dry between two tries.
+**Sending**, by one ROUTER and sealed streams: a chunk for each client in turn.  A chunk that a connection does not take
+is tried again, less often the longer it takes nothing: a slow client waits alone.  (ZeroMQ does not report which
+connections of a ROUTER take more.)
 
-**Receiving**, so that the coordinator's memory does not grow with the number of clients.  A message of more than one
-chunk takes memory from its first chunk to its last, and a ROUTER cannot choose among senders.  So clients send a
-request, and wait for its grant (a control frame, `outbox`).  A message of one chunk is whole on arrival, and needs no
-turn.
+**Receiving**: a message of more than one chunk takes memory from its first chunk on, and a ROUTER cannot choose among
+senders.  So clients send a request and wait for its grant (a control frame, `outbox`).
 """
 
 from __future__ import annotations
@@ -35,14 +32,12 @@ SPEAKING_CHUNKS = 16
 """High-water mark per connection, in chunks.  The frames for all clients are those of one model and cost no memory."""
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.002, 0.1
-"""Minimum and maximum seconds between two tries; between them, a quarter of the time since a chunk was taken.  The
-minimum keeps a connection busy up to 2 GB/s.
+"""Minimum and maximum seconds between two tries; between them, a quarter of the time since a chunk was taken (2 GB/s at
+the minimum).
 """
 
 CHUNKS_IN_A_ROW = 4
-"""Maximum number of chunks sent to one stream before the next: its client reads them at once, and wakes less often, and
-the next client's are still in the cache.
-"""
+"""Maximum number of chunks to one stream before the next: its client wakes less often."""
 
 MODELS = 16
 """Maximum number of different models that wait for slow clients or are on their way; beyond, the oldest is dropped."""
@@ -243,8 +238,9 @@ TURNS = 4
 """Maximum number of clients that send at one time where none of them is slow."""
 
 TURNS_AT_SPEED = 2
-"""The same as long as these alone bring FAST_CHUNKS in QUIET_SECONDS: one is under way while another is added up, and
-more would take a model of memory each and bring nothing sooner."""
+"""The same where these alone bring FAST_CHUNKS in QUIET_SECONDS: more would each take a model of memory and bring
+nothing sooner.
+"""
 
 FAST_CHUNKS = 38
 """100 MB/s with QUIET_SECONDS, of 256 KiB each: the rate of a gigabit line."""
@@ -260,9 +256,8 @@ STALLED_SECONDS = 10.0
 
 
 class ListeningClock:
-    """Seconds for which the coordinator reads: while it adds up models, no client counts as silent and no line as slow.
-
-    Its arguments are times of one other clock.
+    """Seconds for which the coordinator reads, of one other clock: while it adds up models no client counts as
+    silent.
     """
 
     def __init__(self) -> None:

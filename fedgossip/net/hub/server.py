@@ -1,19 +1,14 @@
 """The coordinator's end of links that only its clients open, and the links of a leaf coordinator, which has both ends.
 
-One ROUTER receives and sends, and beside each of its connections is a sealed stream, which takes over once it is up.  A
-coordinator opens no connection.
-
-A client's first message on a connection is its Hello; the reply is ours, and from then on the client receives its
-messages on that connection.  The sender of a message is the client that the allow-list finds by the connection's key.
+One ROUTER receives and sends; beside each of its connections is a sealed stream, which takes over once it is up.  A
+client's first message on a connection is its Hello, answered by ours.
 
     same process, or a later life of it, on a new connection      the old one is closed
     another process with the key of a present client              waits until that one is gone
 
-`send` never blocks, and large messages arrive by turns: see `router_sender`.
-
-A leaf coordinator has a coordinator's end towards its clients and a client's towards its own coordinator.  Both are the
-links of a flat run, each with sockets of its own and the same key; one thread owns both.  `poll` waits at
-the end with the clients, by slices, and looks at the other between them.
+`send` never blocks, and large messages arrive by turns (`router_sender`).  A leaf coordinator has this end towards its
+clients and a client's towards its own coordinator, with the same key in one thread; `poll` waits at the clients' end,
+by slices, and looks at the other between them.
 """
 
 from __future__ import annotations
@@ -45,9 +40,7 @@ from fedgossip.net.streams.streams import Streams, refusal
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Traffic, Woken
 
 PROBE_SECONDS = 2.0
-"""Seconds between two empty frames to a client without other traffic: after SILENCE_MS more it is known whether the
-network delivers them.
-"""
+"""Seconds between two empty frames to an otherwise silent client; SILENCE_MS later a dead network is known."""
 
 
 class CoordinatorLinks(Wakeable):
@@ -100,9 +93,9 @@ class CoordinatorLinks(Wakeable):
         return self._cuts.traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
-        """Admit the clients with these keys; `hello` is the reply to theirs.  Their addresses are ignored.
+        """Admit the clients with these keys, at any address; `hello` is the reply to theirs.
 
-        Raises ConfigError for an invalid key, and NetworkError where the system allows too few connections.
+        Raises ConfigError for an invalid key, NetworkError where the system allows too few connections.
         """
         check_clients(len(partners))
         self._hello, self._expected = hello, expected
@@ -131,9 +124,8 @@ class CoordinatorLinks(Wakeable):
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message` for the next `poll`; it is lost where the link is down: the machine receives LinkUp later.
-
-        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        """Queue `message`; it is lost where the link is down.  Beyond OUTBOX_MESSAGES the oldest unsent one is
+        dropped.
         """
         client = self._clients.get(to)
         if client is None or not client.up:
@@ -408,10 +400,10 @@ class CoordinatorLinks(Wakeable):
         events.append(LinkDown(client.node))
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Send for at most `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most.
+        """Send for at most `drain_seconds`, then close everything (LINGER_MS at most).
 
-        Meanwhile it goes on receiving until the clients have closed: while their frames are unread here, TCP revokes
-        data that they have not read yet.
+        It receives until the clients have closed: with unread frames here TCP would revoke data that they have not
+        read.
         """
         if self.context.closed:
             return

@@ -1,7 +1,7 @@
 """Announcements on this network by DNS service discovery (zeroconf): organisers, by their keys.
 
-An announcement is not authenticated: it names an address for a key, and a connection to it succeeds with that key
-alone. It does not reveal the invite.  Needs the package zeroconf, in the extra `lan`.
+An announcement is not authenticated: it names an address for a key, which alone makes the connection succeed.  Needs
+zeroconf (extra `lan`).
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@
                        name that it has on the organiser's machine
     check   4 bytes    of the SHA-256 of all before
 
-All numbers are big-endian.  Capitals, white space and hyphens do not count, so that a text broken by a mail program is
-the same invite.
+Numbers are big-endian.  Capitals, white space and hyphens do not count: a broken line is the same invite.
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ ASK_ANEW = "Ask the organiser for the whole text, or for a new one."
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """`addresses`: tcp://HOST:PORT, where the organiser is called; relay://HOST:PORT or wss://HOST, through which; or
-    folder:NAME alone, where it looks for requests.
-    """
+    """`addresses`: tcp://HOST:PORT of the organiser; relay://HOST:PORT or wss://HOST; or folder:NAME alone."""
 
     addresses: tuple[str, ...]
     key: str
@@ -91,10 +88,7 @@ def mark_of(secret: bytes) -> str:
 
 
 def proof_of(secret: bytes, organiser: str, key: str, verify: str) -> bytes:
-    """Return the proof, to the organiser with this key alone, that the holder of these keys has `secret`.
-
-    It is useless to others: it is bound to the organiser's key, and to the keys that it admits.
-    """
+    """Return the proof of `secret` to the organiser with this key, bound to these keys: useless to others."""
     content = f"fedgossip 1 proof of an invite {organiser} {key} {verify}"
     return hmac.digest(secret, content.encode(), "sha256")
 

@@ -1,11 +1,8 @@
 """Admission by an invite: requests in, replies out; no socket, no clock.
 
-A secret admits as many keys as there are seats, each once: a key that repeats its request, after its own crash or the
-organiser's, keeps its seat.  An admission is on disk before it is sent.  The organiser signs the admission of each, so
-members recognise it by its own keys from then on; the invite is of no use beside that.
-
-A seat without a repeated request for HOLD_SECONDS goes to the next key, while the run has not begun: its holder is
-gone, or never meant to take part.
+A secret admits as many keys as there are seats: a key that repeats its request keeps its seat.  An admission is signed
+by the organiser, and on disk before it is sent.  Before the begin a seat without a repeated request for HOLD_SECONDS
+goes to the next key.
 """
 
 from __future__ import annotations
@@ -130,9 +127,8 @@ class Party:
 
 
 class InviteAdmission:
-    """`host` is the organiser's own member, `past` maps invites of earlier runs to the reason of their end.
-
-    `keep` writes a party to disk.  Its errors propagate, and nothing has changed then.
+    """`host`: the organiser's own member; `past`: invites of earlier runs -> the reason of their end; `keep` writes a
+    party to disk, and may raise: nothing has then changed.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""Requests with an invite: all its addresses are called at once, and the first where its key answers is kept.
-
-Only the proof of the secret is sent, and only to the key in the invite: CURVE ensures that.
+"""Requests with an invite: all its addresses are called at once; only the proof is sent, and only to the invite's
+key.
 """
 
 from __future__ import annotations
@@ -89,9 +88,8 @@ class _Call:
 
 
 class InviteClient:
-    """Connects with the pair of keys that is to be admitted.  `reached` is the address that answers, "" before.
-
-    `way` turns an address of the invite into one that can be called; `more` returns addresses found since.
+    """Connects with the keys to be admitted.  `reached`: the answering address, "" before; `way` makes an address
+    callable; `more` returns addresses found since.
     """
 
     def __init__(

@@ -5,10 +5,9 @@
             from-000001-to-000000/N.fgm     its requests
             from-000000-to-000001/N.fgm     the organiser's replies
 
-Each file is sealed between the organiser's key, which is in the invite, and the guest's; N is a hash of the request, so
-it is the same in every life of a guest, and a reply belongs to one request.  A reply stays as long as its request,
-which its guest removes once it has the reply on its own disk; requests to take part are answered anew until the run
-begins.  Strangers can put requests there, which lack the proof, and learn that they are unknown.
+Each file is sealed between the organiser's key, in the invite, and the guest's; N is a hash of the request, the same in
+every life.  A reply stays as long as its request, which its guest removes once it has stored the reply.  Requests to
+take part are answered anew until the run begins.
 """
 
 from __future__ import annotations
@@ -83,8 +82,9 @@ class _Guest:
 
 
 class InviteFolder:
-    """The organiser's end, with the calls of an `InviteServer`.  `poll_seconds`: the time between two looks into the
-    folder; 0: `serve` raises AwaitedError in place of a second look."""
+    """The organiser's end, as an `InviteServer`.  `poll_seconds` between two looks; 0: `serve` raises AwaitedError
+    instead of a second.
+    """
 
     def __init__(self, root: Path, admission: InviteAdmission, poll_seconds: float) -> None:
         """Raises ConfigError where there is no such folder."""
@@ -207,10 +207,10 @@ def _lasting(answer: AnyMessage) -> bytes:
 
 
 class FolderClient:
-    """A guest's end, with the calls of an `InviteClient`.  `own`: a private folder, for the replies.
+    """A guest's end, as an `InviteClient`.  `own`: a private folder, for the replies.
 
-    `poll_seconds`: the longest time between two looks; 0: `ask` raises AwaitedError where a reply is not there.
-    `patience`: the longest wait for a reply, in seconds.
+    `poll_seconds`: longest time between two looks; 0: `ask` raises AwaitedError without a reply.  `patience`: longest
+    wait, in seconds.
     """
 
     def __init__(
@@ -239,8 +239,7 @@ class FolderClient:
     def ask(self, question: AnyMessage, seconds: float = ANSWER_SECONDS) -> Invitations:  # noqa: ARG002
         """Return the reply, or the newest one of a request to take part.
 
-        Raises AwaitedError where it is not there and the folder is looked at once, NetworkError where it is not there
-        in time, PeerError for a refusal.
+        Raises AwaitedError without one at a single look, NetworkError without one in time, PeerError for a refusal.
         """
         (answer,) = self.ask_all([question])
         return answer

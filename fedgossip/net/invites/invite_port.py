@@ -1,7 +1,6 @@
 """A port at which the clients of a leaf coordinator reach the organiser: their requests are passed on, unread.
 
-A region's clients may call their leaf coordinator alone. An invite with the leaf's address holds the organiser's key as
-any other one, and CURVE runs from client to organiser: this end passes ciphertext on, and can refuse, delay and cut.
+CURVE runs from client to organiser: this end passes ciphertext on, and can refuse, delay and cut.
 """
 
 from __future__ import annotations

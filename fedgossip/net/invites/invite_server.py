@@ -1,8 +1,7 @@
 """The socket for requests with an invite: any caller may connect, and few are served at a time.
 
-A socket and a context of its own, beside the links of a run: strangers' requests cost the run nothing.  The limits are
-those of links: so many new callers within ten seconds (`sockets`), so many bytes and connections (`connections`), and
-so many requests of a key that is not admitted.
+A socket and a context of its own: strangers cost the run nothing.  Limits: new callers in ten seconds (`sockets`),
+bytes and connections (`connections`), and requests of an unadmitted key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One peer's sockets: a ROUTER that receives from all partners, a DEALER for sending to each, CURVE on all of them; and
-beside each of these connections a sealed stream, which takes over from it once it is up.
+"""One peer's sockets: a ROUTER that receives, a DEALER for each partner, CURVE on all; beside each a sealed stream,
+which takes over.
 
-One thread owns everything here.  `send` never blocks: frames that the socket does not take wait in a bounded outbox.
-The sender of a message is the peer that the allow-list finds by the connection's key, never a field of the message.
+One thread owns everything.  `send` never blocks: frames wait in a bounded outbox.  A message's sender follows from the
+connection's key.
 """
 
 from __future__ import annotations
@@ -125,8 +125,7 @@ class Incoming:
 
 
 GUEST_MESSAGES, GUEST_BYTES = 32, 2048
-"""Maximum number of messages of a caller that is no member, and bytes of each: a Hello and an entry fit, on every new
-connection."""
+"""Maximum number of messages of a caller that is no member, and bytes of each: a Hello and an entry."""
 
 GUEST_SECONDS = 60.0
 """Seconds after which a guest is forgotten and may send as much again."""
@@ -260,7 +259,7 @@ class Links(Wakeable):
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
         """Allow the key of `node`, and call it, at its new address where it has moved.
 
-        Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
+        Raises ConfigError or NetworkError for an unusable address or key; nothing is changed then.
         """
         where = f"peer {node}"
         check_address(endpoint.address, where)
@@ -308,11 +307,10 @@ class Links(Wakeable):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`.  Where the link is down, synchronous gossip's last messages are sent when it is up; others
-        are lost: their machines request them again.  A request for vectors that are arriving is not sent, and vectors
-        that wait already, or are under way, are not queued twice: on a live link nothing is lost.
+        """Queue `message`.  Without a link synchronous gossip's last messages wait; others are lost, and requested
+        again.  Vectors that wait or are under way are not queued or requested twice.
 
-        Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
+        Beyond OUTBOX_MESSAGES the oldest unsent one is dropped.
         """
         link = self._links.get(to)
         if link is None:  # the node is a member without a link

@@ -1,16 +1,12 @@
 """The queue of messages for one partner, one of which is under way, chunk by chunk.
 
-Control frames overtake the waiting messages, between two chunks.
+Control frames overtake waiting messages, between two chunks.  The module also reads a message (a mark and a body) from
+a socket, or a sealed record of a stream, into the sender's assembler.  Control frames of coordinator and client:
 
-The module also reads: one message from a socket (a mark and a body, no other frame), or one sealed record of a stream,
-which it passes to the sender's assembler.
-
-Control frames between coordinator and client have a mark and an empty body:
-
-b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk: `router_sender`
-b"G" + transfer (u32) + 0    coordinator: yes, go
-b"T" + 0        + 0          coordinator: another process with your key is connected, and was here before
-b"N" + 0        + 0          coordinator: nothing; but TCP must bring it, or notice that it cannot
+    b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk: `router_sender`
+    b"G" + transfer (u32) + 0    coordinator: yes
+    b"T" + 0        + 0          coordinator: another process with your key is connected, and was here before
+    b"N" + 0        + 0          coordinator: nothing; but TCP must deliver it, or notice that it cannot
 """
 
 from __future__ import annotations
@@ -31,10 +27,7 @@ from fedgossip.net.transport import Traffic
 
 
 class VectorChunk:
-    """A chunk of vectors, in place; on request as a frame that ZeroMQ reads there too.
-
-    Such a frame costs about as much as copying 100 KiB: it must be made, and ZeroMQ reports when it has released it.
-    """
+    """A chunk of vectors, in place; on request as a frame that ZeroMQ reads there (as costly as copying 100 KiB)."""
 
     __slots__ = ("_frame", "view")
 
@@ -223,11 +216,10 @@ def read(socket: ZmqSocket, mark: zmq.Frame, assembler: Assembler) -> AnyMessage
 
 
 def read_sealed(stream: SealedStream, assembler: Assembler) -> AnyMessage | None:
-    """Open the record that is whole, a chunk into its place; return the message that is whole with it.
+    """Open a whole record, a chunk into its place; return the message that it completes.
 
-    Raises SealBrokenError, after which the stream is to be closed, and FrameError for a frame that is the sender's own
-    and cannot be accepted.  The mark is believed before the seal is looked at only so far as to find the place: where
-    the seal is broken, all that the message has is dropped.
+    Raises SealBrokenError, after which the stream must be closed, and FrameError for an unacceptable frame of the
+    sender.  Before the seal is checked the mark only gives the place: a broken seal drops the message.
     """
     try:
         target = assembler.mark(stream.mark)

@@ -132,8 +132,8 @@ _FAILED = (
 )
 
 HANG_UPS = 3
-"""Number of times that a partner not reached yet may close the connection before it is reported: it does so once or
-twice while its process loads its data, or is restarted.  A partner with another key does it at every call.
+"""Number of closed connections before an unreached partner is reported: a starting one closes once or twice, another
+key always.
 """
 
 

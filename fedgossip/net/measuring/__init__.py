@@ -1,5 +1,3 @@
-"""Measured times of links.
-
-It imports `net` and `net.links`.  `link_survey` measures two peers of this machine, and all links between machines, one
-after the other, of which `lab` fits latency and bandwidth; `relay_reach` measures the way to a relay.
+"""Measured times of links (`link_survey`, from which `lab` fits latency and bandwidth), and of the way to a relay
+(`relay_reach`).  It imports `net` and `net.links`.
 """

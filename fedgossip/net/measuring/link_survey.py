@@ -1,10 +1,10 @@
 """Message times between machines: one after the other measures its links to all others, which reply.
 
-every machine   connects to all others, and replies to each message
-the lowest      sends messages of growing size to one after the other, and passes the turn to the next that it reaches
-the last        sends the end
+    every machine   connects to all others, and replies to each message
+    the lowest      sends messages of growing size to each other one, and passes the turn to the next that it reaches
+    the last        sends the end
 
-On one machine it measures an encrypted link between two peers, one that sends and one that answers.
+On one machine it measures an encrypted link between two peers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LinkSurvey:
     def measured(self) -> Iterator[LinkTimes]:
         """Yield the times of this machine's links, at its turn; return when all have had theirs.
 
-        Raises NetworkError where no other machine is reached, or all fall silent before the end.
+        Raises NetworkError where no machine is reached, or all fall silent.
         """
         until = time.monotonic() + self.reach_seconds
         while len(self.up) < len(self.others) and time.monotonic() < until and not self._finished:
@@ -157,10 +157,9 @@ SCHEMA = "link times"
 
 
 def link_times(sizes: Sequence[int] = SIZES, turns: int = TURNS) -> list[float]:
-    """Return for each size the median seconds until a message with so many bytes of numbers has arrived and was
-    answered.
+    """Return for each size the median seconds until a message of so many bytes was answered.
 
-    Raises NetworkError where none is within WAIT_SECONDS.
+    Raises NetworkError for none within WAIT_SECONDS.
     """
     identities = [Identity.new(), Identity.new()]
     with contextlib.ExitStack() as stack:

@@ -16,7 +16,7 @@ from fedgossip.net.relays.web_way import ReportStep
 
 TRIPS, TRIP_SECONDS = 9, 10.0
 RATE_BYTES, RATE_SECONDS = 4 << 20, 20.0
-"""Bytes that are sent and sent back, and the time for them; a slower way is measured by those that are back by then."""
+"""Bytes to be echoed, and the time for them; a slower way is measured by those that are back."""
 PIECE_BYTES = 1 << 16
 
 

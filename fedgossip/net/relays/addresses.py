@@ -42,9 +42,8 @@ def address_towards(address: str, port: int) -> str | None:
 class Whereabouts:
     """The reachable addresses of this machine at `port`, as one text: its own, then the relays that serve it.
 
-    `towards` is the address of another machine, whose network is listed first; `given` are addresses named by people,
-    which are used as they are.  A later call returns the same text as long as the first address exists, "" while this
-    machine is in no network, and another one where it is in another.
+    `towards`: an address whose network is listed first; `given`: addresses named by people, used as they are.  A call
+    returns the same text as long as the first address exists, "" without a network.
     """
 
     def __init__(self, port: int, relays: Sequence[str] = (), towards: str = "", given: Sequence[str] = ()) -> None:
@@ -79,11 +78,9 @@ def _numbered(address: str) -> str:
 
 
 def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
-    """Reserve `wanted`, or any free port if it is taken; nothing listens there yet.  Raises NetworkError where it must
-    be that one.
+    """Reserve `wanted`, or any free port if permitted.  Raises NetworkError.
 
-    The port is taken for others as long as the returned socket is open; a socket of ZeroMQ may listen there all the
-    same, for it sets SO_REUSEADDR, as the holder does.
+    The returned socket holds it; ZeroMQ's may listen there all the same, as both set SO_REUSEADDR.
     """
     for port in (wanted, 0):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -6,10 +6,8 @@
     no link by a relay      after RELAY_SECONDS the next relay is called: those by TCP first, those by the web last
     a link that broke       all are tried again
 
-A handshake, not a connection: another machine may have the same address on another network.  A thread tries; the owner
-of the links calls `take` for the addresses to call now.
-
-The links' own account of addresses has where each partner is called now, and where we are reached.
+A handshake, not a connection: another machine may have the same address on another network.  A thread tries; the links'
+owner calls `take` for the addresses to call.
 """
 
 from __future__ import annotations
@@ -233,8 +231,8 @@ WHEREABOUTS_SECONDS = 1.0
 class Ways:
     """Routes from a participant to others, beside their addresses, and its own addresses.
 
-    `through`: reaches the holder of a key through a relay; None without a relay.  `whereabouts`: returns the
-    participant's present addresses; None where they do not change, or no other would receive them.
+    `through`: reaches a key's holder by a relay, or None.  `whereabouts`: returns the present addresses; None where
+    they do not change, or no other receives them.
     """
 
     through: Through | None = None
@@ -293,10 +291,8 @@ class Routing:
             events.append(Relocated(self._where))
 
     def moves(self, events: list[LinkEvent]) -> Iterator[tuple[NodeId, Endpoint]]:
-        """Yield each peer to connect to anew, and the address: those with a better route; all of them where we have
-        moved.
-
-        Connections from before the move may be dead, without a report for a while.
+        """Yield each peer to connect to anew, and the address: those with a better route; all where we have moved, as
+        old connections may be dead.
         """
         for route in self._reachability.take() if self._reachability else []:
             if route.node in self._endpoints:

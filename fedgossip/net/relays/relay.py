@@ -1,7 +1,7 @@
 """A relay: unreachable peers keep a connection to it, and it connects callers to them.
 
-It sees the ends, times and sizes of calls, and ciphertext; it holds no key of theirs.  It is limited: in connections,
-in those without a request yet, in calls of one key, in bytes a second, and in time without a byte.
+It sees the ends, times and sizes of calls, and ciphertext.  Limits: connections, those without a request, calls of one
+key, bytes a second, and time without a byte.
 """
 
 from __future__ import annotations
@@ -327,10 +327,7 @@ class Relay:
 
 
 class RelayThread:
-    """A relay beside a participant, in a thread of this process, until `close`.
-
-    `inside` is its address for this process: by TCP, on the loopback.
-    """
+    """A relay in a thread of this process, until `close`; `inside`: its address here, on the loopback."""
 
     def __init__(self, allowed: WhoMay) -> None:
         self.relay = Relay(Limits(), allowed)

@@ -1,8 +1,7 @@
 """A peer's side of a relay: a thread that receives and answers calls, and makes calls.
 
-ZeroMQ is not involved.  A caller through a relay connects to a port of its own machine; the called peer accepts a
-connection from its own machine; in between bytes are passed on.  A sealed stream is a call of its own, which its first
-bytes distinguish from a link: its target's port for streams is PORT_ABOVE that of its links.
+A caller connects to a port of its own machine, the called peer accepts from its own; in between bytes are passed on.  A
+sealed stream is a call of its own, distinguished by its first bytes: its port is PORT_ABOVE the links'.
 """
 
 from __future__ import annotations
@@ -43,15 +42,13 @@ IDLE_SECONDS = 3600.0
 SILENCE_SECONDS = 45.0
 """Seconds of silence after which a relay is called anew."""
 CALLS_MAX = 128
-"""Maximum number of calls, in and out, at the same time.  Streams have half of them: links do without them, where there
-is no room.
-"""
+"""Maximum number of simultaneous calls, in and out; streams have half of them, as links do without."""
 
 
 class RelayClient:
-    """Of one pair of keys.  A thread of its own runs until `close`; all methods may be called from any thread.
+    """Of one pair of keys, with a thread until `close`; all methods may be called from any thread.
 
-    `inside`: other addresses at which this process calls a relay; those of one that it runs itself.
+    `inside`: other addresses at which this process calls a relay.
     """
 
     def __init__(self, identity: Identity, inside: Mapping[str, str] | None = None) -> None:
@@ -67,8 +64,8 @@ class RelayClient:
         self._thread = LoopThread("relay")
 
     def listen(self, relay: str, port: int) -> None:
-        """Keep a connection to this relay, and give its calls to a port of this machine; those of sealed streams to the
-        port that these have beside it.
+        """Keep a connection to this relay; give its calls to a port of this machine, those of streams to the port
+        above.
         """
         self._wait(self._begin(self._listen(relay, port)))
 
@@ -218,7 +215,7 @@ class RelayClient:
 async def ask_relay(
     relay: str, identity: Identity, want: bytes, target: bytes, seconds: float, report: ReportStep = silent
 ) -> Stream:
-    """Return a connection to a relay, by TCP or the web, that has accepted a request; `report` receives each step.
+    """Return a relay's connection that has accepted a request; `report` receives each step.
 
     Raises OSError, EOFError, TimeoutError, NetworkError, and PeerError for a refusal.
     """

@@ -1,15 +1,13 @@
 """The users of a relay: the permitted keys, and the handshake that proves one.
 
-Permitted users are in a file or a folder that may change while the relay runs:
+Permitted users, in a file or folder that may change meanwhile:
 
     endpoints.toml     the keys of its blocks, but those of [[revoked]]
     a roster           a public key a line; "KEY invites" for one that any key may call; # begins a comment
     a host's folder    hosting/NAME: the organiser's, its own member's and those of all admitted members
 
-An invited person has keys that are unknown yet, so these may call those that invite, and no other before their
-admission.
-
-Before a call is connected the user proves its identity by its key:
+Invited persons have unknown keys; these may call those that invite, and no other, before their admission.  A user
+proves its key:
 
     relay    FGR1, a fresh key of X25519 (32 bytes)
     peer     its request (1 byte), its public key (32), the target's key (32), proof (32)
@@ -18,9 +16,8 @@ Before a call is connected the user proves its identity by its key:
     LISTEN   announce calls to me                   CALL     connect me to the holder of this key
     ANSWER   connect me to the call with this token      ECHO     send back my bytes, up to ECHO_BYTES
 
-The keys are those of CURVE, so no other secret is needed: the proof is a MAC under the X25519 secret of the peer's
-secret key and the relay's fresh key, over all that the peer sends.  After `+` the relay passes bytes on and decrypts
-none: the two ends speak CURVE with each other.
+The keys are CURVE's: the proof is a MAC under the X25519 secret of the peer's key and the relay's fresh key, over all
+that the peer sends.  After `+` the relay passes CURVE's ciphertext on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Two streams, of TCP or WebSockets, become one: bytes of each go to the other, at a bounded rate, until one ends.
-
-Streams beside a participant's links run in an event loop of asyncio, in a thread of its own.
+"""Two streams, of TCP or WebSockets, become one: bytes of each go to the other, at a bounded rate, in a thread's event
+loop.
 """
 
 from __future__ import annotations

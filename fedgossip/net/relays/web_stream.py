@@ -1,9 +1,7 @@
 """A WebSocket as a stream of bytes: above it a relay and its users read and write as by TCP.
 
-What is written goes as binary messages of at most MESSAGE_BYTES (proxies limit them), uncompressed, since it is
-ciphertext.  Boundaries of messages mean nothing.  Nothing is read ahead of the reader, and `drain` waits for the
-network, so a slow reader slows its sender down as by TCP.  Pings keep proxies from closing a silent connection;
-whether the other end lives is known from the bytes inside.
+Binary messages of at most MESSAGE_BYTES, uncompressed; their boundaries mean nothing.  Nothing is read ahead, and
+`drain` waits for the network: a slow reader slows its sender.  Pings keep proxies from closing a silent connection.
 """
 
 from __future__ import annotations
@@ -138,7 +136,7 @@ def send_waiting(protocol: ClientProtocol | ServerProtocol, writer: asyncio.Stre
 
 
 async def accept_web(inner: TcpStream) -> WebStream:
-    """Return the stream of a caller that asks for a WebSocket, at any path: one of a proxy before us may be left out.
+    """Return the stream of a caller that asks for a WebSocket, at any path.
 
     Raises PeerError for any other request, which is answered; OSError, EOFError.
     """

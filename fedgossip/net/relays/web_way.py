@@ -6,9 +6,8 @@
     upgrade   to a WebSocket
     relay     from here on its own protocol, as by TCP
 
-The proxy is that of `--proxy`, or of HTTPS_PROXY (HTTP_PROXY for ws://), else ALL_PROXY; NO_PROXY names hosts without
-one.  Where a proxy is named nothing goes around it.  A password of a proxy is read from the environment or a file, and
-stands in no text of an error.
+The proxy is `--proxy`, HTTPS_PROXY (HTTP_PROXY for ws://), else ALL_PROXY; NO_PROXY names hosts without one.  Nothing
+goes around a named proxy.  Its password is in no error.
 """
 
 from __future__ import annotations
@@ -105,10 +104,9 @@ def silent(_step: str, _found: str) -> None:
 
 
 async def open_web(url: str, report: ReportStep = silent) -> WebStream:
-    """Return a WebSocket to a relay.  `report` receives each step.
+    """Return a WebSocket to a relay; `report` receives each step.
 
-    Raises NetworkError, whose text names the failed step and whose advice the remedy, and ConfigError for a proxy or a
-    file of authorities that cannot be used.
+    Raises NetworkError with the failed step and its remedy, ConfigError for an unusable proxy or file of authorities.
     """
     parts = urllib.parse.urlsplit(url)
     secure = parts.scheme == "wss"
@@ -323,10 +321,10 @@ def without_tls(url: str) -> str:
 
 
 def choose(proxy: str | None, authorities: str | None) -> None:
-    """Use these for all connections by the web, of this process and of those that it starts.
+    """Use these for all web connections of this process and its children.
 
-    `proxy`: a URL without a password, `none`, or a file with a URL; `authorities`: a file of certificates.  None leaves
-    the choice to the environment.  Raises ConfigError.
+    `proxy`: a URL without a password, `none`, or a file with a URL; `authorities`: a file of certificates; None: the
+    environment's.  Raises ConfigError.
     """
     if proxy is not None:
         os.environ[PROXY] = _chosen(proxy)

@@ -3,9 +3,8 @@
     mark (9) + length (u32)      in clear, and sealed with the body: changed, the record does not open
     body + tag (16)              a header, a chunk of vectors, or an empty control frame; see wire
 
-A record is sealed into a buffer just before it is sent, and opened from one into its place in memory, so nothing waits
-here but a part of one record in each direction, and small ones before it, which share one system call with it.  The
-buffers are pooled: a stream has one while it is in the middle of a record, and none between two.
+A record is sealed just before it is sent, and opened from a pooled buffer into its place: a part of one record waits
+per direction, and small ones before it, which share a system call with it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SMALL_BYTES = 4096
 """Maximum body of a record that waits for the next one, and how much more than one record a buffer holds."""
 
 KEPT_BUFFERS = 16
-"""Maximum number of buffers that are kept for later; more are made where more streams are in the middle of a record."""
+"""Maximum number of kept buffers."""
 
 
 LAST_READS, LAST_BYTES = 16, 1 << 16
@@ -82,10 +81,10 @@ class SealedStream:
         return self._out is not None
 
     def send(self, mark: bytes, body: bytes | memoryview) -> bool:
-        """Seal a record, and send as much of it as the network takes; a small one waits for the next, or for `flush`.
+        """Seal a record, and send as much as the network takes; a small one waits for the next, or for `flush`.
 
-        Returns False while an earlier one waits.  Raises OSError for a broken connection, and WornOutError for a
-        worn-out key.
+        Returns False while an earlier one waits.  Raises OSError for a broken connection, WornOutError for a worn-out
+        key.
         """
         size = HEAD_BYTES + len(body) + TAG_BYTES
         if self._out is not None and self._filled + size > len(self._out) and not self.flush():
@@ -125,9 +124,9 @@ class SealedStream:
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def arrived(self) -> bool:
-        """Read the received part of one record; return whether it is complete, and to be opened.
+        """Read the received part of one record; return whether it is complete.
 
-        Raises EOFError at the end of the stream, OSError for a broken connection, and FrameError for an invalid length.
+        Raises EOFError at the end, OSError for a broken connection, FrameError for an invalid length.
         """
         self._begin_if_known()  # its head may have arrived with the record before it
         try:
@@ -229,10 +228,9 @@ def prepare(connection: socket.socket) -> None:
 
 
 def notice_silence(connection: socket.socket) -> None:
-    """Set the same timeouts for a silent network on a TCP connection of ours as on ZeroMQ's, and no delay of small
-    data.
+    """Set ZeroMQ's timeouts on our TCP connection, and no delay of small data, as far as the system has them.
 
-    Options that the system does not have are left out.  Raises OSError for a broken connection.
+    Raises OSError for a broken connection.
     """
     options = {
         "TCP_NODELAY": 1,

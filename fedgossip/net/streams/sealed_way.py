@@ -9,8 +9,7 @@ message.
     B + count, all else     <---- TCP --->        B + count, all else
     K + bytes               <---- TCP --->        K + bytes
 
-K acknowledges read bytes: bytes acknowledged by TCP may have reached a middlebox alone, and nothing else detects their
-loss there.
+K acknowledges read bytes: those acknowledged by TCP may have reached a middlebox alone.
 """
 
 from __future__ import annotations
@@ -138,9 +137,9 @@ class SealedWay:
         return self.speaks
 
     def send(self, pair: Pair) -> bool:
-        """Seal a frame and send as much of it as the network takes; False: not now.  Raises OSError and WornOutError.
+        """Seal a frame and send what the network takes (small ones later, or at `flush`); False: not now.
 
-        Small frames wait for the next one, or for `flush`.
+        Raises OSError and WornOutError.
         """
         assert self.stream is not None
         return self.stream.send(pair[0], plain_body(pair))

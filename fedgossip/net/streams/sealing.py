@@ -5,15 +5,13 @@
     both      keys       HKDF-SHA256(X25519(shares), salt = SHA-256(transcript)): one key for each direction
     record    mark, length, AEAD(body); the nonce is the record's number, mark and length are associated data
 
-The transcript is the label with the version, both long-term keys, the offer and the answer.  CURVE has authenticated
-them; the fresh shares make every connection's keys its own, and its data stay secret when the long-term keys leak
-later.  The ticket names the connection; it is no secret and proves nothing.
+The transcript is the label with the version, both long-term keys, the offer and the answer, authenticated by CURVE;
+fresh shares keep data secret when long-term keys leak.  The ticket names the connection; it is no secret.
 
-Ends without long-term keys, which only measurements make, agree on a port and a ticket by the same messages; their
-records are copied, not sealed.  An end that has keys takes no such offer.
+Ends without long-term keys (measurements) copy their records; an end with keys takes no such offer.
 
-Nonces count from 0 and are not sent: a record that is repeated, left out, cut, moved or of another connection does not
-open, and neither does any later one.
+Nonces count from 0 and are not sent: a repeated, missing, cut, moved or foreign record does not open, nor any later
+one.
 
 Sources: RFC 7748 (X25519), RFC 5869 (HKDF), NIST SP 800-38D (GCM), RFC 8439 (ChaCha20-Poly1305).
 """
@@ -131,9 +129,9 @@ class StreamOffer:
         self.text = _OFFER.pack(VERSION, _mask(self._suites), self._secret.public_key().public_bytes_raw())
 
     def keys(self, answer: bytes, caller: str, callee: str) -> tuple[Agreed, int]:
-        """Return the keys, and the port to call; `caller` and `callee` are the long-term keys, as text.
+        """Return the keys, and the port to call; `caller` and `callee`: long-term keys, as text.
 
-        Raises FrameError for an invalid answer, or one with a suite that was not offered.
+        Raises FrameError for an invalid answer, or a suite that was not offered.
         """
         if len(answer) != _ANSWER.size:
             raise FrameError("sealing", f"an answer of {len(answer)} bytes to an offer of sealed records")
@@ -147,7 +145,7 @@ class StreamOffer:
 def answered(
     offer: bytes, suites: Collection[Suite], port: int, caller: str, callee: str
 ) -> tuple[bytes, Agreed | None]:
-    """Return the callee's answer, and the keys; an empty answer without an agreement.
+    """Return the callee's answer (empty: no agreement), and the keys.
 
     No `suites`: of an end without keys.  Raises FrameError for an invalid offer, or one without a suite of ours.
     """

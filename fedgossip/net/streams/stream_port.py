@@ -1,7 +1,5 @@
-"""The port for connections of sealed streams.  Any machine can connect to it, and has no memory here but
-STRANGER_BYTES.
-
-A caller sends HAIL, a ticket and its first record, and is a stranger until its owner has verified its key.
+"""The port for sealed streams, open to any machine: a caller sends HAIL, a ticket and its first record, and has
+STRANGER_BYTES of memory until its key is verified.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ STRANGER_SECONDS = 10.0
 """Time that a caller has to show it."""
 
 PORT_ABOVE = 10_000
-"""Distance of the streams' port above a port chosen by people, where that is free; a firewall can admit both, and a
-caller through a relay finds it.
-"""
+"""Distance of the streams' port above a chosen port, if free, for firewalls and relays."""
 
 FULL_SECONDS = 2.0
 """Seconds without new callers while the system has no free descriptor: other files may need the next one."""

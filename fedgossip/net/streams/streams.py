@@ -1,8 +1,7 @@
 """All sealed streams of one participant: tickets of callers, outgoing calls, streams in use.
 
-A caller of the port (`stream_port`) that does not name a ticket issued inside CURVE, and seal its first record with the
-key of that ticket, is disconnected, and the ticket stays valid.  So strangers can keep partners on their CURVE
-connections at the most, and break nothing.
+A caller must name a ticket issued inside CURVE and seal its first record with its key; others are disconnected, and the
+ticket stays valid: strangers break nothing.
 """
 
 from __future__ import annotations
@@ -57,11 +56,10 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Streams:
-    """`identity` is that of the participant, `suites` its ciphers; an empty set makes and takes no streams.
+    """`identity`: the participant's; `suites`: its ciphers, none for no streams.  Without an identity (measurements)
+    nothing is sealed.
 
-    Without an identity, which only measurements have, the streams are not sealed.
-
-    The thread of the sockets owns this and makes all calls.
+    The sockets' thread makes all calls.
     """
 
     def __init__(self, identity: Identity | None, suites: Collection[Suite]) -> None:
@@ -144,9 +142,8 @@ class Streams:
     # --- the callee's end -------------------------------------------------------------------------------------------
 
     def listen(self, router: str, wanted: str) -> None:
-        """Open the port, at the interface of the ROUTER's address; `wanted` is the requested number.
-
-        Without a free port, or for an address that is not TCP's, nothing can connect, and CURVE serves alone.
+        """Open the port at the interface of the ROUTER's address, by preference `wanted`; without one CURVE serves
+        alone.
         """
         if not self.usable or not router.startswith("tcp://"):
             self.usable = False
@@ -154,9 +151,9 @@ class Streams:
         self.port.listen(router, wanted)
 
     def answer(self, node: NodeId, connection: bytes, key: str, number: int, offer: bytes) -> Pair:
-        """Return the answer to an offer received on a CURVE connection; `key` is the caller's long-term key.
+        """Return the answer to an offer on a CURVE connection; `key`: the caller's long-term key.
 
-        Raises FrameError for an offer that is refused; the answer to that is `refusal`.
+        Raises FrameError for a refused offer, to be answered by `refusal`.
         """
         if not self.port.number or (self.identity is not None and not key):
             return refusal(number)
