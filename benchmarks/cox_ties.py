@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.sites.fits.cox.cox_result import cox_fit
+from fedgossip.sites.fits.cox.cox_result import CoxFit, attenuation, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import fitted_alone
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.survival.survival_times import places_of
@@ -49,8 +49,7 @@ def exact(x: Values, times: Values, events: Mask) -> Values:
     return point
 
 
-def on_grid(points: int, ties: str, x: Values, times: Values, events: Mask) -> tuple[Values, int]:
-    """Return the estimates, and how many times were told."""
+def on_grid(points: int, ties: str, x: Values, times: Values, events: Mask) -> CoxFit:
     grid = tuple(float(one) for one in END * np.arange(1, points + 1) / points)
     names, none = tuple(f"x{k}" for k in range(len(TRUE))), (0.0,) * len(TRUE)
     layout = CoxLayout(
@@ -73,18 +72,21 @@ def on_grid(points: int, ties: str, x: Values, times: Values, events: Mask) -> t
     records = TimedRecords(columns, times, places_of(grid, times), events, np.zeros(len(x), np.int64))
     found = cox_fit(layout, fitted_alone(layout, SiteHazards(layout, records)), 1)
     assert found is not None and found.converged
-    return np.array([one.estimate for one in found.coefficients]), len(found.strata[0].points)
+    return found
 
 
-def shrunken(count: int) -> Iterator[tuple[int, str, float, float]]:
-    """Yield points, rule of ties, mean of told times, and by which part estimates are smaller, over `count` draws."""
+def shrunken(count: int) -> Iterator[tuple[int, str, float, float, float]]:
+    """Yield points, rule of ties, mean of told times, by which part estimates are smaller, and what the fits state of
+    that (of Breslow's ties), over `count` draws."""
     draws = [drawn(seed) for seed in range(count)]
     lengths = [float(np.linalg.norm(exact(*one))) for one in draws]
     for points in GRIDS:
         for ties in ("breslow", "efron"):
             found = [on_grid(points, ties, *one) for one in draws]
-            less = [1 - np.linalg.norm(b) / length for (b, _), length in zip(found, lengths, strict=True)]
-            yield points, ties, float(np.mean([told for _, told in found])), float(np.mean(less))
+            b = [np.array([each.estimate for each in one.coefficients]) for one in found]
+            less = [1 - np.linalg.norm(one) / length for one, length in zip(b, lengths, strict=True)]
+            stated, times = [attenuation(one) or 0.0 for one in found], [len(one.strata[0].points) for one in found]
+            yield points, ties, float(np.mean(times)), float(np.mean(less)), float(np.mean(stated))
 
 
 def main() -> None:
@@ -92,9 +94,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=10)
     count = parser.parse_args().draws
     print(f"events {np.mean([drawn(seed)[2].sum() for seed in range(count)]):.0f}")
-    print("points of the grid  ties     told times  estimates smaller by")
-    for points, ties, told, less in shrunken(count):
-        print(f"{points:18}  {ties:7}  {told:10.0f}  {100 * less:.1f} %", flush=True)
+    print("points of the grid  ties     told times  estimates smaller by  stated")
+    for points, ties, told, less, stated in shrunken(count):
+        print(f"{points:18}  {ties:7}  {told:10.0f}  {100 * less:18.1f} %  {100 * stated:4.1f} %", flush=True)
 
 
 if __name__ == "__main__":

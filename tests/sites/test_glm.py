@@ -691,6 +691,7 @@ def test_counts_that_vary_more_than_a_poisson_model_has_it_are_reported(tmp_path
     said = typed(["fit", "counts.toml"], tmp_path)
     fit = msgspec.json.decode((tmp_path / "fits/counts/fit.json").read_bytes(), type=GlmFit)
     assert said.code == 0 and fit.pearson is not None and fit.pearson / fit.free > 1.5
+    assert said.out.startswith("Poisson model of days: ")
     assert "these errors are too small" in said.out and "errors=quasi" in said.out
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,19 @@ def test_a_no_at_a_step_ends_the_walk_before_its_commands_and_is_asked_again(tmp
     assert [one.kind for one in entries(tmp_path / "audit.jsonl")].count("answered") == 2
 
 
+@pytest.mark.parametrize("fit", [False, True])
+def test_every_plan_that_sites_approve_is_read_out_and_its_hash_is_asked_last(fit: bool) -> None:
+    """Its command follows at once, so a mistyped hash ends the step before anything else is asked."""
+    facts = replace(TRAINED, fit=fit, budget=True)
+    site, lead = site_steps(facts, PilotSite(0, [], "peer.key", "keys.spent")), coordinator_steps(facts, "study", [])
+    approved = [one for one in site if any(words[:2] == ["plan", "show"] for words in one.shown)]
+    assert all(one.asked[-1].name.startswith("approve") for one in approved)
+    hashed = [[words[2:] for words in one.shown if words[:2] == ["plan", "hash"]] for one in (*approved, *lead)]
+    confirmed = [one.asked[0].name for one in lead if one.asked and one.asked[0].name.startswith("same")]
+    assert len(confirmed) == len(approved) == 2 + fit
+    assert [one for one in hashed if one] == hashed[: len(approved)] * 2
+
+
 def test_a_declaration_that_a_site_writes_after_its_first_look_is_found(tmp_path: Path) -> None:
     own, link = tmp_path / "mine.csv", tmp_path / "tables" / "site-0.csv"
     link.parent.mkdir()
@@ -133,7 +147,7 @@ def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_whe
     (hub / "study.toml").write_text(STUDY)
     (hub / "use.txt").write_text("To help a nurse decide whom a doctor sees first. Not to send anybody home.\n")
     _table(hub / "test.csv", 9)
-    (hub / "answers.toml").write_text('same = "yes"\nuse = "use.txt"\n')
+    (hub / "answers.toml").write_text('same = "yes"\nsame-model = "yes"\nuse = "use.txt"\n')
     first, second = free_ports(2)
     ports = ["--address", "127.0.0.1", "--invite-port", str(first), "--port", str(second)]
     with (hub / "out").open("w") as out:

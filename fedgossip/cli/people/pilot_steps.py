@@ -136,10 +136,8 @@ def site_steps(facts: PilotFacts, site: PilotSite) -> Sequence[PilotStep]:
     by = Question("by", "Name of the approving person, for the release (empty: none)", WORDS)
     total = Question("total", "Most epsilon that these records may spend in all runs together (empty: no limit)", WORDS)
     opened = [["data", "agree", EXPERIMENT, *spends, "--dry-run"]] if facts.federated else []
-    steps = [
-        PilotStep("plan", "what is signed", [*read, *opened], [Question("approve", APPROVE, WORDS), by]
-             + [total] * facts.budget, agreed_to)
-    ]  # fmt: skip
+    asked = [by, *[total] * facts.budget, Question("approve", APPROVE, WORDS)]  # last: its command follows at once
+    steps = [PilotStep("plan", "what is signed", [*read, *opened], asked, agreed_to)]
     if facts.federated:
         own = Question("records", "Are these the records for this study, and may they be used for it?")
         steps.insert(
@@ -159,7 +157,7 @@ def site_steps(facts: PilotFacts, site: PilotSite) -> Sequence[PilotStep]:
         model = ("--model", f"{OF}run")
         judged = Question("approve-model", APPROVE, WORDS)
         evaluate = ["evaluate", f"{OF}run", EXPERIMENT, *wait, "--out", f"{NEW}judged-log"]
-        steps.append(PilotStep("judge", "how well it answers", [["plan", "show", EXPERIMENT, *model]], [judged],
+        steps.append(PilotStep("judge", "how well it answers", [[*words, *model] for words in read], [judged],
                           lambda given: [*signed(judged.name, *model)(given), evaluate]))  # fmt: skip
     text = f"May the folder {HANDED[facts.fit]} go to the coordinator, for the release?  (its log, its approval)"
     return [*steps, PilotStep("hand-over", "for the release", asked=[Question("hand-over", text, MAYBE)])]
@@ -173,21 +171,24 @@ def coordinator_steps(facts: PilotFacts, name: str, waits: Words) -> Sequence[Pi
     """Return the steps of the coordinator; `name`: of the release."""
     wait = ["--endpoints", ENDPOINTS, *waits]
     read = [["plan", "show", EXPERIMENT], ["plan", "hash", EXPERIMENT]]
-    same = Question("same", "Have all sites read out these digits by telephone?")
-    steps = [PilotStep("plan", "what the sites sign", read, [same])]
+
+    def same(plan: str = "") -> list[Question]:
+        return [Question(f"same{plan}", "Have all sites read out these digits by telephone?")]
+
+    steps = [PilotStep("plan", "what the sites sign", read, same())]
     if facts.federated:
         agree = ["data", "agree", EXPERIMENT, *wait, "--out", f"{NEW}agreed-log"]
         steps.append(PilotStep("agree", "statistics of all sites", typed=lambda _: [agree]))
     if facts.fit:
         fit = ["fit", EXPERIMENT, *wait, "--out", f"{NEW}fit-log", "--to", f"{NEW}run"]
-        steps.append(PilotStep("fit", "the model of all sites", read, typed=lambda _: [fit]))
+        steps.append(PilotStep("fit", "the model of all sites", read, same("-fit"), lambda _: [fit]))
     else:
         lead = ["coordinator", EXPERIMENT, *wait, "--out", f"{NEW}run"]
         steps.append(PilotStep("train", "the model of all sites", typed=lambda _: [lead]))
     if facts.judged:
         evaluate = ["evaluate", f"{OF}run", EXPERIMENT, *wait, "--out", f"{NEW}judged-log"]
-        shown = [["plan", "show", EXPERIMENT, "--model", f"{OF}run"]]
-        steps.append(PilotStep("judge", "how well it answers", shown, typed=lambda _: [evaluate]))
+        shown = [[*words, "--model", f"{OF}run"] for words in read]
+        steps.append(PilotStep("judge", "how well it answers", shown, same("-model"), lambda _: [evaluate]))
     use = Question("use", "File in which a person has written what the model is for, and what not", PATH, USE)
     handed = Question("handed", "Folder of what the sites handed over, one folder each (empty: none)", PATH)
 

@@ -181,7 +181,7 @@ def _glm(found: GlmFit, sites: int) -> list[str]:
     of = f"{d.outcome} = {d.of}" if d.of else d.outcome
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
-    lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
+    lines = [f"{d.of_family.title} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
     statistic = "t" if (d.of_family.disperses and d.errors != "robust") or d.errors == "quasi" else "z"
     lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
     lines += remarks(d.against, d.constant, found.silent)
@@ -240,6 +240,8 @@ def _glm_not(found: GlmFit) -> str:
 
 
 def _cox(found: CoxFit, sites: int) -> list[str]:
+    from fedgossip.sites.fits.cox.cox_result import cost_of_grid
+
     d = found.design
     unit = f" [{d.unit}]" if d.unit else ""
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
@@ -255,6 +257,7 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
         lines.append(f"each {d.strata_column} has a hazard of its own: {', '.join(d.strata)}")
     if d.ties != "breslow":
         lines.append("events at one told time are taken one after another: ties are Efron's")
+    lines += [cost] if (cost := cost_of_grid(found)) else []
     if d.ridge:
         lines.append(f"estimates and errors are those with a ridge of {d.ridge:g}, on columns of deviation 1")
     if found.log_likelihood is not None:

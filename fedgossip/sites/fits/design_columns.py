@@ -134,9 +134,9 @@ TWO = 2.0
 OF_TWO = 0.75
 """Largest share of two records in a column's sum of squares there."""
 LOOK = (
-    "The events of its rounds (metrics.jsonl) name the column: values far out, or a rare category, carry its sum, or "
-    "its coefficients diverge. Declare its bounds or cuts in [data.columns], leave it out, drop=COLUMN, or "
-    "agree on a smaller data.suppress"
+    "The command of the site that refused prints the column, as its metrics.jsonl has it; the coordinator's names the "
+    "site: values far out, or a rare category, carry the column's sum, or its coefficients diverge. Declare its bounds "
+    "or cuts in [data.columns], leave it out, drop=COLUMN, or agree on a smaller data.suppress"
 )
 
 

@@ -101,7 +101,7 @@ def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
     family = d.of_family
     if len(wrong := np.flatnonzero(~family.outcomes(y))):
         text = f"{path}, {table.where(int(wrong[0]))}, column {d.outcome!r}: not of {family.of}"
-        raise ConfigError(text, f"A {family.name} model is of {family.of}.")
+        raise ConfigError(text, f"A {family.title} model is of {family.of}.")
     if not len(y):
         raise ConfigError(f"{path}: no records", "Name a table with the columns of the fit, and its outcome.")
     return len(y), measured(fit, features, y)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, SERIES, draw, legend_above, percent_axis
 from fedgossip.report.page.markup import Markup, figure, grid, paragraph, section, table
 from fedgossip.report.page.numbers import NOTHING, count, number, percent, plural
-from fedgossip.sites.fits.cox.cox_result import CoxFit
+from fedgossip.sites.fits.cox.cox_result import CoxFit, cost_of_grid
 from fedgossip.sites.fits.families.family import FamilyFit, ResultTable
 from fedgossip.sites.fits.fit_files import AnyFit
 from fedgossip.sites.fits.glm.glm_result import RATIO, Coefficient, GlmFit
@@ -67,7 +67,9 @@ def _of_glm(fit: GlmFit) -> list[Markup | None]:
     of = f"{d.outcome} = {d.of}" if d.of else d.outcome
     null = "" if fit.null_deviance is None else f", {number(fit.null_deviance)} of the mean alone"
     aic = "" if fit.aic is None else f"; AIC {number(fit.aic)}"
-    text = f"A {d.family} model of {of}, of {_records(fit.records, fit.sites)}: deviance {number(fit.deviance)}"
+    text = (
+        f"A {d.of_family.title} model of {of}, of {_records(fit.records, fit.sites)}: deviance {number(fit.deviance)}"
+    )
     return [
         paragraph(f"{text}{null}{aic}."),
         _estimates(fit.coefficients, RATIO.get(d.family)),
@@ -109,6 +111,7 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""
     return [
         paragraph(f"{text}, {used}{own}{ties}{agree}{ridge}."),
+        paragraph(f"{cost[0].upper()}{cost[1:]}.") if (cost := cost_of_grid(fit)) else None,
         _estimates(fit.coefficients, "hazard ratio"),
         _of_ratios(fit.coefficients, "hazard ratio"),
         _remarks(d.against, fit.silent),

@@ -9,7 +9,7 @@ from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.cox.cox import concordance_error
 from fedgossip.sites.fits.cox.cox_steps import OVER, PAIRS, FittedHazards
-from fedgossip.sites.fits.cox.cox_sums import EFRON, CoxDesign, CoxLayout
+from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout
 from fedgossip.sites.fits.glm.glm import CONVERGED, Values, covariance, rank_of
 from fedgossip.sites.fits.glm.glm_result import ALONE, FORMAT, Bounds, Coefficient, coefficient, known, rounded_to
 from fedgossip.sites.fits.survival.survival_times import enough, reported_risk
@@ -149,6 +149,40 @@ def _unused(state: FittedHazards) -> int | None:
     left = int(state["at_risk"][:, 0].sum() - state["events"].sum())
     unused = state.number("unused")
     return unused if enough(left - unused, state.layout.design.least) else None
+
+
+def attenuation(fit: CoxFit) -> float | None:
+    """Return by about which part Breslow's ties, at times rounded up, draw the estimates to 0; None with others.
+
+    A record of hazard z within an interval has its event there with the chance 1 - exp(-z), of which the slope by log z
+    is z / (exp(z) - 1) times that of z, which Breslow's rule takes.  z of the records with events is that of all at
+    risk, -log(1 - d / n), times 1 + the variance of eta there, b' A b over all events, of b without the attenuation.
+    """
+    b = np.array([one.estimate for one in fit.coefficients])
+    points = [one for stratum in fit.strata for one in stratum.points if one.events]
+    if fit.design.ties != BRESLOW or fit.design.ridge or not points or any(None in row for row in fit.covariance):
+        return None
+    d, n = (np.array([getattr(one, name) for one in points], float) for name in ("events", "risk"))
+    z = -np.log1p(-np.minimum(d / n, 1 - 1 / (n + 1)))
+    spread = float(b @ np.linalg.solve(np.array(fit.covariance, float), b)) / d.sum()
+    least = float((d * (1 - z / np.expm1(z))).sum() / d.sum())
+    found = least
+    for _ in range(4):
+        found = min(least * (1 + spread / (1 - found) ** 2), 0.9)
+    return found
+
+
+def cost_of_grid(fit: CoxFit) -> str:
+    """Return how much the rounded times cost, in words; "" where that is not estimated."""
+    drawn = attenuation(fit)
+    if drawn is None:
+        return ""
+    text = f"times rounded up, with Breslow's ties, draw these estimates to 0 by about {100 * drawn:.2g} %"
+    return f"{text} (less with ties=efron, or a finer grid)" if drawn > COARSE else text
+
+
+COARSE = 0.02
+"""Attenuation above which a line names what makes it less."""
 
 
 def _chance(freedom: int, ratio: float) -> float:

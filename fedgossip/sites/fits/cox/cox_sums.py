@@ -140,7 +140,7 @@ class CoxLayout:
             f"first the number of records{of}{of_codes}, and at {len(d.grid)} times of {d.time} those of events and "
             "censorings",
             f"then, in each of at most {d.steps} steps, {text}; {len(self.upper[0])} of products of columns over all",
-            "last pairs of records at one site that go in the order that is said, and squares of each record's number",
+            "last pairs of records at one site, those in the predicted order, and squares of each record's number",
         )
 
     @cached_property

@@ -320,7 +320,7 @@ class ElasticNet:
         found, family = read_sample(d, agreed, file, KIND_OF[o.family]), FAMILIES[o.family]
         if wrong := int((~family.outcomes(found.y[:, 0])).sum()):
             text = f"column {d.outcome!r} holds {wrong} numbers that are not {family.of}"
-            raise ConfigError(text, f"A {family.name} model is of {family.of}; family=linear is of any.")
+            raise ConfigError(text, f"A {family.title} model is of {family.of}; family=linear is of any.")
         if len(found.x) < (few := d.suppress * max(1, o.folds)):
             text = f"{len(found.x)} records for {o.folds} folds: sums of each would tell of few"
             raise ConfigError(text, f"{few} are needed here, or fewer folds=.")
@@ -420,7 +420,7 @@ class ElasticNet:
             remarks.append(FEW.format(d.suppress))
         problem = "" if path.is_over else f"not at the end: {CUT_SHORT}.  {LOOK}"
         size = f", lambda {path.size:.6g}" if path.chosen is not None else ""
-        title = f"{what}, {o.family} model of {of}{size}, {used} of {len(d.columns)} columns"
+        title = f"{what}, {FAMILIES[o.family].title} model of {of}{size}, {used} of {len(d.columns)} columns"
         return FamilyResult(title, tables, remarks, problem)
 
     def _found(self, d: FamilyDesign, pooled: Sequence[PooledRound]) -> tuple[NetPath, Values, float] | None:

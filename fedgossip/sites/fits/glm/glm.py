@@ -64,6 +64,11 @@ class ExponentialFamily:
     of: str = "any"
     """These outcomes, in words."""
 
+    @property
+    def title(self) -> str:
+        """Its name within a sentence."""
+        return self.name.capitalize() if self.name == "poisson" else self.name
+
 
 def _expit(eta: Values) -> Values:
     return np.asarray(1 / (1 + np.exp(-eta)))

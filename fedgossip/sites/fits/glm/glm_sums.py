@@ -320,7 +320,7 @@ def known_outcomes(design: GlmDesign, y: Values) -> Values:
     family = design.of_family
     if wrong := int((~family.outcomes(y)).sum()):
         text = f"column {design.outcome!r} holds {wrong} numbers that are not {family.of}"
-        raise ConfigError(text, f"A {family.name} model is of {family.of}; glm:linear is of any.")
+        raise ConfigError(text, f"A {family.title} model is of {family.of}; glm:linear is of any.")
     return y
 
 
