@@ -1,5 +1,5 @@
 """Advice which way to train together is done sooner over given links: `fedgossip topology advise`.
 
-It imports `lab.costs`, `topology` and `plans`.  `candidates` lists the graphs and the other ways, `lab.costs` gives
-the time of a round, `rates` or `learned` the rounds, and their product is the order of the table.
+It imports `lab.costs`, `topology` and `plans`.  `candidates` lists graphs and other ways, `lab.costs` times a round,
+`rates` or `learned` count rounds; their product orders the table.
 """

@@ -1,7 +1,5 @@
-"""The candidates of an advice: ways to train together, the network that they run on, and a check of their rounds.
-
-`fedgossip advise` verifies predicted rounds against machines in the simulator's virtual time, on quadratics.  The model
-is cut to fewer numbers and the links to proportionally less bandwidth, so message times stay the same.
+"""The candidates of an advice, their network, and a check of their rounds against machines in virtual time, on
+quadratics: a shorter model with proportionally slower links has the same message times.
 """
 
 from __future__ import annotations
@@ -282,8 +280,7 @@ def gossip_way(asked: AdviceAsked, graph: str, schedule: Schedule, best: BestRat
 def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, degrees: Sequence[int]) -> float:
     """Return the seconds of a round, followed step by step; for many equal peers a + k d/b.
 
-    That is the round alone: in consecutive rounds, messages that meet at a receiver make it up to a tenth longer, and a
-    star's shorter.
+    In consecutive rounds, messages that meet at a receiver add up to a tenth; a star is shorter.
     """
     alone = float(np.mean([neighbours(k, asked.size, links) for k in degrees]))
     if asked.n > FOLLOWED_PEERS:
@@ -351,7 +348,7 @@ class VerifiedNumber:
 def verified(asked: AdviceAsked, found: Sequence[AdvisedWay]) -> list[VerifiedNumber]:
     """Return the rounds of a ring all-reduce and of the fastest gossip, predicted and measured, and the latter's rate.
 
-    Only with equal training times and equal links; the rate where zeta is 50.
+    Only with equal training times and links; the rate where zeta is 50.
     """
     if not asked.times.constant or asked.links.pairs:
         return []

@@ -1,8 +1,8 @@
 """Rounds to a score, forecast from data and model themselves instead of noisy quadratics.
 
-One shadow run per algorithm gives, for all graphs at once, the round in which the mean peer reaches a score, and that
-of the mean model, which an all-reduce or a server trains; one run of isolated peers gives the same for training alone,
-and for one merge at the end.  A round counts from evaluation to evaluation, `eval.every`.
+One shadow run per algorithm gives, for all graphs, the round in which the mean peer, and the mean model (of an
+all-reduce or a server), reach a score; one of isolated peers gives training alone and one merge at the end.
+Resolution: `eval.every`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Which mesh of a participant's processes fits their memory, and takes a step soonest: `fedgossip advise mesh`.
 
-All products of data x tensor x pipeline x context of so many processes are tried, by each attention, with whole models
-(ddp) and with rows of them (fsdp, zero 2 and 3).  An experiment with that mesh is read as `run` reads it, its layers
-are divided, and its memory is that of `step_costs`: what these refuse is refused for their reason.
-
-The seconds of a step are those of `learning/processes/step_costs`, for P processes on k processors.  A + B rows, the
-seconds of one process for a batch of so many rows, are measured, or B alone as given.  Links are measured by
-all-reduces of P processes over gloo, or given.
+All products of data x tensor x pipeline x context of so many processes are tried, by each attention, with ddp and fsdp
+(zero 2 and 3), as `run` would read them; refusals keep their reasons.  Memory and seconds are those of
+`learning/processes/step_costs`: A + B rows is measured, or B given; links are measured by all-reduces over gloo, or
+given.
 
 As Zheng and others, Alpa: automating inter- and intra-operator parallelism, OSDI 2022, and Jia and others, Whale,
-USENIX ATC 2022, search plans by a cost model; here all plans of a mesh are few enough to be tried.
+USENIX ATC 2022, search plans by a cost model; here all are tried.
 """
 
 from __future__ import annotations
@@ -189,9 +186,8 @@ def _advised(
 
 
 def measured_compute(asked: MeshAsked) -> FittedLink:
-    """Return the seconds of a forward and backward pass of one process, by the rows of a batch, fitted to three sizes.
-
-    Its `latency` is what a pass takes whatever its rows, its `rate` rows per second.
+    """Return the seconds of one process's passes by the rows of a batch, fitted to three sizes: `latency`, and `rate`,
+    rows per second.
     """
     module, settings = asked.module(), asked.experiment.train
     criterion = Criterion(asked.objective)
@@ -228,10 +224,7 @@ def shortest(call: Callable[[], object], times: int) -> float:
 
 
 def measured_links(asked: MeshAsked) -> EqualLinks:
-    """Return the links of so many processes of this machine, by all-reduces over gloo of several sizes.
-
-    A ring's 2 (P - 1) (a + s / (P b)) is taken for the line that is fitted.
-    """
+    """Return the links of so many processes here, fitted to all-reduces over gloo: 2 (P - 1) (a + s / (P b))."""
     settings = replace(asked.experiment.train, processes=asked.processes)
     empty: Any = {"source": "", "base": None, "seed": 0, "classes": 0, "kind": "", "loss": "", "metrics": (),
                   "label_scale": ((), ()), "vocabulary": None, "examples": []}  # fmt: skip

@@ -4,8 +4,8 @@ Peer i draws h ~ N(0, I) afresh and does x_i <- x_i - eta h h'x_i, then all mix.
 
     r = 1 - (1 - eta)² - (zeta - 1) eta² / n_W(gamma),      gamma = (1 - eta)² / (1 - r)
 
-zeta measures the noise of one gradient; the best step of a peer alone removes 1 / zeta a round.  Only n_W depends on
-the graph: alone it is 1, and where all have the mean after each step it is n.
+zeta is the noise of a gradient; a peer alone removes 1 / zeta a round at best.  n_W is 1 alone, and n where all have
+the mean after each step.
 
 Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022; "fedgossip repro vogels-quadratics" measures it.
 """
@@ -105,9 +105,8 @@ def everybody(n: int) -> Neighbours:
 
 
 def measured_rate(schedule: Schedule, eta: float, dim: int, rounds: int, repeats: int) -> float:
-    """Return r measured on so many quadratics of dim = zeta - 2 coordinates at once, from the slope of log E||x||².
-
-    The first quarter is omitted: until then the models have not reached their stationary distance.
+    """Return r from the slope of log E||x||², on so many quadratics of dim = zeta - 2 coordinates, without the first
+    quarter.
     """
     n, stream = schedule.n, seeds.stream(0, "quadratics", schedule.n)
     x, lengths = stream.standard_normal((repeats, n, dim)), []
@@ -123,8 +122,8 @@ def measured_rate(schedule: Schedule, eta: float, dim: int, rounds: int, repeats
 def rounds_of_one_merge(n: int, zeta: float, share: float) -> float:
     """Return the local steps before the mean of all is as near to the optimum as `share` requires.
 
-    E||mean||² = (1 - 1/n) (1 - eta)^2t + (1/n) (1 - r)^t with 1 - r = (1 - eta)² + (zeta - 1) eta²: the common part
-    shrinks as without noise, and the noise is averaged once.  Over the best constant step.
+    E||mean||² = (1 - 1/n) (1 - eta)^2t + (1/n) (1 - r)^t with 1 - r = (1 - eta)² + (zeta - 1) eta², over the best
+    constant step.
     """
     best = math.inf
     for eta in np.geomspace(1 / (4 * zeta), 2 / zeta * (1 - 1e-6), 120):

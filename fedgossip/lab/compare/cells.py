@@ -1,11 +1,8 @@
 """The cells of a comparison: an ordinary run directory each, one per paradigm, number of workers and seed.
 
-A finished cell is not run again; a stopped one continues.  A failed cell is reported, and the others run.
-
-The experiment of each paradigm is made from one file with the sections of several kinds of run.  Common sections
-([data], [model], [train], [simulation], [[faults]], ...) are the same for all.  All use the same examples: a round of
-workers that share every step is one batch of each, so they have train.local_steps times as many rounds; and with fewer
-workers each has larger batches, so that all workers together see as many in a round.
+A finished cell is not run again, a stopped one continues, a failed one is reported.  One file has the sections of
+several kinds of run; common ones are the same for all.  All use the same examples: workers that share every step have
+train.local_steps times as many rounds of a batch each, and fewer workers larger batches.
 """
 
 from __future__ import annotations
@@ -102,9 +99,9 @@ def run_cells(
 ) -> Iterator[DoneCell]:
     """Run every unfinished cell, and yield each outcome.
 
-    `driver`: sim or local.  `backend`: ray:ADDRESS or slurm:PARTITION, whose `jobs` workers run the cells; "": this
-    process, one after the other.  Raises ConfigError where a folder holds a run of another experiment, and where two
-    paradigms with as many workers and the same seed did not learn from the same data.
+    `driver`: sim or local.  `backend`: ray:ADDRESS or slurm:PARTITION with `jobs` workers; "": this process.  Raises
+    ConfigError for a folder of another experiment, and where paradigms with as many workers and the same seed learned
+    from different data.
     """
     there = {cell.folder: found for cell in grid.cells if (found := outcome_in(out / cell.folder)) and found.summary}
     with contextlib.ExitStack() as stack:
@@ -196,9 +193,8 @@ def compare_section(content: Content, where: str) -> CompareSection:
 
 
 def workers_of(content: Content, where: str) -> int:
-    """Return the file's number of workers: topology.n, coordinator.clients or parallel.workers; WORKERS by default.
-
-    Raises ConfigError where they differ: paradigms are compared at equal numbers.
+    """Return topology.n, coordinator.clients or parallel.workers of the file, else WORKERS.  Raises ConfigError where
+    they differ.
     """
     sizes = [(section, kind.size) for section, kind in RUN_KINDS.items()]
     given = {size: content.get(section, {}).get(size.partition(".")[2]) for section, size in sizes}

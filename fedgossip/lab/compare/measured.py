@@ -1,6 +1,5 @@
-"""Costs and results of a cell, from its run directory; the cost model's prediction; and the tuned learning rate.
-
-Every paradigm has the same five rates to choose from: the one with the least final test loss is taken.
+"""A cell's costs and results from its run directory, the cost model's prediction, and the tuned learning rate (of five,
+by final test loss).
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ class MeasuredCell:
         return self.curve[-1] if self.curve else None
 
     def reached(self, target: float) -> Point | None:
-        """Return where the loss falls to the target for good; None where the run ends above it.
-
-        Between two evaluated rounds the loss is a line, so that the result does not depend on eval.every.
-        """
+        """Return where the loss falls to the target for good, or None; linear between evaluated rounds."""
         above = [place for place, point in enumerate(self.curve) if not point.loss <= target]
         if not self.curve or (above and above[-1] == len(self.curve) - 1):
             return None
@@ -206,10 +202,7 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
 
 
 def setting_of(experiment: Experiment, size: int, element: int = 4, step: StepFacts | None = None) -> Setting | None:
-    """Return the setting of an experiment for the cost model; None where nodes have links of their own.
-
-    `step`: of a participant's processes, as its run took it.
-    """
+    """Return the cost model's setting, `step` as the run took it; None where nodes have links of their own."""
     simulation = experiment.simulation
     if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
         return None
@@ -278,10 +271,9 @@ def tuned(
     backend: str = "",
     jobs: int = 1,
 ) -> dict[str, TunedRate]:
-    """Run each paradigm with each rate, once, with most workers and the first seed; `on_rate` gets each cell.
+    """Run each paradigm once with each rate, most workers and the first seed; `on_rate` gets each cell.
 
-    The runs have a folder for each rate in `out`; finished ones are not run again.
-    `backend`, `jobs`: as `run_cells`.
+    Finished runs in `out` are kept.  `backend`, `jobs`: as `run_cells`.
     """
     losses: dict[str, dict[float, float | None]] = {name: {} for name in grid.paradigms}
     for rate in rates_of(grid):

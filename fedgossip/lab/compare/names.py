@@ -1,7 +1,5 @@
-"""The comparable paradigms, a line each: their section of the file, and the cost of a round.
-
-All-reduce by a codec is one of them, "ring+top-k:0.01"; the module also computes whether compression pays under these
-links.
+"""The comparable paradigms, a line each (all-reduce by a codec too, "ring+top-k:0.01"); and whether compression pays
+here.
 """
 
 from __future__ import annotations
@@ -260,8 +258,7 @@ PARADIGMS: Mapping[str, Paradigm] = {
 def paradigm_of(name: str) -> Paradigm:
     """Return the paradigm of a name.  Raises ConfigError.
 
-    "parameter-server:3" is one of staleness 3, "gossip@complete" is gossip on that graph,
-    "ring+top-k:0.01" is a ring with gradients coded by that codec.
+    "parameter-server:3" has staleness 3, "gossip@complete" that graph, "ring+top-k:0.01" that codec.
     """
     found = PARADIGMS.get(name)
     if (method := dense_of(name)) is not None:

@@ -192,9 +192,8 @@ def _describe_ends(found: Comparison) -> list[str]:
 
 
 def compressing(found: Comparison) -> list[str]:
-    """Return for each compared codec whether it pays here, beside the same collective without one.
-
-    The virtual network counts bytes alone: the time of the codec itself is measured on this machine, and added.
+    """Return for each compared codec whether it pays beside the same collective; its own time is measured here, and
+    added.
     """
     found_of = [_compression(found, line) for line in found.of(found.workers[-1])]
     return [one.sentence for one in found_of if one]
@@ -226,9 +225,8 @@ def _compression(found: Comparison, line: Line) -> Compression | None:
 
 
 def other_winner(found: Comparison, name: str) -> str:
-    """Return in words the least change of bandwidth or latency with which another would win, by the cost model; or "".
-
-    Each needs as many rounds as measured, and the model predicts a round under other links.
+    """Return in words the least change of bandwidth or latency with which another would win, by the cost model, or
+    "".
     """
     rounds = _rounds_to_target(found)
     setting = next((one.setting for line in found.of(found.workers[-1]) for one in line.cells if one.setting), None)
@@ -375,8 +373,8 @@ def compression_of(
 ) -> Compression:
     """Return the gain of a codec; `names`: without it, with it; `codec_seconds`: per round.
 
-    With R rounds of B sequential bytes and c further seconds each, and codec time t, the break-even is that of
-    R B - R' B' bytes saved for R' (c' + t) - R c seconds.
+    With R rounds of B sequential bytes and c other seconds each, codec time t: break-even saves R B - R' B' bytes for
+    R' (c' + t) - R c seconds.
     """
     dense, coded = names
     ours, theirs = rounds[coded], rounds[dense]

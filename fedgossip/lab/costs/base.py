@@ -1,13 +1,10 @@
 """The predicted cost of a round, and of a message: a + s/b, and one at a time in and out of every participant.
 
-A participant's training takes t / speed * (1 + J U): t is known, speed is exp(N(0, spread^2)), U is uniform on [0, 1].
+A participant's training takes t / speed * (1 + J U): t known, speed exp(N(0, spread^2)), U uniform on [0, 1].  A link's
+a and b are fitted by least squares to message times.
 
-A link's a and b are fitted by least squares to the transfer times of messages of several sizes.
-
-Textbook times of a round, by closed form for equal training times, stand in tables beside the measured ones.
-`all_reduce` (`algorithms/collectives/names`) is that of one round alone.  Where some participants begin the next round
-before others end the last (star, tree, ring-naive), consecutive rounds take another time: `all_reduce_in_turn`, and
-`methods` by their steps.
+`all_reduce` (`algorithms/collectives/names`) is the closed form of one round alone; where some begin the next before
+others end the last (star, tree, ring-naive): `all_reduce_in_turn`, and `methods` by their steps.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ from fedgossip.protocols.gossip.pairing import SPREAD
 class Cost:
     """One round of the mean participant; seconds, and bytes of vectors.
 
-    `compute`: its training.  `communicate`: the time beyond that under equal training times.  `wait`: the time beyond
-    both, spent on others.  `payload_of_busiest`: in the larger direction of the participant with most.  `messages`:
-    with vectors, of all together.  `error`: half of the 95 % interval of `wait`, where that was drawn and not computed.
+    `compute`: its training; `communicate`: beyond it with equal training times; `wait`: the rest, with `error`, half of
+    a drawn one's 95 % interval.  `payload_of_busiest`: in its larger direction.  `messages`: with vectors, of all.
     """
 
     compute: float
@@ -99,8 +95,7 @@ class TrainingTimes:
     def longest(self) -> Estimate:
         """Return the expected maximum: the wait of a barrier.
 
-        Exact for known times; from the distributions where one thing is drawn, E max = integral of 1 - prod F_i;
-        else the mean over draws.
+        Exact for known times; E max = integral of 1 - prod F_i where one thing is drawn; else a mean over draws.
         """
         if self.constant:
             return Estimate(max(self.known))
@@ -147,9 +142,9 @@ class FittedLink:
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
-    """Fit a line to transfer times, with relative errors squared, so that small messages weigh as much as large ones.
+    """Fit a line to transfer times by relative errors, so that small messages weigh as much.
 
-    Raises ValueError for fewer than two sizes, and for times that do not grow with the size.
+    Raises ValueError for fewer than two sizes, and times that do not grow.
     """
     s, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
     if len(np.unique(s)) < 2:
@@ -175,9 +170,9 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
 
 
 def crossover(latency: float, workers: int, size: float, neighbours: int = 2) -> float:
-    """Return the bytes per second above which gossip has the shorter round; 0.0 where it always has.
+    """Return the bytes per second above which gossip's round is shorter; 0.0: always, infinite without `latency`.
 
-    `latency` in seconds, `size` in bytes; `neighbours` of each peer.  Infinite without latency.
+    `latency` in seconds, `size` in bytes; `neighbours` of each peer.
     """
     more = neighbours - 2 * (workers - 1) / workers
     if more <= 0:
@@ -195,8 +190,8 @@ def crossover(latency: float, workers: int, size: float, neighbours: int = 2) ->
 def break_even(saved_bytes: float, seconds_more: float) -> float:
     """Return the bytes per second, each way, below which saving bytes pays; 0.0: never, infinite: always.
 
-    `saved_bytes`: on the critical path; `seconds_more`: their cost, below 0 where time is saved too.  Where more bytes
-    are sent, and time is saved, it would pay only above a bandwidth: 0.0 too.
+    `saved_bytes`: on the critical path; `seconds_more`: their cost, below 0 where time is saved too.  More bytes in
+    less time: 0.0.
     """
     if saved_bytes <= 0:
         return 0.0
@@ -204,11 +199,11 @@ def break_even(saved_bytes: float, seconds_more: float) -> float:
 
 
 def all_reduce_in_turn(name: str, workers: int, size: float, links: EqualLinks, training: float) -> float | None:
-    """Return the seconds beside a training of C of one of many rounds of all-reduce; None without a closed form.
+    """Return the seconds beside a training of C, of one of many rounds; None without a closed form.
 
-    A star's first workers served train while others are: C + 2 a + m d/b.  The naive ring's next vector starts once its
-    head has the sum, while that goes round: m (a + d/b) + max(C, d/b), for m > 2.  A tree, and the two by doubling,
-    have none where m is no power of two: ranks that do not fold begin early.
+    A star's first workers train while others are served: C + 2 a + m d/b.  The naive ring, m > 2: m (a + d/b) + max(C,
+    d/b), as the next vector starts once the head has the sum.  A tree and the doublings have none where m is no power
+    of two.
     """
     added = COLLECTIVES[name].added(workers) * size * links.summing
     one = size / links.rate
@@ -225,8 +220,8 @@ def all_reduce_in_turn(name: str, workers: int, size: float, links: EqualLinks, 
 def through_servers(workers: int, size: float, links: EqualLinks, largest: float = 1.0) -> float:
     """Return the seconds beside the training: the model to all, one message back, one sum: (W p + 1) d/b + 2 a.
 
-    `largest`: the largest server's share p of the model.  The first workers served reply first, so all replies but the
-    last arrive, and are added, while others still train.  For several servers, only without downlinks.
+    `largest`: the largest server's share p.  All replies but the last arrive, and are added, while others train.
+    Several servers: without downlinks alone.
     """
     return (workers * largest + 1) * size / links.rate + 2 * links.latency + size * largest * links.summing
 
@@ -234,8 +229,8 @@ def through_servers(workers: int, size: float, links: EqualLinks, largest: float
 def through_servers_alone(workers: int, size: float, links: EqualLinks, largest: float, training: float) -> float:
     """Return the seconds beside a training of C of a worker that waits for no other.
 
-    Its own way there and back, 2 a + d/b and the model's arrival: through its downlink d/b, without one p d/b, as the
-    servers send at once; or what all workers together take at the largest server, W p d/b, less C.
+    2 a + d/b and the model's arrival, d/b through its downlink, p d/b without; or all workers at the largest server, W
+    p d/b, less C.
     """
     arrival = size * (largest if math.isinf(links.down) else 1.0) / links.rate
     alone = 2 * links.latency + size / links.rate + arrival + size * largest * links.summing

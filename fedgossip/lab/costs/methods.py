@@ -1,16 +1,14 @@
 """The cost of a round of each method, from its steps: what every participant sends, takes and trains.
 
-Rounds are followed step by step: once with all training times equal to their mean, for the communication; and once with
-the actual times, known or drawn, for the waiting beyond that, with an interval where they are drawn.  At a barrier it
-would be `TrainingTimes.longest` less the mean; but the last to begin need not be the last to end.
+Rounds are followed twice: with mean training times for the communication, with actual ones, known or drawn, for the
+waiting.  (`TrainingTimes.longest` less the mean is not exact: the last to begin need not be the last to end.)
 
     collectives, and gossip      train, send, take                   every participant
     through one or more servers  take, train, send                   every worker; a server sends to and takes from all
     asynchronous pairs           a rate: training continues during an exchange
 
-Every participant takes its steps in order: it trains, sends, takes a message from another, or adds up what it has
-taken; only training runs beside other steps.  Messages pass through the links of the simulator (`simulation/network`),
-and are vectors alone: no headers, no acknowledgements.
+A participant takes its steps in order; only training runs beside others.  Messages pass through the simulator's links
+(`simulation/network`), as vectors alone.
 """
 
 from __future__ import annotations
@@ -49,10 +47,10 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """`size`: bytes of the sent message, or of vectors added to others.
+    """`size`: bytes of the message, or of vectors added.
 
-    `lane`: which of the participant's sequences of steps contains it, 0, 1, ...  WINDOW of them run beside each other,
-    from the first unfinished one on, and share its links and its training; a message is taken in the lane that sent it.
+    `lane`: its sequence of steps, 0, 1, ...; WINDOW of them run at once, from the first unfinished one, and share links
+    and training.  A message stays in its lane.
     """
 
     act: Act
@@ -89,9 +87,8 @@ def seconds_of_rounds(
 ) -> float:
     """Return the mean seconds of a round, from the times of training [rounds, training participants].
 
-    Of several rounds the first is omitted: it has no previous round to wait for.  `period`: number of rounds after
-    which the steps repeat; 0: never.  Where the times are constant too, rounds are followed until they repeat `ALIKE`
-    times, and extrapolated. Raises ValueError where participants wait for each other in a cycle.
+    Of several the first is omitted, as it waits for none.  `period`: rounds after which the steps repeat; 0: never.
+    Constant times are extrapolated after `ALIKE` repetitions.  Raises ValueError for a cycle of waits.
     """
     rounds = len(times)
     ends = _Followed(steps, participants, links, times, period if (times == times[0]).all() else 0).ends()
@@ -286,8 +283,7 @@ def gathered(name: str, payload: int, size: int, links: EqualLinks, times: Train
 def served(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
     """Return the cost of a round in which servers send all participants the model and receive a reply from each.
 
-    FedAvg with all clients, MapReduce, and a parameter server with staleness 0.  `parts`: each server's share of the
-    model.
+    FedAvg with all clients, MapReduce, and staleness 0.  `parts`: each server's share of the model.
     """
     m = len(times.known)
     part = {m + place: share * size for place, share in enumerate(parts)}
@@ -308,8 +304,7 @@ def served(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[f
 def served_alone(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
     """Return the cost of a round of a worker that waits for no other: a parameter server with staleness "async".
 
-    It requests the model, trains, and sends its gradient; all share the servers' links.  With unequal training times
-    each worker has its own round, and this is the mean worker's.
+    All share the servers' links; unequal training times give the mean worker's round.
     """
     m, largest = len(times.known), max(parts)
     communicate = through_servers_alone(m, size, links, largest, times.mean)
@@ -317,10 +312,7 @@ def served_alone(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequ
 
 
 def served_ahead(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
-    """Return the cost of a round of workers that may be some clocks ahead of the slowest: in the long run its pace.
-
-    Jitter drawn in every round averages out while the clocks suffice; a slow processor does not.
-    """
+    """Return the cost of a round of workers at most some clocks ahead of the slowest: its pace; jitter averages out."""
     alone = served_alone(size, links, times, parts)
     slowest = TrainingTimes(times.known, times.spread).longest()
     waited = slowest.value * (1 + times.jitter / 2) - times.mean
@@ -330,7 +322,7 @@ def served_ahead(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequ
 def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedule) -> Cost:
     """Return the cost of a round of synchronous gossip of vectors of `size` bytes, by the graph of each round.
 
-    A peer waits for its neighbours alone: a slow one delays them first, and theirs a round later.
+    A slow peer delays its neighbours first, and theirs a round later.
     """
     return cost_of(RoundSteps(gossip_steps(schedule, size), schedule.n, schedule.period), links, times)
 
@@ -350,9 +342,8 @@ def gossip_steps(schedule: Schedule, size: float) -> StepsOfRounds:
 def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1) -> Cost:
     """Return the cost of a round of asynchronous gossip: a peer trains during its exchange, one training ahead.
 
-    A round trip of an exchange takes u = 2 (a + d/b); a peer is busy with its own for a third of the time at most, so
-    an exchange is due every 4 u at the soonest, including declined offers and retries.  With unequal training times
-    each peer has its own round, and this is the mean peer's.
+    A round trip takes u = 2 (a + d/b); a peer is busy for a third of the time at most, so an exchange is due every 4 u
+    at the soonest.  Unequal training times give the mean peer's round.
     """
     if len(times.known) == 1:
         return Cost(times.mean, 0.0, 0.0, 0.0, 0)

@@ -1,9 +1,7 @@
 """The forecast of a run's time: its own machines in virtual time, with the first update in place of every training.
 
-How long rounds take, who waits and how stale updates are follows from the machines, the links and the times of
-[simulation], not from what is learned.  So the forecast of runs that wait for nobody (asynchronous gossip, FedBuff,
-servers with bounded staleness, deadlines, lost messages) is a simulation without trainings: every job is answered by
-the first one's update.
+Round times, waits and staleness follow from machines, links and [simulation], not from what is learned: so every job is
+answered by the first one's update.
 
     point     the run's own seed: what the simulator will measure, wherever no decision depends on a loss
     edges     mean +- SPREADS sd sqrt(1 + 1/k) over k other seeds, and the point: 99.9 % of runs with other draws of
@@ -43,9 +41,8 @@ SPREADS = 5.41
 
 
 class TimeForecast(msgspec.Struct, kw_only=True):
-    """The times of a run before it begins; seconds are virtual.
-
-    `rounds`: those that the record will have, with `seconds` to the end of each, and the edges `lower` and `upper`.
+    """The virtual seconds of a run before it begins: `seconds` to the end of each of its `rounds`, with edges `lower`
+    and `upper`.
     """
 
     level: str = "times"
@@ -80,10 +77,7 @@ class TimeForecast(msgspec.Struct, kw_only=True):
 
 
 class UntrainedTask:
-    """A task of the same shapes: every job is answered by the first update of its kind, every model by the first score.
-
-    All else is that of `task`.
-    """
+    """A task like `task`, but each job is answered by the first update of its kind, each model by the first score."""
 
     def __init__(self, task: GradientTask) -> None:
         self._task = task
@@ -124,8 +118,7 @@ def forecast_times(
 ) -> list[TimeForecast]:
     """Return the times of a run before it begins, on its own graph or on each of `graphs`.
 
-    Nothing is trained but one job of each kind.  Raises ConfigError for an invalid experiment, a training loop of the
-    user's own and a table of rows, which have jobs that nothing else can answer, and rules that decide by losses.
+    Raises ConfigError for an invalid experiment, a user's own loop, a table of rows, and rules that decide by losses.
     """
     if isinstance(experiment, Experiment):
         experiment = experiment.to_dict()

@@ -46,10 +46,9 @@ Benchable = LoadedModel | OnnxModel
 def measured(
     models: Sequence[tuple[str, Path, Benchable]], examples: Dataset, *, calls: int, threads: int
 ) -> list[Benched]:
-    """Return the costs and score of each model on unscaled examples.
+    """Return each model's costs and score on unscaled examples, calls alternating so that other load affects all.
 
-    Calls alternate between models, so that other load on this machine affects all of them.  Raises ConfigError for
-    models of different tasks.
+    Raises ConfigError for models of different tasks.
     """
     first = models[0][2].facts
     for name, _, one in models[1:]:
@@ -84,9 +83,8 @@ def _of_exit(model: Benchable, examples: Dataset) -> tuple[float | None, float |
 
 
 def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.ndarray:
-    """Return seconds [models, calls], each call of another example, all models once before the next.
-
-    Their order is drawn anew each time: the model after torch finds the caches full of other data.
+    """Return seconds [models, calls], another example each call, in an order drawn anew: the one after torch finds full
+    caches.
     """
     times, order = np.empty((len(calls_of), calls)), stream(0, "bench")
     for number in range(-WARM, calls):

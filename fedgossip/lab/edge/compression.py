@@ -1,10 +1,8 @@
 """Smaller models: exported graphs in whole numbers of eight bits, and models without their smallest weights.
 
-onnxruntime quantises the weights of an exported graph, or its inner values too.  Pruning removes whole units of hidden
-layers, or sets single weights to zero.  A unit is a row of a linear layer or a channel of a convolution.  Units with
-the smallest norm of weights are removed, layer after layer, together with the columns by which the next layer reads
-them: a smaller model of the same kind, with a regular name (Li, Kadav, Durdanovic, Samet and Graf, Pruning filters for
-efficient ConvNets, ICLR 2017).
+onnxruntime quantises weights, or inner values too.  Pruning sets single weights to zero, or removes the units (rows,
+channels) of smallest norm with the next layer's columns: a smaller model of the same kind (Li, Kadav, Durdanovic, Samet
+and Graf, Pruning filters for efficient ConvNets, ICLR 2017).
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ ROUNDED = ("", "_quantized", "_Transposed_quantized")
 def compact(graph: Any, layers: Iterable[str]) -> None:
     """Shorten the names of inner values, keep each constant once, and omit inner shapes; answers stay the same.
 
-    A model of 20 000 weights has an eighth of its eight-bit file in those names.  `layers` are the names that weights
-    keep.  Zero points stay, though a reader would default to 0: without those of the weights, onnxruntime 1.32 fuses no
-    linear layer.  A graph with subgraphs keeps its names: subgraphs refer to outer values.
+    Names are an eighth of the eight-bit file of 20 000 weights.  `layers`: names that weights keep.  Zero points stay:
+    without those of weights onnxruntime 1.32 fuses no linear layer.  A graph with subgraphs keeps its names.
     """
     del graph.graph.value_info[:]
     _once(graph.graph)
@@ -139,7 +136,7 @@ def _made(quantize: Any, graph: Any, how: str) -> Any:
 def structured(model: LoadedModel, share: float) -> LoadedModel:
     """Return the model without `share` of the units of each hidden layer, 0 < share < 1; each layer keeps one at least.
 
-    Raises ConfigError for a model without hidden layers, and for one without a name for its thinner form.
+    Raises ConfigError without hidden layers, or a name for the thinner form.
     """
     facts = model.facts
     vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
@@ -160,9 +157,8 @@ def structured(model: LoadedModel, share: float) -> LoadedModel:
 
 
 def zeroed(model: LoadedModel, share: float) -> LoadedModel:
-    """Return the model with `share` of the weights of each layer set to zero, those nearest to it; biases stay.
-
-    Raises ConfigError for a model without layers.
+    """Return the model with `share` of each layer's weights, the smallest, set to zero; biases stay.  Raises
+    ConfigError without layers.
     """
     module = deepcopy(model.module)
     weights = [one for one in module.parameters() if one.dim() > 1]

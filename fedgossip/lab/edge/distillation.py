@@ -1,9 +1,7 @@
-"""A small model trained on a large model's answers: its logits are the labels of an ordinary training.
+"""A small model trained on a large model's logits, by one process, epoch after epoch.
 
-Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, with
-the soft targets alone: true labels are not read, so that any examples of the kind are suitable.
-
-That training has no run: one process, all examples, epoch after epoch.
+Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, soft
+targets alone.
 """
 
 from __future__ import annotations
@@ -48,8 +46,8 @@ def distilled(
 ) -> LoadedModel:
     """Return the model that `student` names, trained on the answers of `teacher` to unscaled examples.
 
-    A function of its arguments: the same bits each time on one kind of machine.  Raises ConfigError for a teacher
-    without classes, and for a student that does not fit its examples; TrainingError where training diverges.
+    The same bits each time on one kind of machine.  Raises ConfigError for a teacher without classes, and an unfit
+    student; TrainingError where training diverges.
     """
     facts = teacher.facts
     check(facts, student)
@@ -113,7 +111,7 @@ def _own_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) ->
 def retrained(model: LoadedModel, examples: Dataset, settings: TrainSettings, epochs: int) -> LoadedModel:
     """Train a model further, in place, on unscaled examples, by its run's loss and settings; return it.
 
-    Raises ConfigError for a loss of the user's own, and for examples of another kind; TrainingError where it diverges.
+    Raises ConfigError for a user's own loss, and other examples; TrainingError where it diverges.
     """
     facts = model.facts
     if CODE.named_by(facts.loss):

@@ -1,7 +1,7 @@
 """ONNX files: a model exported as one file, and such a file as a callable in onnxruntime, without torch's layers.
 
-The exported graph takes examples in their original units: it has scaling, layers and probabilities, so its answers
-equal those of `LoadedModel`.  Under METADATA the file contains the facts of model.json, so that nothing else is needed.
+The graph has scaling, layers and probabilities: its answers equal those of `LoadedModel`.  METADATA holds the facts of
+model.json.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ class OnnxModel:
     def evaluate(self, examples: Dataset) -> dict[str, float]:
         """Return "loss" and the run's metrics, without the user's own, on unscaled examples.
 
-        Raises ConfigError where they are of another shape or kind, and TrainingError for a loss or a metric that is
-        not finite.
+        Raises ConfigError for another shape or kind, TrainingError for a result that is not finite.
         """
         measuring = Measuring(self.facts, as_learned(examples, self.facts))
         return measuring.of(lambda rows: self._outputs(examples.x[rows]), self._unusable)
@@ -243,9 +242,9 @@ def _first_line(error: Exception) -> str:
 
 
 class AnsweringModule(nn.Module):
-    """The result of a `LoadedModel` call, in float32 and as one module: scaling, layers, probabilities.
+    """A `LoadedModel` call in float32 as one module: scaling, layers, probabilities.
 
-    Examples are float32 [b, ...] in their original units, of text int64 [b, context].
+    Examples in original units: float32 [b, ...], of text int64 [b, context].
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -293,8 +292,8 @@ class AnsweringServer(nn.Module):
 class InputScaling(nn.Module):
     """(x - mean) / deviation, the mean as a sum of two float32: the difference is exact where x is near the mean.
 
-    With one float32 a mean of 10 000 would be wrong by up to 5e-4, whatever the deviation (Sterbenz, 1974: the
-    difference of two floats within a factor of two has no rounding).
+    With one float32 a mean of 10 000 would be off by up to 5e-4 (Sterbenz, 1974: differences within a factor of two are
+    exact).
     """
 
     high: torch.Tensor
@@ -358,9 +357,9 @@ class Exported:
 
 
 def graph_of(model: LoadedModel) -> Any:
-    """Return a model as an ONNX graph (onnx.ModelProto) with free batch, of text with free length too.
+    """Return a model as an ONNX graph (onnx.ModelProto) with free batch and text length.
 
-    Raises ConfigError where torch cannot convert it into a graph.
+    Raises ConfigError where torch cannot.
     """
     if model.facts.document:
         raise ConfigError("boosted trees have no layers to export", "Use their folder, with trees.json.")
@@ -378,8 +377,8 @@ def graph_of(model: LoadedModel) -> Any:
 def write_parts(model: LoadedModel, threshold: float, path: Path) -> tuple[Exported, Exported]:
     """Write a model with an exit as a device's part and a server's, after `path`, compared with torch as `write` does.
 
-    The device answers an example by itself where the entropy of its exit is at most `threshold`.  Raises ConfigError
-    for a model without an exit, and for existing files; TrainingError where the answers differ.
+    The device answers where its exit's entropy is at most `threshold`.  Raises ConfigError without an exit, and for
+    existing files; TrainingError where answers differ.
     """
     network, facts = model.module, model.facts
     if not isinstance(network, EarlyExit) or facts.kind != CLASSIFICATION:
@@ -438,9 +437,9 @@ def _graph(
 
 
 def write(graph: Any, model: LoadedModel, path: Path, *, within: float | None = WITHIN) -> Exported:
-    """Check a graph, compare it with the model within this difference, and write it to `path`, which must not exist.
+    """Check a graph, compare it with the model within this difference, and write it to a new `path`.
 
-    Raises ConfigError for an existing file, and TrainingError where the answers differ by more.
+    Raises ConfigError for an existing file, TrainingError for a larger difference.
     """
     onnx = needed("onnx", "edge", "a model as ONNX")
     check_free(path)

@@ -53,7 +53,7 @@ def tested_on(experiment: Path, node: NodeId | None, *, run_code: bool = False) 
 def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool, run_code: bool = False) -> NamedExamples:
     """Return training examples of a run: those of `node`, or of its first participant, or of `everybody` it trained.
 
-    Raises ConfigError for a run with a privacy budget: results of this use would be outside of it.
+    Raises ConfigError for a run with a privacy budget, which would not cover this use.
     """
     e, _, shares, train = _read(experiment, node, run_code)
     if e.budget is not None:

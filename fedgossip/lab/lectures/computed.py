@@ -25,8 +25,8 @@ def lost_updates(processes: int, rows: int, shares: Sequence[float], steps: int)
     """Add 1 to some rows of one array from several processes, without a lock, in the worst order: all read, then all
     write.
 
-    Each step of a process takes share of the rows at random.  Returns lost_K, the share of additions that the array
-    lacks at the end, for the K-th share, and share_K; the picture has all of them beside the formula.
+    Returns lost_K, the share of additions that the array lacks for the K-th share of rows, and share_K; picture: all
+    beside the formula.
     """
     random = seeds.stream(0, "lecture", processes)
     found = list[float]()
@@ -49,9 +49,8 @@ def lost_updates(processes: int, rows: int, shares: Sequence[float], steps: int)
 def sharded_optimiser(processes: int, elements: int, steps: int = 3) -> MeasuredLecture:
     """Train with Adam by data parallelism, and with ZeRO's stages 1, 2 and 3, on float32 arrays of N processes.
 
-    Returns held_STAGE, bytes that one process holds between its backward pass and its step, for stages 0 to 3,
-    sent_STAGE, bytes that one sends in a step by rings, apart, the largest difference of the trained parameters,
-    and p, the bytes of the parameters.
+    Returns held_STAGE, bytes of a process between its backward pass and its step (stages 0 to 3), sent_STAGE, bytes
+    that one sends in a step by rings, apart, the largest difference of parameters, and p, their bytes.
     """
     held, sent, ends = dict[int, float](), dict[int, float](), list[FloatArray]()
     cut = [slice(k * elements // processes, (k + 1) * elements // processes) for k in range(processes)]
@@ -98,11 +97,10 @@ def sharded_optimiser(processes: int, elements: int, steps: int = 3) -> Measured
 
 
 def split_layers(processes: int, rows: int, width: int, inner: int) -> MeasuredLecture:
-    """Compute relu(X A) B whole, and with A cut by columns and B by rows over processes, whose results are summed.
+    """Compute relu(X A) B whole, and with A cut by columns and B by rows over processes, and results summed.
 
-    Returns apart, the largest relative difference, sent, bytes that each sends in the ring all-reduce of float32
-    results, counted from its moves, and share, multiplications of one process over those of all; the picture has the
-    largest and the summed time of a process.
+    Returns apart, the largest relative difference, sent, each one's bytes in the ring all-reduce, and share, of one's
+    multiplications; picture: the largest and summed times.
     """
     from fedgossip.algorithms.collectives.names import COLLECTIVES
     from fedgossip.algorithms.collectives.table import Way
@@ -126,10 +124,10 @@ def split_layers(processes: int, rows: int, width: int, inner: int) -> MeasuredL
 
 
 def pipelined(stages: int, pieces: int, forward: float = 1.0, backward: float = 2.0) -> MeasuredLecture:
-    """Pass pieces of a batch through stages by GPipe's schedule and by 1F1B, each task as soon as its inputs are there.
+    """Pass pieces of a batch through stages by GPipe's schedule and by 1F1B.
 
-    Returns idle_gpipe and idle_f1b, the idle share of a stage, kept_gpipe and kept_f1b, pieces that the first
-    stage stores at most; the picture is both schedules.
+    Returns idle_gpipe and idle_f1b, a stage's idle share, kept_gpipe and kept_f1b, the first stage's most stored
+    pieces; picture: both schedules.
     """
     values, drawn = dict[str, float](), list[NamedTimeline]()
     for name, title in (("gpipe", "GPipe"), ("f1b", "1F1B")):
@@ -186,10 +184,9 @@ def _scheduled(stages: int, pieces: int, forward: float, backward: float, *, ear
 
 
 def ring_attention(processes: int, context: int, width: int) -> MeasuredLecture:
-    """Attend over a context whole, and cut over processes, with keys and values that go round a ring.
+    """Attend over a context whole, and cut over processes, keys and values round a ring, by online softmax.
 
-    Softmax is summed block by block with a running maximum.  Returns apart, the largest difference, sent, bytes of
-    float32 that a process sends, and scores, numbers of one block of scores over those of the whole.
+    Returns apart, the largest difference, sent, bytes of float32 of a process, and scores, of a block over the whole.
     """
     random = seeds.stream(0, "attention", context)
     q, k, v = (random.standard_normal((context, width)) for _ in range(3))
@@ -222,10 +219,9 @@ def ring_attention(processes: int, context: int, width: int) -> MeasuredLecture:
 def rounded(elements: int, steps: int) -> MeasuredLecture:
     """Round numbers to bfloat16 and to half precision, and add small steps to a weight in bfloat16 and in float32.
 
-    Returns off_bf16 and off_fp16, the largest relative error, bytes, those of a bfloat16 vector over float32's,
-    lost, the share of gradients between 2^-30 and 2^-20 that half precision rounds to 0, scaled, that share after
-    a multiplication with 2^10, and stuck and master, the weight after `steps` steps of 2^-9 from 1, in bfloat16
-    and in float32.
+    Returns off_bf16 and off_fp16, the largest relative error, bytes, of bfloat16 over float32, lost, the share of
+    gradients between 2^-30 and 2^-20 that halves round to 0, scaled, the same after 2^10, and stuck and master, the
+    weight after `steps` steps of 2^-9 from 1.
     """
     random = seeds.stream(0, "numbers", elements)
     numbers = np.ldexp(1 + random.random(elements), random.integers(-8, 8, elements)).astype(np.float32)
@@ -260,8 +256,8 @@ def rounded(elements: int, steps: int) -> MeasuredLecture:
 def few_bits(elements: int, bits: Sequence[int], block: int) -> MeasuredLecture:
     """Round uniform numbers to 2^bits levels, and a model to eight bits with a scale per block.
 
-    Returns noise_B, the ratio of signal to noise in decibel for B bits, size, bytes of the eight-bit model over
-    those of float32, and error, its root mean square error over the step of its levels.
+    Returns noise_B, the signal to noise ratio in decibel, size, of the eight-bit model over float32, and error, its
+    root mean square over a step.
     """
     random = seeds.stream(0, "levels", elements)
     numbers = random.uniform(-1, 1, elements)

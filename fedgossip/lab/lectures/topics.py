@@ -6,7 +6,6 @@ says = ["a paragraph", "another", "a third"]
 measure = "simulated"                       # a function of `measures`, `computed` or `inside`
 given = { m = 8, a = 0.01 }                 # its arguments; numbers among them are names in formulas,
 names = { k = 5 }                           # as are these
-questions = [["How long?", "{2*m:.1f} s"]]  # figures of texts are computed: an expression of these names, a format
 picture = "what the picture shows"
 
 [[ring.numbers]]

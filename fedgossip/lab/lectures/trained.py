@@ -36,8 +36,8 @@ from fedgossip.runs.summary import busiest
 def agreed(graphs: Mapping[str, str], n: int, dim: int, rounds: int) -> MeasuredLecture:
     """Average random vectors on graphs, and follow how far the peers are from their mean.
 
-    Returns of each NAME_rate, the factor per round over the second half, and NAME_left, the distance at the end over
-    the first; the picture has the distance by round.
+    Returns NAME_rate, the factor per round over the second half, and NAME_left, the end's distance over the first;
+    picture: distances.
     """
     values, curves = dict[str, float](), list[PlottedCurve]()
     for name, graph in graphs.items():
@@ -84,10 +84,9 @@ class _Drifting:
 
 
 def drifted(h0: float, h1: float, rate: float, steps: int, rounds: int) -> MeasuredLecture:
-    """Train two clients with optima 1 and -1 by FedAvg, with one local step in a round and with several.
+    """Train two clients with optima 1 and -1 by FedAvg, with one and with several local steps.
 
-    Returns end_one and end_many, the model at the end, and pace_one and pace_many, the factor by which a round
-    brings it nearer to that.
+    Returns end_one and end_many, the final models, and pace_one and pace_many, a round's factor towards them.
     """
     values, curves = dict[str, float](), list[PlottedCurve]()
     for name, local in (("one", 1), ("many", steps)):
@@ -109,8 +108,8 @@ def drifted(h0: float, h1: float, rate: float, steps: int, rounds: int) -> Measu
 def noisy(batches: Sequence[int], rate: float, sigma: float, dim: int, rounds: int) -> MeasuredLecture:
     """Train on gradients with noise until the loss stands still, with workers' batches of several sizes.
 
-    A batch of m is the mean of m workers' gradients, at the rate, and at m times the rate.  Returns same_M and
-    scaled_M, the variance of each coordinate around the optimum.
+    A batch of m averages m workers' gradients, at the rate, and m times it.  Returns same_M and scaled_M, each
+    coordinate's variance.
     """
     values = dict[str, float]()
     points: dict[str, list[float]] = {"same": [], "scaled": []}
@@ -141,8 +140,8 @@ def noisy(batches: Sequence[int], rate: float, sigma: float, dim: int, rounds: i
 def stale_border(workers: Sequence[int], steps: int = 160, halvings: int = 7) -> MeasuredLecture:
     """Search the learning rate at which asynchronous servers begin to diverge, on f(x) = x^2/2.
 
-    W equally quick workers push in turn, so a gradient is W - 1 steps old.  Returns border_W; the picture has the
-    border by formula, and rates on a grid that converged or diverged in the recurrence x <- x - rate x_(k steps ago).
+    W workers push in turn, W - 1 steps late.  Returns border_W; picture: the border by formula, and rates that
+    converged or diverged in x <- x - rate x_(k steps ago).
     """
     values = dict[str, float]()
     for count in workers:
@@ -189,9 +188,9 @@ def _diverges(workers: int, rate: float, steps: int) -> bool:
 
 
 def scaled(counts: Sequence[int], a: float, b: float, C: float, dim: int) -> MeasuredLecture:
-    """Simulate rings of several sizes with a fixed batch in all (strong scaling), and a fixed one each (weak).
+    """Simulate rings with a fixed batch in all (strong scaling), and a fixed one each (weak).
 
-    Returns strong_M, T(1)/T(M), and weak_M, the same with M times the work.
+    Returns strong_M, T(1)/T(M), and weak_M, with M times the work.
     """
     values = {"d": 4.0 * dim}
     strong, weak = list[float](), list[float]()
@@ -223,10 +222,8 @@ def died(
 ) -> MeasuredLecture:
     """Kill a worker of a ring after `at` seconds, and let machines fail at random between checkpoints.
 
-    Returns before_s and after_s, seconds of a round before and after the death, and `interval`
-    and `waste`, the best time between
-    checkpoints of `save` seconds where failures
-    are `mtbf` seconds apart, and the share of time that it loses; the picture is the timeline.
+    Returns before_s and after_s, seconds of a round, and `interval` and `waste`, the best time between checkpoints of
+    `save` seconds with failures `mtbf` apart, and its lost share; picture: the timeline.
     """
     fault = [{"kind": "crash", "peers": [m - 1], "start": at}]
     _, timeline, names = simulated_once({"method": "ring", "faults": fault}, m, a, b, C, dim, rounds)
@@ -253,8 +250,8 @@ def died(
 def certified(lam: float, clients: int, rounds: int) -> MeasuredLecture:
     """Fit ridge regression by CoCoA, and solve it exactly.
 
-    Returns `primal`, the objective at the end, `best`, that of the exact solution, `above`, their difference, and
-    `gap`, the certificate; the picture has the certificate by round.
+    Returns `primal`, the final objective, `best`, the exact one, `above`, their difference, and `gap`, the certificate;
+    picture: it by round.
     """
     content: dict[str, Any] = {
         "rounds": rounds, "data": {"source": "diabetes"}, "eval": {"every": 1},
@@ -304,11 +301,10 @@ def simulated(
 ) -> MeasuredLecture:
     """Run paradigms of `fedgossip compare` with m learners of `dim` elements, and measure a round of each.
 
-    `runs`: by name { method = "ring", simulation = { ... }, parallel = { ... } }, with any further sections of an
-    experiment.  a: seconds of latency; b: bytes per second out of, and into, each participant; C: seconds of
-    training.  Returns d, the bytes of a vector, and of each run NAME_s, seconds of a round, NAME_sent, bytes of a
-    round at its busiest participant, and NAME_wait, the share of time that learners wait; the picture is the timeline
-    of `shown` rounds.
+    `runs`: by name { method = "ring", simulation = { ... }, parallel = { ... } } and further sections.  a: seconds of
+    latency; b: bytes per second each way; C: seconds of training.  Returns d, a vector's bytes, and of each run NAME_s,
+    seconds of a round, NAME_sent, bytes of the busiest, and NAME_wait, learners' share of waiting; picture: `shown`
+    rounds.
     """
     values, drawn = {"d": float(FLOAT * dim)}, list[NamedTimeline]()
     for name, sections in runs.items():
@@ -352,9 +348,9 @@ def simulated_once(
 def hashed(servers: int, many: int, points: int, length: int) -> MeasuredLecture:
     """Place `length` elements on servers by consistent hashing, then on one server more.
 
-    Returns `moved`, the share of elements with another owner then, `among`, the share that moved between servers that
-    were there before, `modulo`, the share that moves where element i belongs to server i modulo S, and `spread`, the
-    relative standard deviation of the shares of `many` servers; the picture is the circle with few points.
+    Returns `moved`, the share with another owner then, `among`, moved between old servers, `modulo`, moved where
+    element i belongs to i modulo S, and `spread`, the relative deviation of `many` servers' shares; picture: the
+    circle.
     """
     before, after = owners(length, servers, points), owners(length, servers + 1, points)
     changed = before != after

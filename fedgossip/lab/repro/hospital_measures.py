@@ -1,7 +1,7 @@
 """Two public tables of hospitals, trained on over sites and judged at them: computations behind results/*.toml.
 
-They are in the folder hospitals/NAME of FEDGOSSIP_DATA, train-0.csv, test-0.csv, ...: a pair for each site.  What is
-tuned is chosen by cross-validation at the sites, on training records alone; a test record is read after the choice.
+Data: folder hospitals/NAME of FEDGOSSIP_DATA, train-0.csv, test-0.csv, ... per site.  Tuning is by cross-validation on
+training records; test records are read after the choice.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from fedgossip.drivers.simulate import simulate
 
 FOLDS = 3
 RIDGES = (1000.0, 3000.0, 10_000.0)
-"""Tried for Cox's regression, on columns of deviation 1.  With less a site refuses the second step, since few of its
-records would carry the sums of rare columns."""
+"""Tried for Cox's regression, on columns of deviation 1; with less a site refuses the second step."""
 DECAYS = (0.0, 0.01, 0.1, 1.0)
 """Weight decay tried for the logistic model; the first is none."""
 FIT_SECONDS = 600.0
@@ -71,8 +70,7 @@ class HospitalRecords:
 def cox_concordance(choice: str = "untuned", where: str = "sites") -> float:
     """Return Harrell's concordance of Cox's regression by exact sums over six sites, on their test records.
 
-    `choice`: untuned, the smallest ridge of RIDGES; or tuned, that with the best mean concordance in cross-validation.
-    `where`: sites, the mean over the sites; or pooled, of all test records together.
+    `choice`: untuned, the smallest of RIDGES; or tuned by cross-validation.  `where`: sites, their mean; or pooled.
     """
     train, test = _sites("tcga", "train"), _sites("tcga", "test")
     ridge = RIDGES[0] if choice == "untuned" else chosen_ridge()
@@ -83,8 +81,8 @@ def cox_concordance(choice: str = "untuned", where: str = "sites") -> float:
 def logistic_accuracy(choice: str = "exact", where: str = "sites", seeds: int = 5) -> float:
     """Return the accuracy of a logistic model of four sites, on their test records.
 
-    `choice`: exact, the maximum of the likelihood by exact sums; fedavg, federated averaging without weight decay, the
-    mean over the seeds; tuned, the same with the decay of DECAYS that is best in cross-validation at the sites.
+    `choice`: exact, the likelihood's maximum by exact sums; fedavg without weight decay, the mean over seeds; tuned,
+    with the best of DECAYS in cross-validation.
     """
     train, test = _sites("heart", "train"), _sites("heart", "test")
     if choice == "exact":
@@ -195,8 +193,8 @@ def _fitted(name: str, sites: Sequence[HospitalRecords], source: str, more: Mapp
 
 
 def tree_error(sites: int = 5) -> float:
-    """Return the root mean squared error on held-out records of 50 boosted trees of so many sites (scikit-learn's
-    diabetes; every fourth record is held out, the others are dealt in turn).
+    """Return the RMSE on held-out records of 50 boosted trees of so many sites (scikit-learn's diabetes; every fourth
+    record held out).
     """
     return _tree_model(sites)[1]
 

@@ -1,8 +1,5 @@
-"""Numbers of whole runs: the computations of results/*.toml.
-
-They are of runs on stacked arrays, with the bits of the simulator and of peers; of rules against attackers; of methods
-compared with paired seeds, by the files in `sweeps` (`fedgossip sweep FILE`); and, by the cost model, of times and
-bytes.
+"""Numbers of whole runs for results/*.toml: on stacked arrays, against attackers, of paired seeds (`sweeps`), and by
+the cost model.
 """
 
 from __future__ import annotations
@@ -47,10 +44,7 @@ def noisy_disagreement(
     graph: str, n: int, algorithm: str = "dsgd", weights: str = "", options: Content | None = None,
     dim: int = 4000, rounds: int = 150,
 ) -> float:  # fmt: skip
-    """Return the part of mean (x_i - mean)² per coordinate due to noise of deviation 1 per coordinate.
-
-    The same b, so that nothing else remains: the difference between a run with noise and one without.
-    """
+    """Return the part of mean (x_i - mean)² per coordinate due to unit noise: a run with it less one without."""
     more = {"task.sigma": 1.0, "task.dim": dim}
     with_noise = _quadratic(graph, n, "alternating", algorithm, weights, options, rounds, **more)
     without = _quadratic(graph, n, "alternating", algorithm, weights, options, rounds)
@@ -129,9 +123,8 @@ MILDER = "data.partition={kind='dirichlet', alpha=0.3}"
 def paired_gain(
     ours: Sequence[str], theirs: Sequence[str], seeds: int = 5, end: str = "low", which: str = "mean_peer"
 ) -> float:
-    """Return an end of Student's 95 % interval of the score of one experiment less that of another, same seeds.
-
-    `ours`, `theirs`: overrides of LEARNING.  `end`: low or high.
+    """Return an `end` (low or high) of Student's 95 % interval of one experiment's score less another's, same seeds;
+    both override LEARNING.
     """
     scores = [
         {seed: float(_score(overrides, seed)[which]) for seed in range(1, seeds + 1)} for overrides in (ours, theirs)
@@ -142,8 +135,8 @@ def paired_gain(
 
 
 def gain_over_rounds(ours: str, theirs: str, n: int = 25, rounds: int = 90, seeds: int = 5, end: str = "low") -> float:
-    """Return an end of Student's 95 % interval of one graph's score less another's: the mean peer's score, averaged
-    over the second half of the rounds, so that the phase of a graph's period does not matter.
+    """Return an end of Student's 95 % interval of one graph's mean-peer score less another's, averaged over the second
+    half of the rounds.
     """
     paired = range(1, seeds + 1)
     scores = [{seed: _mean_of_rounds(graph, n, rounds, seed) for seed in paired} for graph in (ours, theirs)]
@@ -188,8 +181,8 @@ def score_on_malicious_ring(
     attack: str, options: Mapping[str, Any], rule: str, rule_options: Mapping[str, Any], honest_majority: bool,
     seeds: int = 3, which: str = "mean_peer",
 ) -> float:  # fmt: skip
-    """Return the mean score of the honest, or another (`which`), of five in a ring, each with two malicious neighbours;
-    one has three without an honest majority.
+    """Return the mean score of the honest, or another (`which`), of five in a ring, each with two malicious
+    neighbours.
     """
     mixing = _malicious_ring(honest_majority)
     content = dict(TRAINING) | {
@@ -220,7 +213,7 @@ def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", e
     """Return an end of Student's 95 % interval of the score of one combination of a sweep less that of another.
 
     `ours`, `theirs`: words that one combination alone has all of, as "algorithm.name=d2".  `end`: low, mean or high.
-    Raises ConfigError where cells of the sweep cannot be run, with the first one's error.
+    Raises ConfigError with the first failed cell's error.
     """
     table = _table(file)
     found = table.difference(_named(table, ours), _named(table, theirs), which)

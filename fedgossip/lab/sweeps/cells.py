@@ -1,16 +1,14 @@
 """A cell: one experiment in a run directory of its own, the unit of a sweep and of a comparison.
 
-A finished cell is not run again; a stopped one continues where it was; a failed one stores its reason.  This is the one
-place that runs a cell: for `fedgossip sweep` in any process, and for `fedgossip compare`.
+A finished cell is not run again; a stopped one continues; a failed one stores its reason.
 
-Several processes, on several machines, may share the folder: each claims a cell before it runs it.  A claim is a file
-CELL.1, CELL.2, ...; the one with the highest number counts.  It is written whole and then named by a link, which the
-file system grants to one process alone, so two concurrent requests cannot both succeed; the next number is taken only
-where the last is stale, and a file is never removed, so earlier reads stay valid.
+Processes on several machines may share the folder: each claims a cell first.  A claim is a file CELL.1, CELL.2, ...,
+the highest number counts.  It is written whole and then named by a link, which the file system grants once; the next
+number is taken only where the last is stale, and no file is removed.
 
-A claim is stale after a release by its holder; on the holder's own machine, where no process has its lock (the system
-releases it when a process ends, however it ends); on another, where its heartbeat is older than STALE seconds by the
-file system's own clock.  A process that slept that long checks its claim before it writes on.
+A claim is stale after its release; on the holder's machine, where no process has its lock; on another, where its
+heartbeat is older than STALE seconds by the file system's clock.  A process that slept that long checks its claim
+first.
 """
 
 from __future__ import annotations
@@ -82,10 +80,7 @@ def run_cell(
     report: bool = False,
     watch: Callable[[Row], None] | None = None,
 ) -> CellOutcome:
-    """Run an experiment in `path`, or resume the stopped one there.  A failing run raises nothing.
-
-    A cell of real processes starts over: nothing of it is kept.
-    """
+    """Run an experiment in `path`, or resume it (of real processes: anew).  A failing run raises nothing."""
     try:
         plan = compose.plan(experiment)
         if engine == "local":
@@ -137,9 +132,8 @@ def write_failure(path: Path, outcome: CellOutcome) -> None:
 
 
 def cell_hash(experiment: Experiment, engine: str) -> str:
-    """Return the name of a cell: 16 hex digits of everything that determines its result, and this version of fedgossip.
-
-    The content of files counts, and not their place; so does the source of the user's own functions.
+    """Return a cell's name: 16 hex digits of all that determines its result (files' content, users' source), and this
+    version.
     """
     content = without_folders(experiment.to_dict())
     for key in ("name", "track"):
@@ -316,9 +310,10 @@ def run_claimed(
     *,
     report: bool = False,
 ) -> CellOutcome | None:
-    """Run the cell `name` in the run directory `place`; return its outcome, None where another process has it.
+    """Run the cell `name` in `place`; return its outcome, an existing one by `outcome`, None where another process has
+    it.
 
-    `outcome`: returns an existing outcome.  Raises KeyboardInterrupt where it was stopped; it can be resumed.
+    Raises KeyboardInterrupt where it was stopped; it can be resumed.
     """
     held = claim(claims, name, lambda: outcome() is not None)
     if held is None:

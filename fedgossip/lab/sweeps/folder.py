@@ -5,13 +5,10 @@
     claims/HASH.1        who runs it, or did (`claims`)
     table.csv, cells.jsonl, sweep.html      derived from the cells on request
 
-There is no list of finished cells, so none can be wrong: after any kind of end, every later process on any machine sees
-the same state.
+There is no list of finished cells: every later process on any machine sees the same state.
 
-The tuned keys of each combination take the best values of trials on the validation set.  Trials have seeds of their
-own, so that the choice depends on neither the test set nor the compared seeds.  Where the best value is at an end of
-the tried ones, the values continue beyond it, `widen` times at most: a method with a learning rate cut off by the grid
-would be reported worse than it is.
+Tuned keys take the best values of trials on the validation set, with seeds of their own.  Where the best value is at an
+end, values continue beyond it, `widen` times at most.
 """
 
 from __future__ import annotations
@@ -115,10 +112,7 @@ class SweepFolder:
         return [cell for cell in self.wanted() if self.outcome(cell) is None]
 
     def refuse(self) -> int:
-        """Record the combinations without a possible run, before anything runs; return their number.
-
-        Where only a drawn graph of some seed is impossible, that cell fails alone.
-        """
+        """Record the combinations without a possible run (for all seeds) first; return their number."""
         found = {}
         for cell in self.open_cells():
             name = named(cell.values)
@@ -145,9 +139,8 @@ class SweepFolder:
         )
 
     def work(self, until: float, stopped: Callable[[], bool] = lambda: False) -> Iterator[Ended]:
-        """Run cells until none is open, and yield each; no new one is begun after `until` (seconds of the epoch).
-
-        Waits for cells in other processes: their outcomes may make other cells necessary.
+        """Run cells, none new after `until` (seconds of the epoch), and yield each; wait for other processes' cells,
+        which may need others.
         """
         with keep_files():  # unpacking them takes a third of a small cell
             while not stopped() and (todo := self.open_cells()):

@@ -7,7 +7,7 @@ engine = "stacked"
 [grid]
 "topology.graph" = ["ring", "torus"]
 "algorithm.name" = ["dsgd", "gradient-tracking"]
-[tune]                                   # on data.validation, with seeds of its own (`tuning`)
+[tune]                                   # on data.validation, with seeds of its own (`folder.Tuning`)
 "train.lr" = { from = 0.01, to = 1.0, factor = 2, widen = 3 }
 [skip]
 "algorithm.name=d2" = ["topology.graph=el-oracle:4"]
@@ -55,8 +55,7 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True):
     equal: str = "rounds"
     """Equal resource of all cells of a seed at their comparison: rounds, bytes, or seconds (not stacked)."""
     over: Annotated[int, Within(1, 1_000_000)] = 1
-    """Number of last evaluated rounds in the mean of a score: use the period of a graph, so that the place of the
-    end in the period does not matter."""
+    """Number of last evaluated rounds in a score's mean; use a graph's period."""
     reference: dict[str, Any] = msgspec.field(default_factory=dict)
     """The combination to which differences refer: some keys of the grid; without it, the first."""
     grid: dict[str, list[Any]] = msgspec.field(default_factory=dict)
@@ -161,9 +160,9 @@ def read_sweep(
     engine: str | None = None,
     seeds: int | None = None,
 ) -> SweepGrid:
-    """Return the sweep of a file, or of a mapping of its shape.  Raises ConfigError, naming the key.
+    """Return the sweep of a file or mapping.  Raises ConfigError, naming the key.
 
-    `overrides`: "section.key=value" texts for the base; `engine` and `seeds` in place of the file's.
+    `overrides`: "section.key=value" for the base; `engine` and `seeds` replace the file's.
     """
     where, content = ("sweep", dict(source)) if isinstance(source, Mapping) else (str(source), _read(Path(source)))
     known = [one.encode_name for one in msgspec.structs.fields(SweepFile)]

@@ -78,10 +78,7 @@ class PlacedCells:
         return found
 
     def stop(self) -> None:
-        """End running workers; their cells can be resumed later.
-
-        Those that have no cell left end on their own: cancelled meanwhile, a local one prints a traceback.
-        """
+        """End running workers, whose cells can be resumed; those without a cell end on their own."""
         if self._workers:
             until = time.monotonic() + ENDING_SECONDS
             with contextlib.suppress(ConfigError):
@@ -93,7 +90,7 @@ class PlacedCells:
 def work(folder: Path, until: float, stopped: Stopped) -> Iterator[str]:
     """Run the unclaimed listed cells, and yield their names; no further one is begun after `until`.
 
-    Raises ConfigError where nothing is listed, KeyboardInterrupt where a cell was stopped.
+    Raises ConfigError for an empty list, KeyboardInterrupt for a stopped cell.
     """
     try:
         listed = from_json(_LISTED, outside_files.read_bytes(folder / ASKED / LIST))

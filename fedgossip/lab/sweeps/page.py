@@ -1,6 +1,5 @@
-"""A sweep's table as a page and as the parts of a paper, and its runs as learning curves.
-
-It decides which runs are one curve and which curves share a panel, and counts the rounds to a target.
+"""A sweep's table as a page and a paper's parts, and its runs as learning curves: which share a curve or a panel,
+rounds to a target.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ def write_page(table: SweepTable) -> Path:
 def write_paper(
     table: SweepTable, folder: Path, width: float, target: float | None = None, words: Sequence[str] = ()
 ) -> list[Path]:
-    """Write the figures as PDF, every number and table as CSV and LaTeX, and the commands.  Return the files.
+    """Write figures as PDF, numbers and tables as CSV and LaTeX, and the commands; return the files.
 
-    `width`: of each figure, in inches.  `target`: the score of the table of rounds to a target; without it the mean
-    score of the reference at its end.  `words`: of the command line, behind the folder of the sweep.
+    `width`: of a figure, in inches.  `target`: score of the table of rounds to a target; by default the reference's
+    mean end.  `words`: of the command line.
     """
     runs = runs_of_table(table)
     page = page_of(table)
@@ -142,9 +141,9 @@ def runs_of_table(table: SweepTable) -> list[CurveRun]:
 
 
 def runs_of(folders: Sequence[Path]) -> list[CurveRun]:
-    """Return runs, and the cells of the sweeps among the folders.  Raises ConfigError for another folder.
+    """Return runs, and the sweeps' cells among the folders; those that differ in the seed alone are one curve.
 
-    Runs whose experiments differ in the seed alone are one curve; the others are named by the keys that differ.
+    Raises ConfigError for another folder.
     """
     sweeps = [folder for folder in folders if (folder / SWEEP).is_file()]
     if len(folders) == 1 and sweeps:
@@ -207,9 +206,8 @@ def _named(values: Mapping[str, str], keys: Sequence[str]) -> str:
 
 
 def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
-    """Return every figure of the runs by name: each measure that they recorded, against each axis on which they move.
-
-    More panels, or more curves, than a figure holds are further figures with a number in their names.
+    """Return every figure of the runs by name: each measure against each axis; more panels or curves than fit are
+    numbered figures.
     """
     found = {}
     panels = list(dict.fromkeys(one.panel for one in runs))
@@ -235,8 +233,8 @@ def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
 def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float | None) -> list[dict[str, Any]]:
     """Return, for each combination, in how many of its seeds it reached the target, and after what on average.
 
-    `target`: in the unit of the score; without it the mean score of the reference at its end.  Nothing where the score
-    is what a run has cost.  Raises ConfigError for a target of that.
+    `target`: in the score's unit, by default the reference's mean end.  Raises ConfigError for a target of a cost,
+    which has no rounds to it.
     """
     if table.compared in COSTS.values():
         if target is not None:

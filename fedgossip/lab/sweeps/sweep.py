@@ -1,13 +1,12 @@
 """Runs a sweep: refuses impossible combinations, starts workers, reports finished cells, and makes the table.
 
-There is one kind of worker (`folder.SweepFolder.work`), and one agreement between workers, the claims in the folder; a
-backend only decides where they run.
+Workers (`folder.SweepFolder.work`) agree by the claims in the folder; a backend decides where they run:
 
     local                 processes of this machine; a dead one is replaced, and a cell fails with the second one
     slurm:PARTITION       jobs, by submitit, which pickles its own `CommandFunction` with the words of a command
     ray:ADDRESS           commands on the nodes of a Ray cluster
 
-The last two need nodes that all see the folder, and the extra `cluster`.  Nothing of ours is pickled.
+The last two need nodes that see the folder, and the extra `cluster`.
 """
 
 from __future__ import annotations
@@ -72,14 +71,13 @@ def sweep(
 ) -> SweepTable:
     """Run every unfinished cell of a sweep, and return the table of all.
 
-    `source`: a sweep file, or a mapping of its shape whose `base` is a mapping too.  `out`: the folder; without it
-    sweeps/NAME.  `jobs`: workers at once; 1 is this process.  `backend`: local, ray:ADDRESS, slurm:PARTITION.
-    `limit_seconds`: time after which no further cell is begun.  `memory`: bytes that a worker may map.  `overrides`:
-    "section.key=value" for the base; `engine` and `seeds` in place of the file's.  `retry`: run failed cells again.
-    `tell` is called with each finished cell.
+    `source`: a sweep file, or such a mapping.  `out`: the folder, by default sweeps/NAME.  `jobs`: workers at once; 1
+    is this process.  `backend`: local, ray:ADDRESS, slurm:PARTITION.  `limit_seconds`: until the last new cell.
+    `memory`: bytes that a worker may map.  `overrides`: "section.key=value" for the base; `engine` and `seeds` replace
+    the file's.  `retry`: failed cells too.  `tell` is called with each finished cell.
 
-    The folder can be shared: other processes, on other machines too, may run the same sweep at the same time, and each
-    cell is run once.  Raises ConfigError for an invalid sweep, before anything runs.
+    Other processes may run the same sweep at once; each cell is run once.  Raises ConfigError for an invalid sweep,
+    before anything runs.
     """
     grid = read_sweep(source, overrides=overrides, engine=engine, seeds=seeds)
     place = folder_of(grid, out)
@@ -160,9 +158,9 @@ def _backend(text: str, jobs: int, memory: int | None) -> Callable[[Path, float]
 def on_cluster(
     module: str, folder: Path, backend: str, jobs: int, until: float = math.inf, memory: int | None = None
 ) -> SweepWorkers:
-    """Start workers of a folder on a cluster with a shared disk, each the command of `words_of`.
+    """Start workers of a folder on ray:ADDRESS or slurm:PARTITION, each the command of `words_of`.
 
-    `backend`: ray:ADDRESS or slurm:PARTITION.  Raises ConfigError, and NetworkError where no cluster replies.
+    Raises ConfigError, and NetworkError where no cluster replies.
     """
     kind, _, where = backend.partition(":")
     if kind not in ("ray", "slurm") or not where:
@@ -292,9 +290,8 @@ class RayWorkers:
         self._waiting = dict(zip(started, self._actors, strict=True))
 
     def working(self) -> bool:
-        """Return whether some still work, or wait for a processor.  Raises ConfigError where one cannot.
-
-        The cell of a lost worker is taken by the others.
+        """Return whether some work, or wait for a processor; a lost one's cell goes to others.  Raises ConfigError
+        where one cannot.
         """
         ready, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         for ref in ready:

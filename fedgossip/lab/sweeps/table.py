@@ -1,9 +1,7 @@
 """The table of a sweep: a row for every compared cell, failed and refused ones included.
 
-Two methods are compared on the same seeds.  Runs with one seed share data, first model and batches, so their difference
-varies less than they do: intervals are of the differences.  Two are reported, for five seeds are few: Student's t
-(which assumes normality) and the percentiles of a bootstrap (which treats the sample as the population, and is too
-narrow for few).  Source of the bootstrap: Efron, Annals of Statistics 7 (1979).
+Methods are compared on the same seeds, which share data, first model and batches: intervals are of differences, by
+Student's t (assumes normality) and a bootstrap's percentiles (too narrow for few; Efron, Annals of Statistics 7, 1979).
 """
 
 from __future__ import annotations
@@ -69,12 +67,11 @@ class SweepTable:
     """The column that is compared: of tasks without a score the test loss, or else the consensus distance."""
 
     def scored_by(self, name: str) -> SweepTable:
-        """Return the table with another number of the record as the score that is compared.
+        """Return the table with another number of the record as its score.
 
         `name`: a score (mean_peer, averaged, worst_peer), loss, test_loss, consensus_distance, bytes, seconds, rounds,
-        or a logged number, "NAME?better=lower" where less of it is better.  A number without a column here is read from
-        the cells' records, as of the round and with the mean of `over` that the other scores have, and gets one.
-        Raises ConfigError for a name that no finished cell has recorded.
+        or a logged number, "NAME?better=lower" where less is better.  One without a column is read from the cells'
+        records, as the other scores are.  Raises ConfigError for a name that no finished cell has.
         """
         base, _, query = name.partition("?")
         done = [row for row in self.rows if row["cell"] and row["status"] not in (OPEN, "failed", "refused")]
@@ -133,9 +130,8 @@ class SweepTable:
         return paired_difference(self.scores(combination, which), self.scores(other or self.reference, which))
 
     def correlation(self, fact: str, which: str = "", **only: Any) -> RankCorrelation | None:
-        """Return the agreement of the order by a fact of the graph ("gap", "n_w") with that by the mean score.
-
-        `only`: restricts to rows with these values of columns.
+        """Return the agreement of the order by a graph's fact ("gap", "n_w") with that by the mean score, of rows with
+        the values `only`.
         """
         points = self.points(fact, which, **only)
         return rank_correlation([x for x, _, _ in points], [y for _, y, _ in points])

@@ -2,9 +2,7 @@
 
     python -m fedgossip.lab.sweeps.worker FOLDER [--until SECONDS] [--memory BYTES] [--probe NAME] [--listen]
 
-It runs many cells, so torch is imported once.  It begins no further cell after its parent process ends, or, with
---listen, after its standard input ends.  The nodes of a cluster run the same command, and receive nothing but its
-words.
+It begins no further cell after its parent process ends, or, with --listen, after its standard input ends.
 """
 
 from __future__ import annotations

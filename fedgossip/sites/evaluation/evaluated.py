@@ -1,8 +1,7 @@
 """evaluation.json: the quality of a model over all sites together, per group and per site, computed from sums alone.
 
-The file contains no count from 1 to `suppress` - 1, and none can be computed from it (`suppression`): of groups, of
-confusion cells, of records with an outcome, of wrong answers.  Figures under a budget contain noise, which hides all
-counts.
+No count from 1 to `suppress` - 1 (of groups, confusion cells, outcomes, wrong answers) is in the file, or follows from
+it (`suppression`); a budget's noise hides all counts.
 """
 
 from __future__ import annotations
@@ -149,7 +148,8 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     groups: tuple[GroupFigures, ...] = ()
     places: tuple[tuple[float, float], ...] = ()
     """Bounds of each site's score, the worst first, without sites with fewer than `suppress` right, or wrong, answers;
-    () beside named sites with rounded scores, for these are reported with their numbers of records."""
+    () beside named sites, which report their numbers of records.
+    """
     named: tuple[SiteFigures, ...] = ()
     membership: MembershipFigures | None = None
     noise_within: Mapping[str, float] = {}
@@ -258,10 +258,10 @@ class PublishedFigures:
         return not (self._exact and len(self._layout.classes) == 2 and self.confusion)
 
     def hidden_parts(self, rows: Sequence[tuple[int, int]]) -> tuple[Collection[int], Collection[int]]:
-        """Return the parts whose numbers of records are withheld, and those without shares.
+        """Return the parts whose numbers of records `rows` (without, with the outcome) are withheld, and those without
+        shares.
 
-        `rows`: numbers of records (without, with) the outcome.  With two classes the confusion tells how many records
-        each half has, so each is a list of its own.
+        With two classes the confusion discloses each half's records, so each is a list of its own.
         """
         if not self._exact:
             return hidden_places([sum(row) for row in rows], self.suppress), ()
@@ -434,8 +434,7 @@ def _outcome(
 def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None, float | None]:
     """Return the AUROC by the counts in each bin, and its maximum distance to that of the values themselves.
 
-    Pairs within one bin count half; any order of them is possible.  None where one side is empty.  Noisy counts may be
-    negative; the result is clipped to its range.
+    Pairs within one bin count half.  None where one side is empty; noisy results are clipped to the range.
     """
     pairs = sum(having) * sum(lacking)
     if pairs <= 0 or sum(having) < 0:
@@ -476,9 +475,9 @@ Calibration = tuple[float, float, float] | None
 def calibration_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[Calibration, Calibration]:
     """Return calibration slope and intercept with their 95 % intervals, by the counts in each bin of log-odds.
 
-    Logistic regression of the outcome on the middle of each bin, a sixteenth at most from the log-odds themselves; the
-    intercept is that beside a slope of 1.  Rounded to three digits of their errors.  None where the outcomes are all
-    equal, or all in one bin, or separated.  Source: Cox, Biometrika 45 (1958).
+    Logistic regression of the outcome on the middle of each bin (within a sixteenth); the intercept is that beside a
+    slope of 1.  Rounded to three digits of their errors.  None for equal outcomes, one bin, or separation.  Source:
+    Cox, Biometrika 45 (1958).
     """
     y, n = np.array(having, float), np.array(having, float) + np.array(lacking, float)
     step = 32 / (len(n) - 2)
@@ -537,10 +536,10 @@ class DecisionThreshold(NamedTuple):
 
 
 def thresholds_of(one: OutcomeFigures, records: int) -> list[DecisionThreshold]:
-    """Return the points of the ROC and of the decision curve of `records`, from the published parts of one outcome.
+    """Return the points of the ROC and the decision curve of `records`, without those with a withheld part on either
+    side.
 
-    Left out are those with a withheld part on either side.  Source of net benefit: Vickers and Elkin, Medical Decision
-    Making 26 (2006).
+    Source of net benefit: Vickers and Elkin, Medical Decision Making 26 (2006).
     """
     positives = one.positives
     if not positives or positives == records or one.noise_within:

@@ -1,18 +1,15 @@
-"""The numbers by which sites judge one model together: whole, so that their sum is exact and is all that is seen.
+"""The numbers by which sites judge one model together: whole, so that only their exact sum is visible.
 
     first round     number of sites, and of sites per group of records
     second round    over records: right answers, losses, confusion; per outcome, histograms of its probability among
                     the records with it and without it; the same per group with enough sites; the hundredth of the
                     range that contains a site's own score
 
-Under a budget there is one round alone, of numbers with noise.
+A number x counts as the whole number nearest to x 2^104: figures equal those of all records in one place to 1e-12.  An
+AUROC is exact to the width of its histograms' bins.
 
-A number x counts as the whole number nearest to x 2^104, so figures of the sums equal those of all records in one
-place, to 1e-12 and better.  An AUROC follows from histograms, to the width of their bins.
-
-Under a budget of records each site adds noise to its own numbers.  The noise hides every record from everybody, the
-coordinator included, as in statistics (`column_sums`): a site's part is one release of a Gaussian mechanism.  The
-numbers are few, without those that follow from others, for each costs noise on all.  No torch here.
+Under a budget there is one round, to whose numbers each site adds noise that hides every record from everybody: one
+release of a Gaussian mechanism (`column_sums`).  They are few, for each costs noise on all.  No torch here.
 """
 
 from __future__ import annotations
@@ -96,11 +93,11 @@ class NoisyNumbers:
 
     @property
     def length(self) -> float:
-        """Return the maximum length of one record's contribution, in units.
+        """Return the maximum length of one record's contribution, in units: one cell of the confusion, per outcome one
+        bin and part.
 
-        A record counts in one cell of the confusion, and per outcome in one bin and one part.  The probabilities of
-        classes are together at most 1, and their squared differences from the truth 2.  In its group the same again,
-        without parts.
+        Class probabilities sum to at most 1, their squared differences from the truth to 2; in its group the same
+        again, without parts.
         """
         k = len(self.outcomes)
         answer, brier = min(k, 1), min(k, 2)
@@ -220,8 +217,8 @@ def _within(value: int, most: int) -> int:
 class SiteAnswers:
     """A model's answers at one site: `answers` [m, k] as `LoadedModel` gives them, for records with labels y.
 
-    `groups`: the place of each record's group in the layout, [m].  `trained`: (loss, right) of the records that this
-    site trained on, where `y` are others; `flagged`: whether its own membership test distinguishes them.
+    `groups`: each record's group by place, [m].  `trained`: (loss, right) of the site's training records, where `y` are
+    others; `flagged`: whether its membership test distinguishes them.
     """
 
     answers: Values
@@ -346,9 +343,8 @@ def presence(layout: EvaluationLayout, site: SiteAnswers) -> dict[Name, int]:
 
 
 def judged_sums(layout: EvaluationLayout, site: SiteAnswers, pooled: Numbers, node: int, least: int) -> dict[Name, int]:
-    """Return a site's numbers of the second round, by the sums of the first; `least` records make a group of a site's.
-
-    Raises ConfigError where numbers are too large.
+    """Return a site's numbers of the second round; `least` records make a group of a site.  Raises ConfigError for too
+    large numbers.
     """
     found = _of_records(layout, site, ()) | _trained(site)
     for place, group in enumerate(layout.groups):
@@ -447,8 +443,8 @@ Answers = npt.NDArray[np.float64]
 def losses_of(kind: str, answers: Answers, y: npt.NDArray[np.generic]) -> Answers:
     """Return the loss of each record, float64 [m], of answers [m, k] as `LoadedModel` gives them.
 
-    Of classes minus the logarithm of the probability of the true one; of several labels the sum of those; of numbers
-    the mean squared error, in the labels' units.  Raises ConfigError for text, which has no records.
+    Minus the log probability of the true class; of several labels the sum; of numbers the mean squared error, in the
+    labels' units.  Raises ConfigError for text.
     """
     if kind == CLASSIFICATION:
         return -np.log(np.maximum(answers[np.arange(len(y)), y.astype(np.int64)], TINY))

@@ -1,12 +1,11 @@
 """The columns of a regression, from the agreed statistics: categories against the first, numbers by their scale.
 
-Sums dominated by few records disclose these, so a site checks its effective number of records at a point of a fit:
+Sums dominated by few records disclose these, so a site checks its effective records at a point:
 
     n       = sum of w / max of (w, unit)          w: the working weights of the records, unit: a record's at the start
     n_j     = sum of w x_j^2 / max of w x_j^2      x_j: the scaled column of one coefficient
 
-Equal weights give the number of records.  `unit` refuses a point at which all of a site's records have small weight, so
-that a sum over sites is nearly that of another site.
+`unit` refuses a point at which all of a site's records have small weight: a sum over sites would nearly be another's.
 
 Source of n: the largest share of one record in a sum is 1 / n, as in the dominance rules of official statistics
 (Hundepool et al., Statistical disclosure control, 2012, section 4.2).
@@ -48,8 +47,7 @@ class DesignColumns:
 def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without: Sequence[str] = ()) -> DesignColumns:
     """Return the columns of a model `of` a kind, with further `coefficients` beside them, `without` some.
 
-    Raises ConfigError for no columns or too many, for too few records, and for categories so rare that a coefficient
-    would disclose them.
+    Raises ConfigError for no or too many columns, too few records, and disclosing categories.
     """
     check_counted(agreed, [one for one in agreed.schema.features if one.name not in without])
     known, encoded = {one.name: one for one in agreed.columns}, {one.name: one for one in agreed.encoding.columns}
@@ -107,9 +105,8 @@ def bounds_of(agreed: AgreedTable) -> tuple[tuple[str, float, float], ...]:
 
 
 def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
-    """Raise ConfigError for columns with a category so rare that a sum over it would disclose its records.
-
-    For numbers too, where all sites together have few distinct values.
+    """Raise ConfigError for columns with a category so rare that a sum discloses its records; for numbers with few
+    distinct values too.
     """
     names = {one.name for one in columns}
     for one in (column for column in agreed.columns if column.name in names):
@@ -149,9 +146,8 @@ def effective(weights: Values, unit: float = 0.0) -> float:
 def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float) -> str:
     """Return in words a sum with fewer than `least` effective records; "" where all have enough.
 
-    A column may have a quarter of its records without weights at the point, but two, or half of fewer than four: so no
-    record is more than half of a column's sum of squares at a site, beside two other sites, where it is not without
-    weights.  Nor may two of four or more be above OF_TWO of it.
+    Up to a quarter of a column's records may be without weights, but for two, or half of fewer than four: no record is
+    more than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.
     """
     far = [name for name, values in columns if effective(values * values) < least]
     if effective(weights, unit) < least:

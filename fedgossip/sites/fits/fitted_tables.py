@@ -35,7 +35,7 @@ MARKS = "remarks"
 def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
     """Return the rows of a CSV file with their predictions, and the columns that the fit ignores.
 
-    Raises ConfigError for a file without the fitted columns, and for invalid cells.
+    Raises ConfigError for missing fitted columns, and invalid cells.
     """
     table, d = CsvColumns(path), fit.design
     answers = predictions(fit, read_features(table, d.encoding, [d.outcome]))
@@ -88,7 +88,7 @@ def cells_of(values: Values) -> list[str]:
 def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
     """Return the number of records of a CSV file, and how well the fit predicts their outcomes.
 
-    Raises ConfigError for other columns, and for invalid outcomes.
+    Raises ConfigError for other columns or outcomes.
     """
     d = fit.design
     table = declared(CsvColumns(path), d.encoding)
@@ -113,9 +113,9 @@ RELATIVE = "relative hazard"
 def scored_hazards(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
     """Return the rows of a CSV file with their predictions, and the columns that the fit ignores.
 
-    A prediction is the hazard relative to a record with the mean of each column and the first category of each column
-    of words, with its 95 % interval; and the survival probability at each reported time.  Raises ConfigError for a file
-    without the fitted columns, and for invalid cells.
+    A prediction is the hazard relative to a record with the mean of each column and the first category, with its 95 %
+    interval; and the survival probability at each reported time.  Raises ConfigError for missing fitted columns, and
+    invalid cells.
     """
     table, d = CsvColumns(path), fit.design
     features = _features(fit, table)
@@ -138,7 +138,7 @@ def scored_hazards(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
 def judged_hazards(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
     """Return the number of records of a CSV file, and how well the fit predicts the order and number of their events.
 
-    Raises ConfigError for other columns, and for invalid times and events.
+    Raises ConfigError for other columns, times and events.
     """
     table, d = CsvColumns(path), fit.design
     features = _features(fit, table)

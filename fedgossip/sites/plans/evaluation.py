@@ -1,6 +1,6 @@
-"""Sites judge one model together: a federated run of exact secure sums, with noise in them under a budget.
+"""Sites judge one model together: a federated run of exact secure sums, with noise under a budget.
 
-Each site evaluates the model on its own records: those held out from its training (data.local_test), else all.
+Each evaluates on the records held out from its training (data.local_test), else on all.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
 
 def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, EvaluationLayout]:
-    """Return the plan of the run in which the sites of an experiment judge a model of these facts, and its numbers.
+    """Return the plan by which an experiment's sites judge a model of these facts, and its numbers.
 
-    Under a budget of records they have noise.  Raises ConfigError without secure sums, beside a budget that hides
-    clients, and for unknown groups.
+    Raises ConfigError without secure sums, beside a budget that hides clients, and for unknown groups.
     """
     if not isinstance(experiment, FederatedExperiment):
         text = "no [coordinator]: sites judge a model by sums over clients"
@@ -110,9 +109,8 @@ def evaluation_task(
     held: Sequence[NodeId],
     draw: Draw = from_system,
 ) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit.
-
-    `model`: None where no site is held, and the model is not needed.
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit; `model`: None
+    without held sites.
     """
     own = PLACE in experiment.data.source
     everybody = None if own else examples_of(experiment, range(plan.learners), plan.learners)

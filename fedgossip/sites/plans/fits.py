@@ -1,7 +1,4 @@
-"""Runs of exact sums over sites: statistics, and every kind of fit, by the first word of model.source.
-
-Statistics that sites agree on before training are a federated run of two rounds with exact sums.
-"""
+"""Runs of exact sums over sites: statistics (two rounds), and every kind of fit, by the first word of model.source."""
 
 from __future__ import annotations
 
@@ -427,8 +424,8 @@ def accepted_with_cuts(experiment: FederatedExperiment, cuts: Mapping[str, Seque
 def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] | None:
     """Return the run of a fit, and its plan as all sites have it; None for an experiment without a fit.
 
-    The fit depends on statistics that the sites agree on first, so until then its plan is that of the statistics alone.
-    Raises ConfigError as the fit itself does, before it reads any site's own file.
+    Until the statistics are agreed, its plan is theirs.  Raises ConfigError as the fit, before it reads a site's own
+    file.
     """
     if not is_fit(experiment):
         return None
@@ -442,8 +439,7 @@ def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] |
 def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema]:
     """Return the plan of the run that computes the statistics of an experiment, and their schema.
 
-    Raises ConfigError without secure sums, without columns to agree on, beside a budget that hides clients, and without
-    bounds.
+    Raises ConfigError without secure sums, columns or bounds, and beside a budget that hides clients.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"

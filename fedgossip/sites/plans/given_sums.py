@@ -5,9 +5,8 @@
     encoding = encoding_of_fit(experiment)
     result = fit_by_sums(experiment, site, sums)          # the contents of fit.json, of every kind of fit
 
-Every site calls the same function; each round calls `sum` once, with this site's whole numbers, and all sites
-receive the same sum and compute the same result.  A site checks each state as in `fedgossip fit` (`SumsTask.check`).
-Approvals and ledgers are of the commands: here the caller keeps them.
+Each round calls `sum` once with this site's whole numbers; all sites compute the same result, and check each state
+(`SumsTask.check`).  The caller keeps approvals and ledgers.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def _encoding(exact: ExactSums | None) -> ExactEncoding:
 def agree_by_sums(experiment: Experiment, site: NodeId, sums: GivenSums) -> AgreedTable:
     """Return the statistics of all sites' tables.
 
-    Raises ConfigError for a table that does not fit, and beside a budget, which `fedgossip data agree` charges;
-    TooFewPeersError; RoundAbandoned for a sum that is none of the agreed numbers.
+    Raises ConfigError for a table that does not fit, and beside a budget; TooFewPeersError; RoundAbandoned for a sum
+    outside the agreed numbers.
     """
     if experiment.budget is not None:
         raise ConfigError("statistics beside a budget, over given sums", "Use  fedgossip data agree, which charges it.")
@@ -74,7 +73,7 @@ def fit_by_sums(experiment: Experiment, site: NodeId, sums: GivenSums) -> Any:
     """Return the contents of the fit's file.
 
     Raises ConfigError for a table that does not fit, and before the agreement; TooFewPeersError; RoundAbandoned for a
-    sum that is none of the agreed numbers, or a point at which too few of the site's records count.
+    sum outside the agreed numbers, or a point at which too few records count.
     """
     fit = planned_fit(experiment)
     plan, task, refused = fit.of_sites(_held(fit.plan, site))

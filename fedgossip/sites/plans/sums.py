@@ -1,6 +1,6 @@
 """Runs of sums over all sites of an experiment: the common part of statistics, evaluations and fits.
 
-A kind of fit is a `SumsRun`: a file with its members, and a line in `fits.FITS`.  `planned` makes the run of one.
+A kind of fit is a `SumsRun`, and a line in `fits.FITS`; `planned` makes its run.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def check_secure(experiment: FederatedExperiment, are: str) -> None:
 def plan_of_sums(
     experiment: FederatedExperiment, kind: str, rounds: int, exact: ExactSums, **others: Any
 ) -> FederationPlan:
-    """Return the plan of the run that computes the sums of an experiment; `others`: further keys to replace.
+    """Return the plan of an experiment's sums; `others`: further keys to replace.
 
-    All sites take part in every round, without training or measuring, and no sum is over fewer than SITES.
+    All sites take part in every round; no sum is over fewer than SITES.
     """
     c = experiment.coordinator
     alone = msgspec.structs.replace(
@@ -156,7 +156,7 @@ class SumsRun:
     task: Callable[[Any, Mapping[NodeId, Any], int], SumsTask]
     """Returns the task of a layout with the records of these sites, of which `suppress` or more count in each sum."""
     result: Callable[[Any, AgreedTable, Vector, int], Any]
-    """Returns the contents of the file by the layout, of sums over so many sites or more; None after too few rounds."""
+    """Returns the file's contents by the layout, of sums over so many sites; None after too few rounds."""
     server: Callable[[Any], Any] | None = None
     """Returns the rule by which the coordinator makes the next model; without it sums are added at their places."""
     model: Callable[[Any, AgreedTable, Vector], WholeModel | None] | None = None
@@ -200,10 +200,10 @@ class PlannedFit:
 
 
 def planned(run: SumsRun, experiment: Experiment) -> PlannedFit:
-    """Return the run in which the sites of an experiment make the sums of a fit.
+    """Return the run of a fit's sums.
 
-    Raises ConfigError without secure sums, beside a budget, before statistics are agreed, for labels of another kind,
-    and as the kind of fit does.
+    Raises ConfigError without secure sums, beside a budget, before the agreement, for other labels, and as the fit
+    does.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -244,9 +244,9 @@ def layer_model(d: Any, source: str, rows: Values, agreed: AgreedTable) -> Whole
 
 
 def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
-    """Charge the rounds of sums to each site's budget in a ledger, before they run.
+    """Charge the rounds of sums to each site's budget in a ledger first; return lines about earlier releases.
 
-    Returns lines about earlier releases.  Raises BudgetError where the budget or the ledger's limit is exceeded.
+    Raises BudgetError.
     """
     lines, run = [], secrets.token_hex(16)
     for node in (one for one in range(plan.learners) if not plan.abstains(one)):

@@ -1,7 +1,5 @@
-"""Checks a release offline, from its file alone, on any machine, without torch, network or run directory.
-
-First the signature over every byte; then the consistency of the contents: files and their hashes, the model's weights,
-the plan and the sites' signatures, their logs and the coordinator's transcripts of the rounds.
+"""Checks a release offline, from its file alone, without torch: the signature over every byte, then files and hashes,
+weights, the plan and the sites' signatures, logs and transcripts.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class CheckedRelease:
 def check(path: Path, known: Path | None = None) -> CheckedRelease:
     """Check a release; `known`: an endpoints.toml of one's own, which must contain the signer's key.
 
-    Raises ReleaseError for a file with any byte changed, and for signed contents that are no release.
+    Raises ReleaseError for a changed byte, and for signed contents that are no release.
     """
     with open_signed(path) as archive, tempfile.TemporaryDirectory() as folder:
         release = _facts(archive)

@@ -94,9 +94,9 @@ class ReleaseSources:
 
 
 def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) -> tuple[Release, Contents]:
-    """Return the description of a release, and its files, in writing order.
+    """Return the description of a release, and its files in order.
 
-    Raises ConfigError for a run without a model, of another kind, or with files that do not belong together.
+    Raises ConfigError for a run without a model, of another kind, or with unrelated files.
     """
     run = read_run(sources.run)
     took = run.participation
@@ -298,9 +298,9 @@ def privacy_of(
     statistics: AgreedTable | None,
     evaluation: Evaluation | None,
 ) -> ReleasedPrivacy:
-    """Return the promises of a run, with its sites' disclosures before and after it: the one source of these numbers.
+    """Return a run's promises, with its sites' other disclosures: the one source of these numbers.
 
-    Raises ConfigError for a run directory that names no federated run.
+    Raises ConfigError for a run directory without a federated run.
     """
     plan = compose.plan(load_experiment(file_kept_in(run)))
     if not isinstance(plan, FederationPlan):

@@ -232,8 +232,7 @@ ASK = "Ask for the file again: it is refused whole."
 
 @contextlib.contextmanager
 def open_signed(path: Path) -> Iterator[SignedZip]:
-    """Give the archive in a file, after its signature was verified; it stays open, so that what is read later is what
-    was verified, also where another file takes its name meanwhile.
+    """Give the verified archive of a file; it stays open, so that no other file can take its place.
 
     Raises ReleaseError for any other file.
     """

@@ -8,15 +8,13 @@
     A          = M - sum of d (S1 / S0)(S1 / S0)'
     M          = sum over records of x x' exp(eta) H(t),   H(t) = sum of d / S0 until the record's time
 
-Efron's method orders the d events of a time artificially: for l = 0 .. d-1, with E0 and E1 the same sums over its
-events, S0 - l/d E0 replaces S0 and S1 - l/d E1 replaces S1; a record's weight in M is its weight in each of them, so a
-record with its event then has H(t) less the sum of (l/d) / (S0 - l/d E0).
+Efron's method orders the d events of a time artificially: for l = 0 .. d-1, with E0 and E1 the sums over its events, S0
+- l/d E0 replaces S0 and S1 - l/d E1 replaces S1; a record with its event then has H(t) less the sum of (l/d) / (S0 -
+l/d E0).
 
-M is one matrix over all records where the textbook has a matrix for each time: it needs a sum of its own, after S0 is
-available, and discloses no second moment of a single risk set.  H at the end is Breslow's cumulative hazard.
-
-Each record's contribution is rounded to 2^-60 first, so that a sum has no order: it is the same whole number however
-the records are divided over sites.
+M is one matrix over all records, after S0 is available, where the textbook has one per time: it discloses no second
+moment of a risk set.  H at the end is Breslow's cumulative hazard.  Contributions are rounded to 2^-60, so sums are the
+same however records are divided.
 
 Sources: Cox, Regression models and life-tables, JRSS B 34 (1972); Breslow, Covariance analysis of censored survival
 data, Biometrics 30 (1974); Efron, The efficiency of Cox's likelihood function for censored data, JASA 72 (1977);
@@ -137,9 +135,8 @@ def hazards_of(eta: Values) -> Values:
 
 
 def exact_totals(values: Values, cells: Whole, count: int) -> list[int]:
-    """Return the sums of values [m] by their cell [m], each value rounded to a whole multiple of 2^-60.
-
-    Raises ConfigError for values so large that a partial sum would not be exact.
+    """Return the sums of values [m] by their cell [m], each rounded to 2^-60.  Raises ConfigError where a partial sum
+    would not be exact.
     """
     if not math.fsum(np.abs(values)) < LARGEST:
         text = "a record so far from the mean of its column that no sum can hold it"
@@ -157,13 +154,12 @@ def real(number: int) -> float:
 
 
 def concordance(times: Values, events: npt.NDArray[np.bool_], eta: Values) -> tuple[int, int, tuple[int, int, int]]:
-    """Return the number of comparable pairs of records, and twice the number of pairs ordered as eta predicts.
+    """Return the number of comparable pairs of records, twice that of pairs ordered as eta predicts, and sums for the
+    error.
 
-    Behind them the sums over records, each with its own number p of pairs and twice its number q of ordered ones, of
-    p p, p q and q q, from which `concordance_error` follows.
-
-    A pair is comparable where the record with the shorter time has its event; an event precedes a censoring at its
-    time, two events at one time are not comparable.  Equal eta counts a half.
+    Those are, over records with p pairs and twice q ordered ones, of p p, p q and q q (`concordance_error`).  A pair is
+    comparable where the record with the shorter time has its event; an event precedes a censoring at its time, two
+    events at one time do not compare.  Equal eta counts a half.
     """
     order = np.lexsort((events, -times)).tolist()
     each = np.zeros((2, len(eta)), object)  # p, q

@@ -23,8 +23,9 @@ class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Number of records at risk; those who leave without an event are counted until `design.least` of them have."""
     events: int
     hazard: float
-    """Cumulative hazard of a record with the agreed mean of each number and the first category of each word column,
-    with two digits of its error: exact ones would give the sum of exp(x b) over the few records between two times."""
+    """Cumulative hazard of a record with the agreed means and first categories, with two digits of its error: exact
+    ones would give sums over few records.
+    """
 
 
 class StratumHazard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

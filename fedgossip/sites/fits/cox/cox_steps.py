@@ -4,9 +4,8 @@
                   ^          |  other sites than before, so the point is requested again
                   +----------+
 
-The sites receive the state: it contains the point and the hazards, and no S1.  An incomplete round changes nothing and
-is requested again.  Where the sites of a round differ from those of the round before, the fit continues with the
-present ones.
+The state that sites receive has the point and the hazards, no S1.  An incomplete round is requested again; the fit
+continues with the present sites.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ COUNTS, RISK, MOMENTS, LAST, OVER = range(5)
 PAIRS = "pairs", "right", "pairs_pairs", "pairs_right", "right_right"
 """Of the concordance; products as of `concordance`, of twice the right ones."""
 NEAR = 1e-4
-"""Tolerance, relative to a step, between a point and a site's own result.  Directions with an eigenvalue below SINGULAR
-times the diagonal's get a ridge, so two machines' eigenvalues, to 2e-16, move a step by 2e-16 / 1e-11 at most."""
+"""Tolerance, relative to a step, between a point and a site's own result: two machines differ by 2e-16 / 1e-11 at most
+(directions below SINGULAR get a ridge).
+"""
 CLOSE = 1e-20
 """Newton's g' A^-1 g below which the fit ends: an estimate then moves by 1e-10 of its error."""
 AGAIN = 10
@@ -225,9 +225,8 @@ class FittedHazards:
     # --- what may follow ------------------------------------------------------------------------------------------
 
     def broken(self, after: FittedHazards, clients: int) -> str:
-        """Return why a state does not follow from this one by sums over `clients` sites (0: any number), or "".
-
-        Sums that only the coordinator received are taken as the state has them.
+        """Return why a state does not follow from this one by sums over `clients` sites (0: any number), or ""; sums of
+        the coordinator alone are believed.
         """
         free: tuple[str, ...]
         match self.stage:

@@ -1,4 +1,4 @@
-"""The numbers by which sites fit proportional hazards: whole, so that their sum is exact and is all that is seen.
+"""The numbers by which sites fit proportional hazards: whole, so that only their exact sum is visible.
 
     counts     records of each stratum; events and censorings at each time of the agreed grid: reported times follow;
                where no column is of numbers, the same of each combination of categories
@@ -7,8 +7,7 @@
     last       at the last point: d and S0; numbers of comparable pairs of records at one site, of concordant ones, and
                over records the sums of products of both: the error of their quotient
 
-With Efron's ties the same sums over the events of each time accompany them, E0 and E1.
-Sites receive the state (`cox_steps`): the requested stage, the point, and the hazards.
+With Efron's ties E0 and E1 accompany them.  Sites receive the state (`cox_steps`): stage, point, and hazards.
 """
 
 from __future__ import annotations
@@ -200,9 +199,8 @@ class CoxLayout:
         return numbers[0], _reals(numbers[1 : 1 + self.width]), whole
 
     def last(self, numbers: Numbers, published: int) -> tuple[RiskSums, tuple[float, ...]]:
-        """Return the sums at the last point, without S1; the numbers of comparable pairs and of concordant ones.
-
-        Behind these stand the sums over records that `concordance` has.
+        """Return the sums at the last point, without S1; comparable and concordant pairs, and `concordance`'s sums over
+        records.
         """
         records, eta, pairs, right, *squares = numbers[:LAST_FIRST]
         cells, numbers = self.strata * published, numbers[LAST_FIRST:]

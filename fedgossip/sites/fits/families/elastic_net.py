@@ -8,8 +8,8 @@
     round r     deviance, g and A of each model at its point, of which the next points follow: b minimises
                 -g'(b - b0) + (b - b0)' A (b - b0) / 2 + N lambda (...), by coordinate descent (a proximal Newton step)
 
-Of a linear model g, A and the deviance at one point are those at all, so there are two rounds.  Paths that
-would open more numbers than the records have are refused.
+A linear model's g, A and deviance at one point give all, so it has two rounds.  Paths with more numbers than records
+are refused.
 
 Source: Friedman, Hastie and Tibshirani, Regularization paths for generalized linear models via coordinate descent,
 Journal of Statistical Software 33 (2010).
@@ -64,7 +64,7 @@ STEPS = 12
 EACH = 2
 """Mean number of steps at each other lambda, at most."""
 NEAR, CONVERGED = 1e-6, 1e-16
-"""Fall of deviance / 2 by a step, below which a path goes on, and below which the chosen model is at its end."""
+"""Fall of deviance / 2 by a step, below which a path goes on, or the chosen model ends."""
 SWEEPS = 2_000
 """Maximum number of sweeps of coordinate descent."""
 MOST = 50
@@ -135,9 +135,8 @@ def penalty(b: Values, l1: float) -> float:
 
 
 def descended(sums: NetSums, begin: Values, size: float, l1: float) -> Values:
-    """Return the minimum of the penalised quadratic around `begin`, [p + 1], at lambda `size`.
-
-    Sweeps over coordinates find which are 0 and the signs of the others, with which the equations are linear.
+    """Return the minimum of the penalised quadratic around `begin`, [p + 1], at lambda `size`: sweeps find zeros and
+    signs, then linear equations.
     """
     a, b = sums.information, begin.copy()
     pull = sums.gradient + a @ begin

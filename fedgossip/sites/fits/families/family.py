@@ -2,8 +2,8 @@
 
     round r     arrays by `SumsFamily.numbers`, in their order, behind the numbers of sites and of records
 
-A vector has a place for every round; an incomplete round leaves zeros.  A real number x counts as the whole number
-nearest to x 2^104, as in `glm_sums`.
+A vector has a place for every round; incomplete ones are zeros.  A number x counts as the whole number nearest to x
+2^104.
 """
 
 from __future__ import annotations
@@ -242,10 +242,7 @@ class FamilyLayout:
         return np.repeat([one.counts or one.positive for one in blocks], [one.size for one in blocks])
 
     def vector(self, round: int, records: int, numbers: Numbers) -> Vector:
-        """Return a vector with the numbers of a site in a round, zero elsewhere.
-
-        Raises ConfigError for a record that is too far from all others.
-        """
+        """Return a vector with a site's numbers in a round, else zero.  Raises ConfigError for too remote a record."""
         whole, at = [0] * len(self.exact.bounds), self.of_round(round).start
         given = {"sites": [1], "records": [records], **numbers}
         for name, block in self.blocks[round].items():
@@ -330,7 +327,7 @@ def fit_of(layout: FamilyLayout, agreed: AgreedTable, vector: Vector, least: int
 def regression_design(family: str, options: Mapping[str, str], agreed: AgreedTable) -> FamilyDesign:
     """Return the design of a regression on all agreed columns.
 
-    Raises ConfigError as `design_columns`, and for classes or events so rare that a sum would disclose them.
+    Raises ConfigError as `design_columns`, and for disclosing classes or events.
     """
     labels = agreed.schema.labels
     check_counted(agreed, labels)

@@ -4,25 +4,24 @@
     round r        log likelihood, gradient and information at the point that follows from all rounds before
     last round     with errors=robust: the sum of s s' over records, s a record's gradient, at the last point
 
-The steps are those of `glm.moved`, with -2 log likelihood as deviance: halved where it grows, with a ridge where
-columns depend on each other.  Robust errors are those of A^-1 (sum of s s') A^-1 (Huber, Fifth Berkeley Symposium,
-1967).
+Steps as `glm.moved`, with -2 log likelihood as deviance.  Robust errors: A^-1 (sum of s s') A^-1 (Huber, Fifth Berkeley
+Symposium, 1967).
 
-**Negative binomial counts**: a rate for each record, and a variance that grows beyond a Poisson one's.
+**Negative binomial counts**, with a larger variance than a Poisson one's:
 
     mu = exp(x b),   variance  mu + alpha mu^2,   r = 1 / alpha
     log likelihood of a record   log G(y + r) - log G(r) - log y! + r log(r / (r + mu)) + y log(mu / (r + mu))
 
-alpha is estimated with b, by its logarithm; the information is the observed one.
+alpha is estimated by its logarithm, with the observed information.
 
 Source: Cameron and Trivedi, Regression analysis of count data, 2nd edition, 2013, section 3.3 (NB2).
 
-**Weibull accelerated failure times**: a column stretches all times until the event by one factor.
+**Weibull accelerated failure times**: a column stretches all times by one factor.
 
     log T = x b + s W,  W of the smallest extreme value;   z = (log t - x b) / s
     log likelihood of a record   d (z - log s - log t) - exp(z),   d: whether its event was seen
 
-exp(-x b) is the rate of a Weibull distribution of shape 1 / s.  The information is the observed one at the maximum.
+exp(-x b) is the rate of a Weibull distribution of shape 1 / s.  Observed information.
 
 Source: Kalbfleisch and Prentice, The statistical analysis of failure time data, 2nd edition, 2002, section 3.2.
 
@@ -95,8 +94,9 @@ class LikelihoodTerms(NamedTuple):
     more: Values = np.zeros(0)
     """Further sums."""
     whole: Values = np.zeros(0)
-    """Weights of the records in all sums where these depend on outcomes too, [m]; of single columns nothing is asked,
-    for an honest point has few of such weights for one of them."""
+    """Weights of the records in all sums where these depend on outcomes too, [m]; of single columns nothing is
+    required.
+    """
 
 
 class Likelihood(ABC):

@@ -1,12 +1,12 @@
-"""Meta-analysis of the sites' own models: a coefficient of each, weighted by its error, without telling any site's.
+"""Meta-analysis of the sites' own models, weighted by their errors, without disclosing any site's.
 
     fixed     t = sum of w t_i / sum of w,   w = 1 / s_i^2;   Q = sum of w t_i^2 - (sum of w t_i)^2 / sum of w
     between   tau^2 = max(0, (Q - k + 1) / (sum of w - sum of w^2 / sum of w))             DerSimonian and Laird
     random    the same with w* = 1 / (s_i^2 + tau^2);  its error by Hartung and Knapp:
               s^2 = (sum of w* t_i^2 - (sum of w* t_i)^2 / sum of w*) / ((k - 1) sum of w*),  Student's t of k - 1
 
-All are sums over sites.  For each coefficient they are seven numbers, and each site has two: with five sites or more
-they have no unique solution, and with fewer the analysis is refused.
+All are sums over sites: seven numbers per coefficient for two of each site, without a unique solution from five sites
+on; with fewer it is refused.
 
 Sources: DerSimonian and Laird, Controlled Clinical Trials 7 (1986); Hartung and Knapp, Statistics in Medicine 20
 (2001); Higgins, Thompson and Spiegelhalter, JRSS A 172 (2009), for the interval of another site.
@@ -154,7 +154,7 @@ def _fixed(first: PooledRound) -> tuple[Values, Values, Values]:
 def own_model(name: str, x: Values, y: Values) -> tuple[Values, Values]:
     """Return the estimates of a site's own model without its intercept, and their squared errors.
 
-    Raises ConfigError where it has none: outcomes all equal, columns that depend on each other, or that separate them.
+    Raises ConfigError for equal outcomes, dependent columns, or separation.
     """
     family, advice = FAMILIES[name], "It takes no part: its records alone determine no such model."
     try:

@@ -6,7 +6,7 @@
 
 Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, section 5.2.
 
-**Ordinal logit**, the proportional odds model: one effect of each column on all cuts of ordered classes.
+**Ordinal logit** (proportional odds): one effect of each column on all cuts of ordered classes.
 
     P(class <= j) = F(a_j - x b),  F(u) = 1 / (1 + exp(-u));  a column's odds ratio is of being in a higher class
 

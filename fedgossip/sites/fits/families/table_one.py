@@ -5,9 +5,8 @@
     difference   the largest of two groups:  |m1 - m2| / sqrt((s1^2 + s2^2) / 2);  of categories, with p the shares of
                  all but the first,  sqrt((p1 - p2)' S^-1 (p1 - p2)),  S the mean of the groups' diag(p) - p p'
 
-Categories with a cell of fewer than `suppress` records, or at too few sites, are put together with others until their
-union has none, since totals of groups and categories are published: all figures are of the table as it is shown.  A
-column of numbers with few different values is left out, for its mean would count them.
+Categories with a cell of fewer than `suppress` records, or at too few sites, are joined with others until no cell is
+small, since totals are published.  A column with few different values is left out, for its mean would count them.
 
 Sources: Welch, Biometrika 38 (1951); Yang and Dalton, SAS Global Forum 335 (2012); Fisher, JRSS 85 (1922).
 """
@@ -270,10 +269,10 @@ def together(
     least: int,
     withheld: Sequence[int] = (),
 ) -> tuple[Sequence[str], npt.NDArray[np.int64]]:
-    """Return categories [r] and their counts [r, groups], with those that would disclose few records put together.
+    """Return categories [r] and counts [r, groups], disclosing ones joined until there is no small cell, or one
+    category.
 
-    A cell at fewer than SITES sites counts as small, and one of the `withheld` categories, whose counts the statistics
-    do not publish.  Unions have no small cell, unless all are one.
+    Small is also a cell at fewer than SITES sites, and a `withheld` category.
     """
     lone = (at > 0) & (at < SITES)
     lone[list(withheld)] |= table[list(withheld)] > 0

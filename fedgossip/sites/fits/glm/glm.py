@@ -6,10 +6,9 @@
     linear    h = eta          logistic    h = 1 / (1 + exp(-eta))          poisson    h = exp(eta)
     gamma     h = exp(eta), V(mu) = mu^2, so w = 1;  of the others V(mu) = h'(eta): their links are canonical
 
-g, A and the deviance are sums over records, so sums over sites give every step that all records in one place would.
-With an offset o eta = X b + o; with weights v each record counts v times in every sum, and its variance is V(mu) / v.
-A step that increases the deviance is halved.  Where A is singular, in units of its diagonal, a ridge is added to it:
-the steps then end where g is zero, at one of the equally good fits.
+g, A and the deviance are sums over records, so over sites too.  With an offset o eta = X b + o; with weights v each
+record counts v times, with variance V(mu) / v.  A step that increases the deviance is halved.  A singular A, in units
+of its diagonal, gets a ridge: the steps end at one of the equally good fits.
 
 Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chapters 2 and 4.  numpy alone.
 """
@@ -279,8 +278,8 @@ def moved(state: Newton, sums: PointSums) -> Newton:
 def covariance(state: Newton, dispersion: float) -> Values:
     """Return the covariance of the estimates, [p + 1, p + 1]: dispersion A^-1; NaN for columns that are `silent`.
 
-    Where A is singular, its inverse covers the directions with information: the errors of the other columns hold beside
-    everything that the silent ones explain, whichever of those are chosen.
+    A singular A is inverted on the directions with information: the other columns' errors hold whichever silent ones
+    are chosen.
     """
     assert state.sums is not None
     values, directions, scale = _spectrum(state.sums.information)

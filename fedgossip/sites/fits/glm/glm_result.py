@@ -126,9 +126,9 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> GlmFit | None:
     """Return the fit of the sums; None after too few complete rounds.
 
-    Where fewer than `suppress` records share two categories, or a category and an outcome, exact numbers would disclose
-    how many: errors then have two digits, estimates one more, no covariance is reported, and deviances have two digits
-    of a deviance's own error, sqrt(2 free): with few combinations of categories, few tables match an exact deviance.
+    Where fewer than `suppress` records share two categories, or a category and an outcome, errors have two digits,
+    estimates one more, deviances two of their own error sqrt(2 free), and no covariance is reported: exact numbers
+    would disclose how many.
     """
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
@@ -263,9 +263,8 @@ def _is_yes_no(sums: PointSums, total: float) -> bool:
 
 
 def counted_outcomes(family: str, records: int, squares: float, ones: Values, sums: Values) -> Values:
-    """Return the sums of columns over the records of each outcome, as `few_share` takes them.
-
-    Of one of two neighbouring whole numbers, by the sum of squared outcomes; of other counts `sums`, weighted by them.
+    """Return the sums of columns over each outcome's records, as for `few_share`: of two neighbouring numbers by
+    squares; of counts `sums`.
     """
     total = float(sums[0])
     low = math.floor(total / records + 1e-9)
@@ -279,13 +278,12 @@ def few_share(
 ) -> bool:
     """Return whether two categories of different columns, or one and an outcome, share 1 to `suppress` - 1 records.
 
-    `products`: X'X of scaled columns and their ones, [p + 1, p + 1], which counts them.  A number with the value a or
-    a + 1 in every record is a category too: then, for whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
-    `outcomes`: sums of the same columns over the records of each outcome, [k, p + 1].
+    `products`: X'X of scaled columns and their ones, [p + 1, p + 1].  A number that is a or a + 1 in every record is a
+    category too: for whole numbers the sum of (x - a)(x - a - 1) is 0.  `outcomes`: sums of the columns over each
+    outcome's records, [k, p + 1].
 
-    Raises TrainingError where they do and no column is of other numbers: estimates of categories alone are a table in
-    another form, whose cells are solved for also where each number is rounded (Brandt et al., Guidelines for the
-    checking of output based on microdata research, 2010, section 2.2).
+    Raises TrainingError where they do and no column is of other numbers: such estimates are a table in another form
+    (Brandt et al., Guidelines for the checking of output based on microdata research, 2010, section 2.2).
     """
     columns = design.columns
     codes = list[int]()

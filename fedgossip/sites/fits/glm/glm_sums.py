@@ -1,4 +1,4 @@
-"""The numbers by which sites fit a generalised linear model: whole, so that their sum is exact and is all that is seen.
+"""The numbers by which sites fit a generalised linear model: whole, so that only their exact sum is visible.
 
     first round       records, and the sum of their outcomes: the first point follows; with an offset or weights both as
                       `mean_sums`, and the sums of y^2, of x y and of x x' that count who shares a category
@@ -6,8 +6,8 @@
     last round        of counts, of gamma, and with other errors: Pearson's X^2 at the last point; with robust ones the
                       sum of r^2 x x' too, r the residuals of g
 
-A vector has a place for every round, so each receiver computes the point of the next; an incomplete round leaves
-zeros, and its point is requested again.  A number x counts as the whole number nearest to x 2^104.
+A vector has a place for every round, so each receiver computes the next point; an incomplete round is zeros, and is
+repeated.  A number x counts as the whole number nearest to x 2^104.
 """
 
 from __future__ import annotations
@@ -258,9 +258,8 @@ class GlmLayout:
         return self.vector(self.design.steps + 1, [1, len(residual), *map(whole_of, reals)])
 
     def last(self, pooled: Vector) -> tuple[int, float, Values | None] | None:
-        """Return the records of the last round, X^2, and with robust errors the sum of (y - mu)^2 x x'.
-
-        None without such a round, or where it is incomplete.
+        """Return the last round's records, X^2, and with robust errors the sum of (y - mu)^2 x x'; None without a
+        complete one.
         """
         words = words_in(pooled)
         if not self.has_last or words is None:

@@ -68,8 +68,8 @@ def curve_of(counts: ReportedCounts) -> SurvivalCurve:
 def limits_of(counts: ReportedCounts) -> tuple[Values, Values]:
     """Return the bounds of the product-limit estimate of times rounded up to the grid, at each reported time.
 
-    For d events among which at least `fewest` less those before, and at most `most`, are at risk, the product of
-    1 - d_i / n_i telescopes to 1 - d / fewest at least, and is 1 - d / most at most.
+    For d events with at least `fewest` (less those before) and at most `most` at risk, the product of 1 - d_i / n_i is
+    at least 1 - d / fewest, at most 1 - d / most.
     """
     shares = (1.0 - counts.events / np.maximum(risk, 1) for risk in (counts.fewest, counts.most))
     low, high = (np.cumprod(np.maximum(one, 0.0), dtype=np.float64) for one in shares)
@@ -77,9 +77,9 @@ def limits_of(counts: ReportedCounts) -> tuple[Values, Values]:
 
 
 def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | None, float | None, float | None]:
-    """Return the first time at which S is at most a half, and the same for its lower and its upper bound.
+    """Return the first time at which S is at most a half, and the same of its bounds, or None.
 
-    None without such a time.  Source: Brookmeyer and Crowley, Biometrics 38 (1982).
+    Source: Brookmeyer and Crowley, Biometrics 38 (1982).
     """
     found = []
     for bound in (curve.survival, curve.low, curve.high):
@@ -89,10 +89,7 @@ def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | Non
 
 
 def median_between(times: Sequence[float], limits: tuple[Values, Values]) -> tuple[float | None, float | None]:
-    """Return the times above which, and until which, the median of times rounded up to the grid lies.
-
-    `limits` of `limits_of`; None where no reported time bounds it.
-    """
+    """Return the times between which the median of times rounded up lies, by `limits_of`; None without a bound."""
     low, high = (np.flatnonzero(one <= 0.5 + 1e-12) for one in limits)
     above = 0.0 if len(low) and not low[0] else float(times[int(low[0]) - 1]) if len(low) else float(times[-1])
     return above, float(times[int(high[0])]) if len(high) else None

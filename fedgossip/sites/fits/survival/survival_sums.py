@@ -1,4 +1,4 @@
-"""The counts by which sites estimate survival: whole, so that their sum is exact and is all that is seen.
+"""The counts by which sites estimate survival: whole, so that only their exact sum is visible.
 
 first round     number of sites and of records; number of sites of each group
 second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites

@@ -1,13 +1,12 @@
-"""Times until an event, on a grid that all sites agreed on, and the subset of them that may be reported.
+"""Times until an event on an agreed grid, and the subset of them that may be reported.
 
-A record counts at the first time of the grid that is not before its own; at one time events precede censorings, and a
-record still present after the last time is censored behind it.  Reported times are fewer: neighbours are merged
+A record counts at the first time of the grid not before its own; events precede censorings, and later records are
+censored behind the grid.  Neighbouring reported times are merged
 
     events        until each group has none or `least` of them
     censorings    until there are `least`, in each group by itself, all of which leave in the middle of their times
 
-so no count below `least` can be derived from the report, and every figure is that of all records in one place with
-times rounded up in this way.
+so no count below `least` follows from the report.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ Counts = npt.NDArray[np.int64]
 
 
 def grid_of(source: str, agreed: AgreedColumn) -> tuple[float, ...]:
-    """Return the times that "MODEL?every=30&until=720" or "MODEL?times=30,90,365" names, ascending.
+    """Return the times of "MODEL?every=30&until=720" or "MODEL?times=30,90,365", ascending; by default the agreed
+    histogram's edges above 0.
 
-    Without either the edges above 0 of the agreed histogram.  Raises ConfigError for invalid times.
+    Raises ConfigError for invalid times.
     """
     name, _, query = source.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -114,8 +114,9 @@ class ReportedCounts:
     risk: Counts
     events: Counts
     fewest: Counts
-    """Minimum number of records at risk at some event of a reported time, given the report: the product-limit estimate
-    of times rounded up to the grid lies between those of `fewest` and of `most`."""
+    """Minimum number of records at risk at some event of a reported time: the estimate lies between those of `fewest`
+    and `most`.
+    """
     most: Counts
 
 
@@ -124,9 +125,8 @@ def enough(count: int, least: int) -> bool:
 
 
 def choose_report_times(groups: Sequence[TimeCounts], least: int) -> list[int]:
-    """Return the places in the grid of the reported times: each covers the events since the one before.
-
-    [] where some group with events has fewer than `least`.
+    """Return the grid's places of the reported times, each covering the events since the last; [] where a group has
+    fewer than `least`.
     """
     ends: list[int] = []
     counts: list[list[int]] = []
@@ -154,11 +154,10 @@ def ends_of_risk_sets(
 ) -> list[int]:
     """Return the places of reported times for sums over all at risk: every event belongs to one of them.
 
-    Each has, in each group, no events or `least`; with `apart`, where sums over records with their event are separate,
-    no censorings or `least` either, for they too make two sums differ.  The rest after the last but one is merged into
-    the last, with all later records.  Of each group `inside` these, which sums over them all tell apart, it has no
-    events or `fewest`, and no censorings or `fewest`.  Where records without an event are too few for that, late
-    events are omitted, `least` of all groups together; [] where some group with events has fewer, or than `fewest`.
+    Each has, in each group, no events or `least`; with `apart` (separate sums over events) no censorings or `least`
+    either.  The rest is merged into the last.  Each group `inside` these, which sums tell apart, has no events or
+    `fewest`, and so for censorings.  Late events are omitted where too few records without an event remain; [] where a
+    group has fewer than `least`, or `fewest`.
     """
     events = [np.concatenate([[0], np.cumsum(one.events)]) for one in (*groups, *inside)]
     gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in (*groups, *inside)]
@@ -195,8 +194,7 @@ def ends_of_risk_sets(
 def reported_risk(risk: Sequence[int], events: Sequence[int], least: int) -> list[int]:
     """Return the numbers at risk to report for those at the times of `ends_of_risk_sets`.
 
-    Whoever leaves without an event is counted until `least` of them have left, and so is the last such run where fewer
-    are left after it.
+    A record that leaves without an event counts until `least` have left, and the last such run where fewer remain.
     """
     found, waiting, run, begin = [risk[0]], 0, 0, 0
     for place in range(1, len(risk)):
@@ -227,9 +225,8 @@ class CensoredRun:
 def censored_runs(group: TimeCounts, least: int) -> list[CensoredRun]:
     """Return all records without an event until the end of the grid, by exit time, in runs of at least `least`.
 
-    Those behind the grid have the place behind it; a smaller rest at the end joins the run before it; [] where all are
-    fewer, which then never leave.  A run leaves at its median place, as many records too late as too early; a run
-    with a record present after the last event stays for it.
+    A smaller rest joins the run before it; [] where all are fewer, which then never leave.  A run leaves at its median
+    place; one with a record present after the last event stays for it.
     """
     behind = group.records - int(group.events.sum()) - int(group.censored.sum())
     censored = [*group.censored.tolist(), behind]
@@ -269,8 +266,8 @@ def choose_groups(
 ) -> tuple[dict[str, TimeCounts], TimeCounts | None]:
     """Return the groups that may be reported, and all other records together, None where there are none.
 
-    Groups in `never` are at too few sites; where the rest would disclose a single group, or few records, the smallest
-    reported group is withheld too.
+    Groups in `never` are at too few sites; the smallest reported group is withheld too where the rest would disclose
+    one group, or few records.
     """
     there = {name: one for name, one in groups.items() if one.records}
     published = {

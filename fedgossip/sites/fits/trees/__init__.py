@@ -1,5 +1,5 @@
 """Boosted trees of all sites' records, grown from sums of gradients over bins.
 
-It imports `data.agreed`, `learning.models` and `secure`.  A round is a level of a tree (`tree_sums`): the ensemble is
-sent to the sites, their sums return (`tree_sums`), and the coordinator chooses the splits.
+It imports `data.agreed`, `learning.models` and `secure`.  A round is a level of a tree (`tree_sums`): the ensemble goes
+to the sites, their sums return, and the coordinator chooses the splits.
 """

@@ -1,6 +1,5 @@
-"""trees-fit.json: loss and column gains of boosted trees that sites grew together; and the trees' options.
-
-The options are those of model.source, trees:TREESxDEPTH?learning_rate=0.1&max_bins=32.
+"""trees-fit.json: loss and column gains of jointly grown trees; and options,
+trees:TREESxDEPTH?learning_rate=0.1&max_bins=32.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""The numbers by which sites grow boosted trees: whole, so that their sum is exact and is all that is seen.
+"""The numbers by which sites grow boosted trees: whole, so that only their exact sum is visible.
 
     first round       records per class, or the sum of the outcomes: the first margins follow
     further rounds    of each open node of the trees in growth, and of each bin of each column: records, g, h;
                       records and h in one number where both fit
 
-Sites receive the ensemble so far, with all its nodes and which of them are open, and return the sums at the open ones.
-The coordinator's step is a function of both, so everybody with the sums computes the same trees; an incomplete round is
-requested again.
+Sites receive the ensemble with its open nodes and return the sums there.  The coordinator's step is a function of both,
+so everybody computes the same trees; an incomplete round is repeated.
 
-Where both fit, one number has the number of records at a place and their sum of h.  A number of 64 bits contains the
-records above `bits` bits of h.  h of a record is between 0 and a quarter, so at most 2^28 in units of 2^-30; no site
-has `most` records or more, so no sum of h reaches the bits of the records.
+Where both fit, 64 bits hold the records above `bits` bits of h: h is at most 2^28 in units of 2^-30, and no site has
+`most` records.
 """
 
 from __future__ import annotations
@@ -336,8 +334,7 @@ class GrowingTrees:
     def broken(self, after: GrowingTrees) -> str:
         """Return why an ensemble does not follow from this one by the sums of one level; "" where it may.
 
-        All nodes but the open ones, their records and the margins of no tree stay.  An open node turns into a leaf, or
-        into a split with its records divided over both sides, `min_records` each; no other node is new.
+        All else stays but open nodes, which turn into leaves, or splits with `min_records` on each side.
         """
         if self.over:
             return "the trees were whole"
