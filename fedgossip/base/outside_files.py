@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 
 
-def _memory() -> int:
-    """Return this machine's memory in bytes; 64 GiB where unknown."""
+def memory() -> int:
+    """Return the bytes of memory of this machine, or that its container may take; 64 GiB where unknown."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        with contextlib.suppress(OSError, ValueError):  # no limit, or none by cgroups of version 2
+            return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return physical
     except (AttributeError, OSError, ValueError):
         return 64 * _GIB
 
@@ -43,7 +46,7 @@ ROWS = 8 * _GIB
 """Maximum number of bytes of a record or a trace, which grow with each round."""
 LINE_MAX = 1 << 20
 """Maximum number of bytes of a line of a record."""
-LARGE = min(32 * _GIB, _memory())
+LARGE = min(32 * _GIB, memory())
 """Maximum number of bytes of a model or of data: at most this machine's memory."""
 
 INFLATED_LEAST, INFLATED_RATIO = _GIB, 100

@@ -14,6 +14,7 @@ import msgspec
 import numpy.typing as npt
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
+from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.base.kernels import uncollected
 from fedgossip.base.vectors import Vector
@@ -196,10 +197,28 @@ def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
         raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
     if engine == "sim":
         check_real(plan.experiment)
-        return
-    if plan.experiment.faults:
+    elif plan.experiment.faults:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
-    plan.check_arrays(task)
+    else:
+        plan.check_arrays(task)
+    _check_memory(plan, engine, task)
+
+
+LEAST_VECTORS, LEAST_BYTES = 2, {"sim": 40_000, "stacked": 5_000}
+"""What a peer takes at least: vectors of the model (4 to 5 were measured), and bytes beside them (52 000 and 7 600)."""
+
+
+def _check_memory(plan: Plan, engine: str, task: LocalTask) -> None:
+    """Raise ConfigError for peers whose models cannot all be in this machine's memory."""
+    if plan.roles.leader is not None or not isinstance(plan.experiment, GossipExperiment):
+        return
+    size, here = task.length * task.dtype.itemsize, outside_files.memory()
+    least = {name: plan.n * (LEAST_VECTORS * size + more) for name, more in LEAST_BYTES.items()}
+    if least[engine] > here:
+        text = f"{plan.n:,} peers with models of {size:,} bytes take at least {least[engine] / 1e9:,.1f} GB of memory"
+        arrays = ", or --on stacked" if least["stacked"] < here else ""
+        advice = f"Take fewer peers or a smaller model{arrays}; or run it on several machines."
+        raise ConfigError(f"{text}; this machine has {here / 1e9:,.1f}", advice)
 
 
 def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:

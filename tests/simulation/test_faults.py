@@ -574,3 +574,17 @@ def test_a_round_is_missed_by_the_worker_without_a_row_of_it_and_made_up_for_by_
 def test_rounds_that_a_peer_skips_are_missed() -> None:
     plan = compose.plan(load_experiment({"topology": {"graph": "ring", "n": 4}, "task": {"kind": "averaging"}}))
     assert plan.exchanges(EventRow(9, 2, "skipped", 4)) == (8, 8)
+
+
+@pytest.mark.parametrize(("engine", "arrays"), [("sim", True), ("stacked", False)])
+def test_peers_that_no_memory_holds_are_refused_before_the_run(
+    engine: str, arrays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 kB a peer by machines, 5 kB on arrays, and two models of 4 kB each."""
+    experiment = {"task": {"kind": "averaging", "dim": 1000}, "topology": {"graph": "ring", "n": 10}, "rounds": 1}
+    monkeypatch.setattr("fedgossip.base.outside_files.memory", lambda: 479_999 if arrays else 129_999)
+    with pytest.raises(ConfigError, match=r"10 peers with models of 4,000 bytes take at least") as refused:
+        simulate(experiment, engine=engine)
+    assert ("--on stacked" in refused.value.advice) == arrays
+    monkeypatch.setattr("fedgossip.base.outside_files.memory", lambda: 480_000)
+    simulate(experiment, engine=engine)
