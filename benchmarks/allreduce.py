@@ -23,7 +23,7 @@ from contestants import Contestant
 from crew import Measured, Seat, Watch, crew, machine, median, round_ms
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.algorithms.descent.sgd import SGD
+from fedgossip.algorithms.descent.methods import SGD
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import TAIL, Expected, Hello
 from fedgossip.core.task import Job, Update

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgossip.algorithms.codecs.names import CODECS as CODEC_NAMES
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.algorithms.descent.names import DESCENTS
+from fedgossip.algorithms.descent.methods import DESCENTS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.robust.attacks import ATTACKS

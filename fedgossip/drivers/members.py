@@ -28,8 +28,7 @@ from fedgossip.protocols.members.failure_detector import MemberSettings
 from fedgossip.protocols.members.member import Member
 from fedgossip.protocols.members.membership import Membership
 from fedgossip.protocols.members.membership_updates import Trust
-from fedgossip.protocols.members.roster import Roster
-from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSchedule
+from fedgossip.protocols.members.roster import Make, Places, Roster, RosterSchedule
 from fedgossip.runs.run_directory import write_whole
 from fedgossip.topology import Schedule, resolve_schedule
 from fedgossip.topology.weights.weights import SIZES

@@ -14,7 +14,7 @@ import msgspec
 from fedgossip.algorithms.codecs.low_rank import LOW_RANK
 from fedgossip.algorithms.codecs.names import CODECS, FORMS
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.algorithms.descent.names import DESCENTS
+from fedgossip.algorithms.descent.methods import DESCENTS
 from fedgossip.algorithms.descent.row_filters import FILTERS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.fragments import FRAGMENTS_MAX

@@ -33,7 +33,7 @@ from fedgossip.learning.many_nodes.convolutions import Shape, shape_of
 from fedgossip.learning.many_nodes.job_blocks import blocks_of
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack, Outcome, State
 from fedgossip.learning.many_nodes.stacked_steps import BY_HAND
-from fedgossip.learning.models import exporting, models
+from fedgossip.learning.models import loaded_model, models
 from fedgossip.learning.one_model import loading, optimizers, probing, sharing
 from fedgossip.learning.one_model.batches import Batches, BatchPlan, BucketBatches, Indices, check_lines
 from fedgossip.learning.one_model.devices import with_float64
@@ -102,8 +102,8 @@ class TorchTask:
         self._initial = self.layout.read(module)
         self._rounds, self._shares, self._test, self._seed = rounds, owned, test, seed
         self._remade = partial(models.build, model_source, train.shape, train.outputs, seed, vocabulary, base=base)
-        like = exporting.example_of(train)
-        self._recipe = exporting.Recipe(model_source, seed, like, objective, base)
+        like = loaded_model.example_of(train)
+        self._recipe = loaded_model.Recipe(model_source, seed, like, objective, base)
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
         self.objective = objective
@@ -185,7 +185,7 @@ class TorchTask:
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
         """See `UsableTask`."""
         how = self._remade(), self.layout, self.settings, vector, self._states, node
-        return exporting.whole_model(self._recipe, *how)
+        return loaded_model.whole_model(self._recipe, *how)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return an update per job, see `LocalTask`.  Raises TrainingError where training diverges or raises."""

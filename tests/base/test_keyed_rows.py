@@ -14,8 +14,7 @@ from over_sockets import run_over_sockets
 from resuming import from_the_middle
 
 from fedgossip import simulate
-from fedgossip.algorithms.descent.adam import FTRL
-from fedgossip.algorithms.descent.names import make_descent
+from fedgossip.algorithms.descent.methods import FTRL, make_descent
 from fedgossip.algorithms.descent.row_filters import KEY_CACHE, Pushing, make_filter
 from fedgossip.algorithms.descent.rows import RowDescent, RowSum
 from fedgossip.algorithms.federated.sums import ExactSum

@@ -32,8 +32,8 @@ from fedgossip.data import custom
 from fedgossip.data.custom import NamesCode, code_by_key, code_in, code_of, keys_of_code
 from fedgossip.drivers import invite_joining, proposals
 from fedgossip.drivers.clusters import placing
+from fedgossip.drivers.clusters.meeting import Resources
 from fedgossip.drivers.clusters.placing import saved_resources
-from fedgossip.drivers.clusters.resources import Resources
 from fedgossip.drivers.proposals import proposal_of, shared
 from fedgossip.drivers.replay import machine_of
 from fedgossip.experiment import load_experiment

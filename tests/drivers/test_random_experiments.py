@@ -20,7 +20,7 @@ from resuming import halves
 from fedgossip import Run, run_local, simulate
 from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.algorithms.descent.names import DESCENTS
+from fedgossip.algorithms.descent.methods import DESCENTS
 from fedgossip.algorithms.descent.row_filters import FILTERS
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.algorithms.gossip.names import METHODS

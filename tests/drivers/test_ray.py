@@ -29,9 +29,9 @@ from test_clusters import await_until, processes_of, written
 from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.drivers.clusters import placing as ray_engine
 from fedgossip.drivers.clusters import ray_cluster
+from fedgossip.drivers.clusters.meeting import RAY, SLURM, Resources
 from fedgossip.drivers.clusters.placing import run_placed
 from fedgossip.drivers.clusters.ray_cluster import connected
-from fedgossip.drivers.clusters.resources import RAY, SLURM, Resources
 from fedgossip.drivers.simulate import simulate
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose

@@ -65,7 +65,7 @@ NOT_FROM_OUTSIDE = {
     "net/streams/sealing.py": 1, "report/page/markup.py": 3,
     "lab/repro/published.py": 1, "lab/lectures/topics.py": 1, "report/watch/local_server.py": 2,
     # the sources of modules that this process has imported already
-    "learning/models/exporting.py": 1,
+    "learning/models/loaded_model.py": 1,
     # locks, folders, and files that are written: what is opened is not read
     "drivers/fork_server.py": 1, "learning/one_model/sharing.py": 4,
     "drivers/loops/seats.py": 2, "net/identity.py": 2, "base/owner_files.py": 5, "plans/federated/policy.py": 2,

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedgossip.algorithms.descent.adam import LAMB, Adagrad, Adam
 from fedgossip.algorithms.descent.base import norm
-from fedgossip.algorithms.descent.sgd import LARS, SGD
+from fedgossip.algorithms.descent.methods import LAMB, LARS, SGD, Adagrad, Adam
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.task import Segment
 from fedgossip.learning.one_model import optimizers

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from test_learning import images, made_up, task_of
 
-from fedgossip.algorithms.descent.adam import LAMB
-from fedgossip.algorithms.descent.sgd import LARS
+from fedgossip.algorithms.descent.methods import LAMB, LARS
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, add, frozen
 from fedgossip.core.task import Job

@@ -28,8 +28,8 @@ from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import TableSchema
 from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask
 from fedgossip.sites.fits.families.likelihoods import SiteSample
-from fedgossip.sites.fits.families.names import FAMILIES
 from fedgossip.sites.fits.families.table_one import fisher, together
+from fedgossip.sites.plans.fits import FAMILIES
 
 ROWS = 60
 COLUMNS = ("age", "salt", "ward", "ill", "grade", "visits", "days", "died", "cost")

@@ -21,7 +21,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import example_counts
 from fedgossip.topology import Mixing, build, resolve, resolve_schedule
-from fedgossip.topology.graphs import learned
+from fedgossip.topology.graphs import families
 from fedgossip.topology.spectra import heterogeneity
 from fedgossip.topology.spectra import heterogeneity as h
 
@@ -78,7 +78,7 @@ def test_no_swap_betters_the_placement_that_is_found_and_few_placements_do(n, se
 def test_frank_wolfe_reaches_the_published_heterogeneity(steps):
     """Le Bars et al. (2023), n = 100, one class each: H_l = 1/(l + 1) - 1/10, at most l neighbours."""
     P = one_class_each(100)
-    mixing = learned.stl_fw(P, steps)
+    mixing = families.stl_fw(P, steps)
     assert h.label_heterogeneity(mixing, P) == pytest.approx(1 / (steps + 1) - 1 / 10, abs=1e-12)
     assert mixing.topology.in_degrees.max() <= steps
     assert (mixing.stochastic, bool((mixing.values >= 0).all())) == ("both", True)
@@ -87,10 +87,10 @@ def test_frank_wolfe_reaches_the_published_heterogeneity(steps):
 def test_cliques_have_the_published_number_of_edges_and_all_classes():
     """Bellet et al. (2022), n = 1000, one class each, cliques of 10: 9450 edges, 98.108 % fewer than complete."""
     P = one_class_each(1000)
-    graph = learned.d_cliques(P, 10, "full", 1)
+    graph = families.d_cliques(P, 10, "full", 1)
     assert len(graph.edges) == 9450
     assert 1 - len(graph.edges) / (1000 * 999 / 2) == pytest.approx(0.98108, abs=5e-6)
-    small = learned.d_cliques(one_class_each(100), 10, "ring", 1)
+    small = families.d_cliques(one_class_each(100), 10, "ring", 1)
     assert len(small.edges) == 450 + 10
     inside = [clique for clique in _cliques(small) if len(clique) == 10]
     assert len(inside) == 10

@@ -1,4 +1,4 @@
-"""Steps on the mean gradient, for methods that exchange gradients and not models: a small file per paper.
+"""Steps on the mean gradient, for methods that exchange gradients and not models.
 
 It imports `base`, `core` and the federated and gossip rules.  A worker of all-reduce, or a server for its shard, calls
 `step` on a state with the model (`base`).  sgd, momentum, adam and adamw have the bits of local training's (learning/).

@@ -21,7 +21,7 @@ from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.cli.run.progress import Progress
-    from fedgossip.drivers.clusters.resources import Resources
+    from fedgossip.drivers.clusters.meeting import Resources
     from fedgossip.drivers.loops.scripts import Command
     from fedgossip.plans.compose import Plan
     from fedgossip.runs.run_directory import Run
@@ -350,8 +350,8 @@ def place(
     """
     from fedgossip.data.custom import ALLOW
     from fedgossip.drivers import resume
+    from fedgossip.drivers.clusters.meeting import LOCAL, Resources
     from fedgossip.drivers.clusters.placing import saved_resources, submit
-    from fedgossip.drivers.clusters.resources import LOCAL, Resources
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
     from fedgossip.runs.run_directory import new_path

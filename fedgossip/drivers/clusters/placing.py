@@ -23,9 +23,9 @@ from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, Re
 from fedgossip.core import run_format
 from fedgossip.core.records import Row
 from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT
+from fedgossip.drivers.clusters.meeting import RAY, Resources, check_placeable
 from fedgossip.drivers.clusters.mirror import Piece, apply, content_of
 from fedgossip.drivers.clusters.ray_cluster import END_SECONDS, RayParticipant, connected
-from fedgossip.drivers.clusters.resources import RAY, Resources, check_placeable
 from fedgossip.drivers.clusters.slurm import SlurmProcesses
 from fedgossip.drivers.local import run_local_plan, specs_of
 from fedgossip.drivers.participant import check_recordable

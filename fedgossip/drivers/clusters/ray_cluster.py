@@ -23,9 +23,9 @@ from fedgossip.base import owner_files
 from fedgossip.base.errors import NetworkError, needed
 from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
+from fedgossip.drivers.clusters.meeting import LOCAL
 from fedgossip.drivers.clusters.mirror import FolderNews, Piece, apply
 from fedgossip.drivers.clusters.node import own_host, start_participant
-from fedgossip.drivers.clusters.resources import LOCAL
 from fedgossip.runs.run_directory import write_whole
 
 ANSWER_SECONDS = 15.0

@@ -21,8 +21,16 @@ from fedgossip.base import outside_files, signals
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, needed
 from fedgossip.base.kernels import PYTHON
 from fedgossip.core import run_format
-from fedgossip.drivers.clusters.meeting import SEEN_SECONDS, JobLife, PlacedJob, probe_in, write_job
-from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources
+from fedgossip.drivers.clusters.meeting import (
+    LOCAL,
+    SEEN_SECONDS,
+    SLURM,
+    JobLife,
+    PlacedJob,
+    Resources,
+    probe_in,
+    write_job,
+)
 from fedgossip.drivers.peer_processes import start_failure
 from fedgossip.runs.run_directory import write_whole
 

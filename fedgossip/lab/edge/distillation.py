@@ -23,8 +23,7 @@ from fedgossip.lab.edge.onnx_model import exported_facts
 from fedgossip.learning.measuring import as_learned
 from fedgossip.learning.models import models
 from fedgossip.learning.models.architectures import architecture
-from fedgossip.learning.models.exporting import parts_of
-from fedgossip.learning.models.loaded_model import LoadedModel
+from fedgossip.learning.models.loaded_model import LoadedModel, parts_of
 from fedgossip.learning.models.model_files import ModelFacts, write_model
 from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.losses import SOFT_TARGETS

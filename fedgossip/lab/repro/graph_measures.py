@@ -15,7 +15,7 @@ from fedgossip.lab.advise.rates import measured_rate, neighbours_of, rate_at
 from fedgossip.lab.sweeps.table import paired_difference
 from fedgossip.plans.gossip.own_graphs import made_for
 from fedgossip.topology import Mixing, Topology, build, forecast_of, resolve, resolve_schedule, spectrum
-from fedgossip.topology.graphs import learned
+from fedgossip.topology.graphs import families
 from fedgossip.topology.graphs.graph import FloatArray
 from fedgossip.topology.spectra.heterogeneity import expected, label_heterogeneity
 from fedgossip.topology.spectra.sequences import product_norm
@@ -183,9 +183,9 @@ def _made(graph: str, n: int, classes: int) -> Mixing:
     word, _, argument = graph.partition(":")
     shares = _one_class_each(n, classes)
     if word == "stl-fw":
-        return learned.stl_fw(shares, int(argument))
+        return families.stl_fw(shares, int(argument))
     size, _, between = argument.partition(",")
-    return build(learned.d_cliques(shares, int(size), between, seed=1))
+    return build(families.d_cliques(shares, int(size), between, seed=1))
 
 
 ONE_CLASS_EACH: Mapping[str, Any] = {

@@ -25,9 +25,8 @@ from typing import Any, Protocol
 
 from fedgossip.base.errors import ConfigError, NetworkError, nearest, needed
 from fedgossip.base.kernels import PYTHON
-from fedgossip.drivers.clusters.meeting import probe_in
+from fedgossip.drivers.clusters.meeting import LOCAL, SLURM, probe_in
 from fedgossip.drivers.clusters.ray_cluster import END_SECONDS, RayCommand, connected
-from fedgossip.drivers.clusters.resources import LOCAL, SLURM
 from fedgossip.drivers.clusters.slurm import path_of_ours
 from fedgossip.lab.sweeps.cells import CellOutcome, holder
 from fedgossip.lab.sweeps.folder import Ended, SweepFolder

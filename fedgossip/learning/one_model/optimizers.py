@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedgossip.algorithms.descent.adam import LAMB
 from fedgossip.algorithms.descent.base import norm
-from fedgossip.algorithms.descent.sgd import LARS
+from fedgossip.algorithms.descent.methods import LAMB, LARS
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.limits import CalledWith
 from fedgossip.data.custom import function, given_by

@@ -9,7 +9,7 @@ is checked in its first rounds, and in each later one before use.
 
 Graphs optimised for the peers' data (labels, or numbers of examples) are made here too:
 
-    d-cliques:10,ring  d-cliques:10,full  stl-fw:5    see topology/learned
+    d-cliques:10,ring  d-cliques:10,full  stl-fw:5    see topology/graphs/families
     place:GRAPH                                       the nodes of GRAPH where their labels fit best
     any GRAPH                                         with weights, `sizes` among them
 
@@ -45,7 +45,7 @@ from fedgossip.topology import (
     resolve_schedule,
     union,
 )
-from fedgossip.topology.graphs import learned
+from fedgossip.topology.graphs import families
 from fedgossip.topology.graphs.graph import FloatArray, IntArray
 from fedgossip.topology.spectra.heterogeneity import label_shares, placed
 from fedgossip.topology.weights.mixing_matrix import TOLERANCE, Stochastic, dense_weights
@@ -313,8 +313,8 @@ def made_for(spec: str, experiment: Experiment | None, n: int | None, weights: s
     if not size.isdecimal():
         raise ConfigError(f"{spec} cannot be read", "Write d-cliques:10,ring or stl-fw:5.")
     if word == "stl-fw":
-        return learned.stl_fw(shares, int(size))
-    return build(learned.d_cliques(shares, int(size), between or "ring", seed), weights or "metropolis")
+        return families.stl_fw(shares, int(size))
+    return build(families.d_cliques(shares, int(size), between or "ring", seed), weights or "metropolis")
 
 
 def one_graph(graph: str, n: int | None, weights: str | None, seed: int) -> Mixing:

@@ -18,7 +18,7 @@ from fedgossip.algorithms.codecs.senders import Sender, sender_of
 from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.descent.base import Descent, OuterDescent, StatisticsDescent
-from fedgossip.algorithms.descent.names import make_descent
+from fedgossip.algorithms.descent.methods import make_descent
 from fedgossip.algorithms.gossip.fragments import Fragments, fragments_of, segments_within
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.core.machine import NodeId

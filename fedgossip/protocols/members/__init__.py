@@ -3,7 +3,7 @@
 It imports `gossip`, `transfer` and `core`.  `member` stands round any gossip machine.
 
 The roster (`roster`) has one entry per member, signed by itself; the highest incarnation counts.  Who takes part in
-round r, and so its graph, is a function of (roster, r) (`roster_schedule`); changes take effect at boundaries of 4
+round r, and so its graph, is a function of (roster, r) (`RosterSchedule`); changes take effect at boundaries of 4
 rounds, at least 5 rounds ahead.  A peer that receives a change too late has another `view` of the round: its edges do
 not count until it has the change.
 

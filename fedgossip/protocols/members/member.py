@@ -51,8 +51,7 @@ from fedgossip.core.messages import (
 )
 from fedgossip.protocols.gossip.failures import far_ahead, no_neighbour_joined, refused_by
 from fedgossip.protocols.members.membership import Membership, Outcome
-from fedgossip.protocols.members.roster import boundary_after
-from fedgossip.protocols.members.roster_schedule import RosterSchedule
+from fedgossip.protocols.members.roster import RosterSchedule, boundary_after
 from fedgossip.protocols.transfer.state_transfer import ModelFetch, ModelSource
 
 OURS = (

@@ -76,8 +76,7 @@ from fedgossip.protocols.members.failure_detector import (
     PartitionWatch,
 )
 from fedgossip.protocols.members.membership_updates import NewsRefusal, Sign, Trust, check_suspicion, merge, signed
-from fedgossip.protocols.members.roster import LAST_ROUND, NOBODY, Roster, boundary_after
-from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSchedule, contacts_of
+from fedgossip.protocols.members.roster import Make, Places, Roster, RosterSchedule, boundary_after, contacts_of
 
 Outcome = Effect | Event
 """An effect for the driver, or an event for the gossip machine."""
@@ -312,7 +311,7 @@ class Membership:
         """Handle another's verdict: ping that member ourselves, as on a suspicion."""
         node = verdict.node
         if node == self.node:
-            if not self.announced and replace(self.roster, own=NOBODY).gone(node):  # of an earlier life
+            if not self.announced and self.roster.of_others().gone(node):  # of an earlier life
                 self.returning = self.contact = True
             return self._refute()
         counts = verdict in self.roster.standing(node) and not self.roster.gone(node)
@@ -326,7 +325,7 @@ class Membership:
 
     def _gone_and_back(self, before: Roster, now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
-        were, are = before.out(LAST_ROUND), self.roster.out(LAST_ROUND)
+        were, are = before.excluded(), self.roster.excluded()
         for node in sorted(are - were - {self.node}):
             effects += self._gone(node, now_ns)
         for node in sorted(were - are - {self.node} - self.roster.revoked.keys()):
@@ -555,7 +554,7 @@ class Membership:
         if not self.announced or not self._blamed():
             return []
         since, round = self.me.since, max(self.round, self.network_round())
-        if since >= 0 and replace(self.roster, own=NOBODY).end(self.node) <= round + 1:  # from the others' view
+        if since >= 0 and self.roster.of_others().end(self.node) <= round + 1:  # from the others' view
             since = max(since, boundary_after(round))
         return self._announce(replace(self.me, since=since))
 

@@ -5,7 +5,7 @@ else a member could be driven to the last incarnation.  The order and repetition
 verdict also send its judge's entry.  A revocation overrides all updates by or about its member.
 
 The participants of a round are a function of the roster and the round, and so is the round's graph
-(`roster_schedule`).  Changes take effect at the boundaries of blocks of rounds, late enough for their dissemination;
+(`RosterSchedule`).  Changes take effect at the boundaries of blocks of rounds, late enough for their dissemination;
 peers that receive one too late name the round's graph differently (`view`) from the others, and such edges do not
 count.
 
@@ -30,9 +30,10 @@ do not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 from fedgossip.base import seeds
 from fedgossip.core.machine import NodeId
@@ -163,9 +164,17 @@ class Roster:
 
     # --- participants -------------------------------------------------------------------------------------------------
 
+    def of_others(self) -> Roster:
+        """Return this roster from the view of no member: without the weight of the own peer's verdicts."""
+        return replace(self, own=NOBODY)
+
     def gone(self, node: NodeId) -> bool:
         """Return whether enough verdicts make `node` gone, without a refutation."""
-        return node in self.out(LAST_ROUND)
+        return node in self.excluded()
+
+    def excluded(self) -> frozenset[NodeId]:
+        """Return the members with enough verdicts, without a refutation."""
+        return self.out(LAST_ROUND)
 
     def end(self, node: NodeId) -> int:
         """Return the first round in which `node` no longer takes part."""
@@ -188,7 +197,7 @@ class Roster:
 
     @cached_property
     def _present(self) -> tuple[NodeId, ...]:  # asked for with every message
-        gone = self.out(LAST_ROUND) | self.revoked.keys()
+        gone = self.excluded() | self.revoked.keys()
         return tuple(i for i in sorted(self.entries) if self.entries[i].until < 0 and i not in gone)
 
     @cached_property
@@ -345,3 +354,116 @@ def _hashed(verdicts: Verdicts) -> int:
     """Return a hash of verdicts, from 2 to 2^53 + 1, or 0 without any."""
     numbers = (number for one in verdicts for number in (one.incarnation, one.by, one.until))
     return 2 + seeds.integer(0, "verdicts", *numbers) % 2**53 if verdicts else 0
+
+
+class PlaceWeights(Protocol):
+    def row(self, node: NodeId) -> dict[NodeId, float]: ...
+    def targets(self, node: NodeId) -> tuple[NodeId, ...]: ...
+
+
+class Places(Protocol):
+    """A schedule over the places 0 to m - 1."""
+
+    @property
+    def period(self) -> int: ...
+    def mixing(self, round: int) -> PlaceWeights: ...
+    def partners(self, node: NodeId) -> tuple[NodeId, ...]: ...
+
+
+Make = Callable[[tuple[NodeId, ...]], Places]
+"""Makes the graphs for these members, by their places in the tuple."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Weights over places, returned by id."""
+
+    ids: tuple[NodeId, ...]
+    weights: PlaceWeights
+
+    def row(self, node: NodeId) -> dict[NodeId, float]:
+        if node not in self.ids:  # not a participant: it keeps its model
+            return {node: 1.0}
+        return {self.ids[j]: weight for j, weight in self.weights.row(self.ids.index(node)).items()}
+
+    def targets(self, node: NodeId) -> tuple[NodeId, ...]:
+        if node not in self.ids:
+            return ()
+        return tuple(self.ids[j] for j in self.weights.targets(self.ids.index(node)))
+
+
+class RosterSchedule:
+    """The mixing of each round: a function of (roster, round), the same at every peer.
+
+    `made` caches the graphs of each set of members, for the next schedule too; `earlier`: one node's partners under
+    earlier rosters, which may have an account to settle.
+    """
+
+    def __init__(self, roster: Roster, make: Make, made: dict[tuple[NodeId, ...], Places] | None = None) -> None:
+        self.roster, self._make = roster, make
+        self.earlier: dict[NodeId, tuple[NodeId, ...]] = {}
+        self._made = {} if made is None else made
+        self._changes = roster.changes()
+        self._ids: dict[int, tuple[NodeId, ...]] = {}  # by the round of the last change
+        self._views: dict[int, str] = {}
+
+    @property
+    def period(self) -> int:
+        """Number of rounds after which the mixings of the last participants repeat; 0: never."""
+        ids = self.participants(LAST_ROUND - 1)
+        return self._places(ids).period if ids else 1
+
+    def _change(self, round: int) -> int:
+        return max((change for change in self._changes if change <= round), default=0)
+
+    def participants(self, round: int) -> tuple[NodeId, ...]:
+        """Return the members that take part in `round`, ascending."""
+        change = self._change(round)
+        if change not in self._ids:
+            self._ids[change] = self.roster.participants(change)
+        return self._ids[change]
+
+    def mixing(self, round: int) -> PlaceWeights:
+        """Return the mixing of `round`, by ids."""
+        ids = self.participants(round)
+        return _Named(ids, self._places(ids).mixing(round))
+
+    def view(self, round: int) -> str:
+        """Return a name for the participants of `round`: peers with the same graph give it the same."""
+        change = self._change(round)
+        if change not in self._views:
+            self._views[change] = f"{seeds.integer(0, 'view', *self.participants(round)):016x}"
+        return self._views[change]
+
+    def partners(self, node: NodeId) -> tuple[NodeId, ...]:
+        """Return all that `node` sends to or receives from in any round, or did, ascending."""
+        found = set(self.earlier.get(node, ()))
+        for change in (0, *self._changes):
+            ids = self.participants(change)
+            if node in ids:
+                found.update(ids[j] for j in self._places(ids).partners(ids.index(node)))
+        return tuple(sorted(found))
+
+    def _places(self, ids: tuple[NodeId, ...]) -> Places:
+        if ids not in self._made:
+            while len(self._made) >= KEPT_GRAPHS:
+                del self._made[next(iter(self._made))]
+            self._made[ids] = self._make(ids)
+        return self._made[ids]
+
+
+def contacts_of(roster: Roster, node: NodeId, most: int, schedule: Callable[[], RosterSchedule]) -> list[NodeId]:
+    """Return the members to link to, also gone ones, ascending.  Symmetric: they link to `node`.
+
+    All, up to `most` members; above, those at distances of powers of two, and the partners in the `schedule`.
+    """
+    ids = sorted(roster.entries.keys() - roster.revoked.keys())
+    if len(ids) <= most or node not in ids:
+        return [other for other in ids if other != node]
+    own = ids.index(node)
+    steps = [1 << k for k in range((len(ids) - 1).bit_length())]
+    found = {ids[(own + sign * step) % len(ids)] for step in steps for sign in (1, -1)}
+    return sorted((found | set(schedule().partners(node))) - {node})
+
+
+KEPT_GRAPHS = 16

@@ -1,4 +1,7 @@
-"""Runs of exact sums over sites: statistics (two rounds), and every kind of fit, by the first word of model.source."""
+"""Runs of exact sums over sites: statistics (two rounds), and every kind of fit, by the first word of model.source.
+
+FAMILIES has a line for each family of statistics (`sites/fits/families`).
+"""
 
 from __future__ import annotations
 
@@ -51,8 +54,13 @@ from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.sites.fits.design_columns import bounds_of, check_counted, codes_of, design_columns, words_instead
+from fedgossip.sites.fits.families.correlations import Correlations
+from fedgossip.sites.fits.families.elastic_net import ElasticNet
 from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, PredictingFamily, SumsFamily, fit_of
-from fedgossip.sites.fits.families.names import FAMILIES
+from fedgossip.sites.fits.families.likelihoods import Firth, Likelihood, LikelihoodFamily, NegativeBinomial, Weibull
+from fedgossip.sites.fits.families.meta_analysis import MetaAnalysis
+from fedgossip.sites.fits.families.multinomial import Multinomial, Ordinal
+from fedgossip.sites.fits.families.table_one import TableOne
 from fedgossip.sites.fits.glm import glm, glm_result
 from fedgossip.sites.fits.glm.glm import scaled
 from fedgossip.sites.fits.glm.glm_result import SOURCE_OF, GlmFit, layer_of
@@ -113,6 +121,19 @@ def _options(family: SumsFamily, source: str) -> dict[str, str]:
             advice = nearest(name, family.options) if family.options else f'Write model.source = "{family.name}".'
             raise ConfigError(f"model.source = {source!r}: option {name!r} is not known", advice)
     return found
+
+
+LIKELIHOODS: Sequence[Likelihood] = Multinomial(), Ordinal(), NegativeBinomial(), Firth(), Weibull()
+
+_ALL: Sequence[SumsFamily] = (
+    TableOne(),
+    Correlations(),
+    MetaAnalysis(),
+    ElasticNet(),
+    *map(LikelihoodFamily, LIKELIHOODS),
+)
+
+FAMILIES: Mapping[str, SumsFamily] = {one.name: one for one in _ALL}
 
 
 FAMILY_RUNS = tuple(map(_run_of, FAMILIES.values()))

@@ -19,9 +19,9 @@ from fedgossip.protocols.members.roster import (
     LAST_ROUND,
     LEAD_ROUNDS,
     Roster,
+    RosterSchedule,
     boundary_after,
 )
-from fedgossip.protocols.members.roster_schedule import RosterSchedule
 
 N = 4
 ROSTER, TRUST = Roster.founding(founders(N)), trust(N)

@@ -2,5 +2,5 @@
 
 It imports `data.agreed`, `data.columns`, `secure` and `sites.fits.glm`.  `family` has the protocol, the layout, the
 task and tables.json; `likelihoods` Newton's method.  A new one is a file with the members of `SumsFamily`, and a line
-in `names.FAMILIES`.
+in `sites.plans.fits.FAMILIES`.
 """
