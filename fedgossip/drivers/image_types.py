@@ -57,9 +57,11 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "PartnerSet": frozenset({"missed_after_goodbye"}),
     "PushPullWorker": frozenset({"accrued", "rate", "taken"}),
     "Replicated": frozenset({"coded"}),
-    "ServerManager": frozenset({"whole"}),
+    "ServerManager": frozenset({"answering", "whole"}),
     "StatisticsByMedian": frozenset({"middle"}),
     "Simulator": frozenset({"_begun", "gone", "seat", "timeline"}),
+    "Tenure": frozenset({"whole"}),
+    "TenureShards": frozenset({"whole"}),
     "WorkerSettings": frozenset({"fetch", "push"}),
     "Network": frozenset(
         {"_aside", "_kept", "_scored", "_several", "_untold", "at_clients", "best", "best_model", "ended_with"},

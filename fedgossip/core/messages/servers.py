@@ -290,13 +290,15 @@ class EmptyCopy(CopyHead, Note):
 class Tenure(Note):
     """From now on these servers share the shards; `joining` servers receive copies and own none yet.
 
-    `anew`: all start from their checkpoints.
+    `anew`: all start from their checkpoints.  `whole`: all have reported their copies, and the manager has that on its
+    disk; owners answer from then on.
     """
 
     epoch: Count
     servers: Servers
     joining: Servers = ()
     anew: bool = False
+    whole: bool = False
 
 
 @declared
@@ -310,9 +312,10 @@ class TenureTaken(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ServerReady(Note):
-    """The sender, a joining server, has a copy of every shard assigned to it."""
+    """The sender has a copy of every shard assigned to it; `whole`: and a tenure that says so of all."""
 
     epoch: Count
+    whole: bool = False
 
 
 @declared

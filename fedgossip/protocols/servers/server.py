@@ -7,9 +7,10 @@
 
 and from everywhere Stopping to finished.
 
-A pull for clock c + 1 is answered when `shard_clocks` permits the reading and all copies are safe (`tenure_shards`);
-the reply acknowledges the push of c.  Repeated messages are answered from stored state.  A worker that is silent while
-others wait is left out (`push_intake`).  Sent arrays never change: a reply is of one step.
+A pull for clock c + 1 is answered when `shard_clocks` permits the reading, all copies are safe (`tenure_shards`) and,
+where clocks have one step for all, the tenure is whole (`server_manager`); the reply acknowledges the push of c.
+Repeated messages are answered from stored state.  A worker that is silent while others wait is left out
+(`push_intake`).  Sent arrays never change: a reply is of one step.
 
 The owners follow from the manager's tenure (`server_manager`); messages of another epoch are ignored.  A server that is
 to own a shard without a copy reports it as lost.  Of a table, RowPush, NoRows and RowPull take the place of the other
@@ -387,7 +388,7 @@ class ParameterServer:
             self._changed = False
             kept = saved_shards(self.version, self.tenure.everything, self.epoch, durable=self._durable)
             effects.insert(0, kept)
-        for place in list(self.pulls.held):
+        for place in list(self.pulls.held) if self.tenure.whole or not self._durable else []:
             number, worker = place
             if self.tenure.copies.safe(number):
                 answered = place, self.shards[number], present, self.epoch, self.links[worker]
@@ -402,7 +403,9 @@ class ParameterServer:
             return []  # a tenure that the manager sent before it learned of this life
         taken = Send(self.manager, TenureTaken(max(self.epoch, tenure.epoch)))
         if tenure.epoch <= self.epoch:
-            return [taken, *self._ready()]
+            begins = tenure.whole and tenure.epoch == self.epoch and not self.tenure.whole
+            self.tenure.whole = self.tenure.whole or begins
+            return [taken, *self._ready(), *(self._go_on(now_ns) if begins else [])]
         for link in self.links.values():
             link.drop()
         self.intake.forget()
@@ -465,7 +468,9 @@ class ParameterServer:
     def _ready(self) -> list[Effect]:
         """Report all copies as here: the manager repeats its tenure until then."""
         lacking = self.tenure.copies.lacking
-        return [] if lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch))]
+        return (
+            [] if lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch, self.tenure.whole))]
+        )
 
     def _end_if_over(self) -> list[Effect]:
         return self._finish() if self.workers.over else []

@@ -13,9 +13,10 @@ server receives copies, and is in the tenure after its report of all of them; a 
 no other server has a restarted one's shard, the next tenure begins anew from its disk.
 
 A tenure is on disk before it is sent, and repeated until it is acknowledged; the next one begins when all servers of
-this one, except lost ones, have acknowledged it.  While the manager is away nothing changes.  One whose tenure more
-than half of the servers contradict is a second manager, or has lost its folder, and ends.  The run is over when more
-than half of all workers have reported all rounds.
+this one, except lost ones, have acknowledged it.  When all have their copies it is whole: that is on disk, and sent,
+before an owner answers, so all that workers received is on the disks of the last whole tenure's servers.  While the
+manager is away nothing changes.  One whose tenure more than half of the servers contradict is a second manager, or
+has lost its folder, and ends.  The run is over when more than half of all workers have reported all rounds.
 
 Source: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014, section 4; here the
 manager is not replicated.
@@ -24,7 +25,7 @@ manager is not replicated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgossip.algorithms.hash_ring import Placement, Shard
@@ -86,7 +87,7 @@ class ServerManager:
     ) -> None:
         self.node, self.placement, self.settings, self.initial = node, placement, settings, initial
         self.workers, self.all = tuple(workers), tuple(servers)
-        self.phase, self.tenure = "new", Tenure(0, tuple(servers))
+        self.phase, self.tenure = "new", Tenure(0, tuple(servers), whole=True)
         self.lives: dict[NodeId, int] = dict.fromkeys(servers, 0)
         if resumed:
             facts: Any = resumed.facts
@@ -94,7 +95,7 @@ class ServerManager:
             self.tenure = Tenure(facts["epoch"], tuple(facts["servers"]), joining)
             self.lives = dict(zip(self.all, facts["lives"], strict=True))
         self.whole = tuple(resumed.facts.get("whole", self.tenure.servers)) if resumed else self.tenure.servers  # type: ignore[arg-type]
-        """The servers of the last tenure with all its copies: all that was answered since is on their disks."""
+        """The servers of the last whole tenure: all that was ever answered is on their disks."""
         self.gathering = life > 0  # until the servers in a new life are known
         self.met: dict[NodeId, int] = {}  # connected servers, with their life
         self.linked: set[NodeId] = set()
@@ -104,6 +105,7 @@ class ServerManager:
         self.lost: set[NodeId] = set()  # servers away for too long
         self.blank: set[NodeId] = set()  # present servers without any state
         self.ready: set[NodeId] = set()  # have all their copies of this tenure
+        self.answering: set[NodeId] = set()  # have it as whole
         known = 1 if resumed else placement.copies  # an owner has its shards, or reports them lost
         self.holding = {shard.number: {*shard.holders(self.tenure.servers, known)} for shard in placement.shards}
         """The live servers that certainly have each shard."""
@@ -143,7 +145,9 @@ class ServerManager:
                 if epoch == self.tenure.epoch:
                     self.taken.add(sender)
                 return self._review()
-            case ServerReady(epoch) if sender in self.all:
+            case ServerReady(epoch, whole) if sender in self.all:
+                if whole and epoch == self.tenure.epoch:
+                    self.answering.add(sender)
                 kept = self._has_all(sender) if epoch == self.tenure.epoch else []
                 return [*kept, *self._review()]
             case Leaving(round) if sender in self.workers:
@@ -268,10 +272,10 @@ class ServerManager:
         for shard in self.placement.shards:
             if server in self._keepers(shard):
                 self.holding[shard.number].add(server)
-        if self.whole == self.tenure.servers or not {*self.tenure.servers, *self.tenure.joining} <= self.ready:
+        if self.tenure.whole or not {*self.tenure.servers, *self.tenure.joining} <= self.ready:
             return []
-        self.whole = self.tenure.servers
-        return [self._kept()]
+        self.whole, self.tenure = self.tenure.servers, replace(self.tenure, whole=True)
+        return [self._kept(), *self._send_tenure()]
 
     def _keepers(self, shard: Shard) -> set[NodeId]:
         return {*shard.keepers(self.tenure.servers, self.tenure.joining, self.placement.copies)}
@@ -316,7 +320,7 @@ class ServerManager:
             sure = self.holding[shard.number] - self.lost - self.blank
             owner = {*shard.holders(servers, 1)} if anew else set()
             self.holding[shard.number] = (sure | owner) & self._keepers(shard)
-        self.taken, self.blank, self.ready = set(), set(), set()
+        self.taken, self.blank, self.ready, self.answering = set(), set(), set(), set()
         kept = self._kept()
         report = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
         few = [Report("unreplicated", list(servers), 0)] if len(servers) < self.placement.copies else []
@@ -331,7 +335,7 @@ class ServerManager:
         """Send the tenure to all that have not acknowledged it, or lack copies."""
         if not self.tenure.epoch:
             return []
-        lacking = {*self.tenure.servers, *self.tenure.joining} - self.ready
+        lacking = {*self.tenure.servers, *self.tenure.joining} - (self.answering if self.tenure.whole else self.ready)
         ask = sorted(self.linked - (self.taken - lacking) - self.left)
         effects: list[Effect] = [Send(other, self.tenure) for other in ask]
         if effects and not self._asking:

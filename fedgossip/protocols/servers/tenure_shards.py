@@ -59,6 +59,7 @@ class TenureShards:
         """`waits`: for the manager, before anything is owned."""
         self.node, self.placement, self.make, self.initial = node, placement, make, initial
         self.epoch = -1 if waits else 0
+        self.whole = not waits  # and the manager has that on its disk
         self.alive: tuple[NodeId, ...] = tuple(servers)
         self.joining: tuple[NodeId, ...] = ()
         self.copies = ShardCopies(node, placement, schema, links)
@@ -98,7 +99,7 @@ class TenureShards:
         missed = tenure.epoch > self.epoch + 1  # others may have gone on from this state in between
         here = {} if missed else {**self.copies.valid, **self.shards}
         held = {**self.stored, **here} if tenure.anew else here
-        self.epoch, self.alive, self.joining = tenure.epoch, tenure.servers, tenure.joining
+        self.epoch, self.alive, self.joining, self.whole = tenure.epoch, tenure.servers, tenure.joining, tenure.whole
         self.stored = {}
         self._divide(held, here)  # a copy on disk may be older than its owner's, which sends it
 

@@ -449,6 +449,20 @@ def test_a_keeper_counts_as_having_a_copy_when_it_says_so() -> None:
         assert any(isinstance(one, SetTimer) and one.key == ("last", 4) for one in effects) != rules, epochs
 
 
+def test_what_a_tenure_answered_is_there_after_the_death_of_all_servers_and_their_manager() -> None:
+    """Server 2 is gone, 5 sends its copies slowly, and then all die: 2 is back with what it had when it died."""
+    slow = {"training": 0.02, "latency": 0.005, "jitter": 0.02, "classes": [{"nodes": "5", "bandwidth": 1e4}]}
+    faults = [
+        {"kind": "crash", "peers": [2], "start": 0.2, "after": 0.5},
+        {"kind": "crash", "peers": [3, 4, 5, 6], "start": 0.65, "after": 0.05},
+    ]
+    run = simulate(
+        quadratic(2, 4, rounds=30, faults=faults, train={"lr": 1.0}, simulation=slow, **COPIED), task=Counters(300)
+    )
+    assert len(events(run, "tenure")) == 2 and run.summary["status"] == "finished"
+    assert all((vector == (1 + BASE) * 30 / 2).all() for vector in run.vectors[:2] if vector is not None)
+
+
 def test_a_manager_names_the_elements_that_are_lost() -> None:
     (end,) = _after_a_death([]).handle(Received(3, ShardLost(1, 0)), 0)
     assert re.match(r"no server has a copy of elements \d+ to \d+", end.failure.text)
@@ -459,8 +473,10 @@ def test_where_all_restart_the_manager_waits_for_the_servers_of_the_last_tenure(
     plan = compose.plan(load_experiment(quadratic(2, 3, server={"replication": 2})))
     before = _after_a_death([])
     assert before.whole == (2, 3, 4), "until all have their copies"
-    (kept,) = [one for node in (3, 4) for one in before.handle(Received(node, ServerReady(1)), 0)]
+    kept, *sent = [one for node in (3, 4) for one in before.handle(Received(node, ServerReady(1)), 0)]
     assert isinstance(kept, Checkpoint) and kept.durable and kept.facts["whole"] == [3, 4]
+    told = {one.to: one.message for one in sent if isinstance(one, Send)}
+    assert told[3] == told[4] == Tenure(1, (3, 4), whole=True), "once that is on disk"
     kept = Checkpoint(0, kept.vectors, {**kept.facts, "epoch": 2, "servers": [4], "whole": [2, 3]})  # 3 died
     manager: Any = plan.machine(5, np.zeros(40, np.float32), "s", kept, incarnation=1)
     for event in [Started(), PeerJoined(2, 1), PeerJoined(4, 1)]:
