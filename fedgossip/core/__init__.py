@@ -1,8 +1,7 @@
 """Messages and their frames, events and effects, machines, roles, tasks, and the rows of a record: what all share.
 
-It imports `base` alone.  A participant is a `machine.Machine`: it receives events and returns effects.  A peer that
-receives a neighbour's model gets `Received`, and returns `Send` for each neighbour and `Train` for its task; whether
-`simulation` or `net` runs it is unknown here.
+It imports `base` alone.  A participant is a `machine.Machine`: a peer that receives a neighbour's model gets
+`Received`, and returns `Send` for each neighbour and `Train` for its task, whether `simulation` or `net` runs it.
 
 Rules of events and effects:
 
@@ -26,7 +25,6 @@ Rules of events and effects:
   it and ends as a run of processes does.
 - A peer that sent `Leaving` is not awaited.  A host whose Hello differs is reported to the machine as `PeerGone`.
 
-Models of two participants must be equal in layout, and alike in what no layout shows (`model_fingerprint`): the source
-of the user's modules, projections of the frozen tensors, and projections of what the first model returns for a probe.
-These are compared within a tolerance, since processors of another kind round otherwise; a client can pin them.
+Models of two participants must be equal in layout, and alike in what no layout shows (`model_fingerprint`), within a
+tolerance for other processors; a client can pin it.
 """

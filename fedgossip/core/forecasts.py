@@ -1,7 +1,7 @@
 """The forecast of a run, made before its start: forecast.json in its folder; the summary holds its hash.
 
-The consensus distance lies between two edges after each round, and the scores between two values where they are
-evaluated.  `kept` is the share of measured values inside, within SLACK.
+The consensus distance lies between two edges after each round, scores between two values.  `kept`: the share of
+measured values inside, within SLACK.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ Interval = tuple[float, float]
 
 
 class ScoreForecast(msgspec.Struct, frozen=True):
-    """Scores after the evaluated `rounds`; (lowest, highest) for the mean and the worst peer.
-
-    `averaged`: of the averaged model, which to first order is the same on every graph.
+    """Scores after the evaluated `rounds`; (lowest, highest) for the mean and worst peer, `averaged`: to first order
+    the same on every graph.
     """
 
     rounds: list[int]
@@ -48,9 +47,9 @@ class RunForecast(msgspec.Struct, frozen=True):
     """The forecast of one run.
 
     level: "probe" (three jobs a node at the first model), "shadow" (a training at the mean), "followed" (that, and the
-    peers followed to where the graph takes them), or "realised" (a shadow of the rounds as they were mixed).  lower,
-    upper: of the consensus distance after round 1, 2, ...; equal where `exact`.  responses: (round, share by which an
-    update answers to being away from the mean).  jobs: trainings that the forecast took.
+    peers on the graph), or "realised" (a shadow of the mixed rounds).  lower, upper: of the consensus distance after
+    round 1, 2, ...; equal where `exact`.  responses: (round, share by which an update answers to distance from the
+    mean).  jobs: its trainings.
     """
 
     level: str
@@ -97,15 +96,14 @@ class RunForecast(msgspec.Struct, frozen=True):
 REFIT = 10
 """Rounds between two refits of a run's place between the edges."""
 MARGIN, DRIFT = 0.05, 0.01
-"""Margins on both sides of the observed place, as a share of the way from edge to edge: fixed, and per round ahead."""
+"""Margins around the observed place, as shares of the interval: fixed, and per round ahead."""
 
 
 class NarrowedForecast:
-    """The place of a running run between the edges: an interval inside them, narrower with each refit.
+    """The place of a running run between the edges: an interval, narrower with each refit.
 
-    Its place after a round is t in distance = lower^(1 - t) upper^t.  Later rounds are assumed to stay in the range of
-    the last REFIT rounds, widened a little per round ahead.  It serves the display of a watched run and is never the
-    forecast of record: it is fitted to the values that it is compared with.
+    Place t: distance = lower^(1 - t) upper^t; later rounds stay in the range of the last REFIT rounds, a little wider
+    per round.  For display only: it is fitted to the values that it is compared with.
     """
 
     def __init__(self, forecast: RunForecast) -> None:
@@ -161,8 +159,7 @@ def kept(forecast: RunForecast, rows: Sequence[NetworkRow]) -> float | None:
 def scores_kept(forecast: RunForecast, rows: Sequence[NetworkRow], *, share: bool) -> dict[str, float]:
     """Return for "averaged", "mean_peer" and "worst_peer" the share of evaluated rounds inside; {} without scores.
 
-    `share`: the score lies between 0 and 1, and up to SCORE_SLACK beyond counts as inside; for other scores, up to
-    SLACK of the value.
+    `share`: scores from 0 to 1, within SCORE_SLACK; others within SLACK of the value.
     """
     if forecast.scores is None:
         return {}
@@ -196,10 +193,7 @@ def digest_of(content: bytes) -> str:
 
 
 def read_forecast(folder: Path, name: str = run_format.FORECAST) -> tuple[RunForecast, str] | None:
-    """Return the forecast in the file `name` of a run's folder, and its sha256; None without the file.
-
-    Raises ConfigError, naming the file, for invalid content.
-    """
+    """Return the forecast `name` of a run's folder and its sha256, or None.  Raises ConfigError, naming the file."""
     path = folder / name
     try:
         content = outside_files.read_bytes(path)

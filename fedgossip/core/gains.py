@@ -1,6 +1,5 @@
-"""Scores of personal models, of every participant on its own held-out examples, beside the shared model and one alone.
-
-A participant logs them in evaluated rounds under the names below; `gains_of` folds the last ones.
+"""Scores of personal models on participants' own held-out examples, beside the shared model and one trained alone;
+`gains_of` folds the last logged ones.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from fedgossip.base.scores import HIGHER, Score
 from fedgossip.core.run_summary import GainFacts
 
 PERSONAL, SHARED, ALONE = NAMES = "score_personal", "score_shared", "score_alone"
-"""Names of logged numbers: of the model with which a participant answers, of the received one, and of one that is
-trained as often without any exchange."""
+"""Names of logged numbers: of the answering model, the received one, and one trained as often alone."""
 
 TENTH = 0.1
 
 BEHIND = OWN_TESTED, BEHIND_SHARED, BEHIND_ALONE = "own_tested", "behind_shared", "behind_alone"
-"""Names of counts over participants, for a coordinator that sees sums alone: of those that tested a model of their own,
-and of those whose own model scores worse than the shared one, or than one trained alone."""
+"""Names of counts, for a coordinator of sums: participants that tested a model of their own; whose model scores worse
+than the shared one, or than one trained alone.
+"""
 TWENTIETHS = tuple(f"own_from_{5 * k:02d}" for k in range(20))
 """Names of counts of participants by the score of their own model, in percent: from 0, 5, ..., 95 on."""
 COUNTS = *BEHIND, *TWENTIETHS

@@ -1,10 +1,9 @@
 """A participant is a machine: it receives events and returns effects.
 
-It owns no socket, clock, thread, random source or GPU.  Time is integer nanoseconds and always an argument.  Two
-drivers run machines, the simulator and the ZeroMQ host; a property shown of a machine in one holds in the other.
+It owns no socket, clock, thread, random source or GPU; time is integer nanoseconds and always an argument.  What is
+shown of a machine in the simulator holds in the ZeroMQ host.
 
-Frequent events and effects are msgspec structs: one takes a fifth of the time of a frozen dataclass to create.  They
-form no reference cycles, so the garbage collector need not track them.
+Frequent events and effects are msgspec structs: five times quicker than frozen dataclasses, without reference cycles.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`update` is trained vector minus given vector, or None without a change (pure averaging); for a `Train` with
-    `gradient` the gradient, or None where that is zero."""
+    """`update`: trained minus given vector, or None without a change; of a `gradient` job the gradient, or None for
+    zero.
+    """
 
     job: int
     update: Vector | None
@@ -57,8 +57,9 @@ class Trained(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Produced:
-    """Final elements of a gradient from `start` up to those of the previous stretch, in descending order; `Trained`
-    holds the whole gradient.  Only for a `Train` with `stretches`, and not from every task."""
+    """Final elements of a gradient from `start` to the previous stretch; `Trained` holds all.  For a `Train` with
+    `stretches`, of some tasks.
+    """
 
     job: int
     start: int
@@ -162,13 +163,11 @@ class Terms:
 class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Train from `vector`; answered by `Trained` with the same job.
 
-    With `terms` the job stands alone: the optimiser's state of earlier jobs does not enter it, and the metrics contain
-    "steps" and "rate" too.  `tested`: the given vector is first tested on this node's held-out examples; the metrics
-    contain "score" and "tested", their number.
+    With `terms` the optimiser's state of earlier jobs does not enter, and metrics contain "steps" and "rate".
+    `tested`: the given vector is first tested on this node's held-out examples; metrics contain "score" and "tested".
 
-    `gradient`: no training; `Trained.update` is the mean gradient at `vector` over `accumulate` batches, or as many as
-    the node trains per round (None).  It keeps every bit of the gradient: a difference of vectors, (x + u) - x, loses
-    the low ones.
+    `gradient`: `Trained.update` is the mean gradient at `vector` over `accumulate` batches (None: a round's), whose low
+    bits a difference (x + u) - x would lose.
 
     `keys`: the vector is these rows of a table, [k * width], and so is the gradient.
     """
@@ -186,9 +185,8 @@ class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ChooseRows:
-    """Choose the table rows of a gradient job over `accumulate` batches; answered by `RowsChosen`.
-
-    0 batches need none.  `watched`: include the rows that the run is measured by.
+    """Choose the table rows of a gradient job over `accumulate` batches; answered by `RowsChosen`.  `watched`: with the
+    measured rows.
     """
 
     job: int
@@ -206,10 +204,8 @@ class MeasureModel:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A signed frame of a secure session, for its transcript: sent to `client` (None: to all), or taken from it.
-
-    Without a frame the session is over, with this `outcome` (secure/aborts.Reason, or SUMMED).  Drivers without
-    transcripts ignore it.
+    """A signed frame of a secure session, for its transcript: sent to `client` (None: to all), or taken from it;
+    without a frame the session is over, with this `outcome` (secure/aborts.Reason, or SUMMED).
     """
 
     session: int
@@ -229,10 +225,7 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A fact for the records and for people; no driver acts on its name or value.
-
-    `event_kinds` holds the meaning and the advice of its name.
-    """
+    """A fact for records and people, explained in `event_kinds`; no driver acts on it."""
 
     name: str
     value: object
@@ -259,10 +252,10 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class RoundDone(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`round` rounds are complete, and `model` [d] is the result of the last one: its row can be written.
+    """`round` rounds are complete, with `model` [d]: its row can be written.
 
-    `staleness`: number of model changes while this round was trained from an older model; None in synchronous rounds.
-    `waiting_bytes`: vectors of these rounds that are sent later, when the queue has room.
+    `staleness`: model changes during this round's training; None in synchronous rounds.  `waiting_bytes`: vectors of
+    these rounds still in the queue.
     """
 
     round: int
@@ -275,7 +268,7 @@ class RoundDone(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Aggregated:
     """The contributions of a coordinator's round, before `RoundDone`: "clients", their number, and metrics.
 
-    The row of the round takes "loss", "score", "worst", "epsilon", and "counted" (client ids) where present.
+    The row takes "loss", "score", "worst", "epsilon", and "counted" (client ids) where present.
     """
 
     round: int
@@ -283,9 +276,8 @@ class Aggregated:
 
 
 class LocalWork(msgspec.Struct, frozen=True, gc=False):
-    """A client has trained for the round that ends as `round`: its row can be written.
-
-    `score`: of the received model, on its own examples; `epsilon`: the total that it spent of its budget.
+    """A client has trained for the round that ends as `round`.  `score`: of the received model, on its examples;
+    `epsilon`: its total spending.
     """
 
     round: int
@@ -317,9 +309,8 @@ _ERRORS: Mapping[str, type[FedgossipError]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """The machine is done; `result` is its model.  It receives no further event.
-
-    `failure`: the cause of an early end; the driver raises it after writing all records.
+    """The machine is done, with the model `result`.  `failure`: of an early end, which the driver raises after all
+    records.
     """
 
     result: Vector
@@ -329,10 +320,9 @@ class Finish:
 class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The state that a new machine of this kind needs to resume after `round` rounds.
 
-    `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers without checkpoints
-    ignore it; the referenced arrays never change.  `durable`: written to disk before any later effect is performed;
-    otherwise at the driver's interval.  `unsettled`: the last of these rounds may have to be trained again, for
-    another participant decides whether it counts.
+    `vectors` [d] and plain `facts`, which never change.  `durable`: on disk before any later effect; else at the
+    driver's interval.  `unsettled`: the last round may be trained again, as another participant decides whether it
+    counts.
     """
 
     round: int
@@ -344,17 +334,15 @@ class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A line of this participant's own log: what it sends and refuses, and facts for its next incarnation.
+    """A line of this participant's own log, on disk before any later effect, for all later incarnations.
 
-    Written to disk before any later effect is performed; later incarnations receive all lines.  Facts are plain numbers
-    and texts, without secrets or data.
+    Plain facts, without secrets or data.
     """
 
     kind: str
     facts: Mapping[str, int | float | str]
     hashed: tuple[Vector, ...] = field(default=(), compare=False)
-    """Vectors with a common sha256 among the facts; the driver computes it only where a log is kept, because it is
-    slow."""
+    """Vectors whose sha256 the driver adds to the facts where a log is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +381,7 @@ class Machine(Protocol):
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         """Handle one event; return the effects to perform.
 
-        Raises ProtocolError for a message that is impossible now; the state is then unchanged, so a bad message affects
-        only itself.
+        Raises ProtocolError for a message that is impossible now; the state is then unchanged.
         """
         ...
 
@@ -408,10 +395,9 @@ class AddingMachine(Machine, Protocol):
 
 
 def guarded_handle(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
-    """Pass an event to a machine whose messages are untrusted: a message that breaks it is dropped alone.
+    """Pass an event to a machine; an unexpected exception from a message is a ProtocolError, and drops it alone.
 
-    Raises ProtocolError in place of an unexpected exception from a message.  A TrainingError of the round that the
-    message completes, and any exception from a local event, propagates: the fault is local.
+    A TrainingError of the round that it completes, and exceptions from local events, propagate: the fault is local.
     """
     try:
         return machine.handle(event, now_ns)

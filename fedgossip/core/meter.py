@@ -1,6 +1,6 @@
 """The costs of a round at one peer: drivers feed a `Meter`, which returns a row of the record for each round.
 
-Times are lengths of unions of intervals: simultaneous work is counted once.
+Times are lengths of unions of intervals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ OF_ROUNDS = (*COUNTS, ADAPTER_DISTANCE)
 
 
 class Meter:
-    """One peer's account of its current round.
+    """One peer's account of its current round, from the end of the one before (the first from its training) to its own.
 
-    A round lasts from the end of the one before, the first from the first training, to its own end.  Of that time each
-    nanosecond is of one kind: training; else away, where the peer was dead, and in no column; else communicating,
-    where vectors are sent or received; else waiting.
+    A nanosecond counts once: training; else away, where the peer was dead, in no column; else communicating, with
+    vectors under way; else waiting.
     """
 
     def __init__(self, peer: int) -> None:
@@ -54,9 +53,8 @@ class Meter:
     def train_ended(
         self, now_ns: int, job: int, metrics: Mapping[str, float], logged: Mapping[str, float] | None = None
     ) -> None:
-        """Record a job's loss and the user's own numbers in the row of the round that ends as job + 1.
-
-        Its time counts in the round in which it was trained: with a delayed mean, the one before.
+        """Record a job's loss and the user's numbers in the row of round job + 1; its time counts when it was
+        trained.
         """
         began = now_ns if self._train_began is None else self._train_began
         self._train_began = None

@@ -16,8 +16,7 @@ from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.task import LocalTask, Segment, first_wrong
 
 ROUNDS_OPEN = 8
-"""Maximum lag of a peer for which a round stays open, or n where larger; in rounds without evaluation the vectors of so
-many are kept."""
+"""Maximum lag of a peer for which a round stays open, or n where larger; so many rounds' vectors are kept."""
 
 PEERS_IN_EVERY_ROUND = 256
 """Maximum number of peers with a row in every round, on stacked arrays; more have rows in evaluated rounds only."""
@@ -52,13 +51,12 @@ class _OpenRound:
 class Network:
     """Combines all peers' vectors of a round: disagreement before and after mixing, and the three scores.
 
-    `evaluate` returns metrics per vector; it is called in round 0, every `every` rounds, and in the last one.
-    `watch_all`: measure the disagreement in other rounds too, not only in the evaluated ones.
+    `evaluate` returns metrics per vector; it is called in round 0, every `every` rounds, and in the last.  `watch_all`:
+    measure the disagreement in all rounds.
 
-    A round is closed when every peer is past it or has ended, or when the first peer is ROUNDS_OPEN or n rounds beyond
-    it; once, and in ascending order.  A peer's rows of closed rounds are written alone.  (Peers that wait for each
-    other are at most n - 1 rounds apart; only a peer that the others left behind lags more.)  The last round is closed
-    when the uncounted participants have ended too: servers send their part of it later.
+    A round is closed when every peer is past it or has ended, or the first is ROUNDS_OPEN or n rounds beyond it
+    (waiting peers are at most n - 1 apart); once, ascending.  Rows of closed rounds are written alone.  The last is
+    closed when uncounted participants have ended too, as servers send their part later.
     """
 
     def __init__(
@@ -77,11 +75,10 @@ class Network:
         several: bool = False,
         kept: Callable[[int, float, Vector], None] | None = None,
     ) -> None:
-        """`segments`: the tensors of a model; where its metrics are not finite, the event names the first wrong tensor.
-        `best`: compare the averaged models of evaluated rounds, or a coordinator's own; `at_clients`: by the scores
-        that its clients measure of the received model, that of the round before.  `several`: peers report their scores
-        alone, and `evaluate` has other numbers of them too.  `kept` is called with the round, the
-        score and the model of each new best."""
+        """`segments`: the model's tensors, to name the first that is not finite.  `best`: compare the averaged models,
+        or a coordinator's; `at_clients`: by the clients' scores, of the round before.  `several`: peers report their
+        scores alone, `evaluate` has other numbers.  `kept` is called with round, score and model of each new best.
+        """
         self.best, self.at_clients, self._several, self._kept = best, at_clients, several, kept
         self.best_model: Vector | None = None
         self._scored: tuple[int, float | None] = (0, None)
@@ -186,9 +183,8 @@ class Network:
         outgoing: Vector,
         after: Vector,
     ) -> list[Row]:
-        """Close a round that all peers end at once, from their vectors [n, d]; return the rows to be written now.
-
-        Otherwise as `closed_at_once`.
+        """Close a round that all peers end at once, from their vectors [n, d]; return the rows to write, as
+        `closed_at_once`.
         """
         there: slice | list[int] = slice(None) if len(self.counted) == self.n else list(self.counted)
 
@@ -206,11 +202,11 @@ class Network:
         models: Callable[[], Vector],
         measured: Callable[[], Disagreement],
     ) -> list[Row]:
-        """Close a round that all peers end at once; return the rows to be written now.
+        """Close a round that all peers end at once; return the rows to write.
 
-        `losses` of all peers; `of_peers` creates their rows where they are written; `sent`: bytes sent by all.
-        `models` (after the round, [n, d]) is called in evaluated rounds, `measured` in watched ones.  A large network
-        has no rows of peers in other rounds: their bytes are in the next row, their losses only in the network's row.
+        `losses` of all; `of_peers` creates their rows where written; `sent`: bytes of all.  `models` ([n, d] after the
+        round) is called in evaluated rounds, `measured` in watched ones.  In other rounds of a large network the peers'
+        losses are in its row alone, their bytes in the next.
         """
         self._open.pop(round, None)
         self._closed = self._newest = round
@@ -389,13 +385,11 @@ class Network:
     def measured_contraction(self) -> float | None:
         """Return the geometric mean over the measured rounds of distance after mixing / distance before it.
 
-        At most the slem of a symmetric mixing, whatever the vectors were; it approaches the slem where only mixing is
-        left, and the spectrum's root mean square where training adds disagreement in all directions.
+        At most the slem of a symmetric mixing, which it approaches where only mixing is left; the spectrum's root mean
+        square where training adds disagreement in all directions.
 
-        A sum in floating point is off by about one rounding of the vectors' size, in a direction of its own at each
-        peer: that adds in quadrature, so a distance of 32 roundings is still known to a thousandth, and rounds that end
-        below it are left out.  0.0 where there was disagreement and every round ended below; None without any
-        disagreement.
+        Rounds that end below 32 roundings of the vectors' size (known to a thousandth) are left out: 0.0 where all did;
+        None without any disagreement.
         """
         if not self._disagreed:
             return None
@@ -454,15 +448,14 @@ class ResidentModels(Protocol):
     def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
         """Train all nodes in `round`, mix their models by `groups`; return their disagreement where `watched`.
 
-        `phase`: rounds of the same phase have the same groups; None: a graph used once.  Raises TrainingError where the
-        device fails, or has too little memory for one node at a time.
+        `phase`: equal for equal groups; None: a graph used once.  Raises TrainingError where the device fails, or one
+        node does not fit.
         """
         ...
 
     def losses(self) -> Sequence[npt.NDArray[np.float64]]:
-        """Return the losses [n] of every round since the last call.
-
-        They end at the first incomplete or non-finite round: the next call raises TrainingError, as `train` does.
+        """Return the losses [n] of every round since the last call, up to the first non-finite one: the next call
+        raises TrainingError.
         """
         ...
 
@@ -478,6 +471,6 @@ class ResidentTask(LocalTask, Protocol):
     def resident_models(self, n: int, note: Callable[[str, str], None]) -> ResidentModels | None:
         """Return the models of nodes 0 to n - 1; None where they do not stay there, or do not fit.
 
-        `note` is called with an event's name and a text, now or in a later round, where the task falls back.
+        `note` receives an event's name and text, now or later, where the task falls back.
         """
         ...

@@ -1,7 +1,5 @@
-"""Properties beside the shape of models that must agree for averaging to be meaningful.
-
-Each participant sends them in its `Hello`, and a client pins them in its policy.  Values that round differently on
-different processors are compared as numbers, not hashed.
+"""Properties beside the shape that models must share to be averaged: sent in a `Hello`, pinned in a client's policy,
+compared as numbers (processors round differently).
 """
 
 from __future__ import annotations
@@ -24,11 +22,10 @@ TOLERANCE: Mapping[str, float] = {FROZEN: 1e-5, PROBE: 1e-3}
 
 @dataclass(frozen=True)
 class Likeness:
-    """`code`: the user's own functions, each with a hash of the source behind it, "module:function=HASH ..."; "" where
-    the experiment names none.
+    """`code`: the user's functions with a hash of their source, "module:function=HASH ...", or "".
 
-    `frozen`, `probe`: a few projections of the frozen, unmixed tensors, and of the first model's outputs on examples of
-    the common test set; empty for a task without a model.
+    `frozen`, `probe`: projections of frozen tensors, and of the first model's outputs on common test examples; empty
+    without a model.
     """
 
     code: str = ""

@@ -1,11 +1,8 @@
 """Records: one line per peer and round, one per round for the network, one per event; and the events that there are.
 
-A `RowWriter` appends them to `metrics.jsonl`.  Rounds are counted by completion: row 1 is written after the first
-round, row 0 is the state before it.  A line leaves out fields at their defaults, such as unmeasured values.
-
-An event is a name in the record with a value (`EventRow`).  Machines report them (`machine.Report`); drivers
-and fault scripts report processes and links.  event_kinds.toml holds every property of a name; the record, the progress
-of a run, reports and watching read it.  No code that runs a machine reads it.
+A `RowWriter` appends them to `metrics.jsonl`, without fields at their defaults.  Row 1 follows the first round, row 0
+is the state before it.  Machines report events (`machine.Report`), drivers and fault scripts processes and links;
+event_kinds.toml holds every property of a name, which no machine's code reads.
 """
 
 from __future__ import annotations
@@ -31,10 +28,8 @@ ADAPTER_DISTANCE = "adapter_distance"
 
 
 class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, gc=False):
-    """One peer's round.
-
-    Bytes count fedgossip's frames, the payload vectors alone.  Seconds are measured by the driver: training;
-    communicating, with transfers of vectors and no training; waiting, the rest; and mixing.
+    """One peer's round: bytes of frames, and of payload vectors alone; seconds of training, of communicating (transfers
+    without training), of waiting, the rest, and of mixing.
     """
 
     round: int
@@ -113,9 +108,8 @@ LoggedPoint = tuple[int, float, float, float]
 
 
 class LoggedNumbers:
-    """Logged numbers by name and round, combined over peers; rows may arrive in any order.
-
-    A name with more than `most` rounds keeps every second, fourth, ... round, and the newest.
+    """Logged numbers by name and round, combined over peers; of more than `most` rounds every second, fourth, ..., and
+    the newest.
     """
 
     def __init__(self, most: int = LOGGED_ROUNDS) -> None:
@@ -168,9 +162,9 @@ def give_all(rows: Sequence[Row], take: Callable[[Row], None]) -> None:
 
 
 class RowWriter:
-    """Appends rows to a JSON-lines file, each line whole: written rows survive Ctrl-C and kill.
+    """Appends whole rows to a JSON-lines file, which survive a kill.
 
-    A row that does not fit on the disk is dropped; the event `rows_lost` reports their number when there is room again.
+    A row that does not fit on the disk is dropped; `rows_lost` reports their number later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -291,10 +285,10 @@ Tells = Literal[
     "", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again", "relayed",
     "by_web", "direct",
 ]  # fmt: skip
-"""The state of participants that an event implies.  Named participants: gone, suspected or missed at the reporting
-peer; back at the reporting peer (the reporting peer itself where none is named); there, for all; or left.  The
-reporting peer: ended, in a state of the event's name; asleep or awake; alive again, from an earlier round on.
-Reporting peer and named participants: the route between them."""
+"""The participants' state that an event implies.  Named ones: gone, suspected or missed at the reporter; back there
+(itself where none is named); there, for all; or left.  The reporter: ended, in a state of the event's name; asleep or
+awake; alive again, from an earlier round on.  Both: the route between them.
+"""
 
 
 class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -330,7 +324,7 @@ MISSED = "missed"
 """A round lacks the models of some partners."""
 
 SKIPPED = "skipped"
-"""Rounds that a peer of a synchronous run left out: its value is their number, its round the next that it does."""
+"""Rounds that a synchronous peer left out: their number, and the next that it does."""
 
 SKIPPED_MIX = "skipped_mix"
 """A round of private gossip whose sum did not open: no model of a neighbour counts in it."""

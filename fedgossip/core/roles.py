@@ -2,8 +2,7 @@
 
     Roles((Role("worker", 0, 8), Role("server", 8, 2, learns=False, transport=SERVER)))
 
-Plans make them (`Plan.roles`), drivers dispatch on them, and reports take their wording from them: the summary and
-roles.json of a run directory store them for readers.
+Plans make them (`Plan.roles`), drivers dispatch on them, reports word them; the summary and roles.json store them.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import msgspec
 from fedgossip.core.machine import NodeId
 
 MESH, SERVER, CLIENT, TIER = "mesh", "server", "client", "tier"
-"""How a participant is connected: with all its neighbours; listening for all; dialling one, and listening for none;
-dialling one, and listening for the others."""
+"""Connections of a participant: with all neighbours; listening for all; dialling one; dialling one, and listening for
+the others.
+"""
 
 
 NAME_LETTERS = 40
@@ -27,9 +27,8 @@ NAME_LETTERS = 40
 
 @dataclass(frozen=True)
 class Role:
-    """The role of `count` participants with consecutive ids from `first` on.
-
-    Raises ValueError for a negative count and for an unprintable name: roles are read from files too.
+    """The role of `count` participants from id `first` on.  Raises ValueError for a negative count, or unprintable
+    name.
     """
 
     name: str
@@ -124,8 +123,9 @@ class Roles:
         return role is not None and role.listens
 
     def label(self, node: NodeId) -> str:
-        """Return a participant's label: "server 1", numbered within its role; "coordinator" for a single one; "the run"
-        for a negative id, that of an event of all."""
+        """Return a participant's label: "server 1", numbered within its role; "coordinator" alone; "the run" for a
+        negative id.
+        """
         if node < 0:
             return "the run"
         role = self._found(node)

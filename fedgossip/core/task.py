@@ -1,8 +1,7 @@
 """The interface between drivers and training: a source of initial vectors, updates and evaluations.
 
-`fedgossip.learning` implements this with torch and, for problems with a known answer, with numpy alone; any other
-object with these methods works as well.  `LocalTask` is all that a run needs.  Each optional capability is a protocol,
-and a driver calls only methods of these protocols:
+`fedgossip.learning` implements it with torch, or numpy alone; so can any other object.  `LocalTask` is all that a run
+needs; each optional capability is a protocol:
 
     StatefulTask    state beside the vector, so that a peer resumes after a crash
     GradientTask    gradients at a vector, in place of updates from it
@@ -35,10 +34,9 @@ from fedgossip.core.model_fingerprint import Likeness
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """Train `node` in `round` from `vector`.  (node, round) names the random stream, so no job depends on another.
+    """Train `node` in `round` from `vector`; (node, round) names the random stream, so no job depends on another.
 
-    `terms`, `tested`, `gradient`, `accumulate`, `stretches`, `keys`: see `machine.Train`.  Raises ValueError for a
-    gradient with terms.
+    Other fields as of `machine.Train`.  Raises ValueError for a gradient with terms.
     """
 
     node: NodeId
@@ -64,11 +62,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """`difference` is trained minus given, [d], or None without a change; for a gradient job the gradient.
+    """`difference`: trained minus given, [d], or None without a change; of a gradient job the gradient.
 
-    `examples`: number of the node's training examples.  `metrics` contains "loss", except with private training, which
-    reveals none; "steps" and "rate", where a learning rule requests them; for a gradient "rows", the number of its
-    examples, for text of characters.
+    `examples`: the node's.  `metrics`: "loss", except of private training; "steps" and "rate", where requested; of a
+    gradient "rows", its examples, or a text's characters.
     """
 
     difference: Vector | None
@@ -83,8 +80,9 @@ class Update:
 
 
 PARAMETER, STATISTIC = "parameter", "statistic"
-"""The kinds of a tensor: trained by gradients, or a statistic of a layer's inputs (BatchNorm's running mean and
-variance).  A statistic is only averaged: steps, momentum, terms and codecs do not apply to it."""
+"""Kinds of a tensor: trained by gradients, or a statistic of inputs (BatchNorm's), which is only averaged: no steps,
+momentum, terms, codecs.
+"""
 
 
 VARIANCE = "running_var"
@@ -131,9 +129,8 @@ class LocalTask(Protocol):
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return one update per job, in order; never change `job.vector`.
 
-        The bits of an update depend on its job alone, never on which jobs share the call: the simulator trains
-        many peers in one call, a real peer trains one, and their digests must be equal.
-        Raises TrainingError, naming the node, where the loss or the update is not finite.
+        An update's bits depend on its job alone, as the simulator trains many peers in one call and a real peer one.
+        Raises TrainingError, naming the node, for a loss or update that is not finite.
         """
         ...
 
@@ -164,10 +161,11 @@ class GradientTask(LocalTask, Protocol):
     """A task that computes gradients too, for methods that step at a server or in a group."""
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """Return one gradient per job, in order, as `train` returns updates: the mean over all examples of its batches.
+        """Return one gradient per job, in order: the mean over all examples of its batches; no optimiser, no change of
+        state.
 
-        No optimiser is involved, and the state of a node is unchanged.  Raises ConfigError, even for no jobs, where
-        this task has no gradients; TrainingError, naming the node, where a loss or a gradient is not finite.
+        Raises ConfigError, even for no jobs, without gradients; TrainingError, naming the node, for a loss or gradient
+        that is not finite.
         """
         ...
 
@@ -177,9 +175,8 @@ class StretchTask(GradientTask, Protocol):
     """A task that computes a gradient from its end, so that finished parts can be sent meanwhile."""
 
     def gradient_in_stretches(self, job: Job, deliver: Callable[[Produced], None]) -> Update:
-        """Return the bits that `gradients` returns for one job; call `deliver` with each stretch when it is final.
-
-        `deliver` may be called from any thread.  Repeated and missing stretches are harmless.
+        """Return the bits of `gradients` for one job; call `deliver` with each final stretch, from any thread (repeats
+        and gaps are harmless).
         """
         ...
 
@@ -215,10 +212,10 @@ class UsableTask(LocalTask, Protocol):
 
 @runtime_checkable
 class RowTask(GradientTask, Protocol):
-    """A task with a table as its model; only servers hold its rows, and only touched ones.
+    """A task with a table as its model, of which servers hold the touched rows.
 
-    `initial` and `evaluate` are of the watched rows, [watched * width]; a gradient job has `keys`, its vector is those
-    rows, and its gradient has the same shape.
+    `initial` and `evaluate`: watched rows, [watched * width]; a gradient job's vector is the rows `keys`, its gradient
+    has the same shape.
     """
 
     @property
@@ -258,8 +255,7 @@ class StackedTask(LocalTask, Protocol):
     def train_stack(self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]) -> StackTraining:
         """Write into into[i] the difference that `train` returns for node i in `round` from models[i], bit for bit.
 
-        Both are separate arrays [n, d].  `each` is called with finished rows while they are in the cache.  Raises
-        TrainingError as `train`.
+        Separate arrays [n, d]; `each` is called with finished rows.  Raises TrainingError as `train`.
         """
         ...
 
@@ -383,10 +379,7 @@ _BEGUN = "begun:"
 
 
 def begin_training(task: LocalTask, job: Job, begun: Begun) -> None:
-    """Prepare the task for a training; one of the round of the last is that round again, from the same state.
-
-    A round is trained again where its first result was lost: the participant, or its coordinator, was stopped.
-    """
+    """Prepare the task for a training; a repeated round (its result was lost by a stop) starts from the same state."""
     if job.gradient or not isinstance(task, StatefulTask):
         return
     last = begun.get(job.node)
@@ -430,8 +423,7 @@ def one_segment(length: int) -> tuple[Segment, ...]:
 def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
     """Return the segments of a vector [length].
 
-    Raises ConfigError where they overlap, leave a gap, do not end with the vector, or share a name, and for a parameter
-    after a statistic.
+    Raises ConfigError for overlaps, gaps, another end, a shared name, and a parameter after a statistic.
     """
     end, counted = 0, ""
     for one in segments:
@@ -490,10 +482,10 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class WholeModel:
-    """`tensors`: every parameter and buffer by name, trained, frozen and local.  `facts`: how to use the tensors, as
-    plain data (listed in `learning.models.model_files`).  `code`: the user's own modules, by path below one
-    folder.  `lacks`: names of local tensors at their initial values, because nodes do not share them; `own`: the local
-    tensors of each known node.  `document`: the file of a model without tensors, by name."""
+    """`tensors`: every parameter and buffer by name.  `facts`: how to use them, plain (`learning.models.model_files`).
+    `code`: user modules, by path below one folder.  `lacks`: local tensors at their initial values, not shared; `own`:
+    those of each known node.  `document`: file of a model without tensors.
+    """
 
     tensors: Tensors
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,5 @@
-"""Terms that people have to look up, and the sentences that explain them: terms.toml, the one source of all pages.
-
-`fedgossip explain WORD` prints each, docs/reference/reference.md lists those of [pages], docs/sites/glossary.md those
-of [sites], and documents for boards (a plan, a policy, a card) explain those of [sites] that they use.
+"""Terms that people look up, explained in terms.toml, the one source: `fedgossip explain WORD` prints each,
+docs/reference/reference.md those of [pages], docs/sites/glossary.md and documents for boards those of [sites].
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What every participant did when, and which messages passed between them: the first part of a run, as a picture.
 
-The simulator feeds a `TimelineLog`; its `Timeline` is stored with the run and drawn.  Bars follow the rule of the
-record (`core/meter`): each nanosecond of a participant is computing, else away, else sending, receiving or both, else
-waiting; so the bars of a round sum to its row.  A run of real processes has rows alone: `of_rows` makes bars of them.
+The simulator feeds a `TimelineLog`; its `Timeline` is stored and drawn.  Bars follow the record (`core/meter`):
+computing, else away, else sending or receiving, else waiting; a round's bars sum to its row.  Of real processes
+`of_rows` makes bars of rows.
 """
 
 from __future__ import annotations
@@ -116,9 +116,8 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 def end_of(rounds: int, ends: Sequence[RoundEnd], living: Collection[NodeId]) -> int | None:
-    """Return when all living ones had ended so many rounds, or most of them one more; None for not yet.
-
-    So a slow one that nobody waits for does not stretch the picture by its pace.
+    """Return when all living ones had ended so many rounds, or most one more; None: not yet.  A slow one does not
+    stretch the picture.
     """
     of: dict[int, dict[NodeId, int]] = {rounds: {}, rounds + 1: {}}
     for one in ends:
@@ -132,9 +131,8 @@ def end_of(rounds: int, ends: Sequence[RoundEnd], living: Collection[NodeId]) ->
 
 
 class TimelineLog:
-    """Takes what the simulator does until it is full, or `rounds` rounds are over; then it is `closed`.
-
-    `most`: maximum number of items.  With more than PARTICIPANTS participants it is closed from the start.
+    """Takes what the simulator does until `most` items, or `rounds` rounds; then it is `closed` (from the start with
+    too many PARTICIPANTS).
     """
 
     def __init__(
@@ -249,9 +247,9 @@ def _bars(node: NodeId, kinds: Sequence[Sequence[tuple[int, int]]], until: int) 
 
 
 def of_rows(rows: Iterable[Row], participants: int, counted: Collection[NodeId]) -> Timeline:
-    """Return the bars of a record: a round's seconds of each kind, one kind after the other, without messages.
+    """Return a record's bars: a round's seconds of each kind, one after the other, without messages.
 
-    Raises ConfigError where the rows have no times, and where there are too many participants for a picture.
+    Raises ConfigError for rows without times, and too many participants.
     """
     if participants > PARTICIPANTS:
         raise too_many(participants)
@@ -314,8 +312,8 @@ COLOURS = {"computing": "thread_state_running", "waiting": "grey", "away": "terr
 def chrome_trace(timelines: Iterable[tuple[str, Timeline, Sequence[str]]]) -> bytes:
     """Return (title, timeline, names of its participants) as JSON in Chrome's trace event format: Perfetto opens it.
 
-    A process per timeline, a thread per participant, a flow from each message's start to its arrival; microseconds.
-    Source: Duca and Sinclair, Trace Event Format (2016).
+    A process per timeline, a thread per participant, a flow per message; microseconds.  Source: Duca and Sinclair,
+    Trace Event Format (2016).
     """
     events: list[dict[str, object]] = []
     flows = 0

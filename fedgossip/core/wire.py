@@ -5,9 +5,8 @@ Every ZeroMQ message has two frames:
     b"H" + transfer (u32)                  the header, msgpack, at most 64 KiB, unknown fields refused
     b"C" + transfer (u32) + index (u32)    the index-th chunk of the vectors announced by that header, 256 KiB or less
 
-All integers little-endian, all numbers little-endian IEEE 754.  Chunks overlap the cipher with the copy; a link that
-breaks in the middle of a transfer leaves chunks whose index does not follow, and these are dropped up to the next
-header.  Sizes are checked against the schema before anything is allocated.  Nothing is ever unpickled.
+All integers little-endian, all numbers little-endian IEEE 754.  Chunks of a broken transfer are dropped up to the next
+header.  Sizes are checked against the schema before allocation.  Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from fedgossip.core.messages import (
 )
 
 CHUNK_BYTES = 256 * 1024
-"""Small enough that the cipher, the copy and the network overlap within the cache, large enough that the work per
-message is negligible: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per encrypted GB, both ends together.
-With 512 KiB the queue inside ZeroMQ holds two models of a million parameters; with 256 KiB 0.6 of one."""
+"""Cipher, copy and network overlap within the cache: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per
+encrypted GB, both ends; ZeroMQ's queue holds 0.6 model of a million parameters, two with 512 KiB.
+"""
 
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = CHUNK_BYTES
@@ -134,9 +133,9 @@ class Assembler:
         """Bytes of the frames of the last complete message."""
 
     def mark(self, mark: bytes) -> memoryview | None:
-        """Parse the first frame.  Return the buffer for the second (a chunk), or None (a header: pass it to `header`).
+        """Parse the first frame; return the buffer for a chunk, or None before a header (`header`).
 
-        Raises FrameError for an invalid mark or a chunk out of order; both frames must be dropped.
+        Raises FrameError for an invalid mark or order; drop both frames then.
         """
         if len(mark) != MARK_BYTES or mark[:1] not in (b"H", b"C"):
             raise FrameError("mark", f"a frame mark of {len(mark)} bytes")
@@ -178,10 +177,7 @@ class Assembler:
 
     @property
     def account(self) -> Account | None:
-        """Return the edge account of a large model just announced, before its buffer is allocated.
-
-        The receiver can free a model of the same size by it.
-        """
+        """Return the edge account of an announced large model before its buffer is allocated: it may free another."""
         if not self.begins or self._kind not in (Model, ModelFragment) or self.missing_chunks < 2:
             return None
         header: Any = self._open
@@ -231,9 +227,8 @@ class Assembler:
         self._open = header
 
     def landed(self, size: int) -> AnyMessage | None:
-        """Record a received chunk of `size` bytes: return the message if it is complete.  Raises FrameError.
-
-        Its vectors are writeable: only the caller refers to them.
+        """Record a received chunk of `size` bytes; return a complete message, its vectors writeable.  Raises
+        FrameError.
         """
         assert self._open is not None
         if size != len(self._targets[self._next]):

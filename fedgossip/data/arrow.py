@@ -1,6 +1,5 @@
-"""Tables of Apache Arrow: parquet files, and data sets that Hugging Face's `datasets` saved on disk.
-
-pyarrow alone reads both, without the extras of the `datasets` library (hubs, caches, code of a data set).
+"""Tables of Apache Arrow, by pyarrow alone: parquet files, and data sets that Hugging Face's `datasets` saved on
+disk.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ _WHOLE_MOST = 1 << 53
 
 
 def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
-    """Return the table of a parquet file; options and labels are those of CSV files.
-
-    Raises ConfigError for an unreadable file, and for too many cells.
+    """Return the table of a parquet file, with CSV files' options.  Raises ConfigError for an unreadable file, and too
+    many cells.
     """
     parquet = needed("pyarrow.parquet", "parquet", "a parquet file")
     try:
@@ -77,8 +75,8 @@ def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
 def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
     """Return a data set written by Dataset.save_to_disk or DatasetDict.save_to_disk.
 
-    Of several splits train is read and, behind it as `own_test`, test.  Columns are numbers, lists of as many numbers,
-    or one of pictures.  Raises ConfigError for a folder without a saved data set.
+    Of several splits train and, behind it as `own_test`, test.  Columns are numbers, lists of as many numbers, or one
+    of pictures.  Raises ConfigError.
     """
     arrow = needed("pyarrow", "huggingface", "a saved data set")
     folders = [path / name for name in ("train", "test") if (path / name / "state.json").is_file()] or [path]

@@ -1,7 +1,4 @@
-"""The three real datasets of scikit-learn, which need no network.
-
-They are read from its files without an import of scikit-learn, which would take longer than a short run.
-"""
+"""The three real datasets of scikit-learn, read from its files without its (slow) import."""
 
 from __future__ import annotations
 

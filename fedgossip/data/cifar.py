@@ -1,7 +1,6 @@
 """CIFAR-10 as its authors publish it: the Python and the binary version, as an archive or unpacked.
 
-The Python version consists of pickles.  An unpickler with the five names in such a file maps each to a stand-in of our
-own: arrays of bytes, without calls by name.  Everything else in a pickle is lists, dicts, texts, bytes and numbers.
+The Python version's pickles are read with the five names in such a file mapped to stand-ins; all else is plain data.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ AGAIN = "Fetch the archive again: cifar-10-python.tar.gz or cifar-10-binary.tar.
 def read(path: Path) -> Dataset:
     """Return the images [m, 3, 32, 32] in 0..1 of the present batches; test_batch is last, as `own_test`.
 
-    Raises ConfigError, naming the file, for an invalid batch; no code in it runs.
+    Raises ConfigError, naming the file; no code in it runs.
     """
     found = dict(_batches(path))
     train, test = [found[name] for name in TRAIN if name in found], found.get(TEST)

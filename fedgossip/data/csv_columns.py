@@ -1,9 +1,8 @@
-"""The cells of a table, whatever file they stand in: its columns by name, in the form that is declared for them.
+"""The cells of a table from any file, by column names, in their declared form; one reader for training, sites,
+predictions, fits.
 
     a column without a name, before all others: the row numbers of pandas and R, omitted with a note
     TABLE.csv.toml, beside the file: what is declared of it alone (`columns.declarations`)
-
-One reader for all: training, sites' tables, predictions, judgements and fits.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ class CsvColumns:
             self.notes = (*self.notes, f"{self.path.name}: read as {self.path.name}{OWN} declares")
 
     def declared(self, columns: Mapping[str, DeclaredColumn | None]) -> CsvColumns:
-        """Return the table with the cells of these columns in their declared form; once for each column.
+        """Return the table with these columns' cells in their declared form, misfits in `unread`; once for each column.
 
-        Cells that do not fit are in `unread`.  Raises ConfigError for two columns with one declared name.
+        Raises ConfigError for two columns with one declared name.
         """
         waiting = {name: one for name, one in columns.items() if one is not None and name not in self._declared}
         if not waiting:
@@ -204,8 +203,8 @@ def named_columns(
 ) -> tuple[list[int], tuple[str, ...]]:
     """Return the places of the columns with a name, and a note on omitted ones.
 
-    Omitted are row numbers and names before all other columns, as pandas' to_csv and R's write.csv write them: whole
-    numbers, or words that are all different; and empty columns.  Raises ConfigError for another column without a name.
+    Omitted are row numbers and names before all other columns, as of pandas' to_csv and R's write.csv, and empty
+    columns.  Raises ConfigError for another column without a name.
     """
     nameless = [place for place, head in enumerate(header) if _NAMELESS.fullmatch(head)]
     if len(nameless) == len(header):

@@ -57,7 +57,7 @@ def read_csv_rows(
 ) -> tuple[list[str], list[list[str]], list[int], tuple[str, ...]]:
     """Return the header of a CSV file, its rows, their lines from 1, and notes on how it was read.
 
-    Numbers have a point.  Raises ConfigError, with the line, for a file that cannot be read, or in two ways.
+    Numbers have a point.  Raises ConfigError, with the line, for an unreadable or ambiguous file.
     """
     text, notes = _decoded(path, declared.encoding)
     mark = declared.delimiter
@@ -97,9 +97,8 @@ def read_csv_rows(
 
 
 def titles_above(rows: Sequence[Sequence[str]]) -> int:
-    """Return how many of the first rows are titles above a table: they have at most their first cell.
-
-    So few only where the next row names three columns or more, all by words: no table loses its first line so.
+    """Return how many first rows are titles above a table, with one cell at most, before three columns or more named by
+    words.
     """
     for place, row in enumerate(rows[: TITLES + 1]):
         cells = [cell.strip() for cell in row]

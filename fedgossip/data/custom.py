@@ -1,17 +1,12 @@
 """Functions of the user's own, named "module:function" in an experiment file.
 
-This is the only place that imports by a name out of a file; `importing_nothing` blocks it while a file is read that no
-user has approved for execution.
-
-The values that name code are derived from the declarations of the keys, so that none is forgotten.  A key that may name
-a function declares so in its type:
+The only place that imports by a name out of a file; `importing_nothing` blocks it while an unapproved file is read.
+Keys that may name a function declare it in their type:
 
     source: Annotated[str, NamesCode(KINDS.__contains__)] = "digits"
 
-Its value names code where it has the form "module:function" and the word before the colon is no built-in one.  The
-value alone decides, and nothing beside it in the same file: the sender of a file wrote all of it.
-
-`codes_of` collects the text of the named modules, and of those that they import.
+A value names code by the form "module:function" with no built-in word before the colon; nothing else in the file
+decides.  `codes_of` collects the text of named modules and their imports.
 """
 
 from __future__ import annotations
@@ -64,10 +59,10 @@ def importing_nothing(where: str) -> Iterator[None]:
 def function(
     source: str, base: Path | None = None, how: CalledWith | None = None, values: Sequence[object] = ()
 ) -> Callable[..., Any]:
-    """Return the function that "module:function" names; modules are looked for in `base` (or here), then as usual.
+    """Return the function of "module:function", looked for in `base` (or here), then as usual.
 
-    Raises ConfigError while imports are blocked, for a module that cannot be imported or lacks the function, and for a
-    function that does not take the arguments of `how`; `values`: those arguments, where they are known.
+    Raises ConfigError while imports are blocked, for a missing module or function, and one that does not take the
+    arguments of `how`; `values`: those, where known.
     """
     if not is_function(source):
         raise ConfigError(f"{source!r} is no function", "Write module:function.")
@@ -110,7 +105,7 @@ def beside(source: str, base: Path | None, name: str) -> Callable[..., Any] | No
 def call(source: str, base: Path | None, how: CalledWith, *arguments: object) -> Any:
     """Return the result of the user's function for `arguments`, which are those of `how`.
 
-    Raises ConfigError where it does not take them, and TrainingError where it raises, each naming the function.
+    Raises ConfigError where it does not take them, TrainingError where it raises, naming it.
     """
     return given_by(source, function(source, base, how, arguments), *arguments)
 
@@ -157,8 +152,8 @@ def _nothing(word: str) -> bool:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class NamesCode:
-    """Declares that a value, or each of a list or table of values, may name code; `builtin` decides whether the word
-    before the colon is a built-in one.
+    """Declares that a value, or each in a list or table, may name code, unless `builtin` has the word before the
+    colon.
     """
 
     builtin: Callable[[str], bool] = _nothing
@@ -225,9 +220,8 @@ _OWN = Path(__file__).resolve().parents[1]
 
 
 def codes_of(names: Iterable[str], base: Path | None = None) -> str:
-    """Return "module:function=HASH module:function=HASH", sorted, of the users' own among the names; "" without any.
-
-    One hash of all where that would be longer than LONGEST.
+    """Return "module:function=HASH module:function=HASH", sorted, of the users' own, or ""; one hash of all beyond
+    LONGEST.
     """
     several = sorted(set(names))
     found = {name: code_of([name], base) for name in several}
@@ -238,9 +232,8 @@ def codes_of(names: Iterable[str], base: Path | None = None) -> str:
 def code_of(names: Iterable[str], base: Path | None = None) -> str:
     """Return 32 hex digits of a hash of the user's modules behind "module:function" texts; "" without any.
 
-    It covers every module that such a one imports, directly or indirectly, below `base` (or here), or beside the first
-    where that lies elsewhere; modules of Python and of installed packages are not the user's.  Line endings and
-    trailing white space do not count.  Imports by a computed name are not seen.
+    It covers every module imported, directly or indirectly, below `base` (or here), or beside the first; not Python's
+    and installed ones.  Line endings and trailing white space do not count; imports by computed names are not seen.
     """
     found = modules_of(names, base)
     if not found:

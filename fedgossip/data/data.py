@@ -1,8 +1,8 @@
-"""Datasets: examples with labels and, where nature gives one, the client that each example belongs to.
+"""Datasets: examples with labels and, where nature gives one, each one's client.
 
     load("digits")    load("csv:PATH?label=COLUMN&group=COLUMN")    load("module:function")
 
-SOURCES is the table of the words, and of how each is read.
+SOURCES is the table of the words.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Data
 
 
 def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Return both unchanged or, where `train.scale` is standard, with columns of mean 0 and deviation 1 in `train`,
-    numeric labels too.
+    """Return both, columns with mean 0 and deviation 1 in `train` where `train.scale` is standard, numeric labels too.
 
-    The test set does not enter the statistics: evaluation uses examples that nothing was fitted to.
+    The test set does not enter the statistics.
     """
     if train.scale == "none":
         return train, test
@@ -65,8 +64,8 @@ def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
 
 
 def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Return both with columns of mean 0 and deviation 1 in `test`, the only examples shared by peers that never
-    see each other's; a column with one value there is shifted by it, and a note reports this.
+    """Return both with mean 0 and deviation 1 in `test`, the only examples shared by peers; a constant column is
+    shifted, with a note.
     """
     scale = fitted(test)
     alone = [name for place, name in enumerate(test.columns) if np.ptp(test.x[:, place]) == 0]
@@ -132,22 +131,17 @@ def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
 
 
 def validation_split(train: Dataset, share: float, seed: int, purpose: str = "validation") -> tuple[Dataset, Dataset]:
-    """Return (train, validation): a share of the training examples is held out, drawn as a test set is.
-
-    Both are unscaled: `scaled` follows.  Raises ConfigError where a side would be empty.
-    """
+    """Return unscaled (train, validation), drawn as a test set is.  Raises ConfigError where a side would be empty."""
     kept, validation = split_indices(train, share, seed, purpose)
     return train.subset(kept), train.subset(validation)
 
 
 def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str = "split") -> tuple[Indices, Indices]:
-    """Return ascending (train, test) indices; `test` is a share of the examples, 0 < test < 1.
+    """Return ascending (train, test) indices; `test`: share of the examples, 0 < test < 1.
 
-    Stratified: every class, of numbers every tenth, gives its share, rounded, chosen by `seed`; a class with one
-    example stays in train.
-    Text gives the end of every speaker's words, so that no test window overlaps a training one.
-    "own" takes the source's own test set (MNIST's t10k files beside its train files).
-    Raises ConfigError where a side would be empty, and for "own" without such a test set.
+    Stratified by class, or tenths of numbers, by `seed`; a class with one example stays in train.  Text gives the end
+    of every speaker's words.  "own": the source's test set.  Raises ConfigError where a side would be empty, and for
+    "own" without one.
     """
     if test == OWN:
         return _own_split(dataset)
@@ -198,8 +192,9 @@ class DataSource:
     """Its notation."""
     what: str
     reader: str
-    """Module in this folder, and function: it is called with those of `kind` (the word), `path`, `options`,
-    `class_names`, `task`, `buckets` and `like` that it has as parameters."""
+    """Module here, and function: with those of `kind`, `path`, `options`, `class_names`, `task`, `buckets` and `like`
+    that it has as parameters.
+    """
     place: str = FILE
     options: tuple[str, ...] = ()
     travels: bool = False
@@ -259,13 +254,11 @@ def load(
 ) -> Dataset:
     """Return the dataset that `source` names (a form of SOURCES), for a task of this kind.
 
-    Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
-    `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
-    where they have names, and the features must match.  `buckets`: of lines; (): as in `like`, or the usual ones.
-    `standard`: as if the source had scale=standard.  `client`: the number that a function takes.
+    `base`: folder of relative paths (default: the working directory).  `seed`: for sources that draw.  `like`: a set
+    whose classes, by name where named, and features must match.  `buckets`: of lines; (): as `like`, or the usual ones.
+    `standard`: as with scale=standard.  `client`: the number that a function takes.
 
-    Raises ConfigError for an unreadable source, naming the file, the
-    expected and the actual content.
+    Raises ConfigError, naming the file, the expected and the actual content.
     """
     wanted = objective_of(kind, "", (), source).kind if like is None else like.kind
     if client is None:
@@ -284,9 +277,9 @@ def load(
 
 
 def drawn_examples(like: Dataset, source: str, seed: int) -> Dataset:
-    """Return the examples of `source` = random:COUNT: each number uniform in the range of all numbers of `like`.
+    """Return the examples of random:COUNT, uniform in the range of `like`'s numbers, labels zero.
 
-    Their labels are zeros.  Raises ConfigError for another count, and where examples are no numbers.
+    Raises ConfigError for another count, and where examples are no numbers.
     """
     count = source.partition(":")[2]
     if not count.isdecimal() or not 1 <= int(count) <= DRAWN_MOST:

@@ -28,22 +28,15 @@ OF_COLUMNS = (REGRESSION, MULTI_LABEL)
 class Dataset:
     """Examples x with labels y; checked on construction.
 
-    x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context], lines of it Ragged.
-    y: int64 [m], 0 <= y < classes; text: as x, the characters that follow those of x one by one;
-    regression: float32 [m, k], a number per label column; multi-label: float32 [m, k], 0 or 1 per label column.
-    classes: number of classes; 0 where the labels are columns.
-    groups: int64 [m] or None, the natural client of each example; `group_names[group]` is its name.
-    own_test: index of the first example of the source's own test set (the rest of the set is test), if it has one.
-    columns, class_names: names of the features and the classes, where the source has them.
-    scale: "standard" where `split` has yet to standardise the columns, of x and of labels that are numbers; both are
-    float64 until then.
-    kind: of the task, as in `objectives`; empty: language where there is a vocabulary, else classification.
-    label_names: names of the label columns, or of the column of classes, where the source has them.
-    mean, deviation: of standardised columns, in the order of an example's numbers; x * deviation + mean restores the
-    original values.
-    encoding: the mapping of a table's columns to `columns`, where they are not all numbers.
-    label_mean, label_deviation: of standardised label columns; y * deviation + mean restores the original values.
-    notes: omissions and changes during reading, and further remarks, a line each.
+    x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context], lines Ragged.  y: int64 [m], 0 <= y <
+    classes; text: as x, the following characters; regression: float32 [m, k]; multi-label: float32 [m, k], 0 or 1.
+    classes: number of classes; 0 where labels are columns.  groups: int64 [m] or None, each example's natural client;
+    `group_names[group]` its name.  own_test: index of the first example of the source's test set, the rest.  columns,
+    class_names, label_names: where the source has names.  scale: "standard" where `split` has yet to standardise x and
+    numeric labels, float64 until then.  kind: of the task, as in `objectives`; empty: language with a vocabulary, else
+    classification.  mean, deviation: of standardised columns, in an example's order; x * deviation + mean is the
+    original.  encoding: of a table's columns to `columns`, where not all are numbers.  label_mean, label_deviation: of
+    standardised label columns.  notes: remarks on the reading, a line each.
 
     Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
     """
@@ -117,8 +110,8 @@ class Dataset:
     def labels(self) -> Indices:
         """int64 [m], one class per example, for partitions and splits.
 
-        y itself; for text the last character, of a line the one before its end; of numbers the tenth of the first
-        column that contains them; of several labels the first that holds, or the number of labels if none does.
+        y itself; of text the last character (of a line the one before its end); of numbers the tenth of the first
+        column; of several labels the first that holds, or their number.
         """
         if self.kind == REGRESSION:
             return _tenths(self.y[:, 0])
@@ -141,9 +134,8 @@ class Dataset:
         return plain * np.array(self.label_deviation) + np.array(self.label_mean) if self.label_deviation else plain
 
     def digest(self) -> str:
-        """Return a hash of the examples: equal hashes mean that two peers read the same files.
-
-        The features enter by crc32, seven times as fast as sha256: it detects a different file, not a forger.
+        """Return a hash of the examples, equal for equal files; features by crc32, which detects a different file, not
+        a forger.
         """
         facts: tuple[object, ...] = (
             self.x.shape, self.x.dtype.str, self.classes, self.scale, self.columns, self.class_names
@@ -171,8 +163,8 @@ def from_arrays(
 ) -> Dataset:
     """Return a dataset of arrays; groups may be words.
 
-    x is [m, ...]; y is whole numbers [m] from 0; of a regression numbers [m] or [m, k], of a multi-label task 0 and 1
-    [m, k].  Raises ConfigError for arrays of unlike lengths, and for values that a dataset cannot have.
+    x is [m, ...]; y whole numbers [m] from 0; of a regression numbers [m] or [m, k], multi-label 0 and 1 [m, k].
+    Raises ConfigError for unlike lengths and invalid values.
     """
     if kind in OF_COLUMNS:
         return _of_columns(name, x, y, groups, kind)

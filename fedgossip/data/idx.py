@@ -26,8 +26,7 @@ _LARGEST = 1 << 31  # bytes of one unpacked file: a small gzip may claim any siz
 def read(kind: str, path: Path | None) -> Dataset:
     """Return the images [m, 1, h, w] in 0..1 of the train-* files and the t10k-* files, whichever pairs exist.
 
-    Where both exist, the t10k images are last and are the set's `own_test`.  Raises ConfigError without either, and for
-    a damaged file.
+    t10k images are last, as `own_test`.  Raises ConfigError without either, and for a damaged file.
     """
     place = path or _default(kind)
     pairs = [pair for part in ("train", "t10k") if (pair := _pair(place, part)) is not None]
@@ -107,9 +106,8 @@ def read_array(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 @contextlib.contextmanager
 def keep_files() -> Iterator[None]:
-    """Unpack a file once while this is open, for many runs of one process; an inner one keeps what an outer one does.
-
-    A file that changed is read again.  At most KEPT_FILES of KEPT_BYTES are kept.
+    """Unpack a file once while this is open (nested too), for many runs; a changed one is read again.  At most
+    KEPT_FILES of KEPT_BYTES.
     """
     global _kept  # noqa: PLW0603
     outer, _kept = _kept, {} if _kept is None else _kept

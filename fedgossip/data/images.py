@@ -27,9 +27,8 @@ LARGEST_ALL = 1 << 31
 def read(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()) -> Dataset:
     """Return the pictures [m, channels, height, width] in 0..1; the classes are the names of the folders.
 
-    With folders train and test the classes are inside these, and test is last, as `own_test`.  size=32 makes all
-    pictures 32 by 32; without it they have one size.  mode=gray: one channel.  Raises ConfigError for fewer than two
-    classes, and for a file that is no picture.
+    With folders train and test, test is last, as `own_test`.  size=32 makes all 32 by 32; otherwise they have one size.
+    mode=gray: one channel.  Raises ConfigError for fewer than two classes, and no picture.
     """
     parts = [path / "train", path / "test"] if (path / "train").is_dir() and (path / "test").is_dir() else []
     places = parts or [path]
@@ -63,8 +62,7 @@ def mode_of(source: str, options: Mapping[str, str]) -> str:
 def stacked(pictures: Sequence[tuple[str, bytes]], mode: str, size: int | None) -> npt.NDArray[np.float32]:
     """Return named pictures as float32 [m, channels, height, width] in 0..1.
 
-    Raises ConfigError, naming the picture, where one cannot be decoded, is too large, or differs in size from the
-    first.
+    Raises ConfigError, naming a picture that cannot be decoded, is too large, or of another size.
     """
     pillow = needed("PIL.Image", "images", "a source of pictures")
     found: npt.NDArray[np.float32] | None = None

@@ -40,9 +40,8 @@ class LeafFile(msgspec.Struct):
 
 
 def read(path: Path) -> Dataset:
-    """Return the images [m, 1, 28, 28] of all users, a group each; `path` is a file, or a folder of files.
-
-    In a folder with train and test beside each other those of test are last, as `own_test`.
+    """Return the images [m, 1, 28, 28] of all users, a group each; `path`: a file or folder; those of a folder test are
+    last, as `own_test`.
     """
     folders = [path / "train", path / "test"] if (path / "train").is_dir() and (path / "test").is_dir() else [path]
     parts = [_users(folder) for folder in folders]

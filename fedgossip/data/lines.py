@@ -23,10 +23,9 @@ MOST_BYTES = 1 << 28
 def read(path: Path, buckets: Sequence[int] = (), like: Dataset | None = None) -> Dataset:
     """Return one example per line: x[k] is END and the line, y[k] the line and END, to predict each character.
 
-    A line with its END longer than the last of `buckets` is cut to it; lines of white space alone are omitted; `notes`
-    counts both.  `like`: the set that these accompany, whose vocabulary and usual buckets they take; else the
-    vocabulary is the sorted characters of the lines.
-    Raises ConfigError for a file that is no text, too large or without lines, and for other characters than those.
+    A line longer than the last of `buckets` is cut, blank ones are omitted; `notes` counts both.  `like`: the set whose
+    vocabulary and usual buckets these take; else the sorted characters.  Raises ConfigError for no text, a too large or
+    empty file, and other characters.
     """
     vocabulary = None if like is None else like.vocabulary
     theirs: Sequence[int] = ()

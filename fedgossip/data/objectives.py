@@ -7,8 +7,7 @@
     language        the next character at every place       cross-entropy              accuracy
     convex          two classes, or one number              hinge logistic squares lasso  accuracy, rmse; gap
 
-Every kind has the metric "loss" too, and takes "module:function" as a loss or a metric.  No torch here: a report and
-the check of an experiment file need the score of a run.
+Every kind has the metric "loss" too, and takes "module:function" as a loss or a metric.  No torch.
 """
 
 from __future__ import annotations
@@ -117,8 +116,7 @@ CODE = NamesCode()
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss that a run minimises, and its metrics of outputs: the first is its score, unless one of the model
-    stands before it."""
+    """The loss that a run minimises, and its metrics; the first is its score, unless one of the model precedes it."""
 
     kind: str = CLASSIFICATION
     loss: str = "cross-entropy"
@@ -143,9 +141,9 @@ class Objective:
 
 
 def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "") -> Objective:
-    """Return the objective of [task]; `source` decides for an absent kind, "" and () take the kind's own.
+    """Return the objective of [task]; `source` decides for an absent kind, "" and () are the kind's own.
 
-    Raises ConfigError for an unknown loss or metric, and for one of another kind.
+    Raises ConfigError for an unknown, or another kind's, loss or metric.
     """
     kind = OF_SOURCES.get(source.partition(":")[0], CLASSIFICATION) if kind == AS_THE_DATA else kind
     usual_loss, usual_metrics = USUAL[kind]

@@ -7,8 +7,8 @@ Nothing in a file is executed: of a formula the stored value is read.
 
     sql:hospital.db?query=cohort.sql&label=ill
 
-The database is opened for reading alone, and an authorizer refuses every statement but a SELECT: nothing is written,
-attached or loaded.  The text of the query is part of the plan and of what sites agree on.
+The database is opened for reading, and an authorizer refuses every statement but a SELECT.  The query's text is part of
+the plan.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _line(error: Exception) -> str:
 def read_workbook(file: TableFile) -> TableRows:
     """Return the cells of one sheet of a workbook.
 
-    Raises ConfigError for an unreadable file, a sheet that it does not have, several sheets of which none is declared,
-    a formula without a stored value, and a cell beside the named columns.
+    Raises ConfigError for an unreadable file, a missing or undeclared sheet, a formula without a stored value, and a
+    cell beside the named columns.
     """
     openpyxl, path = needed("openpyxl", "excel", "a workbook"), file.path
     advice = "Save it as .xlsx, without a password; or as comma-separated text in UTF-8."
@@ -152,9 +152,9 @@ def _check_formulas(path: Path, sheet: Any, values: dict[int, Sequence[object]])
 
 
 def read_statistical(file: TableFile) -> TableRows:
-    """Return the cells of a file of SPSS, Stata or SAS; user-declared missing values are empty.
+    """Return the cells of a file of SPSS, Stata or SAS, declared missing values empty.
 
-    A column whose numbers all have a label is read by its labels, and a note names it.  Raises ConfigError.
+    A column whose numbers all have a label is read by them, with a note.  Raises ConfigError.
     """
     reader, path = needed("pyreadstat", "readstat", "a file of a statistical package"), file.path
     options = {"encoding": file.declared.encoding} if file.declared.encoding else {}
@@ -190,7 +190,7 @@ def read_statistical(file: TableFile) -> TableRows:
 QUERY_MOST = 1 << 20
 """Maximum number of bytes of a query."""
 CELL_MOST, EACH_CELL = 1 << 20, 64
-"""Maximum number of bytes of a cell of a database, or of a query's text; and memory of a cell beside its text."""
+"""Maximum bytes of a cell of a database, or a query's text; and memory of a cell beside its text."""
 STEPS, STEPS_AT_ONCE = 20_000_000_000, 1_000_000
 """Maximum number of steps of SQLite's machine for a query, minutes of time; and between two checks of it."""
 

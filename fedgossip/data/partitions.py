@@ -1,10 +1,9 @@
-"""Partitions: which examples belong to which peer; and local data, where each peer reads a file of its own.
+"""Partitions: every example belongs to one peer, every peer has one at least; and local data, a file of each peer's
+own.
 
     partition("dirichlet", labels, 16, seed=1, alpha=0.1)  ->  16 ascending, disjoint index arrays
 
-Every kind gives every example to exactly one peer, and every peer at least one example.
-
-Local data are named by `{peer}` in the source, or by a function of the user's own:
+Local data are named by `{peer}`, or a function:
 
     data.source = "csv:site-{peer}.csv?label=kind"        peer 3 reads site-3.csv, and no other peer's file
     data.partition = { kind = "own" }
@@ -46,14 +45,15 @@ def partition(
 
     labels: int [m] (of int [m, context], text, the last column).  groups: int [m], for "natural" alone.
 
-    kind           params (default)             each peer holds
-    iid                                         a random nth of the examples
-    dirichlet      alpha, min_size (10)         of every class a share drawn from Dir(alpha): small alpha, unlike peers
-    shard          shards_per_peer (2)          that many slices of the examples sorted by label
-    pathological   classes_per_peer (2)         exactly that many classes
-    similar        share (0.1)                  that share of random examples, and a slice of the others, by label
-    size-skewed    exponent (1.0) or sigma      random examples; sizes follow rank^-exponent or exp(sigma * normal)
-    natural                                     whole groups: speakers, hospitals, devices
+        kind           params (default)              each peer has
+        iid                                          a random nth of the examples
+        dirichlet      alpha, min_size (10)          of every class a share drawn from Dir(alpha): small alpha, unlike
+        peers
+        shard          shards_per_peer (2)           that many slices of the examples sorted by label
+        pathological   classes_per_peer (2)          exactly that many classes
+        similar        share (0.1)                   that share of random examples, and a slice of the others, by label
+        size-skewed    exponent (1.0) or sigma       random examples; sizes follow rank^-exponent or exp(sigma * normal)
+        natural                                      whole groups: speakers, hospitals, devices
 
     Raises ConfigError for an unknown kind or parameter, and where a peer would have no example.
     """
@@ -92,9 +92,8 @@ def dirichlet(
 ) -> list[Indices]:
     """Return shares where every class is divided by its own draw of Dir(alpha, ..., alpha) over the peers.
 
-    Shares are drawn again, at most MAX_DRAWS times, until every peer has min_size examples.  Raises ConfigError where
-    they never do.
-    Source: Yurochkin et al., Bayesian nonparametric federated learning, ICML 2019; Li et al., NIID-Bench, ICDE 2022.
+    Drawn at most MAX_DRAWS times, until every peer has min_size examples.  Raises ConfigError.  Source: Yurochkin et
+    al., Bayesian nonparametric federated learning, ICML 2019; Li et al., NIID-Bench, ICDE 2022.
     """
     alpha = _positive("dirichlet", "alpha", alpha, "Give alpha: 0.1 is very unlike, 100 nearly iid.")
     _count("dirichlet", "min_size", min_size, 0)
@@ -134,8 +133,7 @@ def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_pe
 def similar(labels: Indices, n: int, random: np.random.Generator, *, share: float = 0.1) -> list[Indices]:
     """Return shares of which `share` is of random examples, and the rest one slice of the others, sorted by label.
 
-    Raises ConfigError for a share that is none.
-    Source: Karimireddy et al., SCAFFOLD, ICML 2020, section 7: s % similar data.
+    Raises ConfigError for another share.  Source: Karimireddy et al., SCAFFOLD, ICML 2020, section 7.
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ConfigError(f"partition 'similar': share = {share!r}", "Give a share from 0, sorted, to 1, all random.")
@@ -285,9 +283,8 @@ def held_out(owned: int, share: float) -> int:
 def kept_apart(
     shares: Mapping[NodeId, Indices], share: float, seed: int
 ) -> tuple[dict[NodeId, Indices], dict[NodeId, Indices]]:
-    """Return (to train on, to test on) of each node: a `share` of its examples, drawn from its stream, at least one.
-
-    A node with a single example keeps it for training and tests on nothing.
+    """Return (to train on, to test on) of each node: a drawn `share`, at least one; a single example is for
+    training.
     """
     train, test = {}, {}
     for node, owned in shares.items():
@@ -306,11 +303,11 @@ DrawExamples = Callable[[Sequence[int]], tuple[Dataset, Mapping[int, Indices]]]
 def load_own(
     source: str, test: Dataset, peers: Sequence[int], *, base: Path | None = None
 ) -> tuple[Dataset, dict[int, Indices]]:
-    """Return the examples of `peers`, one peer's after another's, and the places of each peer's.
+    """Return the examples of `peers`, one after another, and each one's places; for no peers the test set, without
+    shares.
 
-    For no peers the test set itself, without shares: an evaluator needs no more.  Where the test set is to be scaled
-    they are, too: see `data.scaled_by_test`.  Raises ConfigError where a file of `peers` is missing, or has other
-    columns or labels than `test`.
+    Scaled as the test set: `data.scaled_by_test`.  Raises ConfigError for a missing file, and other columns or labels
+    than `test`.
     """
     standard = test.scale != "none"
     if custom.is_function(source):

@@ -3,7 +3,7 @@
     values    h e l l o \\n t o \\n a l a s \\n        offsets   0 6 9 14
     buckets   4 8                                    rows 0 and 2 are of bucket 8, row 1 of bucket 4
 
-A batch of rows from one bucket is as wide as the bucket, whatever rows it has: a few widths in all, and little padding.
+A batch of one bucket's rows is as wide as the bucket.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ USUAL_BUCKETS = (16, 32, 64, 128)
 class Ragged:
     """Whole numbers in m rows: row k is values[offsets[k] : offsets[k + 1]], one number at least.
 
-    values: int32 [total].  offsets: int64 [m + 1].  buckets: ascending widths; no row is longer than the last.
-    padding: the number after the end of a padded row.
-
-    As an array it is int64 [m, last bucket]; `padded` is narrower.
+    values: int32 [total].  offsets: int64 [m + 1].  buckets: ascending widths, none exceeded.  padding: the number
+    after a row's end.  As an array it is int64 [m, last bucket]; `padded` is narrower.
     """
 
     values: npt.NDArray[np.int32]

@@ -1,7 +1,4 @@
-"""Groups of a site's records by a column of its table (women and men, wards, scanners), and a digest of the records.
-
-A ledger recognises the records by the digest under another name or path.
-"""
+"""Groups of a site's records by a column, and a digest by which a ledger recognises them under another name."""
 
 from __future__ import annotations
 
@@ -35,9 +32,9 @@ def file_of(source: str) -> TableFile:
 
 
 def groups_of(test: TableFile, column: str, declared: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the groups of a column: those that [data.columns] declares, else those of the common file.
+    """Return a column's groups: of [data.columns], else of the common file.
 
-    Raises ConfigError for a missing column, and for one with more than GROUPS distinct cells.
+    Raises ConfigError for a missing column, and above GROUPS distinct cells.
     """
     if categories := declared_columns(declared).get(column, DeclaredColumn()).levels:
         return _checked(categories, column, "data.columns")
@@ -84,10 +81,7 @@ BLOCK = 1 << 20
 
 
 def table_digest(table: CsvColumns) -> str:
-    """Return 32 hex digits of a hash of a table's records, whatever the order of its rows and of its columns.
-
-    A number enters by value, whatever its notation.  One record more or less changes the digest.
-    """
+    """Return 32 hex digits of a hash of a table's records, in any order of rows and columns, numbers by value."""
     order = sorted(range(len(table.header)), key=lambda place: table.header[place])
     total = hashlib.sha256(repr([table.header[place] for place in order]).encode())
     cells = [[_same(cell) for cell in table.words(place)] for place in order]
@@ -103,8 +97,8 @@ def _same(cell: str) -> str:
 
 
 def source_digest(source: str) -> str:
-    """Return the digest of the records behind a source of a site's own: of a table by its records, of another by its
-    bytes; "" where it names no file.  Raises ConfigError for an unreadable file.
+    """Return the digest of a site's source: of a table by its records, else by bytes; "" without a file.  Raises
+    ConfigError.
     """
     kind, _, rest = source.partition(":")
     path = Path(rest.partition("?")[0]).expanduser()

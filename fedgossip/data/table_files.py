@@ -5,7 +5,7 @@
     spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat      `encoding`, where the file does not have its own
     sql:ward.db?query=cohort.sql&label=ill      the answer of a SQLite database; or sql:sqlite:///ward.db
 
-A table that is named by its path alone, for a prediction, is read by its ending.
+A bare path, for a prediction, is read by its ending.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ class TableRows:
 
 
 def table_file(source: str) -> tuple[TableFile, Mapping[str, str]]:
-    """Return the table that "csv:PATH?label=COLUMN" names, and the options that are not of its file.
-
-    Raises ConfigError for another source, and for an invalid format.
+    """Return the table of "csv:PATH?label=COLUMN", and options that are not its file's.  Raises ConfigError for other
+    sources and formats.
     """
     kind, _, rest = source.partition(":")
     path, _, query = rest.partition("?")

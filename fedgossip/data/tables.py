@@ -51,9 +51,9 @@ class Columns(Protocol):
         ...
 
     def numbers(self, column: int, advice: str) -> Numbers:
-        """Return a column as float64 [m], or [m, ...] where a cell holds several numbers.
+        """Return a column as float64 [m], or [m, ...] of cells with several numbers.
 
-        Raises ConfigError, with `advice` where there is some, for a cell that is no number float32 can hold.
+        Raises ConfigError, with `advice`, for a cell that float32 cannot hold.
         """
         ...
 
@@ -81,11 +81,10 @@ def read_table(kind: str, path: Path, options: Mapping[str, str], class_names: S
 def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
     """Return the examples of a table; all columns but the label, the group and `drop` are features.
 
-    Features are numbers; a column of `categories` has one for each different word in it, 1 where it is that one.
-    Labels may be words or numbers: the classes are their sorted values, or `class_names`.  Of a regression they are
-    numbers, of a multi-label task 0 and 1, of several columns: label=A,B.  With `scale=standard` x is float64, and
-    `split` gives every column mean 0 and deviation 1 over the training examples.  Raises ConfigError for options and
-    cells that do not fit the task, naming the column.
+    A column of `categories` has a feature for each word, 1 where it is that one.  Labels: classes are their sorted
+    values, or `class_names`; of a regression numbers, multi-label 0 and 1, of several columns: label=A,B.  With
+    `scale=standard` x is float64, and `split` gives training columns mean 0 and deviation 1.  Raises ConfigError,
+    naming the column.
     """
     path, header = table.path, table.header
     if "label" not in options:
@@ -143,9 +142,9 @@ def _dropped(table: Columns, options: Mapping[str, str]) -> list[str]:
 
 
 def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[str]:
-    """Return the labels of a column, each by the name of its class, those in `known` unchanged; equal numbers are one.
+    """Return a column's labels, each by its class's name, `known` ones unchanged; equal numbers are one.
 
-    Raises ConfigError for a missing label (`missing_labels`), and for classes that differ in capitals alone.
+    Raises ConfigError for a missing label (`missing_labels`), and classes that differ in capitals alone.
     """
     words = table.words(column)
     if nothing := missing_labels(set(words), known):

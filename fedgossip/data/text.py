@@ -22,10 +22,9 @@ _SPEECH = re.compile(r"(?:\A|\n\n)([A-Z][^\n:]{0,60}):\n(.*?)(?=\n\n|\Z)", re.DO
 def read(path: Path, options: Mapping[str, str]) -> Dataset:
     """Return windows of `context` characters of each speaker's speeches, in order, without overlap.
 
-    x[k] are `context` characters, y[k] the `context` that follow one by one (x shifted by one), so that every
-    character is predicted once.  The vocabulary is the sorted characters of the speeches that are kept.  Raises
-    ConfigError where no speaker has enough characters.
-    Source: the federated Shakespeare task of McMahan et al., AISTATS 2017.
+    y[k] are the `context` characters that follow x[k]'s one by one.  Vocabulary: the kept speeches' sorted characters.
+    Raises ConfigError where no speaker has enough.  Source: the federated Shakespeare task of McMahan et al., AISTATS
+    2017.
     """
     context = whole(str(path), "context", options.get("context", str(CONTEXT)), 1)
     least = max(whole(str(path), "min_chars", options.get("min_chars", str(MIN_CHARS)), 1), context + 1)

@@ -46,13 +46,12 @@ def forecast_run(
 ) -> list[RunForecast]:
     """Return the expected course of a gossip run before it begins, on its own graph or on each of `graphs`.
 
-    `level`: "probe" (three jobs a node, then arithmetic), "shadow" (all rounds of one training at the peers' mean,
-    whatever the number of graphs) or "followed" (a shadow, and a third of a training for each graph); None: the level
-    in [forecast], else "shadow".  `memory_gb`: where None, the value in [forecast].  `watch` is called after each round
-    of a shadow.
+    `level`: "probe" (three jobs a node, then arithmetic), "shadow" (all rounds of one training at the mean) or
+    "followed" (that, and a third of a training per graph); None: of [forecast], else "shadow".  `memory_gb`: None: of
+    [forecast].  `watch` is called after each shadow round.
 
-    Raises ConfigError where no forecast exists: another kind of run than synchronous gossip, an algorithm that is not
-    linear in its inputs, an unknown graph, models that exceed `memory_gb`.
+    Raises ConfigError where no forecast exists: a run other than synchronous gossip, an algorithm that is not linear,
+    an unknown graph, models beyond `memory_gb`.
     """
     plans = plans_of(experiment, graphs, overrides, seed)
     level = level or asked_level(plans[0])
@@ -70,9 +69,9 @@ def plans_of(
     *,
     rounds: bool = True,
 ) -> list[GossipPlan]:
-    """Return the plan of an experiment, or one for each of `graphs` with as many peers.  Raises ConfigError.
+    """Return an experiment's plan, or one for each of `graphs`.  `rounds`: also other plans with forecastable rounds.
 
-    `rounds`: refuse plans without forecastable rounds; else refuse all plans other than gossip.
+    Raises ConfigError.
     """
     if isinstance(experiment, Experiment):
         experiment = experiment.to_dict()
@@ -88,8 +87,8 @@ def plans_of(
 def forecast_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
     """Return the forecast of a new run, or of a run `stopped` in a folder; None without a forecast.
 
-    `level`: "probe", "shadow", "followed", "none", or "auto": a probe for problems with a known answer, where a probe
-    is exact.  [forecast] overrides auto; None uses [forecast] alone.  Raises ConfigError as `forecast_run`.
+    `level`: "probe", "shadow", "followed", "none", or "auto": a probe for problems with a known answer.  [forecast]
+    overrides auto; None uses it alone.  Raises ConfigError as `forecast_run`.
     """
     if stopped is not None:
         return _with_realised(Foretold.left_in(stopped), plan, task)
@@ -194,7 +193,7 @@ def forecasts_of(
     memory_gb: float | None = None,
     watch: Progressed = lambda _: None,
 ) -> list[RunForecast]:
-    """Return a forecast for each plan, all of the same experiment but for its graph.  The task's memory is restored.
+    """Return a forecast for each plan of one experiment on several graphs; the task's memory is restored.
 
     Raises ConfigError as `forecast_run`, TrainingError where training diverges.
     """

@@ -1,9 +1,8 @@
 """The warmed parent of local peers: imports the common modules once, then forks a process per peer.
 
-Importing torch takes seconds; sixteen peers that each import it take a minute of two cores.  This process imports it
-once, opens no socket and starts no thread, so that forking it is safe.  It also watches its children and ends them when
-its own parent exits.  Where a library starts a thread on import (some builds for GPUs do), or where threads cannot be
-counted, each peer is a fresh interpreter: slower to start, and safe.
+Sixteen imports of torch take a minute of two cores.  This process imports it once, opens no socket and starts no
+thread, so that forking is safe; it watches its children and ends them with its own parent.  Where a library starts a
+thread on import, or threads cannot be counted, each peer is a fresh interpreter.
 
     python -m fedgossip.drivers.fork_server FD MODULE...
     python -m fedgossip.drivers.fork_server {...}           one peer, as a fresh interpreter

@@ -1,8 +1,7 @@
 """Declared types of the attributes of a class, read from its source.
 
-Fields of dataclasses and structs have a type each.  Attributes of other classes are those that methods assign to
-`self`: their types stand at the assignment, or at the parameter of `__init__` that is stored.  An attribute without a
-written type has only a name: the corresponding object of a new simulation determines the rest.
+Fields of dataclasses and structs have types; other attributes are assigned to `self` in methods, with a type there or
+at the parameter of `__init__`.  Without one, the counterpart in a new simulation determines it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """A simulation as plain data and arrays, and back: every machine, message under way, timer and random stream.
 
-An image is taken between two instants, and is restored into a simulation newly made from the same experiment.  The
-image contains neither callables nor anything that follows from the experiment alone (the graph, the task, the fault
-script): the new simulation keeps its own.  It contains no cached properties either: they follow from the other
-attributes of their object and are computed again; none holds state.  Types are checked: a value is read as the declared
-type of its place (an attribute, or an element of one's value), without a declaration as the class of its counterpart,
-or is refused.  An object with two references is one object again afterwards.  Attributes are set; nothing is called,
-imported or unpickled, and no class is looked up by a name in the image.
+An image is taken between two instants, and restored into a simulation newly made from the same experiment, which keeps
+its own callables, graph, task, fault script, and cached properties.  A value is read as the declared type of its place,
+else as its counterpart's class, or refused.  An object with two references is one object again.  Attributes are set;
+nothing is called, imported or unpickled, and no class is looked up by a name in the image.
 """
 
 from __future__ import annotations
@@ -154,9 +151,9 @@ def _address(array: Array) -> int:
 
 
 def taken(objects: Sequence[object], data: object, known: Mapping[str, object]) -> dict[str, Array]:
-    """Return the attributes of `objects`, and plain `data`, as named arrays, for a checkpoint.
+    """Return `objects`' attributes and plain `data` as named arrays; `known`: objects of the experiment, by name.
 
-    `known`: objects made from the experiment, by name.  Raises ImageError for a value that cannot be written.
+    Raises ImageError for a value that cannot be written.
     """
     writer = _Writer(Known(known))
     start = writer.ref([*map(state, objects), data])
@@ -173,8 +170,7 @@ def restored(
 ) -> tuple[list[dict[str, Any]], Any]:
     """Return the arguments of `taken`: the attributes of each object, and the data.
 
-    `objects` and `known` are those of a newly made simulation and stay unchanged.  Raises ResumeError for data that are
-    not an image of this version, or of another simulation.
+    `objects` and `known` of a new simulation stay unchanged.  Raises ResumeError for another version, or simulation.
     """
     try:
         start, nodes = msgspec.msgpack.decode(arrays["table"].tobytes())
@@ -193,9 +189,10 @@ def restored(
 
 
 def contained(arrays: Mapping[str, Array], place: int, name: str) -> list[int]:
-    """Return which elements of a list, the attribute `name` of the object in this place, an image contains.
+    """Return which elements of the list `name` of the object in this place an image contains; others follow from the
+    experiment.
 
-    The others follow from the experiment.  Empty for data that are no such image, which `restored` refuses.
+    Empty for invalid data, which `restored` refuses.
     """
     try:
         start, nodes = msgspec.msgpack.decode(arrays["table"].tobytes())

@@ -10,10 +10,9 @@
     FOLDER/MARK/proposed-files   the graph and the common test set of the proposal, once accepted
     FOLDER/MARK/run              the run directory
 
-MARK is the invite's name: a second request with it from the same folder is from the same member.
-
-`host` keeps the organiser's keys and invite in a folder and admits people until a run begins; then it is an ordinary
-member, and its invite server goes on beside it for returning and late members.
+MARK is the invite's name: a second request from the same folder is from the same member.  `host` keeps the organiser's
+keys and invite and admits people until a run begins; then it is an ordinary member, and its server goes on for late
+ones.
 
     FOLDER/organiser.key        signs admissions; its public half is in every invite
     FOLDER/NAME/invite.json     the invite's secret, expiry and admissions: the state that survives a restart
@@ -21,8 +20,7 @@ member, and its invite server goes on beside it for returning and late members.
     FOLDER/NAME/endpoints.toml  the members at the start of the run
     FOLDER/NAME/run             the run directory
 
-The description of a proposed run is made from its declarations alone, before a person agrees to it: it builds no graph,
-opens no file and imports nothing; values that only code determines appear by name.
+A proposed run is described from its declarations alone: no graph is built, no file opened, nothing imported.
 """
 
 from __future__ import annotations
@@ -99,9 +97,8 @@ class Joined:
 
 
 def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Joined:
-    """Make, or find, the folder for an invite, and the keys where none are passed.
-
-    Raises ConfigError, also for a folder that somebody else has prepared: what lies there is taken as one's own.
+    """Make, or find, an invite's folder, and keys.  Raises ConfigError, also for a folder that somebody else has
+    prepared.
     """
     given = Identity.load(key) if key else None
     path = base / invitation.mark
@@ -138,9 +135,9 @@ def enrolled(
     lead: NodeId = 0,
     under: NodeId = 0,
 ) -> Beginning:
-    """Request a place, and wait for the start with progress to `on_gathering`.  Raises NetworkError, PeerError.
+    """Request a place, and wait for the start; `on_gathering` gets progress.  `lead`, `under`: as in `Enrol`.
 
-    `lead`, `under`: the place in a run with tiers, as in an `Enrol`.
+    Raises NetworkError, PeerError.
     """
     question = Enrol(client.who, __version__, address, signed(client.identity, address).signature, lead, under)
     while True:
@@ -256,10 +253,9 @@ class Hosted:
 
 
 def seats_of(plan: Plan, *, folder: bool = False) -> Seats:
-    """Return the places of a run, by sockets or through a folder: a coordinator's own is its organiser's, of equals the
-    first.
+    """Return the places of a run; a coordinator's own is its organiser's, of equals the first.
 
-    In a run with tiers people name their places: nobody is made a leaf coordinator by the order of arrival.
+    With tiers people name their places: the order of arrival makes nobody a leaf coordinator.
     """
     own = 0 if plan.roles.leader is None else plan.roles.leader
     groups: dict[NodeId, tuple[NodeId, ...]] = {}
@@ -271,8 +267,8 @@ def seats_of(plan: Plan, *, folder: bool = False) -> Seats:
 
 
 def ways_of(plan: Plan, through: Through | None, whereabouts: Callable[[], str] | None) -> Ways:
-    """Return how an admitted member reaches the others: it publishes its address where members exchange addresses, and
-    looks for a reachable one where nothing can connect to it.
+    """Return how an admitted member reaches the others: it publishes its address where members do, and looks for
+    reachable ones where nothing can connect to it.
     """
     return Ways(through, whereabouts if is_open(plan) or not seats_of(plan).called else None)
 

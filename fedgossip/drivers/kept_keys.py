@@ -1,8 +1,5 @@
-"""Keys that peers of this machine's own runs keep for their next lives: in a folder of their owner's, outside the run.
-  Folders
-of invites, which this user's commands alone may have begun.
-
-A run directory is handed on, to a colleague or into a report; a secret key in it would be too.
+"""Keys that peers of this machine's own runs keep for their next lives, outside the run directory, which is handed on;
+and folders of invites, which this user's commands alone may have begun.
 
     ~/.local/state/fedgossip/keys/NAME.toml    the pair; $XDG_STATE_HOME where that is set
     RUN/peers/03/key.txt                       the public key, which NAME follows from
@@ -26,10 +23,10 @@ UNUSED_SECONDS = 365 * 86400.0
 
 
 def kept_identity(folder: Path) -> Identity:
-    """Return the pair of the peer of `folder`, made for its first life; the next ones sign on in the log of this one.
+    """Return the pair of the peer of `folder`, made for its first life and used by the next.
 
-    Raises ResumeError where it was kept on another machine, or its public key cannot be read, NotWrittenError, and
-    ConfigError where others can read it, or no command of this user has made it.
+    Raises ResumeError for one kept on another machine, or an unreadable public key, NotWrittenError, and ConfigError
+    where others can read it, or no command of this user has made it.
     """
     if (folder / KEY_BEFORE).exists():
         return Identity.own(folder / KEY_BEFORE)  # a folder that is handed on could bring a stranger's
@@ -52,8 +49,7 @@ def kept_identity(folder: Path) -> Identity:
 def claim(folder: Path) -> None:
     """Make a folder for this user's own files, or take one that this user's commands have made, at this path.
 
-    Raises ConfigError for one that somebody else has prepared, whose keys, policy and consent would be taken as one's
-    own, NotWrittenError and OSError.
+    Raises ConfigError for one that somebody else has prepared, NotWrittenError and OSError.
     """
     if not folder.is_symlink() and not (folder.exists() and any(folder.iterdir())):
         owner_files.made(folder)

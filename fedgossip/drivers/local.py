@@ -1,7 +1,5 @@
-"""A real run on this machine: a process per peer, ZeroMQ between them, and this collector, which reads their files.
-
-The collector takes no part in the learning: it reads the peers' files, as they would lie on several machines, and
-combines them into one run directory.
+"""A real run on this machine: a process per peer, ZeroMQ between them, and this collector, which combines their files
+to one run directory.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_wh
 from fedgossip.runs.tracking import Tracking
 
 PATIENCE_SECONDS = 5.0
-"""When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer;
-when the coordinator has ended, a training and so much longer."""
+"""Added to two trainings and two deadlines of silence after a peer's end, or to a training after the coordinator's."""
 
 COME_TOO_LATE_SECONDS = 1.0
 """After workers of one model have ended, maximum silence of a worker restarted later: it waits for workers that have
@@ -58,8 +55,8 @@ def run_local(
     """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
 
     `experiment`, `seed`, `overrides`, `watch` and `forecast` as in `simulate`.  A synchronous run without faults, late
-    peers and a budget of privacy ends with its digest.  Raises ConfigError before a process starts, NetworkError for
-    peers that do not start, and the error of a failed peer.
+    peers and budget ends with its digest.  Raises ConfigError before a process starts, NetworkError for peers that do
+    not start, and a failed peer's error.
     """
     if not isinstance(experiment, Experiment):
         experiment = load_experiment(experiment, overrides, seed=seed)
@@ -85,16 +82,14 @@ def run_local_plan(
     forecast: str | None = None,
     made: Callable[[], None] = lambda: None,
 ) -> Run:
-    """`run_local`, for an experiment with a resolved graph.  `family`: processes that are warm already, or on other
-    machines.
+    """`run_local`, for an experiment with a resolved graph.  `family`: warm processes, or ones elsewhere.
 
     A dead or hung peer does not stop the others: the run is "partial".  Ctrl-C, SIGTERM or SIGHUP ends all peers and
-    keeps the measurements; before the first measurement it raises KeyboardInterrupt.  Raises the error of a failed peer
-    (in its training, say) after the others have ended; measurements are kept.
+    keeps the measurements; before the first it raises KeyboardInterrupt.  Raises a failed peer's error after the
+    others' end.
 
-    `resume`: all peers of the run stopped in `out` go on from their last checkpoints.  Raises ResumeError.
-    `trace_bytes`: maximum length of the trace of a peer's events, 0 for none.  `made` is called once the run's
-    directory exists, before a process starts.
+    `resume`: go on from the last checkpoints in `out`.  Raises ResumeError.  `trace_bytes`: maximum length of a peer's
+    trace, 0 for none.  `made` is called once the directory exists, before a process starts.
     """
     began = time.monotonic()
     check_local(plan, trace_bytes)

@@ -1,8 +1,8 @@
 """A member from a plan: the machine of a peer in a group with joins and leaves.
 
 members = load_members(endpoints_file, node)
-machine = Informed(member_of(...), members, folder)   receives the organiser's revocations and stores them
-links.admit_guests(...), links.connect((), {}, expected, hello)   the machine requests its connections
+machine = Informed(member_of(...), members, folder)     receives the organiser's revocations and stores them
+links.admit_guests(...), links.connect((), {}, expected, hello)         the machine requests its connections
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def member_of(
 ) -> Member:
     """Make the machine of one member.
 
-    `life` is above the incarnations of its earlier lives: the start time in seconds.  `address`: where others connect
-    to it, by default the one in `members`.  `join`: the run has begun.  `resumed`: the checkpoint of an earlier life.
-    Raises ConfigError for an algorithm whose peers must all be present all the time.
+    `life`: the start time in seconds, above the incarnations of earlier lives.  `address`: by default that in
+    `members`.  `join`: the run has begun.  `resumed`: an earlier life's checkpoint.  Raises ConfigError for an
+    algorithm that needs all peers at all times.
     """
     gossip = check_open(plan)
     own = members.endpoints[node]
@@ -133,8 +133,7 @@ def member_of(
 class Informed:
     """A member that applies the revocations in its own endpoints file, also during the run, and stores all it receives.
 
-    The files are checked at every tick of the member's clock.  The stored list outlives the process: the next life in
-    the folder starts with it, whichever members it meets.
+    The files are checked at every tick.  The stored list outlives the process: the next life starts with it.
     """
 
     def __init__(self, member: Member, members: Members, folder: Path) -> None:

@@ -66,8 +66,9 @@ class Given:
 
 @dataclass(frozen=True)
 class FolderCarrier:
-    """A shared folder in place of sockets.  `poll_seconds`: the longest time between two looks into it; `once`: do what
-    can be done now, and end; `patience_seconds`: the least wait for a participant that is missing in a round."""
+    """A shared folder in place of sockets.  `poll_seconds`: longest time between two looks; `once`: do what can be
+    done, and end; `patience_seconds`: least wait for a missing participant in a round.
+    """
 
     root: Path
     poll_seconds: float = 2.0
@@ -75,10 +76,7 @@ class FolderCarrier:
     patience_seconds: float = 72 * 3600.0
 
     def stretch(self, plan: Plan) -> float:
-        """Return the factor by which all waits of a participant are longer than by sockets, 1 or more.
-
-        The others need not have the same: it is no part of the experiment.
-        """
+        """Return the factor, 1 or more, of a participant's waits over those by sockets; no part of the experiment."""
         e = plan.experiment
         assert isinstance(e, FederatedExperiment | GossipExperiment)
         waits = e.coordinator if isinstance(e, FederatedExperiment) else e.algorithm
@@ -235,9 +233,8 @@ def _exact_before(node: NodeId, released: Mapping[str, int]) -> list[EventRow]:
 
 
 def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
-    """Raise NetworkError where a process of this machine may not open enough files for one of these participants.
-
-    It would close connections for want of descriptors, and blame its partners.
+    """Raise NetworkError where a process here may not open enough files: it would close connections, and blame its
+    partners.
     """
     for node in nodes:
         if node == plan.roles.leader:
@@ -247,9 +244,8 @@ def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
 
 
 def check_selection(plan: Plan, *, whole: bool) -> None:
-    """Raise ConfigError where no real participant could compare the models of all.
-
-    `whole`: a process on this machine reads the models of all, but no participant waits for its measurements.
+    """Raise ConfigError where no real participant could compare all models; `whole`: a process here reads them, but
+    none waits for it.
     """
     e = plan.experiment
     if plan.roles.leader is not None or not e.selects:

@@ -1,16 +1,14 @@
-"""One real peer, from experiment to final model: the work of every process of a real run, on one machine or on many.
+"""One real peer, from experiment to final model, with a folder of its own:
 
-It writes a folder of its own:
-
-    experiment.toml      the experiment with every default, and roles.json (without a collector that keeps them)
-    endpoint.toml        its address and public key
-    metrics.jsonl        a line per round, and per event
-    snapshots/000005.*   its vectors around an evaluated round (only on a collector's request)
-    model/               its final model, ready to use;  vector.safetensors: as one flat vector, for digests
-    ended.json           written last: the outcome
-    counts.json          its counts of all its lives, with every checkpoint
-    checkpoint.*         the state that the next life resumes from, see checkpoints
-    trace.bin            the events of its machine (only on request), see trace
+experiment.toml      the experiment with every default, and roles.json (without a collector that keeps them)
+endpoint.toml        its address and public key
+metrics.jsonl        a line per round, and per event
+snapshots/000005.*   its vectors around an evaluated round (only on a collector's request)
+model/               its final model, ready to use;  vector.safetensors: as one flat vector, for digests
+ended.json           written last: the outcome
+counts.json          its counts of all its lives, with every checkpoint
+checkpoint.*         the state that the next life resumes from, see checkpoints
+trace.bin            the events of its machine (only on request), see trace
 """
 
 from __future__ import annotations
@@ -95,9 +93,7 @@ from fedgossip.runs.trace.journal import Journal
 from fedgossip.secure.session import Policy
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
-"""Maximum wait for a collector to reach all peers; longer than the collector's own wait, so that the collector reports
-the missing peers.
-"""
+"""Maximum wait for all peers' addresses; longer than the collector's, which reports the missing ones."""
 
 
 WAITING = "waiting"
@@ -105,10 +101,7 @@ WAITING = "waiting"
 
 
 class Stopper:
-    """Turns signals into a flag that the host polls; also stops when the parent process exits.
-
-    Signals reach the main thread: they do not stop a peer in another thread.
-    """
+    """Turns signals (in the main thread) into a flag that the host polls; also set when the parent process exits."""
 
     def __init__(self, links: Transport, *, child: bool, asked: threading.Event | None = None) -> None:
         self.asked = False
@@ -169,25 +162,23 @@ def run_peer(
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, also recorded in ended.json.
 
-    `endpoints`: the addresses of all, or a file that will appear.  `child`: started by a collector on this machine,
-    which reads snapshots and passes signals on.  `policy`: a client's demands on its coordinator; by default those of
-    the experiment.
+    `endpoints`: all addresses, or a file that will appear within `wait_seconds`.  `child`: started by a collector here,
+    which reads snapshots and passes signals on.  `policy`: a client's demands on its coordinator; by default the
+    experiment's.
 
-    `resume`: go on in the folder of an earlier life, from its last checkpoint, or from the beginning without one.
-    `incarnation` numbers this life; by default one more than the last.  Raises ResumeError for a checkpoint of another
-    experiment, and where checkpoints exist and none is readable.
+    `resume`: go on in the folder of an earlier life, from its last checkpoint if any.  `incarnation` numbers this life;
+    by default one more than the last.  Raises ResumeError for another experiment's checkpoint, and where none is
+    readable.
 
-    `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the maximum length of the trace of the machine's
-    events, 0 for none.  `faults`: the part of a fault script for this process.  `members`: peers may join and leave,
-    this one included; `join`: the run has begun.  `masked`, `spent`: where a private peer records the masks of its key,
-    and a client its spent privacy budget, beside the key; by default in the folder.  `learning`: the task and the
-    partition of examples, where made already; `data`: this participant's own source, where the experiment names none.
-    `ways`: routes to other peers beside their addresses.  `asked_to_stop`: once set, the peer says goodbye and ends.
-    `first_work` is called before the first number is computed from its own data, see `Ports`.  `wait_seconds`: maximum
-    wait for the file `endpoints`.
+    `checkpoint_seconds` lie between two checkpoints; `trace_bytes`: maximum length of the trace, 0 for none.  `faults`:
+    this process's part of a fault script.  `members`: peers may join and leave; `join`: the run has begun.  `masked`,
+    `spent`: files of a key's masks and a client's spent budget, by default in the folder.  `learning`: the task and
+    partition, where made; `data`: own source, where the experiment names none.  `ways`: routes beside addresses.
+    `asked_to_stop`: once set, the peer says goodbye.  `first_work` is called before the first number of its data, see
+    `Ports`.
 
-    `carrier`: messages are files of a shared folder.  Every event is in a journal then, and `resume` goes on in the
-    same incarnation, after the last of them; status WAITING: the run is not over, and nothing can be done now.
+    `carrier`: messages are files of a shared folder.  Every event is then in a journal, and `resume` goes on after the
+    last, in the same incarnation; status WAITING: nothing can be done now.
     """
     check_recordable(plan, trace_bytes)
     if carrier:

@@ -1,10 +1,8 @@
 """The processes of a run's peers on this machine: started by a warmed parent, watched, signalled and ended.
 
-The command line imports this before the drivers: the parent warms up while the rest is imported here.
-
-`RunProcesses` is the interface of a real run to its processes, on any machine.  A fault script kills and restarts,
-suspends and wakes them; each action is a row of the record.  Faults of messages and trainings happen inside the
-processes, see net/faulty.
+The command line imports this first: the parent warms up while the rest is imported.  `RunProcesses` is a real run's
+interface to its processes, on any machine; a fault script kills, restarts, suspends and wakes them, each a row of the
+record (faults inside: net/faulty).
 """
 
 from __future__ import annotations
@@ -169,8 +167,8 @@ def start_failure(out: Path, folders: Sequence[Path]) -> FedgossipError:
 
 
 class RunProcesses(Protocol):
-    """The processes of a run's participants, on any machine: `PeerProcesses` here, others on the nodes of a cluster. A
-    context manager: on exit it ends the remaining ones.
+    """The processes of a run's participants: `PeerProcesses` here, others on a cluster.  A context manager, which ends
+    the remaining ones.
     """
 
     driver: str

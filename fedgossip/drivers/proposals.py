@@ -1,17 +1,15 @@
 """A travelling experiment: the organiser's proposal to invited participants, and its handling on their machines.
 
-A proposal contains the entries of the experiment listed in CARRIED, with all defaults, the file of its graph, and the
-common test set where that is a file.  Neither data nor code travel: in a run on files each participant brings its own,
-and a "module:function" must exist there already, identical to the last line.  A proposal cannot name a file of the
-receiving machine, so it cannot choose the training data.
+A proposal has the entries listed in CARRIED, with all defaults, the file of its graph, and a common test set from a
+file.  Neither data nor code travel: participants bring their own files, and a "module:function" must exist there,
+identical.  A proposal cannot name a file of the receiving machine.
 
-Before a person agrees, nothing of a proposal is imported and nothing stays on the disk.  Then its files go to
+Before a person agrees, nothing of it is imported or stays on disk.  Then its files go to
 
     FOLDER/MARK/proposed-files/graph.toml, graph.gml, ...   the graph
     FOLDER/MARK/proposed-files/test-set/NAME                the common test set, alone: its name is in the plan's hash
 
-No import statement and no "module:function" can name a folder with a hyphen, and the folder holds no file of the
-member's own.
+No import statement can name a folder with a hyphen.
 """
 
 from __future__ import annotations
@@ -75,9 +73,8 @@ Learning = tuple[LocalTask, DataShares]
 
 @dataclass(frozen=True)
 class SharedExperiment:
-    """An experiment as all will have it; `data` is where this participant's own examples are, "" for the experiment's.
-
-    `test` holds the bytes of the common test set that travels.
+    """An experiment as all will have it; `data`: where this participant's examples are, "": the experiment's; `test`:
+    the travelling test set's bytes.
     """
 
     experiment: Experiment
@@ -90,8 +87,8 @@ class SharedExperiment:
 
 
 def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> SharedExperiment:
-    """Return the part of an organiser's experiment that can travel; `data` is its own source, "" for the experiment's
-    source, and for an organiser that coordinates without learning.  Raises ConfigError.
+    """Return the part of an organiser's experiment that can travel; `data`: its own source, or "".  Raises
+    ConfigError.
     """
     if data and leader is not None:
         advice = f"Leave --data out; where each brings its own, write data.source = 'csv:{PLACE}.csv?label=COLUMN'."
@@ -121,8 +118,8 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
 
 
 def shared_tables(experiment: Experiment) -> SharedExperiment:
-    """Return an experiment of sites with a table each, data.source = "csv:NAME-{peer}.csv?...", as it can travel: with
-    the name of the table, and of what they are yet to agree on, but no folder.  Raises ConfigError.
+    """Return an experiment of sites with a table each, "csv:NAME-{peer}.csv?...", as it can travel: with names, without
+    folders.  Raises ConfigError.
     """
     _check_real(experiment)
     content = experiment.to_dict()
@@ -278,9 +275,8 @@ def _check_sizes(proposal: Proposal) -> None:
 def experiment_of(proposal: Proposal, folder: Path, tables: Path | None = None) -> Experiment:
     """Return the proposed experiment, its graph and its test set in `folder`; nothing is read, run or written yet.
 
-    `tables`: the folder, of nothing else, where the site's own table and what the sites agree on will lie, by the names
-    of `shared_tables`; None where no file may be named.  Raises ConfigError for an experiment that cannot be run, that
-    has what no invite may carry, or that names a file of this machine.
+    `tables`: an own folder for the site's table and agreements, by the names of `shared_tables`; None where no file may
+    be named.  Raises ConfigError for an experiment that cannot be run, or travel, or names a file of this machine.
     """
     _check_sizes(proposal)
     content = _content(proposal)
@@ -337,8 +333,8 @@ def hash_of_proposal(proposal: Proposal) -> str:
 def check_agreed(proposal: Proposal, folder: Path) -> None:
     """Raise PeerError for another proposal than the one that was agreed to with the invite of this folder.
 
-    An organiser keeps to one experiment for an invite; so one that comes later, or an old one that is sent again, is
-    refused before anybody is asked, and `--yes` in a script that starts again agrees to nothing new.
+    An organiser keeps to one experiment per invite: a later or old one is refused before anybody is asked, and `--yes`
+    in a script agrees to nothing new.
     """
     now = hash_of_proposal(proposal)
     before = agreed_here(folder) if (folder / run_format.PROPOSAL).exists() else now
@@ -389,10 +385,9 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = None) -> list[str]:
-    """Return the user functions that the experiment names, with identical code on this machine.
+    """Return the experiment's user functions with identical code here, none of which is run.
 
-    None of it is run.  Raises ConfigError where the code is absent, differs, or lies in `kept`, the folder of
-    proposals' files.
+    Raises ConfigError where the code is absent, differs, or lies in `kept`, the proposals' folder.
     """
     names = list(experiment.named_code)
     missing = [name for name in names if not _is_here(name)]

@@ -4,7 +4,7 @@
 
     replay_trace(Path("runs/first-n6-local-.../peers/03"))  the same from Python: a failure in the field becomes a test
 
-A trace holds the first vector and all updates, so that neither data nor torch are needed.
+A trace holds the first vector and all updates: neither data nor torch are needed.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay.
-
-    `end`: the machine `finished`; or the trace is `torn`, or `open`: it ends before that; or `until` was reached.
-    """
+    """The result of a replay; `end`: `finished`, a `torn` or `open` trace, or `until`."""
 
     path: Path
     node: NodeId
@@ -87,9 +84,8 @@ def replay_trace(
 ) -> Replayed:
     """Replay one trace: a file, or the folder of a peer, from which the last life is taken.
 
-    Stops at the first difference, or after `until` events.  `show` receives every event before the machine does, `make`
-    makes the machine in place of the experiment's own.  `run_code`: allow the functions named in the experiment to run.
-    Raises TraceError for an unreadable trace.
+    Stops at the first difference, or after `until` events.  `show` receives every event first, `make` makes the machine
+    in place of the experiment's.  `run_code`: run the experiment's functions.  Raises TraceError.
     """
     path = Path(path)
     if path.is_dir():
@@ -161,9 +157,8 @@ def _final_digest(folder: Path, incarnation: int) -> str | None:
 
 
 def machine_of(opening: Opening, *, run_code: bool = False) -> Machine:
-    """Make the machine that a trace was opened for.
-
-    Raises TraceError where its experiment cannot be read, and ConfigError where it names code that may not run.
+    """Make a trace's machine.  Raises TraceError for an unreadable experiment, ConfigError for code that may not
+    run.
     """
     try:
         o = opening

@@ -35,10 +35,9 @@ def resume(
 ) -> Run:
     """Complete a stopped run in its directory; a simulated one bit for bit as if it had not been stopped.
 
-    Real peers go on from their last checkpoints, with one another or, for those that were further ahead, without.
-    `experiment`: the original one, changed only in keys that may differ; by default that of the directory.  `family`:
-    for real peers, processes being warmed already.  `run_code`: allow the functions named in the directory's own
-    experiment to run.  Raises ResumeError, which names the differing keys, where it cannot go on; nothing changes then.
+    Real peers go on from their last checkpoints.  `experiment`: with changes in permitted keys, by default the
+    directory's.  `family`: warming processes.  `run_code`: run the functions that the directory's experiment names.
+    Raises ResumeError, naming the differing keys; nothing changes then.
     """
     run = Path(run)
     engine = engine_of(run)
@@ -59,10 +58,9 @@ def resume(
 def experiment_of(
     run: Path, given: Path | None = None, overrides: Sequence[str] = (), seed: int | None = None, *, run_code: bool
 ) -> Experiment:
-    """Return the experiment of a resumed run: that of the file `given`, else the one in its directory.
+    """Return the resumed experiment: of the file `given`, else of the directory.
 
-    Raises ConfigError where the directory's experiment names code, or places for the record, which a person must allow:
-    the directory may come from another person.
+    Raises ConfigError where the directory's names code, or places, that a person must allow.
     """
     experiment = load_experiment(given or experiment_in(run), overrides, seed=seed)
     mine = given is not None and not given.resolve().is_relative_to(run.resolve())

@@ -1,8 +1,7 @@
 """Stopping a simulation between two instants, and resuming there: the same bits, rows and virtual time.
 
-A run directory holds `run.json`, which names the engine, and the newest `checkpoint.safetensors`, an image of the whole
-simulation.  A run killed before the first image, or with more rounds requested, begins again: it is a function of its
-experiment, so the only loss is time.
+A run directory holds `run.json`, which names the engine, and the newest `checkpoint.safetensors`.  A run killed before
+the first image, or with more rounds, begins again, with the same result.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ class SeatedRun(Protocol):
 
 @dataclass(frozen=True)
 class CheckpointedSimulation:
-    """Contents of an image: `run` and `record` by their attributes, and the task's memory of `n` peers.
-
-    `known`: objects made anew from the experiment.
-    """
+    """An image: `run` and `record` by their attributes, the task's memory of `n` peers, and `known` objects by name."""
 
     run: object
     record: Network
@@ -112,9 +108,9 @@ class Left:
 
 
 def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
-    """Return the newest usable image, None where the run begins again; and events with the reasons of refused images.
+    """Return the newest usable image or None, and events with refused images' reasons (deleted if another is used).
 
-    A refused image is deleted if another is used.  Raises ResumeError for a run of another experiment.
+    Raises ResumeError for a run of another experiment.
     """
     events: list[EventRow] = []
     refused: list[RefusedError] = []
@@ -161,9 +157,9 @@ def engine_of(folder: Path) -> str | None:
 
 
 class Pauses:
-    """Takes images of a simulation at intervals, and at Ctrl-C.  A context manager; call it between two instants.
+    """Takes images at intervals, and at Ctrl-C; a context manager, called between two instants.
 
-    Ctrl-C raises KeyboardInterrupt from the call, once the image is written; a second one raises it at once.
+    Ctrl-C raises KeyboardInterrupt from the call once the image is written; a second one at once.
     """
 
     def __init__(

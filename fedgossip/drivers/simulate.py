@@ -74,18 +74,16 @@ def simulate(
     """Run an experiment in this process and return the result.
 
     `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
-    or "stacked" (arrays only; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with
-    the methods of `fedgossip.core.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
-    directory; None writes nothing.  `watch` is called with every row of the record as it is logged.  `forecast`:
-    "probe", "shadow" or "followed" forecasts the run before it begins (see `forecast_run`); the summary compares the
-    run with it.  None: the level in [forecast].
+    or "stacked" (arrays; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with the
+    methods of `fedgossip.core.task.LocalTask`.  `out`: a new folder for the run directory; None writes nothing.
+    `watch` is called with every row as it is logged.  `forecast`: "probe", "shadow" or "followed" (see `forecast_run`),
+    compared in the summary; None: of [forecast].
 
-    `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i holds the weights that i applies to received
-    models): the graph of each round, in place of that of [topology].  `algorithm`: an object with the methods of
-    `fedgossip.algorithms.gossip.base.GossipAlgorithm`, in place of that of [algorithm].
+    `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i has the weights that i applies): in place of
+    [topology].  `algorithm`: an object with the methods of `fedgossip.algorithms.gossip.base.GossipAlgorithm`.
 
-    The result depends on the experiment, its seed and these objects only.  Raises ConfigError for an experiment that
-    cannot be run, before it starts; TrainingError where a loss is not finite, or an object of yours fails later.
+    The result depends on these and the seed only.  Raises ConfigError before a run that cannot be; TrainingError where
+    a loss is not finite, or an object of yours fails later.
     """
     given = None
     if schedule is not None or mixing is not None:
@@ -120,11 +118,10 @@ def simulate_plan(
 ) -> Run:
     """`simulate`, for an experiment with a resolved graph.
 
-    `shares`: the examples of the participants, for a given `task` whose training takes time by their number.
-    `timeline`: takes who did what when, and stops the run once it has enough; by default the first part of a run with
-    a directory is stored there.
+    `shares`: examples of the participants, for a given `task` with times by their number.  `timeline`: takes who did
+    what when, and stops the run once full; by default stored with a directory.
 
-    `resume`: go on with the run stopped in `out`, bit for bit.  Raises ResumeError for a run of another experiment.
+    `resume`: go on with the run in `out`, bit for bit.  Raises ResumeError for another experiment.
     """
     began = time.monotonic()
     shares = shares or DataShares("given")
@@ -333,9 +330,7 @@ def _directory(
 
 
 Made = tuple[object, Callable[[Callable[[], None]], Results], Mapping[str, object]]
-"""The state of a run that an image contains; the function that finishes the run; and its objects made from the
-experiment.
-"""
+"""A run's state for images; its finishing function; its objects of the experiment."""
 
 
 @uncollected()
@@ -409,9 +404,10 @@ def _stacked(
 
 
 def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> Callable[[Job], int]:
-    """Return the number of examples per job: batches of a gradient, or the steps of a round.
+    """Return the examples per job: a gradient's batches, or a round's steps (one each for problems with a known
+    answer).
 
-    `sizes`: of each node's own data, for local epochs.  A problem with a known answer has one example a step.
+    `sizes`: of each node's data, for local epochs.
     """
     train = experiment.train
     if not experiment.learns:

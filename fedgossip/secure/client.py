@@ -7,15 +7,14 @@
     Consented.reveal(consents)      -> Revealed       S4  one share of each neighbour, then everything is erased
     Revealed.finish(result, words)  -> Words          S5  the sum, if it is the agreed one
 
-`step.frame` is the frame to send.  A used step raises RoundAbandoned (TWICE) and cannot be copied.  Three outcomes:
+A used step raises RoundAbandoned (TWICE) and cannot be copied.  Outcomes:
 
 - the next step;
 - ProtocolError: the frame is not authentic, or not of this session and stage; nothing has changed, the step is usable;
 - RoundAbandoned: the coordinator signed what no honest one would, or too few are left; all secrets are erased.
 
-Differences to Bonawitz et al. (CCS 2017): the share group is the neighbours and the client itself, as there; the mask
-seed is committed to; every message is bound to a session hash over the model, the roster and all parameters; a second,
-different message of a stage ends the session.
+Differences to Bonawitz et al. (CCS 2017): the mask seed is committed to; every message is bound to a session hash over
+the model, the roster and all parameters; a second, different message of a stage ends the session.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class SecAggClient:
     def join(self, invite: bytes, model: bytes, ahead: Ahead | None = None) -> Advertised:
         """Join the session that the coordinator proposes; `model` is the hash of the global model here.
 
-        `ahead`: the keys that the last masked message announced; they are used if the session is the one they are for,
-        and erased if not.  Raises ProtocolError, RoundAbandoned; a refusing client has sent nothing.
+        `ahead`: the keys that the last masked message announced, used if they are for this session, else erased.
+        Raises ProtocolError, RoundAbandoned; a refusing client has sent nothing.
         """
         message = frames.from_coordinator(invite, self.policy.coordinator)
         if not isinstance(message, frames.SessionInvite):
@@ -305,10 +304,7 @@ class Revealed(_Step[Ended]):
         return self._held.dropped
 
     def finish(self, result: bytes, words: Words) -> Words:
-        """Return the sum, uint32 words, if it is of the signed survivors and has the hash that the coordinator signed.
-
-        Raises RoundAbandoned for any other words.
-        """
+        """Return the sum, uint32 words, if it is the survivors' with the signed hash.  Raises RoundAbandoned."""
         with self._ending(result) as digest:
             right = words.dtype == np.uint32 and words.shape == (self._session.policy.fixed.words,)
             if not right or digest != hashlib.sha256(little(words)).digest():

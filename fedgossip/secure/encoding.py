@@ -1,15 +1,10 @@
-"""Encoding of contributions as integers of the ring, as sessions see it: `FixedPoint`, `ExactSums`.
+"""Encoding of contributions as integers of the ring, as sessions see it, with the agreed noise.
 
-The noise of a sum is agreed: each client requires its rule, and a session has its values.
+`Encoding` (library): floats within a bound, rounded at random so that the mean is kept; nothing is cut.
+`ExactEncoding`: whole numbers; its sums are over the same clients in every round (`session_history`).
 
-For secure sums of a library, `Encoding` takes arrays of floats within a bound, and `ExactEncoding` whole numbers of any
-size.  `Encoding` rounds at random, so that the mean is kept, and refuses what it cannot represent: no value is cut.
-`ExactEncoding` rounds nothing; its sums are over the same clients in every round, see `session_history`.
-
-`ExactSums` has whole numbers for statistics, which no clip may change, each in several words of the ring.  A number of
-`ring_bits` bits is modulo 2^ring_bits as the ring is, so that a mask hides it completely and the sum is that of the
-numbers, without rounding or additions.  A vector of such numbers is float64 with an element for each word, lowest
-first, which represents it exactly: so it is sent as a model is.  A count of one follows the numbers.
+`ExactSums`: whole numbers of `ring_bits` bits, modulo 2^ring_bits as several words of the ring, so a mask hides them
+completely.  A vector is float64 with an element per word, lowest first, and travels as a model; a count of one follows.
 """
 
 from __future__ import annotations
@@ -117,10 +112,9 @@ NO_NOISE = Noise()
 
 @dataclass(frozen=True)
 class NoiseRule:
-    """The noise of a sum at any clip, required by each client.  Raises ConfigError.
+    """The noise of a sum at any clip, required by each client, with `honest` survivors.  Raises ConfigError.
 
-    `multiplier` is z of the updates, `bits` the deviation of the noise in the sum of the bits for updates shorter than
-    the clip; 0 without such bits.  `honest` survivors are assumed.
+    `multiplier`: z of the updates; `bits`: the deviation in the sum of bits for updates shorter than the clip, or 0.
     """
 
     multiplier: float
@@ -138,7 +132,7 @@ class NoiseRule:
 
 
 def rounded_norm(norm: float, length: int) -> float:
-    """Return the largest L2 norm that a vector of `norm` has after each of its elements was rounded up or down.
+    """Return the largest L2 norm of a vector of `norm` after rounding each element up or down.
 
     Source: Kairouz, Liu and Steinke, ICML 2021, theorem 1 with beta = 0, where no rounding is drawn again.
     """
@@ -148,14 +142,12 @@ def rounded_norm(norm: float, length: int) -> float:
 def client_sigma(noise: float, norm: float, honest: int) -> float:
     """Return each client's sigma for a sum that `honest` clients make private with noise multiplier `noise`.
 
-    `norm` is the sensitivity in the ring's units: the largest L2 norm of one client's contribution, after rounding, see
-    `rounded_norm`.  Each of them adds discrete Gaussians of variance (noise norm)^2 / honest; fewer than `honest`
-    survivors must end the round, and noise of more of them is not accounted.  Clients that collude with an observer of
-    the sum remove their noise: they are not among the honest.
+    `norm`: the sensitivity in ring units, one client's largest L2 norm after rounding (`rounded_norm`).  Each adds
+    discrete Gaussians of variance (noise norm)^2 / honest; fewer than `honest` survivors must end the round, more are
+    not accounted.  Clients that collude with an observer are not honest.
 
-    The account is that of one Gaussian of noise multiplier `noise`.  It is exact for one discrete Gaussian at whole
-    orders (Canonne et al., NeurIPS 2020, proposition 5), and for a sum of them to `sum_gap`, which is far below any
-    rounding at the sigmas that fit here.  Raises ConfigError below 3, where it might not be.
+    The account is that of one Gaussian of noise multiplier `noise`: exact for one discrete Gaussian at whole orders
+    (Canonne et al., NeurIPS 2020, proposition 5), for a sum to `sum_gap`.  Raises ConfigError below 3.
     """
     if not noise > 0 or not norm > 0 or honest < 1:
         raise ConfigError(f"noise {noise:g} on a norm of {norm:g} from {honest} clients", "All three are above zero.")
@@ -173,8 +165,8 @@ def sum_gap(sigma: float, clients: int) -> float:
 
         tau = 10 sum_{k=1}^{clients-1} exp(-2 pi^2 sigma^2 k / (k + 1))
 
-    For d coordinates the Renyi divergence of a round is, at every order, at most tau d above that of one discrete
-    Gaussian with the variance of the sum.  sigma = 3, 1000 clients, d = 10^9: 10^-28.
+    A round's Renyi divergence is at most tau d above that of one discrete Gaussian of the sum's variance, at every
+    order.  sigma = 3, 1000 clients, d = 10^9: 10^-28.
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated learning with secure
     aggregation, ICML 2021, theorem 1 and proposition 14.
@@ -221,9 +213,10 @@ class SumEncoding(Protocol):
 
 @dataclass(frozen=True)
 class Encoding:
-    """Floats from -bound to bound as integers of `bits` bits with their sign.  Raises ConfigError.
+    """Floats from -bound to bound as signed integers of `bits` bits (24 fit 255 clients, 20 fit 1000).  Raises
+    ConfigError.
 
-    Each element of a sum is off by at most `error(clients)`.  24 bits fit 255 clients, 20 bits 1000.
+    A sum's element is off by at most `error(clients)`.
     """
 
     length: int
@@ -258,8 +251,8 @@ class Encoding:
         return self.bound * self.weight_max / self.ring.limit
 
     def encode(self, values: Values, weight: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:
-        """Return the client's words.  Raises RoundAbandoned: SCHEMA for another length or set of metrics, OVERFLOW for
-        a number that is not finite, or beyond its bound.
+        """Return the client's words.  Raises RoundAbandoned: SCHEMA (length, metrics), OVERFLOW (not finite, or beyond
+        the bound).
         """
         try:
             array = np.asarray(values)
@@ -382,8 +375,8 @@ class ExactSums:
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:  # noqa: ARG002
         """Return the sum itself as `mean`, a float64 for each word.
 
-        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the contained count is not that of the clients,
-        BOUND where no numbers within the agreed bounds give the sum.
+        Raises RoundAbandoned: SCHEMA (length), OVERFLOW (another count of clients), BOUND (no numbers within the
+        bounds).
         """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")

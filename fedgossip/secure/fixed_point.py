@@ -3,14 +3,12 @@
     x = clip_inf(clip_l2(update, S), C)        w = samples / W in (0, 1]
     q = stochastic_round(w x (2^(b-1) - 1) / C)
 
-The weight, a clipping flag, a count of one and every declared metric are further coordinates of the same vector: only
-a site's participation is visible in clear.  Running statistics are no part of an update: they have numbers of their own
-behind it (`fixed_point`), which nothing cuts.  The sum cannot wrap around: n (2^(b-1) - 1) + 8 sigma < 2^31 is
-checked before a session starts (`check_sum`); b = 24 is suitable up to 100 clients, 20 up to 1000.
+The weight, a clipping flag, a count of one and every metric are further coordinates: only participation is visible.
+Running statistics have numbers of their own, which nothing cuts.  n (2^(b-1) - 1) + 8 sigma < 2^31 is checked before a
+session (`check_sum`): b = 24 up to 100 clients, 20 up to 1000.
 
-The ring is that of the integers modulo 2^32: a uniform mask hides a number completely.  A number may have several
-words, the lowest first: then it is one modulo 2^(32 width), and sums carry from word to word.  Words summed separately
-would disclose more than the sum of the numbers.
+A uniform mask modulo 2^32 hides a number completely.  Of several words, lowest first, it is one number modulo 2^(32
+width): words summed separately would disclose more.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ Words = npt.NDArray[np.uint32]
 
 RING_BITS = 32
 BLOCK = 32_768
-"""Number of words of a block; one of the sum and one of a stream, 128 KiB each, stay in the second-level cache."""
+"""Number of words of a block; those of the sum and a stream, 128 KiB each, stay in the second-level cache."""
 
 STREAMS = 64
 """Number of streams added to a block before the next block: the sum passes through memory once for them."""
@@ -197,8 +195,9 @@ class FixedPoint:
     statistics: tuple[int, int] = (0, 0)
     """Start and end of the elements that are running statistics."""
     tells: str = CLIPPED
-    """Disclosure of the number of cut updates by the sum: CLIPPED, NOTHING where it must be hidden, or SHORTER, half
-    a noisy bit of each client."""
+    """What the sum discloses of cut updates: CLIPPED, their number; NOTHING; or SHORTER, half a noisy bit of each
+    client.
+    """
 
     def __post_init__(self) -> None:
         positive = (self.clip_l2, self.clip_inf, *(bound for _, bound in self.metrics))
@@ -258,8 +257,8 @@ class FixedPoint:
     # --- one client -------------------------------------------------------------------------------------------------
 
     def encode(self, update: Vector, samples: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:
-        """Return the client's coordinates.  Raises RoundAbandoned: SCHEMA for another length, type or set of metrics,
-        OVERFLOW for numbers that are not finite and for samples out of 1 to W.
+        """Return the client's coordinates.  Raises RoundAbandoned: SCHEMA (length, type, metrics), OVERFLOW (not
+        finite, samples out of 1 to W).
         """
         self._check(update, samples, metrics)
         weight = samples / self.weight_max
@@ -328,8 +327,8 @@ class FixedPoint:
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:
         """Return the values in the sum over `clients`, each with noise `sigma`, on the bit `bit_sigma`.
 
-        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the contained count is not that of the clients,
-        BOUND where no updates within the agreed bounds give the sum.
+        Raises RoundAbandoned: SCHEMA (length), OVERFLOW (another count of clients), BOUND (no updates within the
+        bounds).
         """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
@@ -451,9 +450,8 @@ def words_of_statistics(statistics: Vector, weight: int, entropy: Entropy) -> Wo
 
 
 def mean_statistics(total: Words, weight: int, clients: int) -> Vector:
-    """Return the mean [k], float64, of the words in a sum over clients of this total weight.
-
-    Raises RoundAbandoned (BOUND) for words that no statistics of so many clients add up to.
+    """Return the mean [k], float64, of the words in a sum over clients of this total weight.  Raises RoundAbandoned
+    (BOUND).
     """
     words = total.view(np.int32).astype(np.int64)
     if words.size and int(np.abs(words).max()) >= clients << (LIMB_BITS + CHANCE_BITS + 1):

@@ -2,11 +2,9 @@
 
     frame = Ed25519 signature (64 bytes) of ("frame", sender, SHA-256(body)) | body, strict msgpack
 
-The sender is known from the authenticated link; its key from the roster, the coordinator's from the client's policy.
-A frame that is not authentic, not a message, or of another session costs that frame only: ProtocolError, nothing has
-changed.  The session's hash is in every body, and the recipient in those that are for one.
-
-An honest client checks data forwarded by the coordinator: keys, survivors, signatures.
+The sender is known from the link; its key from the roster, the coordinator's from the client's policy.  An invalid
+frame costs that frame only: ProtocolError.  The session's hash is in every body, the recipient in frames for one.
+Forwarded keys, survivors and signatures are checked by clients.
 """
 
 from __future__ import annotations
@@ -52,9 +50,8 @@ def name_of(kind: type[Frame]) -> str:
 
 
 class Keys(Frame, frozen=True):
-    """A client's keys for one round, signed by itself; forwarded to its neighbours.
-
-    `origin` is the session that announced them: sid0 of their own, or sid of the one before.
+    """A client's signed keys for one round, forwarded to its neighbours; `origin`: the session that announced them,
+    sid0 of their own or sid of the last.
     """
 
     stage = Stage.KEYS

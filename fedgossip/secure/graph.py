@@ -1,11 +1,9 @@
 """Which clients share masks: all pairs, or the k nearest on a circle that the session shuffles.
 
 Up to 64 clients the graph is complete (Bonawitz et al., Practical secure aggregation for privacy-preserving machine
-learning, CCS 2017); above, a k-regular Harary graph over a permutation (Bell et al., Secure single-server aggregation
-with (poly)logarithmic overhead, CCS 2020) that every client computes for itself from the session's hash.
-
-A malicious coordinator can try many session hashes: against one that deviates, the Harary graph has no guarantee that
-the complete graph does not exceed.
+learning, CCS 2017); above, a k-regular Harary graph over a permutation by the session's hash (Bell et al., Secure
+single-server aggregation with (poly)logarithmic overhead, CCS 2020), which has no guarantee against a coordinator that
+tries many hashes.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ def complete(cohort: Sequence[int]) -> dict[int, tuple[int, ...]]:
 def harary(cohort: Sequence[int], k: int, sid0: bytes) -> dict[int, tuple[int, ...]]:
     """Return the neighbours of each, ascending: the k / 2 before and after it on the shuffled circle.
 
-    Raises ValueError where k is odd, below 2, or not below the number of clients.
+    Raises ValueError for an odd k, below 2, or not below the number of clients.
     """
     n = len(cohort)
     if k % 2 or not 2 <= k < n:
@@ -66,8 +64,7 @@ def _drawer(key: bytes) -> Callable[[int], int]:
 def policy_threshold(m: int) -> int:
     """Return the smallest threshold that an honest client accepts in a share group of `m`, itself included.
 
-    More than two thirds: two lists of survivors would need 2 t shares, and the group gives at most m + m / 3: honest
-    clients reply once, and a dishonest third replies to both.
+    More than two thirds: two lists of survivors would need 2 t shares, and the group gives at most m + m / 3.
     """
     return max(2 * m // 3 + 1, 3)
 
@@ -77,9 +74,9 @@ def parameters(
 ) -> tuple[int, int] | None:
     """Return (k, t): the smallest even number of neighbours that admits a threshold, and the smallest threshold.
 
-    `corrupt` and `dropping` are shares of the n clients.  With probability 2^-sigma at most, some client has t corrupt
-    neighbours, or the honest survivors are disconnected; with 2^-eta at most, a round cannot be finished.  Exact
-    integers.  None where no k below n is enough.  Source: Bell et al. 2020, section 3.
+    `corrupt` and `dropping`: shares of the n clients.  With probability 2^-sigma at most some client has t corrupt
+    neighbours, or the honest are disconnected; with 2^-eta at most a round cannot be finished.  Exact integers; None
+    where no k below n is enough.  Source: Bell et al. 2020, section 3.
     """
     bad, gone = (math.floor(round(share * n, 9)) for share in (corrupt, dropping))
     for k in range(2, n, 2):

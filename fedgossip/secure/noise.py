@@ -8,19 +8,17 @@
     tail    beyond REACH sigma some cells stand for strips without end, each half as likely as the one before it, and of
             half the height; in them as in every other cell, integer and height are uniform
 
-All cells are equally likely and of equal area, so the chance of y is proportional to the part of its column that is
-below f: to f(y).  98 numbers of 100 take one word, one look into the table and an addition.
+All cells are equally likely and of equal area, so the chance of y is proportional to f(y).  98 of 100 numbers take one
+word, one look and an addition.
 
-Exact: the table holds whole numbers, the same on every machine.  A height's first 63 bits are drawn, and float64 knows
-its logarithm to SLACK.  A decision that lies within SLACK of its boundary, or whose height begins with 20 zeros, is
-taken again by decimal arithmetic, with as many more bits of the height as it needs.  So no float bends the
-distribution, neither in the middle nor in the tails: its total variation distance from P is 0 for random words, and
-what is assumed is that AES-CTR gives such.  The time that it takes depends on the noise that is drawn, not on what the
-noise hides.
+Exact: the table holds whole numbers.  A height's first 63 bits are drawn, and float64 knows its logarithm to SLACK; a
+decision within SLACK, or a height that begins with 20 zeros, is repeated by decimal arithmetic.  So no float bends the
+distribution: its total variation distance from P is 0 for random words, which AES-CTR is assumed to give.  The time
+depends on the noise, not on what it hides.
 
-Sources: Ahrens, A one-table method for sampling from continuous and discrete distributions, Computing 54 (1995), for
-cells of one area; Buchmann, Cabarcas, Goepfert, Huelsing and Weiden, Discrete ziggurat, SAC 2013, for whole numbers.
-What the noise is good for: Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy, NeurIPS 2020.
+Sources: Ahrens, A one-table method for sampling from continuous and discrete distributions, Computing 54 (1995);
+Buchmann, Cabarcas, Goepfert, Huelsing and Weiden, Discrete ziggurat, SAC 2013; use: Canonne, Kamath and Steinke, The
+discrete Gaussian for differential privacy, NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -55,11 +53,10 @@ SINGLE_MOST = 2.0**21
 EXACT_SINGLES = 1 << 24
 
 CELL_BITS = 16
-"""Bits of a word that select a cell: 2 % of so many cells are not all below f, and half of the draws in them start
-over."""
+"""Bits of a word that select a cell; 2 % of the cells are not all below f."""
 
 NARROW = 40
-"""Widths are the largest power of two of at most sigma / NARROW, or 1: 40 to 80 to a sigma leave most cells below f."""
+"""Widths are the largest power of two of at most sigma / NARROW, or 1."""
 
 REACH = 4
 """Start of the tails, in sigma."""
@@ -71,8 +68,7 @@ SURE = 1 << 43
 """Minimum of a decisive prefix: the prefix of a height that begins with 20 zeros or more is too coarse."""
 
 SLACK = 2.0**-40
-"""Error bound of a logarithm: the prefixes above leave 2^-43 open, and float64 is off by a few times 2^-46; of rows, a
-bit more."""
+"""Error bound of a logarithm: prefixes leave 2^-43 open, float64 is off by a few 2^-46."""
 
 BLOCK = 16_384  # words at a time: their arrays stay in the second-level cache
 TURN = 1 << 18  # numbers, of which those whose cells are not all below f are decided together
@@ -85,8 +81,8 @@ _ZEROS = memoryview(bytes(8 * BLOCK))
 def discrete_gaussian(sigma: float, size: int, entropy: Entropy) -> Integers:
     """Return `size` independent integers of parameter `sigma`, SMALLEST to LARGEST, int64 [size].
 
-    Their variance is sigma^2, less where sigma is below 1: 0.86 of it at 0.5.  Takes 32 bytes of entropy; the same
-    bytes give the same integers.  Raises ConfigError for another sigma.
+    Variance sigma^2, less below 1: 0.86 of it at 0.5.  A function of 32 bytes of entropy.  Raises ConfigError for
+    another sigma.
     """
     found = np.empty(size, np.int64)
     DiscreteGaussian(sigma, entropy).fill(found)
@@ -94,9 +90,8 @@ def discrete_gaussian(sigma: float, size: int, entropy: Entropy) -> Integers:
 
 
 class DiscreteGaussian:
-    """Draws integers of parameter `sigma` as `discrete_gaussian` does, repeatedly and in any number.
-
-    Takes 32 bytes of entropy, once.  Raises ConfigError for a sigma out of range.
+    """Draws integers as `discrete_gaussian`, repeatedly, from 32 bytes of entropy.  Raises ConfigError for another
+    sigma.
     """
 
     def __init__(self, sigma: float, entropy: Entropy) -> None:
@@ -108,9 +103,8 @@ class DiscreteGaussian:
         self._cells, self._dice = cells_of(float(sigma)), keystream(entropy(32))
 
     def fill(self, out: Integers | Floats | Singles) -> dict[int, int]:
-        """Fill an array; return the draws that it cannot represent, by place: for float32 above 2^24, for float64 none.
-
-        For float32 sigma is at most SINGLE_MOST.
+        """Fill an array; return the draws that float32 (above 2^24) cannot represent, by place; its sigma is at most
+        SINGLE_MOST.
         """
         assert out.dtype != np.float32 or self._cells.sigma <= SINGLE_MOST
         far: dict[int, int] = {}

@@ -1,27 +1,22 @@
 """Secrets shared by two peers alone, and the mask keys derived from them.
 
-Each process of a peer draws a key of its own (X25519) for the run, signs it with the peer's identity (Ed25519), and
-sends it to its neighbours, which forward it to theirs: those are the peers that send to a common receiver.  Pair keys
-are derived from these keys and from the long-term ones of their links: theft of the long-term keys later opens no mask
-of a finished run, for the others are stored nowhere.
+Each process of a peer draws a key (X25519) for the run, signs it (Ed25519), and sends it to its neighbours, which
+forward it to theirs.  Pair keys derive from these and the links' long-term keys: later theft of those opens no mask.  A
+mask's key is of the run, both senders, the receiver, the round and the length (HKDF, the run as salt): one key for one
+vector while no peer masks twice in a round.
 
-A key of a mask is of the run, the two senders, the receiver, the round and the length: HKDF with the run as salt
-and the rest in the info, so that no two vectors are masked with one key while no peer masks twice in one round.
-
-By them a node of private gossip learns the weighted sum of its neighbours' models, and nothing about single ones:
+By them a node learns the weighted sum of its neighbours' models:
 
     v sends to j       Q(w_jv x_v) + masks              Q(x) = round(x / unit), an integer modulo 2^32
     masks              + PRG(k_uv) for each other sender u > v to j, - for each u < v: they cancel in the sum over S_j
     j                  x_j  <-  x_j + unit (sum of received - sum over its neighbours v of Q(w_jv x_j))
 
-The change over an edge is Q(w x_v) - Q(w x_j) in j, and its exact opposite in v: no rounding of the integers moves the
-mean, and equal models stay equal.  A model beyond the bound is refused, not clipped: a clipped one is another model.
-
-The keys k are of one pair of senders, one receiver and one round, and each masks one vector.  A sum with a missing
-vector stays masked: it is noise, and the words after the model detect this (`opened`).
+The change over an edge is Q(w x_v) - Q(w x_j) in j, and its exact opposite in v: no rounding moves the mean.  A model
+beyond the bound is refused, not clipped.  A sum with a missing vector stays noise, detected by the words after the
+model (`opened`).
 
 Source: pairwise masks, Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017,
-section 4; without their second mask and shares, which serve a coordinator that retries.  Here no peer does.
+section 4; without second mask and shares, as no peer retries.
 """
 
 from __future__ import annotations
@@ -194,8 +189,7 @@ class SeededPairs:
 
 
 BITS = 30
-"""Bits of a number with its sign.  A row's weights sum to one, so a sum over any number of neighbours has the bound of
-one, and the difference of two such sums still fits into 32 bits."""
+"""Bits of a number with its sign: a row's weights sum to one, and the difference of two sums fits into 32 bits."""
 
 LIMIT = (1 << (BITS - 1)) - 1
 
@@ -234,8 +228,8 @@ class Grid:
         return out
 
     def possible(self, received: Words, senders: int) -> bool:
-        """Return whether so many neighbours with models within the bound can have sent this sum: weights are at most 1
-        together, and each rounds by half a unit.
+        """Return whether so many neighbours within the bound can have sent this sum: weights of 1 together, half a unit
+        of rounding each.
         """
         signed, most = received.view(np.int32), LIMIT + senders
         return int(signed.max()) <= most and -int(signed.min()) <= most

@@ -1,18 +1,14 @@
 """The primitives, each named by its purpose: X25519, HKDF-SHA256, AES-256-CTR, ChaCha20-Poly1305, Ed25519.
 
-Hashed and signed data are a `transcript`: the protocol's label, the purpose, and every part preceded by its length,
-so that no two different lists of parts are the same bytes.  Keys are derived with the session in the salt and the
-purpose and both ids in the info: no key has two uses.
+Hashed and signed data are a `transcript`: label, purpose, and length-prefixed parts.  Keys have the session in the
+salt, purpose and both ids in the info: no key has two uses.
 
 Sources: RFC 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20-Poly1305), 8032 (Ed25519); NIST SP 800-38A (CTR).
 
-**Simulations** share results, computed once instead of once per participant.  A simulation plays the coordinator and
-every client.  Work that only separates participants is skipped there: the key of a pair is a hash of its public keys,
-in place of an X25519 agreement, for there is no adversary to hide it from; results of derivation, drawing and sealing
-at one end are reused at the other; own signatures and packed messages need no check.  The sent bytes are those that the
-same keys give real participants.
-
-Never where participants are real: this hides nothing, and keeps keys in memory.
+**Simulations** play everybody, and skip work that only separates participants: a pair's key is a hash of its public
+keys; derivations, draws and seals are reused at the other end; own signatures and packed messages need no check.  The
+bytes are those of real participants with the same keys.  Never with real ones: it hides nothing, and keeps keys in
+memory.
 """
 
 from __future__ import annotations
@@ -43,9 +39,8 @@ _COUNTER = modes.CTR(bytes(16))
 
 
 class Secret:
-    """Bytes that no repr, comparison, copy or pickle shows.
-
-    `erase` overwrites them here; copies that Python or OpenSSL made on the way are freed, not overwritten.
+    """Bytes that no repr, comparison, copy or pickle shows; `erase` overwrites them here, not Python's or OpenSSL's
+    copies.
     """
 
     __slots__ = ("_bytes",)
@@ -111,8 +106,8 @@ def derive(salt: bytes, key: bytes, purpose: str, *parts: str | int) -> bytes:
 def derived(salt: bytes, keys: Sequence[bytes], infos: Sequence[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
     """Return 32 bytes of HKDF-SHA256 for each info of each key, the transcript of a purpose.  The salt is public.
 
-    RFC 5869, sections 2.2 and 2.3, of one block each: extract, expand.  HMAC is written out (RFC 2104): two hashes of
-    blocks padded once take half the time of a call that begins with the key.
+    RFC 5869, sections 2.2 and 2.3, of one block each; HMAC written out (RFC 2104): blocks padded once take half the
+    time.
     """
     salt = salt if len(salt) <= _BLOCK else _sha256(salt).digest()
     of_salt = int.from_bytes(salt, "big") << 8 * (_BLOCK - len(salt))
@@ -176,9 +171,8 @@ class Agreement:
     def keys(
         self, publics: Sequence[bytes], salt: bytes, infos: Sequence[tuple[bytes, ...]]
     ) -> list[tuple[bytes, ...]]:
-        """Return the derived keys, for the purposes in `infos`, from the 32 bytes shared with each public key.
-
-        None of them is of small order.  Both ends name the purposes in one order.
+        """Return the keys for the purposes in `infos`, the same order at both ends, from each public key, none of small
+        order.
         """
         if memory() is None:
             return derived(salt, [self.with_(public) for public in publics], infos)
@@ -372,9 +366,8 @@ def remembering() -> Iterator[None]:
 
 
 def each_once(names: Sequence[Name], compute: Callable[[Sequence[int]], list[Result]], size: int = 0) -> list[Result]:
-    """Return the results for these places in `names`, of so many bytes each.
-
-    Where one process plays all participants, both ends of a pair request a name, and the first request computes it.
+    """Return the results for these places in `names`, of so many bytes each; in a simulation both ends of a pair share
+    one computation.
     """
     if _memory is None:
         return compute(range(len(names)))

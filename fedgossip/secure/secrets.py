@@ -1,7 +1,6 @@
 """The secrets of a client during a session, each in a holder that can be erased and cannot be copied.
 
-For each neighbour a client has shares under a seal and a mask that cancels in the sum.  All neighbours' parts are
-computed together: a step makes a few calls for all of them.
+A neighbour's sealed shares and mask are computed for all neighbours together, in a few calls.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ class SharePairs:
         self._pairs = Secret(b"".join(pairs))
 
     def give(self, alive: Set[int]) -> tuple[tuple[int, bool, bytes], ...]:
-        """Return (owner, whether it is alive, the share of its b if so and of its mask key if not), ascending.
+        """Return (owner, whether alive, share of its b if so, else of its mask key), ascending, and erase all.
 
-        All are erased, so that no further share can be revealed.  Raises ValueError after that.
+        Raises ValueError after that.
         """
         pairs = sorted(zip(self.owners, rows_of(self._pairs.read(), 2 * ROW), strict=True))
         self.erase()
@@ -164,8 +163,9 @@ class Ahead:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sharing:
-    """Between shares sent and vector masked: the seed of the own mask, the keys of the masks with each neighbour and
-    of its seal, and the client's own share of its own secrets."""
+    """Between shares sent and vector masked: the own mask's seed, keys of masks and seals with neighbours, and the own
+    shares.
+    """
 
     b: Secret
     masks: SecretRows
@@ -206,10 +206,7 @@ class Ended:
 
 @lru_cache(maxsize=128)
 def mask_infos(u: int, others: tuple[int, ...], words: int) -> list[tuple[bytes]]:
-    """Return the purpose of the key of the mask that `u` shares with each other, derived from the agreed mask keys.
-
-    The lower of both adds the mask, the higher subtracts it.
-    """
+    """Return the purpose of each mask key of `u` with others; the lower of both adds, the higher subtracts."""
     one, size = named(u), named(words)
     return [(_MASK + (one + named(v) if u < v else named(v) + one) + size,) for v in others]
 

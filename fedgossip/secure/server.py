@@ -7,12 +7,9 @@
     .close()     -> Unmasking    frame_for(client)    the signatures  take(client, frame)   shares
     .close()     -> Summed       total, survivors, culprits, ahead; frame, for all
 
-The driver decides when a stage is over (everybody in `waiting` has answered, or the deadline is past).  `take` raises
-ProtocolError for a frame that is not authentic, not of this stage, or a second one: nothing has changed.  `close`
-raises RoundAbandoned: TOO_FEW, or SHARE_INVALID.  A client that drops at any stage is simply not in the next set.
-
-Vectors are added as they become complete: memory holds the sum and `lanes` vectors on their way, for any number of
-clients.
+The driver decides when a stage is over.  `take` raises ProtocolError for an invalid or second frame: nothing has
+changed.  `close` raises RoundAbandoned: TOO_FEW, or SHARE_INVALID.  A dropped client is not in the next set.  Memory
+holds the sum and `lanes` vectors, for any number of clients.
 """
 
 from __future__ import annotations
@@ -60,9 +57,8 @@ class Session:
         return frames.pack(message, frames.COORDINATOR, self.sign)
 
     def check(self, stage: Stage, there: frozenset[int], what: str) -> None:
-        """Raise RoundAbandoned where the session cannot succeed with the clients that are `there`.
-
-        It needs n_min clients until the members of the sum are fixed, and the threshold from then on.
+        """Raise RoundAbandoned where the clients that are `there` are too few: n_min until the sum's members are fixed,
+        then the threshold.
         """
         d = self.descriptor
         able = sum(len(self.group(client) & there) >= d.t for client in there)
@@ -124,8 +120,8 @@ def unmask(
 ) -> tuple[tuple[int, int], ...]:
     """Remove all masks from `total`, in place; return (owner, holder) of each share that does not fit.
 
-    `revealed`: for each client that sent shares, shares of its b if it survives, of its mask key if not.  Raises
-    RoundAbandoned (SHARE_INVALID) naming a client with an unrecoverable secret; `total` is then worthless.
+    `revealed`: of each client that sent shares, shares of its b if it survives, else of its mask key.  Raises
+    RoundAbandoned (SHARE_INVALID), naming the client; `total` is then worthless.
     """
     culprits: list[tuple[int, int]] = []
     alive = set(survivors)
@@ -178,9 +174,9 @@ def invite(
     sign: Sign,
     ahead: Mapping[int, frames.Keys] | None = None,
 ) -> Inviting:
-    """Open a session.  `ahead`: keys from the masked messages of the session that `descriptor.previous` names.
+    """Open a session.  `ahead`: keys from the masked messages of `descriptor.previous`.
 
-    Raises RoundAbandoned for a descriptor that no client would accept.
+    Raises RoundAbandoned for an unacceptable descriptor.
     """
     check_sound(descriptor, roster, fixed)
     sid0 = sid0_of(descriptor)

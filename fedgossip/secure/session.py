@@ -1,8 +1,7 @@
 """The descriptor of a session, the roster of its participants, and the policy by which an honest client refuses.
 
-The coordinator proposes a descriptor; each client checks it against its own policy, a local file that nothing from the
-network changes.  Everything that matters is hashed into sid0: clients that differ in the model, the roster or the
-bounds derive different keys, and their masks do not cancel.
+Each client checks the proposed descriptor against its policy, a local file.  Everything that matters is hashed into
+sid0: clients that differ derive different keys, and their masks do not cancel.
 """
 
 from __future__ import annotations
@@ -204,8 +203,8 @@ def proposal(
 ) -> Descriptor:
     """Return a descriptor that clients with the same roster and numbers accept; `model` is the model's hash.
 
-    Up to 64 clients complete; above, a Harary graph with k neighbours, by default for 5 % of the clients corrupt and 5
-    % dropping.  t is by default the smallest that the policy of an honest client allows.
+    Up to 64 clients complete; above, a Harary graph with k neighbours, by default for 5 % corrupt and 5 % dropping; t:
+    by default the policy's smallest.
     """
     n = len(cohort)
     kind = "complete" if n <= graph.COMPLETE_MAX or k == n - 1 else "harary"

@@ -1,19 +1,14 @@
 """A client's memory of its sessions, over all restarts: a masked vector must be in one sum only.
 
-Two sums that differ by one client disclose that client's input.  Batches and rounding follow from the round, so that
-all others' inputs of two sessions of one round are equal to the last bit; therefore a client masks once in a round of
-the run, and rounds only increase.  A masked round without a sum is lost: the next one takes its place.
+Two sums that differ by one client disclose that client's input, and batches and rounding follow from the round:
+therefore a client masks once in a round of the run, and rounds only increase.  A masked round without a sum is lost.
 
-Training that takes in all examples repeats its update where the next round begins at the same model.  Such an input is
-masked again, but the client consents to one set of survivors for it, until a session has a result: in this session and
-in every other one, over lives.  A sum needs consents of more than two thirds of its cohort, so two sums of survivors
-that differ by one client have an honest client in common that would have to consent to both.
+Training on all examples repeats its update at the same model.  Such an input is masked again, but the client consents
+to one set of survivors for it, over sessions and lives, until one has a result: two sums that differ by one client
+would need an honest client's consent to both.
 
-Exact sums contain no randomness, and the sums of two rounds differ by little.  Their rule is another: the clients of
-the first sum are those of every other one, in this run and in later ones of the same numbers
-(`RingEncoding.together`).  A client knows them before it consents, and more than two thirds of them have to; so two
-sums of different clients would need one that consents to both.  The same input may be masked again: it can be in one
-sum alone.
+Exact sums have no randomness; all of them, in later runs of the same numbers too, are of the first sum's clients
+(`RingEncoding.together`), to which more than two thirds consent.  The same input may be masked again.
 """
 
 from __future__ import annotations
@@ -41,8 +36,7 @@ UNRECORDED = "?"
 class AskedBefore:
     """A client's last request: the round, and the received vector, [d].
 
-    `clients`: number of clients of its sum, `sum_digest` its hash as the coordinator signed it; 0 and b"" for a session
-    that ended earlier.
+    `clients`: of its sum; `sum_digest`: its signed hash; 0 and b"" for a session that ended earlier.
     """
 
     round: int

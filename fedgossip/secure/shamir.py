@@ -1,7 +1,6 @@
 """Shamir's secret sharing over the prime field of p = 2^256 - 189: t shares restore the secret, t - 1 disclose nothing.
 
-A share is the value of a random polynomial of degree t - 1 at the holder's x, its place in the roster plus one; the
-secret is the value at 0.
+A share is a random polynomial's value at the holder's x, its place plus one; the secret is that at 0.
 
 Source: Shamir, How to share a secret, Communications of the ACM 22 (1979).
 """
@@ -25,8 +24,7 @@ REDUCED_FROM = 512
 """Number of bits above which a number is reduced modulo p."""
 
 FEW, MANY = 600, 1 << 15
-"""Range of coefficients times holders in which matrices are faster: below it calls dominate, above it the memory for
-the powers of all places."""
+"""Range of coefficients times holders in which matrices are faster than calls, and memory for powers suffices."""
 
 TRIES_MAX = 512
 """Maximum number of tried sets of t shares per secret."""
@@ -52,7 +50,7 @@ def draws(count: int, entropy: Entropy) -> list[bytes]:
 def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> dict[int, bytes]:
     """Return a share per holder, {x: 32 bytes}; any `t` of them restore `secret`.
 
-    Raises ValueError for t out of 1 to len(holders), for an x that is 0 or duplicate, and for a secret of p or more.
+    Raises ValueError for t out of 1 to len(holders), an x that is 0 or duplicate, and a secret of p or more.
     """
     _check(secret, holders, t)
     return _split(secret, draws(t - 1, entropy), holders)
@@ -64,9 +62,8 @@ def _split(secret: bytes, falling: Sequence[bytes], holders: Sequence[int]) -> d
 
 
 def split_two(one: bytes, other: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> list[bytes]:
-    """Return for each holder, in this order, its share of `one` and then that of `other`, as two `split` calls do.
-
-    Raises ValueError as they do.
+    """Return each holder's share of `one` and of `other`, in this order, as two `split` calls.  Raises ValueError as
+    they do.
     """
     _check(one, holders, t)
     _check(other, holders, t)
@@ -130,9 +127,8 @@ def recover(
 ) -> tuple[bytes, tuple[int, ...]] | None:
     """Return the secret that is `right`, and the places with shares off its polynomial; None: not found.
 
-    Tries the first t shares, then sets that replace one, two, ... of them, TRIES_MAX sets in all.  After a first
-    success the others are not examined: a faultless round costs t shares.  A share that does not fit is the fault of
-    its holder or of its dealer: the polynomial does not show which.
+    Tries the first t shares, then sets that replace one, two, ..., TRIES_MAX in all; after a success the others are not
+    examined.  A bad share is its holder's fault or its dealer's.
     """
     first = tuple(shares)[:t]
     for places in islice(_sets(tuple(shares), t), TRIES_MAX):
@@ -175,13 +171,12 @@ _FOLD = 2**256 - P
 _LANE = 5
 """Number of 64-bit words of a value during carrying: 256 bits, and 64 for the overflow."""
 
-"""The bytes above the lowest of every number from p to 2^256."""
+"""Bytes above the lowest of every number from p to 2^256."""
 
 
 def values_of_two(coefficients: Sequence[Sequence[bytes]], places: tuple[int, ...]) -> tuple[list[bytes], list[bytes]]:
-    """Return the values of both polynomials at the places, 32 bytes each.
-
-    `coefficients`: TERMS_MOST at most for each, from that of the highest power down to the constant, as many in both.
+    """Return both polynomials' values at the places, 32 bytes each; `coefficients`: from the highest power down, at
+    most TERMS_MOST each.
     """
     terms, count = len(coefficients[0]), 2 * len(places)
     digits = np.frombuffer(b"".join([each for one in coefficients for each in one]), "<u2")

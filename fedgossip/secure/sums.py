@@ -7,16 +7,13 @@
     server.close()               -> {client: frame}      the deadline of a stage: its missing clients have dropped
     server.sum, server.result                            after the fifth stage
 
-Each frame is of the coordinator for one client, or of one client for the coordinator; the masked vector follows its
-signed frame in the same bytes.  The transport may lose, repeat and reorder frames, and need not be confidential; it
-names the sender, which the signature then proves.
+A frame is of the coordinator for one client, or the reverse; the masked vector follows its signed frame.  The transport
+may lose, repeat and reorder frames, and be public; it names the sender, which the signature proves.  Outcomes as in
+`client`; keys are new in each session.
 
-Three outcomes of a call, as in `client`: frames; `ProtocolError`, the frame changes nothing; `RoundAbandoned` with a
-`Reason`, the session of this frame is over here.  Keys are new in each session: none is announced a round ahead.
-
-A client's `state` is a function of its key of the session and the received frames, from which a restarted client goes
-on.  Write it to disk before the answer leaves, and never go back to an older one: two answers of one state could
-disclose the input.  A coordinator's state is the sums it began: a restart costs the round.
+A client's `state` follows from its key and the received frames.  Write it to disk before the answer leaves, and never
+go back to an older one: two answers of one state could disclose the input.  A coordinator's state is the sums it began:
+a restart costs the round.
 """
 
 from __future__ import annotations
@@ -107,11 +104,11 @@ _SAVED = msgspec.msgpack.Decoder(_SavedClient)
 class SumClient:
     """One participant of secure sums.
 
-    `key`: its 32 secret bytes; `members`: the cards of all clients, in one order for everybody, and `coordinator` that
-    of the server, both pinned here; `task`: the name of the sums; `entropy`: os.urandom; `n_min`: the smallest number
-    of clients in a sum that includes this one, 3 or more; `state`: of the client before a restart.
+    `key`: 32 secret bytes; `members`: all clients' cards, in one order for everybody, `coordinator`: the server's;
+    `task`: the sums' name; `entropy`: os.urandom; `n_min`: the fewest clients in a sum that includes this one, 3 or
+    more; `state`: of before a restart.
 
-    Raises ConfigError for arguments that do not fit, RoundAbandoned (ROSTER) for cards that their owners did not sign.
+    Raises ConfigError, RoundAbandoned (ROSTER) for cards that their owners did not sign.
     """
 
     def __init__(
@@ -173,8 +170,8 @@ class SumClient:
     def answer(self, frame: bytes, model: bytes = b"") -> bytes | None:
         """Return the reply to a frame of the server; a repeated frame has the same reply.
 
-        `model`: bytes that all values of the round depend on, such as the global model; compared for an invitation.
-        Raises ProtocolError, RoundAbandoned, and ConfigError where the values of the round were not given yet.
+        `model`: bytes that the round's values depend on, compared for an invitation.  Raises ProtocolError,
+        RoundAbandoned, and ConfigError before the values are given.
         """
         frame = bytes(frame)
         if self._session and frame == self._session.frames[-1]:
@@ -254,8 +251,8 @@ class SumClient:
 class SumServer:
     """The coordinator of secure sums: it receives the sum over enough clients, and no more.
 
-    `key`: its 32 secret bytes; `members`, `encoding`, `task` as of its clients; `n_min`: the smallest number of clients
-    in a sum, not below that of a client; `state`: of the server before a restart.  Raises ConfigError, RoundAbandoned.
+    `key`, `members`, `encoding`, `task` as of its clients; `n_min`: the fewest clients in a sum, not below a client's;
+    `state`: of before a restart.  Raises ConfigError, RoundAbandoned.
     """
 
     def __init__(
@@ -305,8 +302,8 @@ class SumServer:
         """Return the invitation to a round for each client; a round in progress is given up.
 
         Rounds increase, over restarts too.  `clients`: places in the list of members; the same in every round, or two
-        more or less, for the difference of two sums must not be one client's values.  Absent ones drop out.
-        Raises RoundAbandoned: TOO_FEW, ROSTER for a client that is in twice, OVERFLOW, REPLAY, POLICY.
+        more or less: the difference of two sums must not be one client's values.  Raises RoundAbandoned: TOO_FEW,
+        ROSTER (twice), OVERFLOW, REPLAY, POLICY.
         """
         if isinstance(round, bool) or not 0 <= round < LIVES:
             raise ConfigError(f"round {round!r}", f"Rounds are whole numbers from 0 to {LIVES - 1}, and increase.")
@@ -323,7 +320,7 @@ class SumServer:
         return dict.fromkeys(descriptor.cohort, step.frame)
 
     def take(self, client: int, frame: bytes) -> dict[int, bytes]:
-        """Take a client's reply; return the next frames if it was the last of the stage, else {}.
+        """Take a client's reply; return the next frames after the last of the stage, else {}.
 
         Raises ProtocolError for a frame that changes nothing, RoundAbandoned where the round ends without a sum.
         """

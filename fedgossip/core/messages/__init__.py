@@ -1,9 +1,9 @@
 """Messages that cross the network; data, gradients of single examples and optimiser states stay where they are.
 
-A message is one class (`base` shows how): its header, the bounds of its numbers, and the arrays that may be allocated
-for it (`allowed`, where there are several types) follow from the declaration.  An array of no elements is refused at
-both ends.  A message that carries vectors has the fields `schema`, the hash of the parameter layout, and `vectors`:
-vectors of another layout must never be averaged.  Numbers of rounds and of exchanges start at 0; -1 is none.
+A message is one class (`base`): its header, the bounds of its numbers, and the arrays to allocate (`allowed`) follow
+from the declaration.  An array of no elements is refused.  A message with vectors has the fields `schema`, the hash of
+the parameter layout, and `vectors`: vectors of another layout must never be averaged.  Rounds and exchanges count from
+0; -1 is none.
 
     gossip       Model, Account, Leaving                synchronous rounds, and the accounts of their edges
                  CodedModel, ModelFragment, RelaySum    changes by a codec; a fragment; on a tree a sum and its count

@@ -35,7 +35,7 @@ Code = Annotated[str, msgspec.Meta(max_length=1024)]
 Numbers = Annotated[tuple[float, ...], msgspec.Meta(max_length=16)]
 
 FRAME_OF_A_SUM_MAX = 60 * 1024
-"""Maximum bytes of a signed frame of a secure sum, which is part of a header: keys of up to 200 neighbours fit."""
+"""Maximum bytes of a signed frame of a secure sum: keys of up to 200 neighbours."""
 Frame = Annotated[bytes, msgspec.Meta(max_length=FRAME_OF_A_SUM_MAX)]
 
 Part = tuple[str, int]
@@ -44,9 +44,8 @@ Part = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected shape of a model, checked before allocation: `count` vectors of `length` elements of `dtype`.
-
-    `words`: length of a masked vector; 0 without masking.
+    """The expected shape of a model: `count` vectors of `length` elements of `dtype`; `words`: of a masked vector, or
+    0.
     """
 
     schema: str
@@ -117,12 +116,11 @@ def declared(kind: Kind) -> Kind:
 @declared
 @dataclass(frozen=True, slots=True)
 class Hello(Note):
-    """The first message on a link, between hosts: peers of two experiments, or of two layouts, must not mix.
+    """The first message on a link: peers of two experiments, or layouts, must not mix.
 
-    `experiment` is the hash of the resolved experiment, `schema` of the parameter layout, `version` fedgossip's.
-    `incarnation` counts the starts of the sender: higher after a crash.  `process` is drawn at its start and
-    distinguishes two processes with one identity; 0: not given.  `processor` is a hash of the processor's name where
-    that affects the bits of the result; 0: it does not.  `code`, `frozen` and `probe` are those of `Likeness`.
+    `experiment`: hash of the resolved one; `schema`: of the layout; `version`: fedgossip's; `incarnation`: starts of
+    the sender; `process`: drawn, distinguishes two with one identity (0: not given); `processor`: hash of its name
+    where it affects bits, else 0; `code`, `frozen` and `probe`: of `Likeness`.
     """
 
     schema: str

@@ -26,9 +26,8 @@ from fedgossip.core.messages.base import (
 class Invite(Carrier):
     """Take part in `round`: train from these vectors, the model first.
 
-    `counted` is the last round in which a contribution of the receiver was counted; the receiver discards later,
-    uncounted state.  `session`: number and signed invitation of the secure sum for the reply; without it the reply is a
-    `Contribution`.
+    `counted`: the last round in which the receiver's contribution counted; it discards later state.  `session`: number
+    and signed invitation of the secure sum for the reply, else a `Contribution`.
     """
 
     round: Count
@@ -42,9 +41,8 @@ class Invite(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution(Carrier):
-    """A client's result for `round`: vectors, number of `examples`, local `steps`, and the mean `loss` or None.
-
-    `measured` is the score of the received model on `tested` held-out examples.
+    """A client's result: vectors, number of `examples`, local `steps`, mean `loss` or None; `measured`: the received
+    model's score on `tested` held-out examples.
     """
 
     round: Count
@@ -113,9 +111,8 @@ class MaskedInput(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Subtotal(Carrier):
-    """The rounded numbers of `clients` clients in `round`, uint32 words of the ring, without a mask.
-
-    Sent where a tier has no secure sum: by a client its own numbers, by a coordinator the sum of its clients'.
+    """The rounded numbers of `clients` clients, uint32 words of the ring without a mask, in a tier without a secure
+    sum.
     """
 
     round: Count

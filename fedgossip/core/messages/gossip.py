@@ -28,8 +28,8 @@ class Model(Carrier):
     """A peer's input to the mix of `round`: one vector, or several for algorithms with more than one.
 
     The account of this edge: `used` is the last round in which the sender mixed a model of the receiver, `missing` the
-    round that it mixed without one, as long as the receiver has not reported whether it mixed the sender's.  `view`
-    names the sender's graph of this round: an edge counts where both ends use the same.
+    round mixed without one, until the receiver reports whether it mixed the sender's.  `view` names the sender's graph:
+    an edge counts where both ends use the same.
     """
 
     round: Count
@@ -43,9 +43,8 @@ class Model(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedModel(Carrier):
-    """The change of a peer's vector from version `base` to `round`, encoded by a codec in `length` bytes.
-
-    The other fields are those of a `Model`.  A version is the round of its creation; -1: zeros.
+    """The coded change of a peer's vector from version `base` to `round`, `length` bytes; else as `Model`.  A version
+    is its round; -1: zeros.
     """
 
     round: Count
@@ -67,10 +66,7 @@ class CodedModel(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFragment(Carrier):
-    """One fragment of a peer's model in `round`, `length` elements, for methods that send a fragment per round.
-
-    The other fields are those of a `Model`.
-    """
+    """One fragment of a peer's model in `round`, `length` elements; else as `Model`."""
 
     round: Count
     length: Count
@@ -100,9 +96,8 @@ class RelaySum(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class Leaving(Note):
-    """The sender starts no further round; it completed `round` rounds.  The account is that of `Model`.
-
-    `done`: the receiver has sent its own `Leaving`, and the sender needs nothing more from it.
+    """The sender starts no further round after `round` rounds; account as in `Model`.  `done`: it has the receiver's
+    `Leaving` and needs nothing more.
     """
 
     round: Count
@@ -123,7 +118,7 @@ class Account(Note):
 
 
 CHECK_WORDS = 4
-"""Words of a masked vector after those of the model: each sender sets a one there, so that the sum counts senders."""
+"""Words of a masked vector after the model's, a one of each sender: the sum counts senders."""
 
 
 @declared
@@ -131,7 +126,7 @@ CHECK_WORDS = 4
 class Masked(Carrier):
     """The sender's term of the receiver's sum in `round`, under masks that cancel only in the sum.
 
-    One vector [d + CHECK_WORDS], always uint32 regardless of its annotation: integers modulo 2^32.
+    One vector [d + CHECK_WORDS], uint32 whatever its annotation: integers modulo 2^32.
     """
 
     round: Count

@@ -24,10 +24,10 @@ from fedgossip.core.messages.base import Carrier, Count, CountOrNone, Expected, 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A member's signed description of itself.  The highest incarnation is valid.
+    """A member's signed description of itself; the highest incarnation is valid.
 
-    It takes part in the rounds from `since` on and before `until`; -1: not yet, and no end.  `key` is its public link
-    key, `verify` its public signature key (hex), `admission` the organiser's signature for a later member.
+    It takes part in rounds `since` to before `until`; -1: not yet, and no end.  `key`, `verify`: public keys of links
+    and signatures (hex); `admission`: the organiser's signature for a later member.
     """
 
     node: Count
@@ -53,9 +53,8 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmDead:
-    """`by` got no message from `node` since the suspicion: `node` is excluded from round `until` on.
-
-    It takes effect when enough others agree: see protocols/verdicts.
+    """A verdict of `by`: no message from `node` since the suspicion; out from round `until` on when enough agree
+    (`protocols.members.roster`).
     """
 
     node: Count
@@ -226,10 +225,10 @@ class InviteProof(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Proposal(Note):
-    """The planned run.  `experiment` is TOML, with every default; `graph` the text of the file that it names, or "".
+    """The planned run.  `experiment`: TOML with every default; `graph`: the text of its file, or "".
 
-    `code` is the hash of its user modules; `parameters` and `dtype` are those of its model.  `test` is the name of the
-    common test set's file, of `test_bytes` bytes and this digest; "" where none is sent.
+    `code`: hash of its user modules; `parameters`, `dtype`: of its model; `test`: name of the common test set's file,
+    of `test_bytes` bytes and this digest, or "".
     """
 
     experiment: Annotated[str, msgspec.Meta(max_length=PROPOSAL_LETTERS)]
@@ -263,10 +262,9 @@ class FilePart(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Enrol(Note):
-    """The sender takes part and listens at `address`, "" where it does not listen; `signature` covers its keys and the
-    address.
+    """The sender takes part and listens at `address`, or ""; `signature` covers its keys and the address.
 
-    In a run with tiers it is to be coordinator `lead`, or one of those below coordinator `under`; 0: neither.
+    With tiers: it is coordinator `lead`, or below coordinator `under`; 0: neither.
     """
 
     who: Invited
@@ -291,10 +289,10 @@ class Gathering(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Beginning(Note):
-    """The receiver is member `node`, and the run begins with these; `organiser` is the key that signed each admission.
+    """The receiver is member `node`, and the run begins with these; `organiser`: the key that signed the admissions.
 
-    Founding members have `since` 0; later members have -1 and fetch the model.  Each `signature` is the member's own,
-    over its keys and its address, as in `Enrol`.
+    Founding members have `since` 0, later ones -1 and fetch the model.  A `signature` is the member's own, as in
+    `Enrol`.
     """
 
     node: Count

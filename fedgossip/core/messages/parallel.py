@@ -42,9 +42,8 @@ class OfStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkHead(OfStep, Carrier):
-    """Identity of a chunk of `round`, and its position: elements `start` to `start + length`.
-
-    `weight`: of a term that the receiver adds exactly; 0 for a finished sum.
+    """A chunk of `round`, elements `start` to `start + length`; `weight`: of a term to add exactly; 0: a finished
+    sum.
     """
 
     epoch: Count
@@ -73,9 +72,8 @@ class ReduceChunk(ChunkHead):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedChunk(ChunkHead):
-    """An encoded gradient of a round, `length` bytes, of the worker with the part at `start`.
-
-    `weight` is that of the decoded gradient; see ChunkHead.
+    """An encoded gradient, `length` bytes, of the worker with the part at `start`; `weight` of the decoded one, as in
+    ChunkHead.
     """
 
     @classmethod
@@ -132,7 +130,7 @@ class GroupReport(Note):
 class GroupView(Note):
     """From now on these are the workers, with `rounds` completed; `behind`: workers that fetch the state of `donor`.
 
-    `agreed`: the last confirmed group; more than half of it continues.
+    `agreed`: the last confirmed group, more than half of which continues.
     """
 
     epoch: Count
@@ -178,7 +176,7 @@ class StateQuery(Note):
 class StatePiece(Carrier):
     """Elements of a descent's state after `rounds` rounds, from `start` on: MODEL_CHUNK of them, or the rest.
 
-    The state's vectors are concatenated, `length` elements in all, of this digest; `numbers` are its scalars.
+    The state's vectors are concatenated, `length` elements of this digest; `numbers`: its scalars.
     """
 
     rounds: Count

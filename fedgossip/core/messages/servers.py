@@ -91,10 +91,10 @@ class CodedPiece(Carrier):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PushHead:
-    """A gradient of a worker's `clock` at the model that it received last.
+    """A gradient of a worker's `clock` at the last received model, with all pushes below clock `version`, in `steps`
+    steps.
 
-    That model contained the pushes of all workers below clock `version`, in `steps` steps.  `weight`: number of
-    examples in the gradient's mean.
+    `weight`: examples in its mean.
     """
 
     epoch: Count
@@ -107,10 +107,10 @@ class PushHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulledHead:
-    """A shard for clock `clock` of the worker, which may be later than the requested one.
+    """A shard for the worker's `clock`, perhaps later than requested, with all pushes below clock `version`, in `steps`
+    steps.
 
-    It contains all pushes below clock `version`, in `steps` steps; `missed` of these steps happened between the
-    worker's last pull and its last push.
+    `missed`: those between the worker's last pull and push.
     """
 
     epoch: Count
@@ -146,10 +146,7 @@ class CodedPush(PushHead, OfClock, CodedPiece):
 @declared
 @dataclass(frozen=True, slots=True)
 class ShardPull(Note):
-    """Request of the shard for the sender's `clock`; the sender pushes from clock `first` on.
-
-    Equal numbers: the sender starts anew, without an earlier push.
-    """
+    """Request of the shard for `clock`; the sender pushes from clock `first` on, equal where it starts anew."""
 
     epoch: Count
     shard: ShardNumber
@@ -222,9 +219,8 @@ class ChangeHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyHead:
-    """The state of a shard after its `number`-th change, without the arrays.
-
-    `clocks` are those of the workers, ascending by id; `counts` the scalars of the descent by name.
+    """A shard's state after its `number`-th change, without arrays; `clocks` ascending by worker, `counts`: the
+    descent's scalars.
     """
 
     epoch: Count
@@ -365,10 +361,7 @@ class RowKeys(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class SomeKeys(Carrier):
-    """A sublist of the `count` keys referenced as `among`, one bit per key, referenced as `digest` from now on.
-
-    Shorter than RowKeys where a filter removed rows.
-    """
+    """Some of the `count` keys referenced as `among`, one bit each, referenced as `digest` from now on."""
 
     epoch: Count
     shard: ShardNumber
@@ -447,7 +440,7 @@ RowCount = Annotated[int, msgspec.Meta(ge=1)]
 class KeyedPiece(Carrier):
     """Rows `start` to `start + rows` of `of`: their keys, and `length` elements, row by row of one array after another.
 
-    A piece has at most PIECE_BYTES, or one row.
+    At most PIECE_BYTES, or one row.
     """
 
     __slots__ = ()

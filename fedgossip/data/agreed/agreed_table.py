@@ -1,10 +1,8 @@
 """The columns and statistics that sites agree on, the two rounds of sums by which they do, and examples in that form.
 
-`StatisticsTask` adds the sums.  Their result is agreed.json, the same bytes at all sites, computed from the sums over
-all alone.  It contains no count below `suppress`, of empty cells neither, and none can be derived from it
-(`suppression`); means and deviations that would disclose one are those of the common test file.
-
-An example in the agreed form has its columns by name, categories as features, and one scale for all sites.
+agreed.json, the same bytes at all sites, has no count below `suppress`, and none follows from it (`suppression`);
+disclosing means and deviations are replaced by the common test file's.  An example has its columns by name, categories
+as features, and one scale.
 """
 
 from __future__ import annotations
@@ -373,17 +371,16 @@ def read(path: Path) -> AgreedTable:
 
 
 def read_examples(path: Path | TableFile, agreed: AgreedTable, kind: str) -> Dataset:
-    """Return the unscaled examples of a table, with their agreed scale; `kind` of the task.
-
-    Raises ConfigError for a table that does not fit the schema.
+    """Return a table's unscaled examples, with their agreed scale; `kind` of the task.  Raises ConfigError where it
+    does not fit.
     """
     return _examples(SiteColumns(path, agreed.schema), agreed, kind)
 
 
 def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without: Sequence[str] = ()) -> Dataset:
-    """Return the examples of a site that takes part in exact sums over columns, `without` some.
+    """Return a site's examples for exact sums, `without` some columns.
 
-    Raises ConfigError as `read_examples`, for too few records, and for rare values that the sums would disclose.
+    Raises ConfigError as `read_examples`, for too few records, and disclosing values.
     """
     site = SiteColumns(path, agreed.schema)
     if site.records < agreed.suppress:
@@ -487,9 +484,8 @@ class StatisticsTask(PooledSumsTask):
         return [note for site in self.sites.values() for note in site.table.notes]
 
     def units_unlike(self, table: AgreedTable) -> Iterator[str]:
-        """Yield columns of the local sites that are a factor of units away from those of all sites.
-
-        Each site compares its mean, at home, with that of the others, which follows from the agreed one and its own.
+        """Yield local columns a unit's factor from the others' mean, which follows at home from the agreed one and the
+        own.
         """
         for one in () if table.noise else table.columns:
             if one.categories or one.common or one.mean is None or one.deviation is None:

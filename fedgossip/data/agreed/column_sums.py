@@ -1,17 +1,16 @@
-"""The numbers by which sites agree on statistics: whole, so that their sum is exact and is all that is seen.
+"""The numbers by which sites agree on statistics: whole, so that only their exact sum is visible.
 
     first round     records; per column the filled and the empty cells, sum and sum of squares; per category the
                     number of sites with it
     second round    histograms, on edges that follow from the first; records of each category
 
-A number x counts as the whole number nearest to x 2^shift, of at most 2^104, so a column of any scale has 53 bits and
-more; sums of squares are whole too, and n S2 - S1^2 loses nothing.
+A number x counts as the whole number nearest to x 2^shift, of at most 2^104: 53 bits and more at any scale; n S2 - S1^2
+loses nothing.
 
-**Noise.**  A site may add noise before it sends: it hides a single record from everybody, the coordinator included.
-Every number is divided by one record's maximum contribution, rounded to grains, and gets discrete Gaussian noise in
-grains (`secure.noise`).  A record counts in the number of records, in each column either as missing or in sum and
-squares, in one bin or category of each: so the length of its contribution is bounded, and each of the two rounds is one
-Gaussian release with noise that is a multiple of that length.
+**Noise** hides a single record from everybody.  Every number is divided by a record's maximum contribution, rounded to
+grains, and gets discrete Gaussian noise in grains (`secure.noise`).  A record counts in the number of records, in each
+column as missing or in sum and squares, in one bin or category: its length is bounded, and each round is one Gaussian
+release.
 """
 
 from __future__ import annotations
@@ -107,10 +106,9 @@ def hidden(
 def half_width(deviation: float, unit: int, sites: int) -> float:
     """Return the maximum shift by noise of a sum over so many sites, at 95 % confidence, in the units of the number.
 
-    The discrete Gaussian of a `deviation` of more than a few grains has that standard deviation (Canonne, Kamath and
-    Steinke, The discrete Gaussian for differential privacy, NeurIPS 2020), and the sites draw independently: the sum
-    has variance sites * ((deviation * unit / GRAIN)^2 + 1/12), the twelfth for the rounding to a whole number, and the
-    interval is that of a normal distribution.
+    The sum has variance sites * ((deviation * unit / GRAIN)^2 + 1/12), the twelfth for rounding, and a normal interval;
+    a discrete Gaussian above a few grains has its `deviation` (Canonne, Kamath and Steinke, The discrete Gaussian for
+    differential privacy, NeurIPS 2020).
     """
     return NORMAL_95 * math.sqrt(sites * ((deviation * unit / GRAIN) ** 2 + 1 / 12))
 
@@ -227,8 +225,7 @@ class ColumnMoments:
 def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> ColumnMoments:
     """Return count, mean and deviation, each the float64 nearest to that of the sums.
 
-    Values of `noisy` sums that no numbers within the bounds can have are clipped; an impossible deviation is replaced
-    by that of numbers spread evenly.
+    Impossible values of `noisy` sums are clipped, an impossible deviation is that of evenly spread numbers.
     """
     count = numbers["records",] - numbers[column.name, "missing"]
     if count < 1:
@@ -252,8 +249,7 @@ def column_sums(column: SchemaColumn, numbers: Numbers) -> ColumnSums:
 def edges_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> npt.NDArray[np.float64]:
     """Return the BINS + 1 edges of a column's histogram, the same everywhere, by the sums of the first round.
 
-    Without declared bounds they follow from the moments: from rounded ones where cells are empty, or where a bin has so
-    few possible values that exact ones would disclose their counts.
+    Without declared bounds by the moments: rounded ones where cells are empty, or bins have few possible values.
     """
     if column.bounded:
         return np.linspace(column.low or 0.0, column.high or 0.0, BINS + 1)
@@ -316,11 +312,10 @@ def histogram(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -
 def margins_of(column: SchemaColumn, numbers: Numbers, layout: SumLayout) -> dict[str, float]:
     """Return the maximum shift by noise of a column's figures, at 95 % confidence: half the width of each interval.
 
-    By name: count, missing; of numbers mean, deviation and bin, any of the histogram; of categories each.  With N
-    numbers, their sum S and sum of squares Q, each with noise of its own, the mean m = S/N moves by (dS - m dN)/N and
-    the variance v = Q/N - m^2 by (dQ - 2m dS + (m^2 - v) dN)/N, to the first order: the delta method (Casella and
-    Berger, Statistical Inference, 5.5.4).  N is records less missing cells.  Where noise can move N by half of it, or a
-    variance out of its range, the interval is the whole width of the bounds.
+    By name: count, missing; of numbers mean, deviation and bin; of categories each.  With N numbers (records less
+    missing cells), sum S and squares Q the mean m = S/N moves by (dS - m dN)/N, the variance v = Q/N - m^2 by (dQ - 2m
+    dS + (m^2 - v) dN)/N: the delta method (Casella and Berger, Statistical Inference, 5.5.4).  Where noise can move N
+    by half, or a variance out of range, the interval is the bounds' width.
     """
     sites = numbers["sites",]
     of = {"missing": layout.margin((column.name, "missing"), sites)}

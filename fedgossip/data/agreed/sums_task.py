@@ -1,12 +1,8 @@
-"""A LocalTask with vectors of sums over sites: a few whole numbers in each round, without training.
+"""A LocalTask with vectors of sums over sites: a few whole numbers in each round, without training.  No torch.
 
-The vector begins with zeros; each round adds its sums over all sites, and a site reads the sums of earlier rounds
-from it.  No torch here.
-
-Before a site replies it checks the received vector (`check`): it must be the agreed start, the vector of the last
-request, or one that follows from that by the sums of one round, with a point at which enough of its records count.
-
-`encoded` makes the file of a result, JSON of a format known to the release, with the same bytes at all sites.
+The vector begins with zeros; each round adds its sums.  A site checks it before it replies (`check`): the agreed start,
+the vector of the last request, or one that follows by one round's sums, with a point at which enough records count.
+`encoded` makes the result's file, the same bytes at all sites.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Counts and moments that may be published without disclosing a count from 1 to `least` - 1.
 
-The goal is a **twin** for each hidden count: another table with another count there and the same publication to the
-last digit, for no program can find a count with a twin.  The tests (tests/sites/test_disclosure.py) cover: of lists,
-all up to four cells and 16 records, by their twins; of columns and of evaluations, random tables: a program that
-shares no line with this module finds no such count.  It takes columns one by one.
+Each hidden count has a **twin**: another table with another count there and the same publication.
+tests/sites/test_disclosure.py covers all lists up to four cells and 16 records, and random tables of columns and
+evaluations.  It takes columns one by one.
 
     lists      Cells that are parts of a known total, empty cells among them.  Hidden are the small ones and then the
                next larger ones, until the hidden are two or more, have `least` records together and are not all 1 or
@@ -14,8 +13,8 @@ shares no line with this module finds no such count.  It takes columns one by on
     tables     Rows of cells with known totals of rows and columns: whole rows are hidden, until their columns have
                enough together.
 
-Unions count as counts: hidden cells that can exchange records have `least` records together or more.  Participants in
-the sums see them whole; this protects against readers of the publication.  numpy alone, exact integers.
+Hidden cells that can exchange records have `least` together or more.  Participants see the sums whole; this protects
+against readers of the publication.  numpy alone, exact integers.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def suppressed(counts: Sequence[int], least: int, never: Collection[int] = (), r
 def hidden_rows(rows: Sequence[Sequence[int]], least: int) -> frozenset[int]:
     """Return the rows to hide in a table with known totals of all rows and of all columns.
 
-    Hidden are those with a small cell, and more, the smallest first, until they are two and have in each column none or
-    `least` together, not all of them 1 in one.  All rows with records, where no such set exists.
+    Those with a small cell, and more, the smallest first, until they are two with none or `least` in each column, not
+    all 1; all rows with records where no such set exists.
     """
     found = {place for place, row in enumerate(rows) if any(is_small(one, least) for one in row)}
     others = sorted((place for place in range(len(rows)) if place not in found), key=lambda place: sum(rows[place]))
@@ -128,8 +127,8 @@ def round_shares(
 ) -> list[tuple[float | None, float]]:
     """Return the shares of the first of each pair, and their maximum rounding errors, with a known total of all.
 
-    `rest`: the pair of records in no row.  A pair with a small side, and others that would disclose it, are rounded to
-    steps of more than `least` records; None where the steps would disclose it too.
+    `rest`: the pair of records in no row.  Pairs with a small side, and disclosing ones, are rounded to steps of more
+    than `least` records; None where the steps disclose it too.
     """
     hidden = hidden_rows([*rows, rest], least)
     if len(rows) in hidden and len(hidden) == 1:
@@ -232,9 +231,8 @@ class PublishedMoments:
 def round_moments(
     sums: ColumnSums, counts: Sequence[int], missing: int, edges: Floats, least: int, *, own: bool
 ) -> PublishedMoments:
-    """Return what may be published of a column with these sums, counts of bins and number of empty cells.
-
-    `own`: the edges follow from its moments (EDGES).
+    """Return what may be published of a column with these sums, bins and empty cells; `own`: edges follow from its
+    moments (EDGES).
     """
     cells = [*counts, missing]
     hidden = hidden_places(cells, least)
@@ -299,9 +297,8 @@ class Twins(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FineTwins:
-    """Twins of a column with many values per bin: some table has any deviation between the least and the greatest.
-
-    Numbers in given bins with a given sum form a convex set, on which their sum of squares is continuous.
+    """Twins of a column with many values per bin: any deviation between the least and the greatest, as sums of squares
+    are continuous on a convex set.
     """
 
     sums: ColumnSums

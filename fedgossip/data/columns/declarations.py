@@ -14,11 +14,8 @@
     log = "days"                            the natural logarithm of another, which may be dropped: for an offset
     spline = "age", knots = [30, 50, 70], term = 1      a term of a restricted cubic spline of another
 
-They apply in this order; columns that are made, last.  The declarations of the plan are in its hash, and in that of the
-agreed statistics.
-
-An example's features are the same at all sites, whatever the order of the columns: a column of numbers is one feature;
-one of categories has a feature for each agreed category, 1 for its own.
+They apply in this order; made columns last.  The plan's are in its hash, and in that of the agreed statistics.  A
+column of numbers is one feature, of categories one for each agreed one, 1 for its own, at all sites alike.
 """
 
 from __future__ import annotations
@@ -188,9 +185,10 @@ def _level_of(of: str) -> tuple[str, bool, str]:
 
 
 def restricted_spline(x: float, knots: Sequence[float], term: int) -> float:
-    """Return term 1 .. k - 2 of a cubic spline with k knots that is linear outside of them, beside x itself.
+    """Return term 1 .. k - 2, in the unit of x, of a cubic spline with k knots that is linear outside of them, beside
+    x.
 
-    In the unit of x.  Source: Harrell, Regression modeling strategies, 2nd edition, 2015, section 2.4.5.
+    Source: Harrell, Regression modeling strategies, 2nd edition, 2015, section 2.4.5.
     """
     *_, before, last = knots
 
@@ -311,7 +309,7 @@ def file_declaration(keys: Mapping[str, Any], where: str = "data.file") -> FileD
 
 
 def own_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredColumn]]:
-    """Return what the file beside a table declares of it alone: [file] and [columns.NAME]; nothing without that file.
+    """Return [file] and [columns.NAME] of the file beside a table, if any.
 
     Raises ConfigError for an unreadable one, and for what all sites declare together.
     """

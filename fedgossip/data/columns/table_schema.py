@@ -1,10 +1,7 @@
 """The common form of all sites' tables: columns by name, their units, categories and bounds.
 
-It follows from the common test file, which all sites have, and from the declarations in [data.columns]; a site's own
-file has no effect.
-
-For `fedgossip data describe` this module also lists what a site should check in its own table before an agreement.  It
-changes nothing: a number is a code, or in another unit, only if the site declares it so.
+It follows from the common test file and [data.columns]; a site's own file has no effect.  For `fedgossip data describe`
+the module lists what a site should check: a number is a code, or in another unit, only if declared so.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ LEVELS = 10
 def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()) -> npt.NDArray[np.float64]:
     """Return the features of a table, float64 [m, features]; `besides`: columns with another role.
 
-    Raises ConfigError, naming the column, for a missing one, for another unit, and for an invalid cell.
+    Raises ConfigError, naming a missing column, another unit, or an invalid cell.
     """
     table = declared(table, encoding)
     places = found_columns(table, encoding.columns, besides)
@@ -82,9 +79,9 @@ def _encoded_column(table: CsvColumns, place: int, column: EncodedColumn) -> npt
 
 
 def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[EncodedColumn]) -> npt.NDArray[np.int64]:
-    """Return the place of each record's category in a column of words, [m], -1 for an empty cell.
+    """Return each record's category by place, [m], -1 for an empty cell; `features` [m, all] of `columns`.
 
-    `features` [m, all] are those of `columns`, in their order.  Raises ConfigError for an unknown column.
+    Raises ConfigError for an unknown column.
     """
     place, values = 0, np.asarray(features)
     for one in columns:
@@ -202,8 +199,9 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     columns: tuple[SchemaColumn, ...]
     missing: str = REFUSE
-    """An empty cell of a feature: "refuse": an error; "mean": the mean of its column; "indicator": the same, with a
-    feature more that is 1 where a cell is empty; "drop": rows with one, or with an empty label, are left out."""
+    """An empty cell: "refuse": an error; "mean": its column's; "indicator": the same, with a feature that is 1 there;
+    "drop": rows with one, or an empty label, are left out.
+    """
     query: str | msgspec.UnsetType = msgspec.UNSET
     """A hash of the text of the query by which sites read their tables."""
 
@@ -221,9 +219,9 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def options_of(source: str) -> tuple[TableFile, Mapping[str, str]]:
-    """Return the file that "csv:PATH?label=COLUMN" names, and its options.
+    """Return the file and options of "csv:PATH?label=COLUMN".
 
-    Raises ConfigError for another source, and for options that statistics of all sites do not support.
+    Raises ConfigError for other sources and options.
     """
     if source.partition(":")[0] not in OF_TABLES:
         raise ConfigError(f'{source!r}: data.scale = "{FEDERATED}" is for tables', "Write csv:PATH?label=COLUMN.")
@@ -246,9 +244,9 @@ def schema_of(
     categories: str = REFUSE,
     query: Path | None = None,
 ) -> TableSchema:
-    """Return the schema by the common test file and the declarations; `kind` of the task, `query` of the sites' tables.
+    """Return the schema by the common test file and declarations; `kind` of the task, `query` of the tables.
 
-    Raises ConfigError for columns of words without `categories` = "agreed", and for invalid declarations.
+    Raises ConfigError for columns of words without `categories` = "agreed", and invalid declarations.
     """
     file, options = options_of(test)
     path, known = file.path, declared_columns(declared)
@@ -331,8 +329,8 @@ class BadCell:
 class SiteColumns:
     """A site's own table, checked against the schema on construction.
 
-    Raises ConfigError, naming file, line and column, for a missing column, another unit, a cell that is no number, no
-    agreed category or out of bounds, an empty one where they are refused, and for too few records.
+    Raises ConfigError, naming file, line and column: a missing column, another unit, an invalid or refused empty cell;
+    too few records.
     """
 
     def __init__(
@@ -484,9 +482,8 @@ def units_unlike(site: SiteColumns, test: str) -> Iterator[str]:
 
 
 def unlike(name: str, own: npt.NDArray[np.float64], mean: float, deviation: float, whose: str) -> Iterator[str]:
-    """Yield a line where numbers differ from others, by their mean and deviation, as those of another unit do.
-
-    They lie apart, by the deviations of both, and the quotient of the means is near that of two usual units.
+    """Yield a line where numbers differ from others as those of another unit do: means apart by both deviations, with a
+    unit's quotient.
     """
     if not len(own) or not mean or float(own.mean()) / mean <= 0:
         return

@@ -7,10 +7,8 @@
         03.toml          its address and public key;  endpoints.toml: those of all, once all exist
         03.exit          its exit code
 
-Participants make their keys on their nodes, and keys stay there: the folder holds only data that are public to the
-run's owner.
-
-By a file made a moment ago a node proves that it sees the same folder, and not another of the same name.
+Keys are made and stay on the nodes.  A recent file proves that a node sees this folder, and not another of the same
+name.
 """
 
 from __future__ import annotations
@@ -148,8 +146,9 @@ def check_shared(folder: Path, name: str, seconds: float = SEEN_SECONDS) -> None
 SLURM, RAY = "slurm", "ray"
 
 LOCAL = "local"
-"""The partition of Slurm, or the address of Ray, that is this machine: submitit's local executor, or a cluster of Ray
-that ends with the run, to try what would be sent."""
+"""Partition or address of this machine, to try what would be sent: submitit's local executor, or a temporary Ray
+cluster.
+"""
 
 START_SECONDS = 120.0
 """Default time in which all participants of a run must listen; a cold disk and sixteen of them need some."""

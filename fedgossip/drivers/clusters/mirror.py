@@ -1,7 +1,7 @@
-"""A copy of a growing folder on another machine, without a common disk: pieces of files, in an order.
+"""A copy of a growing folder on another machine, without a common disk.
 
-A reader of the copy has the same guarantees as a reader of the folder: a file that is written whole appears whole, and
-a line of a journal appears after the files that existed when it was written.
+A reader has the folder's guarantees: a file that is written whole appears whole, and a journal's line after the files
+before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JOURNALS = (".jsonl", ".txt")
 
 
 TAIL_BYTES = 1024
-"""Number of last sent bytes of a journal that are compared with the file: it may have been cut and have grown again."""
+"""Number of last sent bytes of a journal that are compared with the file, which may have been cut."""
 
 _File = tuple[int, int, int]
 """Distinguishes one content of a file from the next: its number, size and time."""

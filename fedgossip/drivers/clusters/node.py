@@ -2,10 +2,8 @@
 
     python -m fedgossip.drivers.clusters.node RUN/cluster PROBE
 
-The job's environment determines the participant.  Before the job's time is over Slurm sends SIGTERM; the participant
-says goodbye, its checkpoint is on disk, and the job is queued again.
-
-`start_participant` starts the process that `run --on local` starts too, in an environment of its own.
+The job's environment determines the participant.  On Slurm's SIGTERM before its time is over it says goodbye, its
+checkpoint is on disk, and the job is queued again.
 """
 
 from __future__ import annotations
@@ -36,9 +34,7 @@ LOOK_SECONDS = 0.05
 """Between two looks at the folder."""
 
 END_SECONDS = 20.0
-"""Seconds for a participant to end on request, and for the first task to wait for the others, before a stronger signal:
-Slurm sends SIGKILL after 30.
-"""
+"""Seconds for a participant to end on request, and for others, before a stronger signal (Slurm's SIGKILL: after 30)."""
 
 
 def main(folder: Path, probe: str) -> int:
@@ -122,8 +118,8 @@ def start_participant(
 
 
 def own_host(own: str, hosts: Sequence[str], interface: str = "") -> str:
-    """Return the address of this node for those on `hosts`: that of the interface with the route to the first of them.
-    Raises ConfigError for an interface that does not exist.
+    """Return this node's address for those on `hosts`: of the interface with the route to the first.  Raises
+    ConfigError for an unknown interface.
     """
     if interface:
         found = address_of_interface(interface)

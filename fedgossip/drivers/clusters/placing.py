@@ -1,8 +1,7 @@
 """A run with participants on a cluster: `fedgossip launch EXPERIMENT --on slurm`, or `--on ray`.
 
-On Slurm the nodes share a disk.  On Ray they need not: each participant is an actor with a process of its own, and the
-launcher distributes the addresses and copies the participants' files as they are written: their folders lie beside
-each other in the run's, as those of `run --on local` do.  An actor between them would be a second copy of the mirror.
+Slurm's nodes share a disk.  On Ray each participant is an actor with a process of its own; the launcher distributes
+addresses and copies files as they are written, into the layout of `run --on local`.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def run_placed(
 ) -> Run:
     """Run every participant on the cluster, and combine their results; otherwise as `run_local_plan`.
 
-    `print_line` receives the engine's messages.  Raises ConfigError for a run that cannot be placed, before anything
-    starts, and NetworkError where the engine does not answer.
+    `print_line` receives the engine's messages.  Raises ConfigError before anything starts, NetworkError where the
+    engine does not answer.
     """
     check_placeable(plan)
     with processes_of(plan, wanted, print_line) as family:

@@ -1,9 +1,8 @@
-"""A Ray cluster, or one of this machine alone that ends with its connection; and the actor on a node.
+"""A Ray cluster, or one of this machine that ends with its connection; and the actor that starts a command and sends
+its files.
 
-The actor starts one command and sends its files.
-
-Ray pickles a class of an installed package by its name, so nothing of ours travels but that name, arguments and the
-bytes of files: a node runs its own installed fedgossip.
+Ray pickles a class of an installed package by its name: a node runs its own fedgossip, and only names, arguments and
+files travel.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _SETTINGS_TYPE, _HEAD = 4, 9
 def connected(address: str, cpus: int = 0) -> Any:
     """Return ray, connected to the cluster at HOST:PORT, `auto` (RAY_ADDRESS, or the one of this machine) or `local`.
 
-    `cpus`: that a cluster started here has at least; it may promise more than the machine has.  Raises ConfigError
-    without Ray, NetworkError where no cluster answers.
+    `cpus`: minimum of a cluster started here, perhaps more than the machine's.  Raises ConfigError without Ray,
+    NetworkError where no cluster answers.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what its next release will do
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report leaves the machine
@@ -120,10 +119,7 @@ class _Ended:
 
 
 class RayParticipant:
-    """An actor: one participant in a folder of this node, which is 0700 and deleted in the end.
-
-    The process says goodbye when the actor exits: it polls its parent's id.
-    """
+    """An actor: one participant in a folder of this node, 0700 and deleted at the end; it ends with the actor."""
 
     def host(self) -> str:
         """The address of this node in its cluster."""
@@ -133,8 +129,8 @@ class RayParticipant:
     def start(
         self, spec: dict[str, Any], files: dict[str, bytes], content: list[Piece], hosts: list[str], how: dict[str, Any]
     ) -> int:
-        """Start the participant of `spec`, and return its process.  `files`: beside its folder, whose content `content`
-        it resumes from; `hosts`: of all; `how`: here, path, cpus, portable, interface.  Raises ConfigError.
+        """Start the participant of `spec`; return its process.  `files`, `content`: to resume from; `hosts`: of all;
+        `how`: here, path, cpus, portable, interface.  Raises ConfigError.
         """
         self._base = Path(tempfile.mkdtemp(prefix="fedgossip-"))
         self._folder = self._base / run_format.PEERS / f"{spec['node']:02d}"
@@ -178,9 +174,8 @@ class RayParticipant:
 
 
 class RayCommand:
-    """An actor: one command on a node with a common disk; it ends with this process.
-
-    Its standard error is reported when it ends with another code than 0.
+    """An actor: one command on a node with a common disk, which ends with this process; standard error is reported on
+    failure.
     """
 
     def start(self, words: list[str], here: str, path: list[str]) -> int:

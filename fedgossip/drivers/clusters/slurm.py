@@ -1,7 +1,4 @@
-"""The participants of a run as one job of Slurm, by submitit: a task each.
-
-submitit pickles its own `CommandFunction` with the arguments of a command; nothing of ours is pickled.
-"""
+"""The participants of a run as one job of Slurm, a task each, by submitit, which pickles a command's words alone."""
 
 from __future__ import annotations
 

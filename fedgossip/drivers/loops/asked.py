@@ -4,7 +4,7 @@
     asked/a000004.json              its metrics
     asked/over                      no more requests will follow
 
-Each requester has a letter: "a" the collector, "c" a coordinator.
+A requester has a letter: "a" the collector, "c" a coordinator.
 """
 
 from __future__ import annotations
@@ -89,10 +89,7 @@ def _numbers(path: Path) -> Mapping[str, float]:
 
 
 class AnsweringLoop:
-    """Answers the requests to loop `node`, in a thread of its own, until the run is over or `alive` is false.
-
-    `over` is called at the end of the run: a peer that still waits for others then says goodbye.
-    """
+    """Answers requests to loop `node` in a thread, until the run is over (`over` is called) or `alive` is false."""
 
     def __init__(
         self, folder: Path, node: NodeId, meeting: Meeting, alive: Callable[[], bool], over: Callable[[], None]

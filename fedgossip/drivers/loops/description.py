@@ -1,6 +1,5 @@
-"""A loop's description of its model before its run begins: for the launcher, a coordinator, and its own next life.
-
-It also makes the experiment of launched loops that no file describes.
+"""A loop's description of its model before its run: for the launcher, a coordinator, and its next life; and the
+experiment of launched loops without a file.
 """
 
 from __future__ import annotations
@@ -97,8 +96,7 @@ def first_description(folders: Sequence[Path]) -> Described | None:
 def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
     """Write a loop's initial state into its folder; in a later life, return the description of the first.
 
-    It includes frozen parameters: a teacher, an average, a target network has moved on since, as in the other loops.
-    Raises NotWrittenError.
+    With frozen parameters, which may move (a teacher, a target network).  Raises NotWrittenError.
     """
     if (folder / LOOP).exists():
         before = _read(folder / LOOP)

@@ -35,8 +35,7 @@ class _FirstModel:
 
 
 def first_model_of(plan: Plan, script: Sequence[str]) -> Described:
-    """Run a script and its arguments in this process, as loop 0, up to `fedgossip.join`; return the description of its
-    model.
+    """Run a script here, as loop 0, up to `fedgossip.join`; return the description of its model.
 
     Raises ConfigError for one that never joins, TrainingError for one that raises before.
     """

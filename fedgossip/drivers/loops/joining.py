@@ -1,7 +1,7 @@
 """`fedgossip.join`: makes a user's training loop a peer of a run.
 
-Where several processes train a loop's model (DDP, or FSDP's `fully_shard`), rank 0 acts for all of them.  Only it has a
-host and controls the run.  All ranks call the same functions in the same places, and so meet:
+Where several processes train a loop's model (DDP, `fully_shard`), rank 0 has the host and acts for all, which call the
+same functions:
 
     rank 0                                   the others
     step(), with all of its exchanges        step(): execute commands until GO
@@ -11,7 +11,7 @@ host and controls the run.  All ranks call the same functions in the same places
       send MEASURE;  measure                 measure
       send GO, round, done, failed           go on, or raise
 
-So the ranks hold the same weights after every exchange, at whichever step rank 0 makes it.
+So the ranks hold the same weights after every exchange.
 """
 
 from __future__ import annotations
@@ -118,10 +118,9 @@ def join(
 
     Run and partners: as given by `fedgossip launch`; or `experiment`, a file with [topology] or [coordinator] and
     train.local_steps, `node` in it, and `endpoints` and `key` as of `fedgossip peer`, with `out` for its folder.
-    `exchange`: patterns of the names of exchanged parameters; by default all with requires_grad.  Or "lora", which
-    keeps each lora_A as it is and exchanges lora_B; "lora:both", "lora:product": see docs/use/own-loop.md.  `name`: of
-    one of several joins of this process.  `alone`: without a launcher or invite, make a run of one in `out` or a new
-    folder of runs/; a line prints the number of participants.
+    `exchange`: patterns of exchanged parameters, by default all with requires_grad; "lora" keeps lora_A and exchanges
+    lora_B; "lora:both", "lora:product": docs/use/own-loop.md.  `name`: of one of several joins of this process.
+    `alone`: without launcher or invite, make a run of one in `out` or a new folder of runs/.
 
     Returns when the run begins.  Raises ConfigError, and the errors of a failed start.
     """

@@ -60,8 +60,8 @@ def launch_scripts(
 ) -> Run:
     """Run `command` once per loop of the plan, until all have ended; `out` is a new folder.
 
-    Loops that die do not stop the others.  Ctrl-C ends all and keeps the measurements.  Raises ConfigError where the
-    scripts cannot begin together, and the error of a failed loop, after the others have ended.
+    Loops that die do not stop the others; Ctrl-C ends all and keeps the measurements.  Raises ConfigError where the
+    scripts cannot begin together, and a failed loop's error after the others' end.
     """
     return _Launch(plan, out, command.checked(), how or Launching(), watch).run()
 
@@ -90,8 +90,8 @@ def resume_scripts(
 ) -> Run:
     """Complete a launched run that was stopped, or whose launcher died, in its folder.
 
-    All scripts are started again, by the original command where none is passed; each resumes in a new life from its
-    last checkpoint.  Raises ResumeError; nothing changes then.
+    All scripts start again, by default by the original command, from their last checkpoints.  Raises ResumeError;
+    nothing changes then.
     """
     command = (command or kept_command(run, plan.experiment.train.portable)).checked()
     folders = folders_of(plan, run)

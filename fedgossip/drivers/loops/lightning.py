@@ -10,10 +10,9 @@ from fedgossip.drivers.loops.loop_handle import JoinedLoop
 
 
 def joining(**how: Any) -> Any:
-    """Return a Callback that joins where training begins, with the arguments of `fedgossip.join`.
+    """Return a Callback with the arguments of `fedgossip.join`, which joins where training begins.
 
-    `step()` is called after each step of the optimizers; when the run is over the Trainer stops.  Raises ConfigError
-    where lightning is not installed.
+    `step()` follows each optimizer step; the Trainer stops after the run.  Raises ConfigError without lightning.
     """
     base: Any = needed("lightning.pytorch", "lightning", "joining()").Callback
 

@@ -82,11 +82,11 @@ class LoopSeat:
 
 
 class JoinedLoop:
-    """One loop in its run.  All methods are for the joining thread.
+    """One loop in its run, for the joining thread.
 
-    `node` of `n`: the id of this participant, which selects its share of the data.  `round`: the number of completed
-    exchanges; above 0 at the start of a life after the first.  `done`: the run is over, though the loop may go on
-    alone. `folder`: of this loop, the same in all its lives, for a checkpoint of its own; None in a simulation.
+    `node` of `n`: this participant's id, which selects its data.  `round`: completed exchanges, above 0 in a later
+    life.  `done`: the run is over, the loop may go on alone.  `folder`: of this loop in all its lives, for its own
+    checkpoints; None in a simulation.
     """
 
     terms_of: ClassVar[Callable[..., GradientTerms]] = GradientTerms
@@ -120,9 +120,9 @@ class JoinedLoop:
     def step(self, examples: int = 1) -> bool:
         """Count one step of the optimizer, on so many examples; exchange when the round is complete.
 
-        Call it after `optimizer.step()`.  Returns whether the run goes on: after its last round the loop trains alone.
-        Raises ConfigError after `close()` and in another thread, TrainingError for a parameter that is not finite
-        (nothing of this round is sent then), and the error that ended the run, if any.
+        Call it after `optimizer.step()`.  Returns whether the run goes on.  Raises ConfigError after `close()` and in
+        another thread, TrainingError for a parameter that is not finite (this round is then not sent), and the error
+        that ended the run.
         """
         self._check("step")
         examples = _count(examples)
@@ -153,8 +153,8 @@ class JoinedLoop:
     def evaluate(self, measure: Callable[[Any], Mapping[str, float]], every: int | None = None) -> None:
         """From now on measure models by `measure(model)`, which returns numbers by name: "accuracy", "loss".
 
-        It is called every `eval.every` rounds with this loop's own model; at one of the loops with the mean of all.
-        `every`: the same number, as a check.  The model, its mode and the random states are restored afterwards.
+        Called every `eval.every` rounds with this loop's model, at one loop with the mean of all; `every`: the same
+        number, as a check.  The model, its mode and random states are restored.
         """
         self._check("evaluate")
         if every not in (None, self._seat.every):
@@ -182,10 +182,10 @@ class JoinedLoop:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Exchange the progress since the last exchange, and leave; the model is then the final one of this loop's
-        peer, unless the loop has trained on alone after the run's last round.
+        """Exchange the progress since the last exchange, and leave; the model is then the final one, unless the loop
+        trained on alone.
 
-        A script that ends without this call leaves all the same.  A second call does nothing.
+        A script that ends without it leaves all the same; a second call does nothing.
         """
         if self._closed:
             return
@@ -219,10 +219,7 @@ class JoinedLoop:
             self._print("nothing was exchanged: step() was never called.  Call it after each optimizer.step()")
 
     def close_quietly(self) -> None:
-        """`close`, for a script that has ended: an error is printed as a line, without a traceback.
-
-        For a loop in another thread than the script's own only the goodbye is sent.
-        """
+        """`close`, for a script that has ended: an error is one line.  In another thread only the goodbye is sent."""
         if threading.get_ident() != self._thread:
             self._depart()
             return

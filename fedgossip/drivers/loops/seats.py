@@ -78,9 +78,9 @@ def check_launched(seat: SeatFile) -> None:
 
 
 def hold(folder: Path) -> None:
-    """Be the one process that has the seat in `folder`, as long as this process lives.
+    """Hold the seat in `folder` for this process's life.
 
-    Raises ConfigError where another one has it, or where this one has joined before, and NotWrittenError.
+    Raises ConfigError where it is taken, or this process has joined before, and NotWrittenError.
     """
     if folder in _held:
         text = f"{folder}: this script has joined before, and a script is one loop of one run"

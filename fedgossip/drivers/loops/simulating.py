@@ -1,9 +1,8 @@
 """Loops of the user's own in one process and in virtual time: n threads, one of which runs at a time.
 
-The simulator schedules them: a loop runs while its training is due, up to its next exchange, and waits again.
-Process-wide state (random states, torch's threads, the environment; of scripts `__main__`, sys.argv, output and the
-modules beside it) is swapped at every switch.  So a synchronous run ends with the digest of the same loops as
-processes.  Resources that cannot be separated are the user's concern: a common output file, a port, a signal.
+A loop runs while its training is due, up to its next exchange.  Process-wide state (random states, torch's threads,
+environment; of scripts `__main__`, sys.argv, output, modules beside it) is swapped at every switch, so a synchronous
+run has the digest of the same loops as processes.  A common output file, port or signal is the user's concern.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ def simulate_loop(
 ) -> Run:
     """Call `function` in n loops of this process, each of which takes part by `fedgossip.join`; return the result.
 
-    `n` and `graph` (ring by default), or an `experiment` with either [topology] or [coordinator]; `overrides`, `seed`,
-    `out`, `report` and `watch` as in `simulate`.  Each loop reads its id from `peer.node`, or from FEDGOSSIP_NODE in
-    the environment.  The loops share the modules of this process, and all state in them.
+    `n` and `graph` (ring by default), or an `experiment` with [topology] or [coordinator]; `overrides`, `seed`, `out`,
+    `report` and `watch` as in `simulate`.  A loop's id is `peer.node`, or FEDGOSSIP_NODE in the environment.  Loops
+    share this process's modules and their state.
 
     Raises ConfigError, and TrainingError where a loop raised.
     """

@@ -5,9 +5,8 @@
     next       the machine's new vector w:  w = expected: nothing was mixed in, the loop's weights stay as they are;
                else a waiting loop takes w, and one that has trained on adds w - expected
 
-So a loop without exchanges keeps its bits: v + (y - b) may be rounded otherwise than y.
-
-The driver sends orders and the loop answers, each in its own thread:
+So a loop without exchanges keeps its bits: v + (y - b) may be rounded otherwise than y.  The driver sends orders and
+the loop answers, each in its own thread, one order at a time:
 
     driver                                  loop
     ask(TrainFrom(round, vector))  ->       next() when it calls step(); trains on
@@ -15,8 +14,6 @@ The driver sends orders and the loop answers, each in its own thread:
     ask(Measure(vector))           ->       next(), beside or between them
                                    <-       give(Measured(metrics))
     release(...)                   ->       next(): the run is over for this loop
-
-One order is open at a time.  Only the loop's own thread touches the model.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ from fedgossip.core.task import Job, Segment, Update
 
 
 class LoopTask:
-    """The loops of this process; `first[i]` are the initial weights of loop i.  A LocalTask.
+    """A LocalTask of this process's loops; `first[i]`: loop i's first weights, `meetings[i]` takes its orders.
 
-    `meetings[i]` takes the orders to loop i.  `like`: properties that the models of others must share with these.
+    `like`: properties that others' models must share.
     """
 
     def __init__(
@@ -131,9 +128,8 @@ def _training_error(error: BaseException, node: NodeId, round: int | None) -> Fe
 
 
 class DescribedTask:
-    """A loop's model as described by another process: it can be averaged and saved here, but not trained.
-
-    `measure` requests the metrics of a vector from a process that can measure.  A LocalTask.
+    """A LocalTask of a model described by another process: averaged and saved here, not trained; `measure` requests
+    metrics elsewhere.
     """
 
     def __init__(self, first: Vector, segments: Sequence[Segment], schema: str, like: Likeness) -> None:

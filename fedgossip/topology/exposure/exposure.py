@@ -1,7 +1,7 @@
 """The vectors of others that a curious node can solve for, from all messages that it receives in some rounds.
 
-A curious node follows the protocol, knows the graph and the weights, and forgets nothing.  All that it sees is linear
-in what it does not know.  Two exchanges, each in two situations:
+A curious node follows the protocol, knows graph and weights, and forgets nothing; all that it sees is linear in its
+unknowns.  Two exchanges, each in two situations:
 
     clear   plain gossip: in round t it sees the vectors y_j(t) of its neighbours, and its own
     sums    private gossip: it sees its own, and sum_j w_j y_j(t) over its neighbours
@@ -11,8 +11,7 @@ in what it does not know.  Two exchanges, each in two situations:
                 then every y_v(t): the view of one round contains no information about another.  A model is exposed
                 as it leaves local training, and with the first one, where all begin alike, the update itself
 
-v is exposed to nodes that pool what they see when its unit vector lies in the span of the rows that they have seen.
-That is tested twice:
+v is exposed to nodes that pool what they see when its unit vector lies in the span of their rows, tested twice:
 
     exact     modulo a prime, with the weights as fractions: what numbers without rounding would give away.  Wrong only
               where the prime divides a determinant: a chance of about 2^-31 for each
@@ -20,8 +19,7 @@ That is tested twice:
               linear estimate leaves at most 1 % of the spread.  Averaging wipes out old differences, so that long runs
               give away much in theory that no longer stands in the numbers
 
-Training is the best case of a run that learns: where updates have become small, models hardly differ from what
-averaging makes of them, and the counts of averaging are those to look at.
+Training is the best case of a run that learns; where updates are small, the counts of averaging apply.
 
 `check_private` decides on which graphs a sum can hide a neighbour's model, as private gossip requires of a schedule.
 """
@@ -119,8 +117,8 @@ class Audit:
 def audit(schedule: Schedule, rounds: int, colluding: int = 1) -> Audit:
     """Return what any `colluding` nodes can solve for together within `rounds`.
 
-    About a second for 64 nodes of 4 neighbours, 20 rounds and one curious node.  Raises ConfigError above 128 nodes or
-    100 rounds, and where no node is left to be exposed.
+    A second for 64 nodes of 4 neighbours, 20 rounds, one curious node.  Raises ConfigError above 128 nodes or 100
+    rounds, and where no node can be exposed.
     """
     n = schedule.n
     if n > NODES_MAX or not 1 <= rounds <= ROUNDS_MAX or not 1 <= colluding < n:
@@ -318,8 +316,7 @@ def _left(rows: FloatArray) -> FloatArray:
 
 
 NEIGHBOURS_MIN = 3
-"""A sum of two reveals each term to the other sender, if it colludes with the receiver; a sum of one reveals it to the
-receiver."""
+"""A sum of two reveals each term to its other sender in collusion with the receiver; of one, to the receiver."""
 
 ROUNDS_LOOKED_AT = 64
 """Of a schedule that never repeats; in every later round the peers see for themselves."""

@@ -1,7 +1,6 @@
-"""Graph families: pure functions from sizes (and a seed, where something is drawn) to a Topology.
+"""Graph families: pure functions from sizes (and a seed) to a Topology, the same on every machine.
 
-A size that a family does not have raises ConfigError with the nearest sizes that it has.  The drawn families are
-functions of their arguments alone: the same seed gives the same graph on every machine.
+A missing size raises ConfigError with the nearest ones.
 
 **EquiTopo** has random shifts of a circle, with a consensus rate independent of the number of nodes:
 
@@ -127,9 +126,9 @@ def two_cliques(n: int) -> Topology:
 
 
 def circulant(n: int, offsets: tuple[int, ...], name: str = "circulant") -> Topology:
-    """Return i joined to (i + o) mod n for every offset o, both ways.  May be disconnected: see `resolve`.
+    """Return i joined to (i + o) mod n for every offset o, both ways; may be disconnected (`resolve`).
 
-    Raises ConfigError for fewer than 2 nodes and for an offset that is 0 modulo n.
+    Raises ConfigError for n < 2, and an offset that is 0 modulo n.
     """
     _require(name, n, lambda size: size >= 2)
     small = sorted({min(o % n, -o % n) for o in offsets})
@@ -218,8 +217,7 @@ def icosahedron() -> Topology:
 def random_regular(n: int, degree: int, seed: int) -> Topology:
     """Return a connected random graph in which every node has `degree` neighbours, redrawn until connected.
 
-    Raises ConfigError where there is no such graph (n times degree is even, and degree below n), and where none of
-    `TRIES` draws is connected.
+    Raises ConfigError unless n times degree is even and degree below n, and where none of `TRIES` draws is connected.
     """
     if degree < 1:
         raise ConfigError(f"regular:{degree}", "Give a degree of at least 1, e.g. regular:3.")
@@ -238,8 +236,8 @@ def random_regular(n: int, degree: int, seed: int) -> Topology:
 def erdos_renyi(n: int, p: float, seed: int) -> Topology:
     """Return a connected graph in which each pair is joined with probability p, redrawn until connected.
 
-    Raises ConfigError for a p outside [0, 1], and where none of `TRIES` draws is connected: below p = ln(n) / n hardly
-    any is.
+    Raises ConfigError for p outside [0, 1], and where none of `TRIES` draws is connected: hardly any below p = ln(n) /
+    n.
     """
     _require("erdos-renyi", n, lambda size: size >= 2)
     _probability("erdos-renyi", p)
@@ -254,10 +252,9 @@ def erdos_renyi(n: int, p: float, seed: int) -> Topology:
 
 
 def small_world(n: int, k: int, p: float, seed: int) -> Topology:
-    """Return a connected Watts-Strogatz graph: a ring with k neighbours each, every edge rewired with probability p.
+    """Return a connected Watts-Strogatz graph: a ring with k neighbours each, edges rewired with probability p.
 
-    Raises ConfigError for an odd k or one of n and more, a p outside [0, 1], and where none of `TRIES` draws is
-    connected.
+    Raises ConfigError for an odd k, or k >= n, a p outside [0, 1], and where none of `TRIES` draws is connected.
     """
     _require("small-world", n, lambda size: size > k)
     _probability("small-world", p)
@@ -272,9 +269,8 @@ def small_world(n: int, k: int, p: float, seed: int) -> Topology:
 
 
 def barabasi_albert(n: int, m: int, seed: int) -> Topology:
-    """Return a graph grown by preferential attachment, m edges per new node; connected by construction.
-
-    Raises ConfigError for an m below 1, and for one of n and more.
+    """Return a graph grown by preferential attachment, m edges per new node.  Raises ConfigError for m < 1 or m >=
+    n.
     """
     if m < 1:
         raise ConfigError(f"barabasi-albert:{m}", "Give at least 1 edge per new node.")
@@ -404,8 +400,8 @@ def static(n: int, m: int, seed: int, both_ways: bool = False) -> Mixing:
 def dynamic(n: int, eta: float, seed: int) -> Random:
     """Return the schedule in which all send to the node a further on, a drawn in every round.
 
-    In expectation a round leaves c^2 + s^2 - 2cs/(n-1) of sum ||x_i - mean||^2, where c = 1 - s and s = eta (n-1)/n.
-    Raises ConfigError for n < 2 and for an eta that is not above 0 and at most 1.
+    A round leaves c^2 + s^2 - 2cs/(n-1) of sum ||x_i - mean||^2 in expectation, c = 1 - s, s = eta (n-1)/n.  Raises
+    ConfigError for n < 2, and eta outside (0, 1].
     """
     name = _named("equi-dynamic", n, eta)
     ids = np.arange(n, dtype=np.int64)
@@ -425,8 +421,8 @@ def dynamic_pairs(n: int, eta: float, seed: int) -> Random:
     """Return the schedule of random pairs along one shift: from a drawn start on each node, and the one a shift further
     on, where both are free.
 
-    Over all shifts and starts, in expectation, a round leaves the more of a disagreement the more it looks like one
-    wave round the circle: `moment` has all of it.  Raises ConfigError as `dynamic` does.
+    A round leaves more, in expectation, of a disagreement like one wave round the circle (`moment`).  Raises
+    ConfigError as `dynamic`.
     """
     name = _named("u-equi-dynamic", n, eta)
     given = eta * (n - 1) / n
@@ -487,7 +483,7 @@ BETWEEN = ("ring", "full")
 def stl_fw(shares: FloatArray, steps: int, weight: float = LAMBDA) -> Mixing:
     """Return the mixing after `steps` of Frank-Wolfe from no exchange, for label shares [n, classes].
 
-    Raises ConfigError for no steps, and for more than LARGEST nodes.
+    Raises ConfigError for no steps, and above LARGEST nodes.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -513,8 +509,8 @@ def stl_fw(shares: FloatArray, steps: int, weight: float = LAMBDA) -> Mixing:
 def d_cliques(shares: FloatArray, size: int, between: str, seed: int) -> Topology:
     """Return cliques of `size` nodes (some of one more) with labels as near to all's as swaps bring them.
 
-    between: "ring", one edge from each clique to the next; "full", one between every two.  Raises ConfigError for sizes
-    that leave fewer than two cliques, and another word.
+    between: "ring", one edge to the next clique; "full", between every two.  Raises ConfigError for fewer than two
+    cliques, and another word.
     """
     n = len(shares)
     name = f"d-cliques:{size},{between}"

@@ -1,7 +1,6 @@
-"""Graphs as files: TOML with a source and the numbers it must have, or a plain list of edges.
+"""Graphs as files: TOML with a source and expected numbers, or a plain list of edges.
 
-A graph in a file can be named, cited and exchanged, and states its expected properties: a file with a violated [expect]
-block is refused, so that a typo does not run as an experiment.
+A file that violates its [expect] block is refused, so that a typo is no experiment.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ class Expect(msgspec.Struct, forbid_unknown_fields=True):
 class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
     """A graph's TOML file.  Either `family`, or `edges` or `arcs` with `nodes` (labels) or `n`.
 
-    arcs: [u, v, w]: u sends to v, who gives its model the weight w; each node keeps the remainder to one, or the weight
-    of its arc to itself.  rule: what these weights are called.  matchings: the edges again, in sets that share no node,
-    where "matcha" shall use these.
+    arcs: [u, v, w]: u sends to v, who weighs it w; each node keeps the remainder, or the weight of its loop.  rule: the
+    weights' name.  matchings: the edges in sets without a common node, for "matcha".
     """
 
     name: str
@@ -74,8 +72,7 @@ class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
 def load(path: Path | str) -> Topology:
     """Return the graph in a file: TOML by its suffix, else a list of edges or another program's.
 
-    Raises ConfigError where the file is missing or too large, cannot be read as what it is, or is not what it
-    expects of itself.
+    Raises ConfigError for a missing, too large, or unreadable file, or a violated expectation.
     """
     place = Path(path)
     if place.suffix == ".toml":
@@ -91,9 +88,9 @@ def given_graph(path: Path) -> GivenGraph:
 
 
 def load_weighted(path: Path | str) -> Mixing:
-    """Return the symmetric mixing of a "u v weight" file; each node keeps what its edges leave of one.
+    """Return the symmetric mixing of a "u v weight" file; each node keeps the remainder to one.
 
-    Raises ConfigError, naming the line, for other words, a loop and an edge given twice.
+    Raises ConfigError, naming the line, for other words, loops, repeated edges.
     """
     given = given_graph(Path(path))
     if given.weights is None:
@@ -104,7 +101,7 @@ def load_weighted(path: Path | str) -> Mixing:
 def load_toml(path: Path) -> Topology:
     """Return the graph that a TOML file describes, checked against its [expect] block.
 
-    Raises ConfigError for a file that cannot be read, an unknown rule of weights, and a graph that violates [expect].
+    Raises ConfigError for an unreadable file, an unknown rule, and violations.
     """
     described = read(path)
     topology = replace(_from_description(described, path), weights=described.weights)
@@ -122,9 +119,9 @@ def load_toml(path: Path) -> Topology:
 
 
 def load_mixing(path: Path | str) -> Mixing | None:
-    """Return the graph in a file with the weights that the file gives: arcs of TOML, or "u v weight" lines.
+    """Return a file's graph with its weights (arcs of TOML, "u v weight" lines), or None without.
 
-    None where it gives none.  Raises ConfigError as `load` and `load_weighted` do.
+    Raises ConfigError as `load` and `load_weighted`.
     """
     place = Path(path)
     if place.suffix != ".toml":

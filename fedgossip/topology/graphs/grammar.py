@@ -1,7 +1,7 @@
 """Grammar of names: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
 
-The three tables at the end are the grammar, read by `resolve`, the files and `fedgossip topology list`: graphs, graphs
-that bring their weights, and schedules.  Some take other names behind their colon: matcha:0.5:regular:4.
+The three tables at the end are the grammar, for `resolve`, files and `fedgossip topology list`: graphs, graphs with
+weights, and schedules.  Some take names: matcha:0.5:regular:4.
 """
 
 from __future__ import annotations
@@ -122,8 +122,7 @@ class TimeVarying:
     what: str
     make: Callable[[Request], Schedule]
     weights: tuple[str, ...]
-    """The weight rules that may be asked for: names of the numbers it has anyway, or a choice that it offers; ANY:
-    those of the graph behind the colon."""
+    """Permitted weight rules: names of its own numbers, or a choice; ANY: those of the graph behind the colon."""
 
 
 def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
@@ -134,10 +133,9 @@ def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
 
 
 def family(spec: str, n: int | None = None, seed: int = seeds.USUAL, inner: Inner | None = None) -> Topology | None:
-    """Return the graph that `spec` names among the families, or None where its first word is no family.
+    """Return the graph that `spec` names, or None where its first word is no family.
 
-    `inner`: what makes a graph of a name behind the colon, where the families are not all there is.
-    Raises ConfigError for a size the family does not have and for arguments that cannot be read.
+    `inner` makes a graph of a name behind the colon.  Raises ConfigError for a missing size and unreadable arguments.
     """
     word, _, arguments = spec.strip().partition(":")
     entry = FAMILIES.get(word.strip().lower())
@@ -178,8 +176,7 @@ def schedule(
 ) -> Schedule | None:
     """Return the time-varying schedule that `spec` names, or None where its first word is none.
 
-    Raises ConfigError for a size that it does not have, arguments that cannot be read and weights that it does not
-    have.
+    Raises ConfigError for a missing size, unreadable arguments, and other weights.
     """
     word, _, arguments = spec.strip().partition(":")
     entry = SCHEDULES.get(word.strip().lower())
@@ -456,8 +453,8 @@ SCHEDULES: dict[str, TimeVarying] = {
 def shuffled(mixing: Mixing, seed: int) -> Random:
     """Return the schedule that gives the nodes of `mixing` new places at random in every round.
 
-    In expectation a round leaves (||W||_F^2 - 1)/(n - 1) of sum ||x_i - mean||^2, whatever the direction.  Raises
-    ConfigError for weights with rows or columns that do not sum to one.
+    A round leaves (||W||_F^2 - 1)/(n - 1) of sum ||x_i - mean||^2 in expectation.  Raises ConfigError for weights whose
+    rows or columns do not sum to one.
     """
     name = f"shuffled:{mixing.name}"
     if mixing.stochastic != "both":
@@ -481,8 +478,7 @@ def shuffled(mixing: Mixing, seed: int) -> Random:
 def every(name: str, count: int, seldom: Schedule, usual: Schedule) -> Schedule:
     """Return the schedule that uses `seldom` in every count-th round, the last of count, and `usual` in the others.
 
-    Each goes on where it was: of a cycle no round is left out.  Raises ConfigError for a count below 2 and for
-    schedules of unequal sizes or promises.
+    Each continues its own rounds.  Raises ConfigError for a count below 2, and unequal sizes or promises.
     """
     if count < 2:
         raise ConfigError(f"{name}: every {count} rounds", "Give at least 2, e.g. every:10:complete:ring.")
@@ -508,9 +504,8 @@ def every(name: str, count: int, seldom: Schedule, usual: Schedule) -> Schedule:
 
 
 def spanning_tree(graph: Topology) -> Topology:
-    """Return a tree of shortest ways from the node with the most neighbours, along edges of `graph`.
-
-    Raises ConfigError for a directed graph, and for one that falls apart.
+    """Return a tree of shortest paths from the node of highest degree.  Raises ConfigError for a directed or
+    disconnected graph.
     """
     name = f"spanning-tree:{graph.name}"
     if graph.directed or not graph.is_connected:
@@ -539,8 +534,8 @@ def spanning_tree(graph: Topology) -> Topology:
 def debruijn(n: int, k: int) -> Mixing:
     """Return the mixing in which i sends 1/k of its model to k i + r mod n, r = 0..k-1.
 
-    Rows and columns sum to one for every n.  The exact mean after D rounds where n = k^D: no eigenvalue
-    but 1 and 0.  Raises ConfigError for a k that is not from 1 to n - 1.
+    Doubly stochastic for every n; the exact mean after D rounds where n = k^D.  Raises ConfigError for a k outside 1..n
+    - 1.
     """
     _require("debruijn", n, k)
     ids = np.arange(n, dtype=np.int64)
@@ -551,8 +546,8 @@ def debruijn(n: int, k: int) -> Mixing:
 def kautz(n: int, k: int) -> Mixing:
     """Return the mixing in which i gives 1/(k + 1) to each of -(k i + r) mod n, r = 1..k, and to itself.
 
-    Rows and columns sum to one for every n; the Kautz graph where n = k^D + k^(D-1).  Raises ConfigError for a k that
-    is not from 1 to n - 1.
+    Doubly stochastic for every n; the Kautz graph where n = k^D + k^(D-1).  Raises ConfigError for a k outside 1..n -
+    1.
     """
     _require("kautz", n, k)
     ids = np.arange(n, dtype=np.int64)

@@ -1,7 +1,5 @@
-"""The links between nodes: graphs as sorted arrays of edges.
-
-Nothing here knows weights, rounds or the network.  A million-node ring is as cheap as its arrays: everything that
-touches all edges is numpy.
+"""Graphs as sorted arrays of edges, without weights, rounds or network; all operations on edges are numpy's, for
+millions of nodes.
 """
 
 from __future__ import annotations
@@ -28,20 +26,17 @@ Csr = tuple[IntArray, IntArray]
 class Topology:
     """A graph on the nodes 0..n-1.  Make one with `from_edges`, `from_networkx`, a family or `resolve`.
 
-    edges: int64 [m, 2], read-only, sorted, unique, no loops; u < v in an undirected graph, and in a directed one
-    (u, v) means that u sends to v.  Two topologies are equal when they join the same nodes in the same way,
-    whatever they are called.
+    edges: int64 [m, 2], read-only, sorted, unique, no loops; undirected u < v, directed u sends to v.  Equal when they
+    join the same nodes alike, whatever their names.
     """
 
     n: int
     given: IntArray | Callable[[], IntArray]
-    """The edges, or a function that creates them on first access: the spectrum of a circulant of a million nodes needs
-    none."""
+    """The edges, or a function that creates them on first access."""
     name: str = "graph"
     directed: bool = False
     circulant: tuple[int, ...] | None = None
-    """Offsets o such that i is joined to (i + o) mod n for every i; None where the construction does not provide
-    them."""
+    """Offsets o, i joined to (i + o) mod n for every i; None where not provided."""
     labels: tuple[str, ...] | None = None
     positions: FloatArray | None = None
     """[n, 2], for drawings."""
@@ -64,10 +59,9 @@ class Topology:
         positions: npt.ArrayLike | None = None,
         weights: str | None = None,
     ) -> Topology:
-        """Return the topology with these edges; an edge given twice (in either direction if undirected) counts once.
+        """Return the topology with these edges; repeated ones (undirected: in either direction) count once.
 
-        Raises ConfigError where an id lies outside 0..n-1, a node is joined to itself, or labels or positions are
-        not one per node.
+        Raises ConfigError for an id outside 0..n-1, a loop, or labels or positions that are not one per node.
         """
         if n < 1:
             raise ConfigError(f"graph {name!r}: {n} nodes", "A graph needs at least one node.")
@@ -86,8 +80,8 @@ class Topology:
     def from_networkx(cls, graph: Any, name: str | None = None) -> Topology:
         """Return the topology of a networkx graph, weights ignored.
 
-        Nodes called 0..n-1 keep their ids; others are numbered in the graph's order and keep their names as labels.
-        Raises ConfigError as `from_edges` does.
+        Nodes 0..n-1 keep their ids; others are numbered in order, with their names as labels.  Raises ConfigError as
+        `from_edges`.
         """
         nodes = list(graph.nodes)
         n = len(nodes)
@@ -305,8 +299,7 @@ def _csr(n: int, rows: IntArray, columns: IntArray) -> Csr:
 def in_rows(n: int, rows: IntArray, columns: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, IntArray, Any]:
     """Return entries by rows, columns ascending in each: (starts [n + 1], columns, values); each entry occurs once.
 
-    By counting, which takes one pass where the columns of a row are already in order; else they are sorted, as are few:
-    a library that counts takes longer to load than they take.
+    By counting, one pass where columns are in order; else sorted, without the load time of a library.
     """
     if len(rows) <= FEW_ENTRIES:
         order = np.lexsort((columns, rows))

@@ -1,4 +1,4 @@
-"""Graphs in the files of other programs, known by how they begin, whatever they are called:
+"""Graphs in the files of other programs, recognised by their beginning:
 
     GraphML, GEXF             XML without a DOCTYPE: nothing in it is expanded, and nothing fetched       networkx
     GML                       graph [ node [ ... ] edge [ ... ] ]                                         networkx
@@ -6,8 +6,7 @@
     Matrix Market             %%MatrixMarket: edges at the entries of a square matrix                     scipy
     NAME.adjlist              a node and its neighbours per line
 
-Weights count where not all of them are 1.  Sizes are checked before anything is read; what these libraries raise is a
-ConfigError of one line.
+Weights count where not all are 1.  Sizes are checked before reading; libraries' errors are a ConfigError of one line.
 """
 
 from __future__ import annotations

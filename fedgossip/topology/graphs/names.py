@@ -49,13 +49,11 @@ def resolve(
 ) -> Topology:
     """Return the connected graph that `graph` names.
 
-    graph: a family ("ring", "torus:4x4", "regular:3"; see grammar.FAMILIES), a ready graph ("karate"), or the path
-    of a TOML file or list of edges, relative to `base`.  n: the number of nodes, where the name leaves it open.
-    seed: for the drawn families; the default is that of an experiment, so that both draw the same.  Only "none" may be
-    disconnected, where others are not allowed to; those that are drawn are drawn again until they are not.
+    graph: a family ("ring", "torus:4x4", "regular:3"; grammar.FAMILIES), a ready graph ("karate"), or the path of a
+    TOML file or list of edges, relative to `base`.  n: nodes, where the name leaves it open.  seed: for drawn families;
+    default: an experiment's.  Only "none" may be disconnected; drawn ones are redrawn.
 
-    Raises ConfigError for an unknown name, a size that the graph does not have, a bad file, or a graph that falls
-    apart.
+    Raises ConfigError for an unknown name, a missing size, a bad file, or a disconnected graph.
     """
     word, whole = graph.strip(), (lambda one: one) if allow_disconnected else require_connected
     if not word:
@@ -93,11 +91,10 @@ def resolve_schedule(
 ) -> Schedule:
     """Return the mixings that `graph` names: of one graph with its weights, or of a graph that changes by the round.
 
-    graph: what `resolve` takes, or a schedule ("one-peer-exponential", "base:2", "el-oracle:4"; see
-    grammar.SCHEDULES).  weights: the rule for one graph (None: the one that its file asks for, or metropolis); most
-    schedules bring their own.  seed: for what is drawn.
+    graph: as `resolve`, or a schedule ("one-peer-exponential", "base:2", "el-oracle:4"; grammar.SCHEDULES).  weights:
+    the rule for one graph (None: its file's, or metropolis); most schedules have their own.  seed: for draws.
 
-    Raises ConfigError as `resolve` and `build` do, and for weights that a schedule does not have.
+    Raises ConfigError as `resolve` and `build`, and for weights that a schedule does not have.
     """
 
     def inner(name: str, size: int | None, number: int) -> Topology:

@@ -1,6 +1,6 @@
 """Schedules that repeat: one-peer exponential, one-peer hypercube, Base-(k+1), window doubling, Leja.
 
-Each has few links per round, so that a single round mixes badly (its slem is often 1), and one whole period well.
+A single round mixes badly (slem is often 1), one whole period well.
 
 **Base-(k+1) graphs**: rounds of at most k links per node with the exact mean as their product, for every number of
 nodes.
@@ -17,16 +17,15 @@ nodes.
     base              n = p q, p the part whose prime factors are at most b: the simple base graph in p blocks of q
                       nodes, then the hyper-hypercube across the blocks; or the simple one of all, if that is shorter
 
-After 2. the mean over each block of V_l is the mean over all nodes, so that 3. ends with it everywhere.  The steps do
-not commute: all peers have to be in the same one.
+After 2. each block of V_l has the mean of all, so 3. ends with it everywhere.  Steps do not commute: all peers must be
+in the same one.
 
 Source: Takezawa, Sato, Bao, Niwa and Yamada, Beyond exponential graph: communication-efficient topologies for
 decentralized learning via finite-time convergence, NeurIPS 2023.
 
 **Leja**: the exact mean on one fixed graph, in as many rounds as its Laplacian has distinct eigenvalues: W_k = I - L /
-mu_k.  The product over all mu_k takes out every mode but the mean.  In ascending order the intermediate models grow
-beyond all digits; Leja's order, each mu_k as far as possible from those before, keeps them small.  Own weights may be
-negative.
+mu_k.  In ascending order intermediate models grow beyond all digits; Leja's order, each mu_k far from those before,
+keeps them small.  Own weights may be negative.
 
 Sources: Kibangou, Graph Laplacian based matrix design for finite-time distributed average consensus, ACC 2012 (the
 factors; title and venue not checked); Reichel, Newton interpolation at Leja points, BIT 30 (1990) (the order).
@@ -51,8 +50,7 @@ from fedgossip.topology.weights.weights import build
 def one_peer_exponential(n: int) -> Cycle:
     """Return the schedule in which i sends to i + 2^(r mod ceil(log2 n)), weight 1/2.
 
-    The exact mean after log2 n rounds where n is a power of two; elsewhere only an approximation.  Raises ConfigError
-    for n < 2.
+    The exact mean after log2 n rounds where n is a power of two, else approximate.  Raises ConfigError for n < 2.
 
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
@@ -106,8 +104,8 @@ def simple_base(n: int, k: int) -> Cycle:
 def window_doubling(n: int) -> Cycle:
     """Return the rounds of window doubling: each node receives from one other, at doubling distances.
 
-    Row i is {i: 0, source: 1}: what arrives is not averaged but counted, by algorithms.window_doubling, which has the
-    exact mean after ceil(log2 n) rounds for every n.  Raises ConfigError for n < 2.
+    Row i is {i: 0, source: 1}: algorithms.window_doubling counts what arrives, and has the exact mean after ceil(log2
+    n) rounds for every n.  Raises ConfigError for n < 2.
 
     Source: Ding et al., DSGD-CECA: decentralized SGD with communication-optimal exact consensus algorithm, ICML 2023.
     """
@@ -287,7 +285,7 @@ def _joined(parts: list[Step]) -> Step:
 
 
 MOST_GROWTH = 1e6
-"""Largest factor by which a mode may grow on the way; the error of the exact mean is this multiple of rounding."""
+"""Largest growth of a mode on the way: the exact mean's error is this multiple of rounding."""
 
 LARGEST = 1500  # nodes
 SAME = 1e-9  # share of the largest eigenvalue below which two are one
@@ -296,7 +294,7 @@ SAME = 1e-9  # share of the largest eigenvalue below which two are one
 def leja(graph: Topology) -> Cycle:
     """Return the rounds that bring `graph` to the exact mean.
 
-    Raises ConfigError for a directed or too large graph, and where a mode would grow beyond MOST_GROWTH on the way.
+    Raises ConfigError for a directed or too large graph, and growth beyond MOST_GROWTH.
     """
     name = f"leja:{graph.name}"
     if graph.directed or graph.n > LARGEST:
@@ -336,9 +334,8 @@ def leja_order(values: FloatArray) -> FloatArray:
 
 
 def growth(order: FloatArray) -> float:
-    """Return the largest factor of a mode over any stretch of rounds: what rounding in one round may have become later.
-
-    max_{k<=l} max_mu prod_{k<=j<=l} |1 - mu / mu_j|, at least 1.
+    """Return the largest factor of a mode over any stretch of rounds, max_{k<=l} max_mu prod_{k<=j<=l} |1 - mu / mu_j|,
+    at least 1.
     """
     with np.errstate(divide="ignore"):
         logs = np.log(np.abs(1.0 - order[None, :] / order[:, None]))  # a round's own mode: -inf, it is gone

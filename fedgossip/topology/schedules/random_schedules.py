@@ -7,9 +7,8 @@
     2. probabilities p with sum p <= budget * matchings that make l_2(sum_j p_j L_j) largest: critical links occur often
     3. alpha that makes ||E[W'W] - J|| least, W = I - alpha sum_j b_j L_j, b_j independent with E b_j = p_j
 
-The budget is a share of the matchings, as in the paper, and not of the links: which matchings there are decides how
-many links it buys.  Step 2 is concave and is solved by a barrier method, without a solver library; its answer is within
-GAP of the best.
+The budget is a share of the matchings, as in the paper, not of the links.  Step 2 is concave, solved by a barrier
+method to within GAP.
 
 Sources: Wang, Sahu, Yang, Joshi and Kar, MATCHA: speeding up decentralized SGD via matching decomposition sampling,
 2019; Misra and Gries, A constructive proof of Vizing's theorem, Information Processing Letters 41 (1992).
@@ -35,8 +34,7 @@ from fedgossip.topology.weights.weights import build, push_weights
 def random_matching(n: int, seed: int) -> Random:
     """Return the schedule of uniformly random pairs that average; with an odd n one node sits out.
 
-    E sum ||x_i - mean||^2 falls to (||W||_F^2 - 1)/(n - 1) of itself: 1/2 (1 - 1/(n - 1)) for even n, 1/2 for odd.
-    Raises ConfigError for n < 2.
+    E sum ||x_i - mean||^2 falls to 1/2 (1 - 1/(n - 1)) for even n, 1/2 for odd.  Raises ConfigError for n < 2.
     """
     if n < 2:
         raise ConfigError(f"random-matching of {n} nodes", "Give at least 2 nodes.")
@@ -52,11 +50,10 @@ def random_matching(n: int, seed: int) -> Random:
 def epidemic_oracle(n: int, s: int, seed: int) -> Random:
     """Return Epidemic Learning with an oracle: a fresh random s-regular graph per round, weights 1/(s + 1).
 
-    Drawn by giving the nodes of one fixed s-regular graph (a circulant) new places at random.  In expectation a round
-    leaves (1/(s+1)) (1 - s/(n-1)) of sum ||x_i - mean||^2, as with any other way to draw s-regular graphs: a fixed W
-    relabelled at random leaves (||W||_F^2 - 1)/(n - 1), and ||W||_F^2 = n/(s + 1) for all of them.
+    A fixed s-regular circulant at random places.  A round leaves (1/(s+1)) (1 - s/(n-1)) of sum ||x_i - mean||^2 in
+    expectation, as any draw of s-regular graphs: (||W||_F^2 - 1)/(n - 1), with ||W||_F^2 = n/(s + 1).
 
-    Raises ConfigError for an odd n * s, and for an s that is not from 1 to n - 1.
+    Raises ConfigError for an odd n * s, and an s outside 1..n - 1.
 
     Source: de Vos et al., Epidemic learning: boosting decentralized learning with randomized communication, NeurIPS
     2023.
@@ -79,12 +76,10 @@ def epidemic_oracle(n: int, s: int, seed: int) -> Random:
 def epidemic_local(n: int, s: int, seed: int) -> Random:
     """Return Epidemic Learning without an oracle: each node pushes to s random others and averages what arrives.
 
-    Rows sum to one and columns do not: the mean is kept in expectation only, and wanders.  About the mean before the
-    round, (1/s)(1 - (1 - s/(n-1))^n) - 1/(n-1) of sum ||x_i - mean||^2 is left in expectation.
+    Rows sum to one and columns do not: the mean is kept in expectation only.  About the old mean, (1/s)(1 - (1 -
+    s/(n-1))^n) - 1/(n-1) of sum ||x_i - mean||^2 is left in expectation.
 
-    Raises ConfigError for an s that is not from 1 to n - 1.
-
-    Source: de Vos et al., NeurIPS 2023, as above.
+    Raises ConfigError for an s outside 1..n - 1.  Source: de Vos et al., NeurIPS 2023.
     """
     name = _pushed("el-local", n, s)
 
@@ -103,7 +98,7 @@ def epidemic_local(n: int, s: int, seed: int) -> Random:
 def epidemic_push(n: int, s: int, seed: int) -> Random:
     """Return the graphs of `epidemic_local` with weights for push-sum: 1/(s + 1) of a node's mass to each of s others.
 
-    Raises ConfigError for an s that is not from 1 to n - 1.
+    Raises ConfigError for an s outside 1..n - 1.
 
     Source: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
     """
@@ -140,9 +135,9 @@ GAP = 1e-7  # how far from the best l_2 the probabilities may be, as a share of 
 
 
 def matcha(graph: Topology, budget: float, seed: int) -> Random:
-    """Return the schedule of randomly activated matchings of `graph`; `budget` in (0, 1] is the share that is used.
+    """Return the schedule of randomly activated matchings of `graph`; `budget` in (0, 1]: the used share.
 
-    Raises ConfigError for a budget outside, a directed graph, and one of more than LARGEST nodes.
+    Raises ConfigError for another budget, a directed graph, and above LARGEST nodes.
     """
     name = f"matcha:{budget:g}:{graph.name}"
     if not 0 < budget <= 1:
@@ -261,7 +256,7 @@ def activation(laplacians: Sequence[FloatArray], budget: float) -> FloatArray:
     """Return p [matchings] in [0, 1], sum p <= budget * matchings, with the largest l_2(sum_j p_j L_j).
 
     Maximises s t + logdet(sum_j p_j L_j - s (I - J) + J) + sum log p + sum log(1 - p) + log(rest of the budget) for
-    growing t by Newton's method; the distance to the best is at most (number of barriers) / t.
+    growing t by Newton's method, to within (number of barriers) / t.
     """
     count, n = len(laplacians), len(laplacians[0])
     if budget == 1.0:
@@ -313,7 +308,7 @@ def _centred(x: FloatArray, t: float, stack: FloatArray, J: FloatArray, total: f
 
 
 def best_step(laplacians: Sequence[FloatArray], chances: FloatArray) -> tuple[float, float]:
-    """Return (alpha, ||E[W'W] - J||) for the alpha with the least of it; convex in alpha, so a search of one number.
+    """Return (alpha, ||E[W'W] - J||) for the best alpha of a convex function.
 
     E[W'W] = I - 2 alpha L + alpha^2 (L^2 + 2 sum_j p_j (1 - p_j) L_j), L = sum_j p_j L_j, for L_j^2 = 2 L_j.
     """

@@ -5,7 +5,7 @@
     Random   every round drawn afresh; see `random_schedules`
     Endless  every round another one, of the user's own
 
-The mixing of round r is a function of (seed, r, n) alone, so that all peers agree on it without talking about it.
+Round r is a function of (seed, r, n) alone: peers agree on it without messages.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ class Cycle:
 class Random:
     """Rounds that never repeat, each drawn from its own stream of random numbers.
 
-    contraction: what a round leaves, in expectation, of sum_i ||x_i - mean||^2 in every direction; None where no
-    formula is known, and where directions differ.  moment: of those, M -> E[W' M W], dense [n, n], a complete
-    description. rounds: how many a run has, where that is known (`for_rounds`).
+    contraction: what a round leaves of sum_i ||x_i - mean||^2 in expectation, in every direction; None without a
+    formula.  moment: M -> E[W' M W], dense [n, n].  rounds: of a run, where known (`for_rounds`).
     """
 
     name: str
@@ -138,9 +137,8 @@ class Random:
 
 @dataclass(frozen=True, eq=False)
 class Endless:
-    """Rounds that never repeat: make(round) gives the mixing of each, links(node) all whom it may ever meet.
-
-    rounds: how many a run has, where that is known (`for_rounds`).
+    """Rounds that never repeat: make(round) gives a mixing, links(node) all possible partners; rounds: of a run, where
+    known.
     """
 
     name: str
@@ -175,18 +173,13 @@ class Endless:
 
 
 def for_rounds(schedule: Schedule, rounds: int) -> Schedule:
-    """Return the schedule of a run of so many rounds, in which every partner is met at least once.
-
-    Of rounds that repeat it is the same one; of those that never do, peers open no links that they will not use.
-    """
+    """Return a run's schedule, in which every partner is met at least once: no other links are opened."""
     return replace(schedule, rounds=rounds) if isinstance(schedule, Random | Endless) else schedule
 
 
 def met_within(schedule: Schedule, rounds: int) -> Csr | None:
-    """Return (starts [n + 1], ids): the nodes that each node sends to or receives from in the first `rounds`,
-    ascending.
-
-    None where they are so many that almost everybody meets everybody: it takes rounds * degree of about CROWDED n.
+    """Return (starts [n + 1], ids): each node's partners in the first `rounds`, ascending; None from rounds * degree of
+    about CROWDED n on.
     """
     n = schedule.n
     if rounds * float(schedule.mixing(0).topology.degrees().mean()) > CROWDED * n:

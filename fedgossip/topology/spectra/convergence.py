@@ -1,11 +1,9 @@
 """The consensus rate of a mixing and of pairwise averaging, and the effective number of neighbours.
 
-Words that papers use differently, here: slem = ||W - J||_2 (for a symmetric W max(|l_2|, |l_n|)), spectral_gap = 1 -
-slem: what one round leaves at most.  rate = the size of the largest eigenvalue but the mean's: what a round leaves in
-the long run.  For symmetric and other normal mixings the two are one number; for others rounds are counted by the norms
-of the powers themselves (`eigen`), since neither number gives them.  Two numbers are always given together: the gap
-is the worst direction's rate, and ranks a star above two cliques; the effective number of neighbours n_W is the average
-direction's, and ranks them as training does.
+Definitions: slem = ||W - J||_2 (symmetric W: max(|l_2|, |l_n|)), spectral_gap = 1 - slem: a round's bound.  rate = the
+largest |eigenvalue| but the mean's: a round in the long run.  For normal mixings both are one number; others are
+counted by the norms of powers (`eigen`).  The gap is the worst direction's rate, and ranks a star above two cliques;
+the effective number of neighbours n_W is the average direction's, and ranks them as training does.
 
 **Pairwise averaging**, as in asynchronous gossip.  One exchange averages the ends i, j of an edge: W_ij = I - (e_i -
 e_j)(e_i - e_j)'/2, a projection.  A node drawn uniformly chooses one of its neighbours uniformly, so edge {i, j} has
@@ -15,9 +13,8 @@ p_ij = (1/d_i + 1/d_j) / n, and
     bound  =  lambda_2(E W)                        E ||x - mean||^2 falls at least so much, exchange by exchange
     rate   =  the largest eigenvalue of X -> E[W X W] outside consensus: the decay in the long run
 
-In one exchange x' E[W'W] x = x' (E W) x, so the bound is reached by the slowest pattern, once: it leaves half of what
-it takes from that pattern as noise in quicker ones, which dies out.  So bound^2 <= rate <= bound.  On a regular graph
-of m edges the bound is 1 - mu_2 / (2 m), mu_2 the algebraic connectivity.
+The slowest pattern reaches the bound once, and leaves half of it as noise in quicker ones: bound^2 <= rate <= bound.
+On a regular graph of m edges the bound is 1 - mu_2 / (2 m), mu_2 the algebraic connectivity.
 
 Source of model and bound: Boyd, Ghosh, Prabhakar and Shah, Randomized gossip algorithms, IEEE Trans. Inf. Theory 52,
 2006.
@@ -49,21 +46,18 @@ _TYPICAL_LIMIT = 100_000  # nodes; beyond it the mean over all directions, taken
 class Forecast:
     """The forecast from a graph and its weights before training; None for unknown fields.
 
-    rounds_to_halve, rounds_to_1_percent: rounds of pure mixing until the disagreement has shrunk to this share in
-    the worst direction; None also for never.  typical_to_halve, typical_to_1_percent: the same for the root mean square
-    over all directions.  (Of large directed graphs the worst are upper bounds, from slem.)  Where rounds are drawn the
-    worst are medians over `draws` realised sequences, in nine of ten of which late_to_halve and late_to_1_percent are
-    enough; the typical ones are of the expected square.  mean_contraction: what one round leaves of a disagreement in a
-    random direction.  expected_contraction: where rounds are drawn, ||E[W'W] - J||_2, what one round leaves of the sum
-    of squares, in expectation and in the worst direction.  floor, ceiling: stationary disagreement per unit of spread
-    added each round, before mixing: `floor` when each round's spread is fresh noise, `ceiling` when it is the same
-    every round.  n_w_error: half the width of the 95 % interval of n_w, 0 where it is exact.
+    rounds_to_halve, rounds_to_1_percent: rounds of pure mixing to this share in the worst direction; None also for
+    never.  typical_to_halve, typical_to_1_percent: for the root mean square over directions.  (Of large directed graphs
+    upper bounds, from slem.)  Where rounds are drawn the worst are medians over `draws` sequences, for nine of ten of
+    which late_to_halve and late_to_1_percent suffice; typical ones are of the expected square.  mean_contraction: a
+    round's remainder in a random direction.  expected_contraction: of drawn rounds, ||E[W'W] - J||_2.  floor, ceiling:
+    stationary disagreement per unit of spread added each round, before mixing: fresh noise, or the same each round.
+    n_w_error: half n_w's 95 % interval, 0 where exact.
 
-    Of a schedule whose graph changes (`sequences.forecast_of`) edges and degree_max are those of the busiest round, and
-    slem, gap and eigenvalues are None: one step is uninformative.  messages: that a node sends per round, on average.
-    period: after how many rounds the mixings repeat; 1 for one graph, 0 for never.  rate: what a round leaves of the
-    worst disagreement in the long run: |l_2| of one graph, ||product of a period - J||^(1/period) of a cycle, the root
-    of the expected share of squares of a random one.  exact_after: rounds to the exact mean; None for never.
+    Of a changing schedule (`sequences.forecast_of`) edges and degree_max are of the busiest round; slem, gap and
+    eigenvalues are None.  messages: that a node sends per round, on average.  period: 1 for one graph, 0 for never.
+    rate: |l_2| of one graph, ||product of a period - J||^(1/period) of a cycle, the root of the expected share of
+    squares of a random one.  exact_after: rounds to the exact mean, or None.
     """
 
     n: int
@@ -106,9 +100,8 @@ def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
     """Return n_W(gamma), with how many models the neighbours' noise is averaged away, between 1 and n.
 
     n_W = [1 / (1 - gamma)] / mean_i sum_{k>=1} gamma^(k-1) ||(W^k)_i||^2: 1 without exchange, n on a complete graph.
-    gamma in [0, 1) is the decay of a contribution; 0.9 is about ten rounds.  Exact where all eigenvalues are at hand; a
-    stochastic estimate (reproducible) for other large graphs; None where that would not be reliable.  Raises
-    ConfigError for a gamma outside [0, 1).
+    gamma in [0, 1) is the decay of a contribution; 0.9 is about ten rounds.  Exact where all eigenvalues are known; a
+    reproducible estimate for large graphs; None where unreliable.  Raises ConfigError for another gamma.
 
     Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
     """
@@ -172,10 +165,9 @@ def disagreement_band(
 ) -> tuple[FloatArray, FloatArray]:
     """Return (lower [t], upper [t]), between which the disagreement lies when round s adds a spread of spread[s].
 
-    modes: the eigenvalues [n - 1] of a normal mixing, real or complex; the mean's takes no part.  The update precedes
-    the mix and is mixed.  Two cases, exact for spread that lies in no special direction of the graph: updates that have
-    nothing to do with each other, fresh_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), and updates that all point
-    the same way, steady_t^2 = mean_k |sum_{s<=t} l_k^(t-s+1) spread_s|^2.  The lower edge is the smaller of them.
+    modes: the eigenvalues [n - 1] of a normal mixing, without the mean's.  The update is mixed.  For spread in no
+    special direction: unrelated updates, fresh_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), or equal ones,
+    steady_t^2 = mean_k |sum_{s<=t} l_k^(t-s+1) spread_s|^2.  The lower edge is the smaller.
     """
     values, counts = np.unique(np.asarray(modes, np.complex128), return_counts=True)
     shares, sizes = counts / max(1, counts.sum()), np.abs(values)

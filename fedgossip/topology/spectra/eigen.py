@@ -1,11 +1,10 @@
 """Eigenvalues of graphs and mixings, by formula or numerically; and products of mixings.
 
-Below `mixing_matrix` and `convergence`: uses arrays and graphs, not weights' rules.  A number that did not converge is
-given back as unresolved, never as a number: unconverged Lanczos overstates the gap of a ring of 10^4 nodes 70 times.
+A number that did not converge is returned as unresolved: unconverged Lanczos overstates the gap of a ring of 10^4 nodes
+70 times.
 
-**By formula**: eigenvalues of Laplacians, ascending.  Where all edges weigh the same, W = I - a L, and the spectrum of
-a mixing of a million nodes costs a sum.  Written as squares of sines, so that nothing cancels near 0: a gap of 1e-11
-has all its digits.
+**By formula**: eigenvalues of Laplacians, ascending.  Where all edges weigh the same, W = I - a L.  As squares of
+sines, so that nothing cancels near 0: a gap of 1e-11 has all its digits.
 
 Source: Mohar, The Laplacian spectrum of graphs, in Graph Theory, Combinatorics, and Applications 2 (1991); the lattices
 are Cartesian products: their eigenvalues are all sums of one of each factor.
@@ -16,11 +15,11 @@ unit of disagreement before the first round,
     worst(t)   = ||P_t - J||_2                    the largest share that any disagreement keeps
     typical(t) = ||P_t - J||_F / sqrt(n - 1)      the root mean square over all directions
 
-Where only columns sum to one (push-sum) Z_t = diag(P_t 1)^-1 P_t, the matrix of the estimates x / w, stands in place of
-P_t; where only rows do, (I - J) P_t, what is left of the differences, in place of P_t - J.
+Where only columns sum to one (push-sum) Z_t = diag(P_t 1)^-1 P_t, of the estimates x / w, replaces P_t; where only rows
+do, (I - J) P_t replaces P_t - J.
 
-Eigenvalues give this for symmetric and other normal mixings.  For others they give only the rate in the long run: the
-de Bruijn graph of 16 nodes has no eigenvalue but 1 and 0, and is at the mean after 4 rounds, not after one.
+Eigenvalues give this for normal mixings; for others only the long-run rate: the de Bruijn graph of 16 nodes has no
+eigenvalue but 1 and 0, and takes 4 rounds.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def one_thread() -> contextlib.AbstractContextManager[object]:
 def circulant_deficits(n: int, offsets: IntArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return (1 - Re l_k, Im l_k) for k = 0..n-1, where l_k = 1 - sum_o w_o + sum_o w_o exp(2 pi i o k / n).
 
-    As sums of 2 w sin^2(pi o k / n): nothing cancels, so a gap of 1e-11 has all its digits.  The own weight (offset
-    0) falls out by itself.  `offsets` int64 [k] in 0..n-1, `weights` [k]; returns two float64 [n].
+    As sums of 2 w sin^2(pi o k / n): a gap of 1e-11 has all its digits.  `offsets` int64 [k] in 0..n-1, `weights` [k];
+    returns two float64 [n].
     """
     if offsets.size * n > TABLE_LIMIT:
         return _deficits_by_fft(n, offsets, weights)
@@ -114,11 +113,10 @@ def _deficits_by_fft(n: int, offsets: IntArray, weights: FloatArray) -> tuple[Fl
 def lanczos_ends(
     apply: Apply, n: int, work: int, reach: Callable[[float, float], float], most: int = LANCZOS_STEPS
 ) -> Ends:
-    """Return both ends of the symmetric operator `apply`, the ones vector projected out in every step.
+    """Return both ends of the symmetric operator `apply`, without the ones vector.
 
-    work: multiplications per step, which bounds the number of steps; so does `most`.  reach(low, high): the relative
-    gap g that the ends imply; Lanczos sees gaps down to about (3 / steps)^2, so the answer is unresolved where
-    sqrt(g) steps <= 3 or where the bound on the error exceeds 1 % of g.
+    work: multiplications per step, which bounds their number, as `most`.  reach(low, high): the relative gap g of the
+    ends; unresolved where sqrt(g) steps <= 3, or the error bound exceeds 1 % of g.
     """
     limit = int(min(most, max(60, LANCZOS_WORK // (work + 5 * n)), n - 1))
     vector = start(n)
@@ -189,7 +187,7 @@ def quadrature(
     """Return an estimate of trace f(W) on the complement of the ones vector and half its 95 % interval.
 
     Stochastic Lanczos quadrature with random signs, reproducible.  `apply` takes [n] or [n, probes].  `traces` [3]: of
-    W^0, W and W^2 there, which are exact; only the part of f that no parabola has is estimated.
+    W^0, W, W^2, exact; only f's part beyond a parabola is estimated.
 
     Source: Ubaru, Chen and Saad, Fast estimation of tr(f(A)), SIAM J. Matrix Anal. Appl. 38 (2017).
     """

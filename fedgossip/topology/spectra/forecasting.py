@@ -1,12 +1,12 @@
-"""The forecast of every round from the graph alone: the remaining disagreement, and the part added by learning.
+"""The forecast of every round from the graph alone: the remaining disagreement, and what learning adds.
 
-With P_{r,t} = W_{r+t-1} ... W_r, of the graphs that these rounds really have (drawn ones follow from the seed),
+With P_{r,t} = W_{r+t-1} ... W_r of the actual rounds,
 
     typical(t) = ||P_{0,t} - J||_F / sqrt(n - 1)     the root mean square over all directions
     worst(t)   = ||P_{0,t} - J||_2                   the largest share that any disagreement keeps
 
-see `eigen` for mixings of which columns or rows alone sum to one.  Where the updates of round s lie delta_s apart,
-in no special direction of the graph, the distance of D-PSGD (adapt, then combine) lies between
+(`eigen` for columns or rows alone).  Where the updates of round s lie delta_s apart, in no special direction, D-PSGD's
+distance (adapt, then combine) lies between
 
     fresh_t^2  = sum_s delta_s^2 ||P_{s,t-s} - J||_F^2 / (n - 1)      updates of different rounds have nothing in common
     steady_t^2 = ||sum_s delta_s (P_{s,t-s} - J)||_F^2 / (n - 1)      they all point the same way
@@ -67,10 +67,9 @@ def outlook(schedule: Schedule, rounds: int) -> Outlook:
 
 
 def disagreement_edges(schedule: Schedule, spread: Sequence[float]) -> tuple[FloatArray, FloatArray] | None:
-    """Return (lower [t], upper [t]) of D-PSGD's distance after round t, from the spread of each round's updates.
+    """Return (lower [t], upper [t]) of D-PSGD's distance after round t, from each round's spread of updates.
 
-    The smaller and the larger of the two cases above.  None where only columns sum to one, since estimates are then not
-    products, and for too many nodes and rounds.
+    None where only columns sum to one, and for too many nodes and rounds.
     """
     n = schedule.n
     entries = len(schedule.mixing(0).values)

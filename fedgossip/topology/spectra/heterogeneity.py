@@ -4,21 +4,19 @@ With P [n, classes] the label shares of the nodes (rows sum to one),
 
     H(W) = 1/n ||W P - 11'P/n||_F^2
 
-is how far the labels in a neighbourhood, weighed as models are, are from the labels of all: 0 where every neighbourhood
-is like the whole.  Over random placements of the same nodes its mean is (||W||_F^2 - 1)/(n - 1) times that of no graph.
-
-With rows that differ as the peers' updates do in place of P it is tau^2 = 1/n sum_i ||sum_j w_ij u_j - mean u||^2.
+is how far the labels in a neighbourhood, weighed as models, are from those of all.  Over random placements its mean is
+(||W||_F^2 - 1)/(n - 1) times that of no graph.  With updates u in place of P it is tau^2 = 1/n sum_i ||sum_j w_ij u_j -
+mean u||^2.
 
 Source: Le Bars, Bellet, Tommasi, Lavoie and Kermarrec, Refined convergence and topology learning for decentralized SGD
 with heterogeneous data, AISTATS 2023.
 
-**Modes**: how much of what peers disagree about lies in each mode of a graph, and what a round leaves of it.  With
-symmetric W of modes (l_k, v_k) and rows P [n, width] of anything that peers have (label shares, updates),
+**Modes**: what peers disagree about in each mode of a graph, and what a round leaves of it.  With symmetric W of modes
+(l_k, v_k) and rows P [n, width] of label shares or updates,
 
     E_k = ||v_k' P||^2,    sum_{k>=2} E_k = n H(I),    sum_{k>=2} l_k^2 E_k = n H(W)
 
-and H as in `heterogeneity`.  One graph with one spectrum does well where the energy lies in modes that die out at once,
-and badly where it lies in the few that last.
+A graph does well where the energy lies in modes that die out at once.
 """
 
 from __future__ import annotations
@@ -82,8 +80,7 @@ def drawn(mixing: Mixing, shares: FloatArray, count: int, seed: int) -> FloatArr
 def placed(mixing: Mixing, shares: FloatArray) -> tuple[IntArray, float]:
     """Return (places [n], H): row places[i] of `shares` at node i, by pairwise swaps until none helps.
 
-    A swap of the data at i and j adds (w_kj - w_ki)(P_i - P_j) to what each k sees, so all pairs are tried by two
-    products.  Raises ConfigError for more than MOST_PLACED nodes.
+    All pairs are tried by two products.  Raises ConfigError for more than MOST_PLACED nodes.
     """
     _check(mixing, shares)
     n = mixing.n
@@ -124,9 +121,8 @@ ALIKE = 1e-9  # eigenvalues this near count as equal, with indistinguishable eig
 def left_of_modes(schedule: Schedule) -> FloatArray:
     """Return what a round, or a period, leaves of each mode, descending [n - 1], the mean's left out.
 
-    Of a symmetric mixing its eigenvalues, with their signs.  Of others singular values: of one round, or of the product
-    of a period.  Of a drawn one the roots of the eigenvalues of E[W'W] - J.  Raises ConfigError where they are not to
-    be had: for size, and for rounds that do not repeat and are not drawn by a known rule.
+    Symmetric: eigenvalues with signs.  Others: singular values of a round, or a period's product; drawn: roots of the
+    eigenvalues of E[W'W] - J.  Raises ConfigError for size, and rounds that neither repeat nor have a known rule.
     """
     if isinstance(schedule, Mixing):
         found = spectrum(schedule).eigenvalues
@@ -163,7 +159,7 @@ def _of_draws(schedule: Random) -> FloatArray:
 def energies(mixing: Mixing, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return (l_k, E_k), both [n - 1], descending in l_k; modes with one eigenvalue share their energy equally.
 
-    Raises ConfigError for a mixing that is not symmetric, too large, or of another size than `rows` [n, width].
+    Raises ConfigError for a mixing that is not symmetric, too large, or unlike `rows` [n, width].
     """
     n = mixing.n
     if not mixing.symmetric or n > eigen.DENSE_LIMIT:

@@ -1,13 +1,11 @@
 """Properties of a schedule: rounds to the exact mean, rate over whole periods, effective neighbours.
 
-A sequence is never judged by one step: every round of one-peer exponential has slem 1 for even n, and log2 n of them
-give the exact mean of 2^p nodes.  So slem and gap stay None here, and `rate` is the share that a round leaves in the
-long run.
+A sequence is never judged by one step: one-peer exponential has slem 1 for even n, and the exact mean of 2^p after log2
+n rounds.  So slem and gap are None, and `rate` is of the long run.
 
-After large cycles the disagreement that is left is estimated without dense products, by random vectors and by Lanczos.
-With z of random signs E z'A z = tr A, so that the remaining squares of a few such vectors, round by round, estimate
-||W_k ... W_1 - J||_F^2 is, with a 95 % interval; n_W, the floor and the typical rounds need no more of it.  The worst
-direction is the largest eigenvalue of P'P, P = W_k ... W_1, applied round by round.
+Large cycles are estimated without dense products: E z'A z = tr A for random signs z, so a few vectors give ||W_k ...
+W_1 - J||_F^2, with a 95 % interval, hence n_W, floor and typical rounds.  The worst direction is P'P's largest
+eigenvalue by Lanczos, P = W_k ... W_1 applied round by round.
 
 Sources: Hutchinson, A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines,
 Communications in Statistics - Simulation and Computation 18 (1989); for Lanczos see `eigen`.
@@ -35,8 +33,9 @@ WORST_LIMIT = 512  # nodes; beyond it dense products are not made, and n_w, floo
 LEAST = 0.01  # how far the worst direction is followed,
 PERIODS = 100  # and for how many periods at most
 DRAWS, DRAWS_WORK, DRAWN_LIMIT = 64, 4_000_000, 256
-"""Sequences of a random schedule that are drawn to see their worst directions: at most so many, so that draws * n^3 is
-at most this, and none for more nodes than the last."""
+"""Sequences of a random schedule drawn for their worst directions: at most so many, draws * n^3 at most this, none
+above the last.
+"""
 MOMENT_LIMIT, MOMENT_ROUNDS, MOMENT_END = 200, 600, 1e-8
 """Second moments, dense, are followed for no more nodes and rounds than these, and until so little is left."""
 UNKNOWN = (
@@ -49,9 +48,9 @@ UNKNOWN = (
 def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
     """Return the forecast of any schedule before training; None for unknown fields.
 
-    One graph: `spectral.forecast`; `found` is its spectrum, if at hand.  A cycle: the products of its rounds, in closed
-    form where all are circulant, else densely; of large exact ones only when they are exact.  A random one: expected
-    values, and the worst directions of sequences that are drawn.  Raises ConfigError for a gamma outside [0, 1).
+    One graph: `spectral.forecast`, `found` its spectrum if at hand.  A cycle: products of rounds, closed where
+    circulant, else dense; of large ones exact only.  Random: expected values, and drawn sequences' worst directions.
+    Raises ConfigError for a gamma outside [0, 1).
     """
     check_gamma(gamma)
     if isinstance(schedule, Mixing):
@@ -66,9 +65,8 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
 
 
 def product_norm(schedule: Schedule) -> float | None:
-    """Return ||W_p ... W_2 W_1 - J||_2 over one period, what it leaves of the worst disagreement.
-
-    None where rounds never repeat, and above 512 nodes for schedules neither exact nor circulant.
+    """Return ||W_p ... W_2 W_1 - J||_2 over one period; None where rounds never repeat, and above 512 nodes unless
+    exact or circulant.
     """
     if not schedule.period:
         return None
@@ -352,7 +350,7 @@ class TraceEstimate:
 def estimated_deviation(schedule: Schedule, gamma: float) -> TraceEstimate | None:
     """Return sum_{k>=1} gamma^(k-1) ||W_{r+k-1} ... W_r - J||_F^2, the mean over rounds r of a period.
 
-    Of doubly stochastic rounds.  None for more than PHASES of them, and where it would take more than WORK.
+    Of doubly stochastic rounds; None above PHASES of them, or WORK.
     """
     if schedule.period > PHASES:
         return None

@@ -1,13 +1,11 @@
 """The spectrum of a mixing: its eigenvalues where they can be had, else both ends, else no number.
 
-In this order: a closed form that the construction carries (circulants, Laplacians in `eigen`); indistinguishable nodes,
-twins, which leave a small matrix; dense solvers; Lanczos, short; factors of W - s I, whose signs prove the result
-(inertia); Lanczos, long.  Unresolved values are reported as such, not guessed.
+In this order: a closed form of the construction (`eigen`); twins, which leave a small matrix; dense solvers; short
+Lanczos; factors of W - s I, whose signs prove the result; long Lanczos.  Unresolved values are reported as such.
 
-Two nodes are twins where their rows of W are equal except in their own two columns, and W_ij = W_ji.  A class of s
-twins has s - 1 eigenvectors that live on it alone, all with the eigenvalue (own weight - weight of each other); what is
-left is the quotient, one row per class.  A star has two classes, two cliques of any size have four, K_ab has two: their
-whole spectra come from a matrix that small.
+Twins have equal rows of W except in their own two columns, and W_ij = W_ji.  A class of s twins has s - 1 eigenvectors
+of its own, eigenvalue (own weight - weight of each other); the rest is the quotient, one row per class: two for a star
+and K_ab, four for two cliques.
 
 Source: Godsil and Royle, Algebraic Graph Theory, Springer 2001, section 9.3 (equitable partitions).
 
@@ -19,8 +17,8 @@ law of inertia as many eigenvalues of W lie below s as D has negative signs.  So
     2. the signs at a little less prove that only the mean's eigenvalue is nearer to 1: the value is proven between
     3. the signs below the smallest value of Lanczos prove that nothing is lower
 
-On a tree the factors have no more entries than the tree: this is the Sturm count, O(n).  Never for expanders, which
-have dense factors: their cost is bounded beforehand, and Lanczos is what resolves them.
+On a tree this is the Sturm count, O(n).  Never for expanders, whose dense factors are bounded beforehand, and which
+Lanczos resolves.
 
 Source: Parlett, The Symmetric Eigenvalue Problem, SIAM 1998, sections 3.3 and 4.
 """
@@ -49,12 +47,11 @@ _EPSILON = float(np.finfo(np.float64).eps)
 class Spectrum:
     """The spectrum of a mixing, or its ends; None for what was not resolved.
 
-    lambda2, lambda_n: second largest and smallest eigenvalue; None for a directed mixing, whose eigenvalues are
-    complex.  eigenvalues: float64 [n], descending, the first belongs to the mean; of a directed mixing the singular
-    values, which are the sizes of the eigenvalues where `normal`.  modes: the eigenvalues of a directed normal mixing,
-    complex128 [n - 1], the mean's left out.  None for large graphs without a closed form.
-    rate: |l_2|; None for directed graphs where it is not slem and too large to find.
-    residual: a bound on the error of the ends.  certified: (lower, upper), between which the gap is proven to lie.
+    lambda2, lambda_n: second largest and smallest eigenvalue; None for a directed mixing.  eigenvalues: float64 [n],
+    descending, the mean's first; of a directed mixing singular values, the eigenvalues' sizes where `normal`.  modes:
+    eigenvalues of a directed normal mixing, complex128 [n - 1], without the mean's.  None for large graphs without a
+    closed form.  rate: |l_2|, or None.  residual: error bound of the ends.  certified: (lower, upper), proven bounds of
+    the gap.
     """
 
     n: int
@@ -76,10 +73,10 @@ class Spectrum:
 def spectrum(mixing: Mixing) -> Spectrum:
     """Return slem, gap and, where they can be had, all eigenvalues of `mixing`.
 
-    The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||. Zero
-    for a disconnected graph.  Of any size where there is a closed form, or where twins or cheap factors help; else
-    dense to 3000 nodes and Lanczos beyond, which returns "unresolved" (resolved=False, numbers None) rather than a
-    wrong number.  Where only columns or only rows sum to one (push-sum), slem is |l_2|, as rate; no eigenvalues.
+    The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||.  Zero
+    for a disconnected graph.  Any size with a closed form, twins or cheap factors; else dense to 3000 nodes and Lanczos
+    beyond, which returns resolved=False rather than a wrong number.  Where only columns or rows sum to one, slem is
+    |l_2|, as rate; no eigenvalues.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """
@@ -361,7 +358,7 @@ class Proven:
 def proven_ends(W: Any, lowest: float) -> Proven | None:
     """Return both ends of the symmetric doubly stochastic W [n, n], sparse; None where factors are too dear or fail.
 
-    lowest: the smallest value that Lanczos saw, which is at least the smallest eigenvalue.
+    lowest: Lanczos' smallest value, an upper bound.
     """
     if banded_work(W) > WORK_LIMIT:
         return None

@@ -1,7 +1,7 @@
 """The mixing weights of one round: x_i <- sum_j row(i)[j] x_j.
 
-Rows and columns sum to one, so that a round brings the models together and leaves their mean where it was.  A weaker
-mixing declares it (`Mixing.stochastic`), and is for algorithms that correct for it.
+Doubly stochastic, so that a round keeps the mean; a weaker mixing declares it (`Mixing.stochastic`), for algorithms
+that correct for it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SIGNED = frozenset({"best-constant", "fdla", "leja", "matcha"})
 """Rules with possibly negative weights: the fastest ones are."""
 
 Stochastic = Literal["both", "rows", "columns"]
-"""The sums that equal one.  Both: the mean stays and equal models stay equal.  Rows alone: equal models stay equal, the
-mean may move (Epidemic Learning keeps it in expectation).  Columns alone: the sum stays, but a node may gain or lose
-mass: push-sum counts that mass and divides by it."""
+"""The sums that equal one.  Both: the mean stays.  Rows: equal models stay equal, the mean may move.  Columns: the sum
+stays, nodes gain or lose mass, which push-sum counts.
+"""
 
 Entries = tuple[IntArray, IntArray, FloatArray]
 """(starts, ids, values) of a Mixing."""
@@ -41,9 +41,8 @@ Group = tuple[IntArray, IntArray, FloatArray]
 class Mixing:
     """A stochastic matrix over a graph, checked on construction.  Make one with `weights.build` or `from_matrix`.
 
-    starts int64 [n + 1], ids int64 [entries], values float64 [entries]: CSR, ids ascending in a row, the diagonal
-    always there.  Read-only.  Doubly stochastic unless `stochastic` is set otherwise.  A Mixing is also the Schedule
-    that uses it in every round.
+    starts int64 [n + 1], ids int64 [entries], values float64 [entries]: CSR, ids ascending in a row, with the diagonal;
+    read-only.  Doubly stochastic unless `stochastic` says otherwise.  Also the Schedule that uses it in every round.
     """
 
     topology: Topology
@@ -98,8 +97,8 @@ class Mixing:
     ) -> Mixing:
         """Return the mixing with the dense weights W [n, n]; W[i, j] is what i gives the model it has from j.
 
-        Without a topology the graph is read off the nonzero weights.  Raises ConfigError where W is not a square array
-        of real numbers, violates `stochastic`, or weights a pair without an edge.
+        Without a topology the graph is the nonzero weights.  Raises ConfigError for W that is not a square real array,
+        violates `stochastic`, or weighs a pair without an edge.
         """
         dense = dense_weights(W)
         if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not dense.size:
@@ -114,9 +113,9 @@ class Mixing:
 
     @classmethod
     def from_weighted_edges(cls, n: int, edges: Iterable[tuple[int, int, float]], name: str = "weighted") -> Mixing:
-        """Return the symmetric mixing with these weights on undirected edges; each node keeps the remainder to one.
+        """Return the symmetric mixing of weighted undirected edges; each node keeps the remainder to one.
 
-        Raises ConfigError for an edge that is given twice, and as `Topology.from_edges` does.
+        Raises ConfigError for a repeated edge, and as `Topology.from_edges`.
         """
         triples = list(edges)
         topology = Topology.from_edges(n, [(u, v) for u, v, _ in triples], name)
@@ -277,9 +276,8 @@ def assemble(
 def turned(
     topology: Topology, rule: str, weight: float, whole: Callable[[], Mixing], stochastic: Stochastic = "both"
 ) -> Mixing:
-    """Return the mixing of a circulant graph in which every node gives each received model the same weight.
-
-    `whole`: creates the same mixing with its arrays, on first access.
+    """Return the mixing of a circulant graph with one weight for received models; `whole` creates its arrays, on first
+    access.
     """
     n, offsets = topology.n, np.array(topology.circulant, np.int64)
     sources = np.unique(-offsets % n if topology.directed else np.concatenate([offsets, -offsets]) % n)

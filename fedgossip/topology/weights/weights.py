@@ -53,7 +53,7 @@ class _Problem:
 
 
 def fastest(topology: Topology, positive: bool) -> FloatArray:
-    """Return weights [m] of the edges with the least slem, to GAP; `positive`: none of them, nor of the own, negative.
+    """Return weights [m] of the edges with the least slem, to GAP; `positive`: none negative, nor the own.
 
     Raises ConfigError for more than MOST_NODES nodes or MOST_EDGES edges.
     """
@@ -213,8 +213,8 @@ def rule_names() -> tuple[str, ...]:
 def push_weights(topology: Topology) -> Mixing:
     """Return the column-stochastic mixing in which each node gives away equal shares, 1 / (1 + its successors).
 
-    A node needs to know only to how many it sends, so this works on every directed graph.  Rows need not sum to 1:
-    for push-sum, which carries the mass of every node along and divides by it.
+    A node needs only its number of receivers, so this works on every directed graph.  Rows need not sum to 1: for
+    push-sum, which divides by the mass.
 
     Source: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
     """
@@ -306,9 +306,9 @@ MAX_FILE_BYTES = 64 << 20
 
 
 def sinkhorn(topology: Topology) -> Mixing:
-    """Return the doubly stochastic mixing on the arcs and loops of `topology` that Sinkhorn's steps converge to.
+    """Return the doubly stochastic mixing on the arcs and loops of `topology` by Sinkhorn's steps.
 
-    Raises ConfigError where there is none: an arc on no cycle (which makes its row and column impossible).
+    Raises ConfigError where there is none: an arc on no cycle.
     """
     from scipy.sparse import coo_array
 
@@ -350,8 +350,8 @@ def inverse(topology: Topology) -> Mixing:
 def weighted(topology: Topology, pi: npt.ArrayLike, rule: str = "pi") -> Mixing:
     """Return the mixing that keeps sum_i pi_i x_i: i gives j min(pi_i / (1 + d_i), pi_j / (1 + d_j)) / pi_i.
 
-    With equal pi these are Metropolis weights.  Raises ConfigError for a directed graph, for another number of values
-    than nodes, and for one that is not positive.
+    Equal pi: Metropolis weights.  Raises ConfigError for a directed graph, another number of values than nodes, and one
+    that is not positive.
     """
     values = np.asarray(pi, np.float64)
     if topology.directed:
