@@ -1,8 +1,7 @@
 """Signed logs of what left a participant, and what a coordinator can prove of a round without a secret.
 
 It imports `secure` and `base`.  Machines request lines by `Log`, whose facts name frames by session, stage, size and
-hash; the host writes them before it sends.  The coordinator's `Witness` frames make a transcript per session, which is
-verified offline by repeating the checks of `secure` on what is signed.
+hash, written before they are sent.  A coordinator's `Witness` frames make a transcript per session, verified offline.
 
     entries.py  one line of an audit log: chained, signed       log.py         writes them, for many lives
     verify.py   is a log as it was written?                     compare.py     do two participants' logs agree?
@@ -16,7 +15,6 @@ The facts of an entry, whatever its kind:
     bytes   of the frame, or the message                     words    of a vector behind it, 4 bytes each
     sha256  of the frame's body, which its signature covers (`frames.body_hash`), or of the numbers sent
 
-Two logs are compared by session, stage, bytes and sha256.  More facts are compared where they are there: of a reveal
-`alive` and `dropped`, whose share of which kind was given, ids as `secure.session.ranges` writes them; and
-`sum_sha256`, the hash of the sum that a client received.
+Two logs are compared by session, stage, bytes and sha256, and where present by a reveal's `alive` and `dropped` (ids as
+`secure.session.ranges`), and `sum_sha256`, the received sum's hash.
 """

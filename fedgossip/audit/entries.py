@@ -5,8 +5,7 @@
     hash       SHA-256 of ("audit entry", the line up to the hash), which holds the hash of the line before
     signature  Ed25519 of ("audit", hash), by the participant's identity
 
-The hash covers the bytes as they stand in the file: nothing is encoded again to check a line.  The first line names the
-participant; the hash before it is all zeros.
+The hash covers the file's bytes.  The first line names the participant; the hash before it is zeros.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ NOTHING = "0" * 64
 """The hash that the first entry follows."""
 
 OPENED, REOPENED, MENDED, CLOSED = "opened", "reopened", "mended", "closed"
-"""Kinds of entries that the log writes itself: its first line, the first of a later incarnation, a truncated torn line,
-and the end of an incarnation."""
+"""The log's own entries: its first line, a later incarnation's first, a truncated torn line, an incarnation's end."""
 
 BEGIN = b'{"number":0,'
 """The first bytes of every log."""
@@ -212,10 +210,10 @@ def bytes_of(facts: Facts) -> int | None:
 
 
 def entries(path: Path) -> Iterator[LogEntry]:
-    """Yield the entries of a log in their order; a torn last line is left out.
+    """Yield a log's entries in order, without a torn last line, each with the hash that it names (`verify_log` checks
+    the rest).
 
-    Each entry has the hash that it names; `verify_log` checks that they follow each other, and the signatures.  Raises
-    AuditError for a line that is no entry.
+    Raises AuditError for a line that is no entry.
     """
     for place, line in enumerate(lines(path), 1):
         if not line.endswith(b"\n"):

@@ -4,8 +4,7 @@
     log.past                      entries of earlier incarnations, (kind, facts) in order
     log.append("sent", {...})     on disk when it returns; NotWrittenError where there is no room: nothing is changed
 
-An incarnation ends with the entry "closed"; one without it was killed, or the log was truncated.  Truncation at the end
-is detectable only by a published `head`: publish it regularly.
+An incarnation without the entry "closed" was killed, or the log truncated, which only a published `head` detects.
 """
 
 from __future__ import annotations
@@ -63,10 +62,9 @@ class Lives:
 
 
 def read(path: Path) -> Lives:
-    """Return the entries of earlier incarnations, for the next one.
+    """Return the entries of earlier incarnations, every hash and link checked, and the last entry's signature.
 
-    Every hash and link is checked, and the signature of the last entry, which stands for all before it.  Raises
-    AuditError where one is wrong, and for a log without a whole line.
+    Raises AuditError where one is wrong, and for a log without a whole line.
     """
     owner: Owner | None = None
     first = NOTHING
@@ -112,11 +110,10 @@ def _refused(path: Path, what: str) -> AuditError:
 
 
 class AuditLog:
-    """Appends one incarnation of a participant to its log.  A context manager; for one thread.
+    """Appends one incarnation of a participant to its log; a context manager, for one thread.
 
-    `clock` gives nanoseconds since 1970.  `synced`: entries outlive a loss of power, not a kill alone.  Raises
-    AuditError for a log of another participant or run, one that was changed, and one that another process is writing;
-    NotWrittenError where there is no room.
+    `clock`: nanoseconds since 1970.  `synced`: entries outlive a loss of power.  Raises AuditError for another
+    participant's or run's log, a changed one, and one in use; NotWrittenError where there is no room.
     """
 
     def __init__(self, path: Path, owner: Owner, sign: Sign, clock: Callable[[], int], *, synced: bool = True) -> None:
@@ -165,11 +162,10 @@ class AuditLog:
                 raise _refused(self.path, f"it is of {name} {was}, not {now}")
 
     def append(self, kind: str, facts: Facts) -> str:
-        """Write an entry; return its hash.
+        """Write an entry, on disk when this returns; return its hash.
 
-        The entry is on disk when this returns.  Raises NotWrittenError where there is no room: nothing is changed, and
-        the action of the entry must not be performed.  Raises ValueError for facts that make no entry (the caller's
-        mistake): too long, or bytes.
+        Raises NotWrittenError where there is no room: nothing is changed, and the entry's action must not be performed.
+        Raises ValueError for too long facts, or bytes.
         """
         if kind in OWN:
             raise ValueError(f"{kind!r} is written by the log itself")

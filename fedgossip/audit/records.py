@@ -3,16 +3,13 @@
     file      "fgsums1\\n", then records: length u32 little-endian | msgpack
     records   begun (first) | frame, outline and keys, as they came | sealed (last)
 
-A frame is kept whole where nothing in it is secret, so that any holder of the transcript may read it.  Of a frame that
-carries shares, opened or sealed, an outline is kept: the signature, the SHA-256 that it covers, the length, and whose
-shares they are.  So the signature can be checked, and no share is on disk.  Frames that repeat parts of others (keys,
-consents) are outlines too: they are reassembled for the checks.
+A frame is kept whole where nothing in it is secret.  Of one with shares, opened or sealed, an outline is kept:
+signature, the SHA-256 that it covers, length, and whose shares; so the signature can be checked, and no share is on
+disk.  Frames that repeat others' parts (keys, consents) are outlines too.
 
-A leak of the file reveals: the participants of each round, and the stage of each dropout; public keys; hashes of masked
-vectors, of the sum, of shares.  The hashed values, except the sum, look random without further data: each holds 256
-bits of key.  The hash of the sum confirms a guess of the whole sum.  The shares received by the coordinator are left
-out: with them a leak would remove a client's own mask from recorded traffic, one of the two layers of masks, and the
-other depends on X25519 alone.
+A leak reveals each round's participants and dropouts; public keys; hashes of masked vectors, of the sum, of shares.
+Except for the sum's, which confirms a guess of it, they look random.  Received shares are left out: with them a leak
+would remove one of the two layers of masks from recorded traffic.
 """
 
 from __future__ import annotations
@@ -76,8 +73,8 @@ class WholeFrame(Record, frozen=True, tag="frame"):
 class Outline(Record, frozen=True, tag="outline"):
     """A frame without its body.
 
-    `ids`: the clients whose keys, seals, signatures or shares are in it, in its order; empty for a frame that the file
-    has whole.  `alive`: for each id of a Reveal whether the share is one of b, of a client that survives.
+    `ids`: whose keys, seals, signatures or shares it has, in order; empty for a whole frame.  `alive`: for each id of a
+    Reveal whether the share is of b.
     """
 
     sent: bool

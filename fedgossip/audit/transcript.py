@@ -5,8 +5,8 @@
     transcript.received(client, frame)              after the step has taken it: a refused frame belongs in the log
     transcript.close()                              or close(reason) for a round that was given up
 
-`Round` reads one again: each frame has a valid signature, and no participant contradicts itself.  `records`
-documents the stored parts of a frame, and why no share is stored; `verify_round` documents the checks.
+`Round` reads one again: valid signatures, no contradictions.  `records` documents the stored parts, `verify_round` the
+checks.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _up: msgspec.msgpack.Decoder[frames.Upward] = msgspec.msgpack.Decoder(frames.Upw
 
 
 class Transcript:
-    """Writes the file of one session.  Memory: a hash per frame, and the ids of clients with keys in it.
+    """Writes the file of one session, which names the one before by its hash; memory: a hash per frame, and key
+    holders' ids.
 
-    It names the file before by its hash.  Raises AuditError where a file of this session is there;
-    NotWrittenError where there is no room: the file is then as it was before the call, and closed.
+    Raises AuditError for an existing file; NotWrittenError without room: it is then as before, and closed.
     """
 
     def __init__(self, folder: Path, session: int, roster: ParticipantRoster, coordinator: bytes, sign: Sign) -> None:
@@ -96,9 +96,8 @@ class Transcript:
         self._frame(sent=False, client=client, frame=frame, message=message)
 
     def close(self, outcome: str = SUMMED) -> bytes:
-        """End the file; return its SHA-256, to be logged, so that others receive it.
-
-        `outcome`: one word, why a round was given up (secure/aborts.Reason).
+        """End the file; return its SHA-256, to be logged.  `outcome`: why a round was given up
+        (secure/aborts.Reason).
         """
         self._put(Sealed(outcome, self._sign(sealed_content(self._hash.digest(), outcome))))
         file, self._file = self._file, None

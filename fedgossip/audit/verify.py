@@ -1,17 +1,13 @@
 """Offline checks of logs, one against its signatures and two participants' against each other; and exports of a log.
 
-**One log.**  A changed byte is found and named by its line; so are entries that are cut out, put in, repeated or moved.
-The file cannot show that its end was cut off at some entry, or that an older copy was put back.  A published hash of a
-later entry (`head`) detects that, and so does the log of a receiving partner (compare.py).  Nor can it show that the
-participant omitted entries, or wrote another log from the beginning: its key signs that too.
+**One log.**  A changed byte, and entries that are cut out, put in, repeated or moved, are named by line.  Truncation at
+an entry, or an older copy, shows only by a published later hash (`head`) or a receiving partner's log; omissions, or
+another log from the beginning, do not show: its key signs that too.
 
-**Two logs.**  Every message that one participant records as sent, the other must record as received, by session, stage,
-size and hash; and the other way round.  Both files may be sound and still differ: then one of them is untrue, or
-something was lost on its way; the two files cannot show which.  A client need not record what it received: then that
-direction is not compared.
+**Two logs.**  What one records as sent, the other must record as received, by session, stage, size and hash, and vice
+versa.  Where they differ one is untrue, or something was lost.  A client need not record what it received.
 
-**Export.**  A cover of facts, then every entry, as CSV or JSON.  Nothing secret can be in it: entries hold names,
-numbers and hashes, and take no bytes.
+**Export.**  A cover of facts, then every entry, as CSV or JSON: names, numbers and hashes, nothing secret.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ CLOCK_STEP_MS = 1000
 """Maximum milliseconds that a clock may step back without a remark."""
 
 NAMED_MAX = 100
-"""Maximum number of faults before the rest of a file is left out; and of steps of the clock that are named."""
+"""Maximum number of faults, and of steps of the clock, that are named."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +242,7 @@ class Verification:
 def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> Verification:
     """Verify every link and signature by `key`, 32 bytes; without a key, by the one that the log itself names.
 
-    `head`: a published hash, which must be in the log.  Raises AuditError for a file that cannot be opened.
+    `head`: a published hash, which must be there.  Raises AuditError for an unreadable file.
     """
     following = _Following(key)
     for place, line in enumerate(lines(path), 1):

@@ -1,15 +1,13 @@
 """Verify offline that a round followed the protocol, from its transcript, the roster and the coordinator's key.
 
-These are checked, up to the first fault: every signature; the descriptor, as clients check it; each client's keys
-signed by its roster identity, for this round; both session hashes; senders and receivers of sealed shares; masked
-vectors of one length; one list of survivors, n_min clients or more who all sent a vector; consents to that list, as
-many of each share group as its members must see before they reveal; one reveal per client, of one kind of share of
-each, as the list of survivors determines; t of them for every secret; the result of these survivors; the coordinator's
-seal.
+Checked up to the first fault: signatures; the descriptor, as clients do; keys signed for this round; session hashes;
+senders and receivers of sealed shares; vectors of one length; one list of n_min or more survivors who all sent one;
+consents, as many of each share group as its members must see; one reveal per client, of the right kinds; t of them for
+every secret; the result; the seal.
 
-The file cannot show omissions by the coordinator; nor that the body of a frame with shares matches its outline: the
-client's own log records that too (compare.py).  Only the vectors, which are not stored, would prove the sum; each
-client has checked that its received sum has the hash signed here.
+The file cannot show omissions by the coordinator, nor that the body of a frame with shares matches its outline
+(clients' logs do: compare.py).  Only the vectors would prove the sum; each client has checked that its sum has the
+signed hash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Interpretation of a table's cell as missing, a number, or a word, shared by all readers of tables.
-
-A number has ASCII digits, a point, an exponent, as in a spreadsheet.  Python's 1_000, inf and digits of other scripts
-are words.
+"""A table's cell as missing, a number, or a word, for all readers of tables.  Numbers have ASCII digits, a point, an
+exponent: 1_000 and inf are words.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ def is_missing(cell: str) -> bool:
 
 @lru_cache(1 << 16)  # a command reads a cell for the schema, the model and the digest of records
 def number_in(cell: str) -> float | None:
-    """Return the number in a cell; None without one, or beyond float32.
-
-    An integer with too many digits for float64 counts as a name (a patient number, say): None.
+    """Return the number in a cell; None without one, beyond float32, or an integer beyond float64's digits (a patient
+    number).
     """
     if not _NUMBER.fullmatch(cell):
         return None
@@ -60,11 +57,10 @@ def class_name(cell: str) -> str:
 
 
 def missing_labels(cells: Collection[str], classes: Collection[str] = ()) -> frozenset[str]:
-    """Return the distinct cells of a label column that stand for a missing label; no class has such a name.
+    """Return the distinct cells of a label column that stand for a missing label.
 
-    These are the cells of `is_missing`; "-" in a column without "+"; and a code like -9 or -999, where it is the only
-    negative number of the column.  `classes`: names of classes fixed elsewhere, as by a model or the common test file:
-    in the last two cases such a cell is that class, whatever else this column holds.
+    Those of `is_missing`; "-" in a column without "+"; and a code like -9 or -999, the only negative number.
+    `classes`: fixed elsewhere (a model, the common test file): in the last two cases such a cell is that class.
     """
     found = {cell for cell in cells if is_missing(cell)}
     if "-" in cells and "+" not in cells and "-" not in classes:

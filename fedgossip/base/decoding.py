@@ -1,7 +1,6 @@
 """Decoding of untrusted bytes: messages, frames, logs, traces, checkpoints, files.
 
-Values nested deeper than any that fedgossip writes are refused before decoding: decoders, and code that walks over
-their values, recurse once per level.
+Too deep nesting is refused before decoding: decoders recurse once per level.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The errors that fedgossip raises on purpose.  The message names the fault and its place, the advice the next step.
-
-An optional library is in one of the project's extras; `needed` reports its absence in one way.
+"""The errors that fedgossip raises on purpose: the message names the fault and its place, the advice the next step;
+`needed` reports absent extras.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ PARTIAL_EXIT = 9
 
 
 class FedgossipError(Exception):
-    """Base of the family.  ``str(error)`` is the one line of error, ``error.advice`` the one line of advice, also shown
-    by a traceback."""
+    """Base of the family: ``str(error)`` is the one line of error, ``error.advice`` that of advice."""
 
     exit_code = 1
 

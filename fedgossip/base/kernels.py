@@ -1,6 +1,6 @@
 """Tuning of a process before torch is imported: its kernels, memory and imports.
 
-Torch's libraries read the environment once, at their first computation; `prefer` sets their kernels before that:
+Torch's libraries read the environment at their first computation; `prefer` sets their kernels before:
 
     reproducible   MKL_CBWR=AUTO: a product has the same bits whatever it shares a call with.  The default,
                    since an update depends on its job alone; without it MKL rounds some odd shapes differently in a
@@ -8,9 +8,8 @@ Torch's libraries read the environment once, at their first computation; `prefer
     portable       MKL_CBWR=COMPATIBLE and ATEN_CPU_CAPABILITY=avx2: the same bits on different x86-64 processors, for
                    experiments with train.portable; `learning.one_model.devices` does the rest.
 
-Importing `fedgossip` calls `prepare` before any other module, so it applies to the command line, the warmed parent of
-local peers, the processes of a team and a user's own program.  A value set by the user is kept, except in portable
-runs.
+Importing `fedgossip` calls `prepare` before any other module, in every process.  A user's value is kept, except in
+portable runs.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _late = False
 
 
 def prepare() -> None:
-    """Request reproducible kernels, unless the user requested others.
-
-    It takes effect even after the import of torch, until torch computes its first product: MKL is queried.
-    """
+    """Request reproducible kernels, unless the user requested others; effective until torch's first product."""
     global _late  # noqa: PLW0603 as torch's choice, of the whole process
     if MKL not in os.environ:
         os.environ.update(REPRODUCIBLE)
@@ -80,9 +76,8 @@ def late() -> bool:
 
 
 def mkl_mode() -> int | None:
-    """Return the mode that MKL reports, where torch is loaded; None where this torch does not export the query.
-
-    The function is undocumented, but only MKL can tell whether the environment was set in time.
+    """Return the mode that MKL reports (undocumented), where torch is loaded, or None: only MKL can tell whether the
+    environment was set in time.
     """
     import ctypes
     from pathlib import Path
@@ -119,9 +114,8 @@ def remarks() -> list[str]:
 
 
 def built_for_cpu() -> bool:
-    """Whether the installed torch is a CPU-only build, according to its version file, without loading torch.
-
-    False where unknown, and where a CPU build supports Apple's GPU.
+    """Whether the installed torch is a CPU-only build, by its version file; False where unknown, or with Apple's
+    GPU.
     """
     from importlib.util import find_spec
     from pathlib import Path
@@ -161,10 +155,8 @@ def processor_mark() -> int:
 
 
 PYTHON = (sys.executable, "-P")
-"""Start of the command line of another process of ours.
-
-Without -P `python -m` imports what lies in the folder where it is started, numpy.py for example, before installed
-packages: that folder may be a stranger's.
+"""Start of the command line of another process of ours; -P, as `python -m` would import modules of a stranger's folder
+first.
 """
 
 # The amount of freed memory that the C library keeps for reuse.
@@ -174,10 +166,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def keep(block: int, total: int) -> None:
-    """Keep freed blocks of up to `block` bytes for reuse, `total` bytes in all, in this process from now on.
+    """Keep freed blocks of up to `block` bytes for reuse, `total` bytes in all, in this process.
 
-    glibc returns such blocks to the system at each free, and a page fault per 4 KiB of the next one costs more than
-    writing to it.  No effect with other C libraries.
+    glibc would return them to the system, and a page fault per 4 KiB costs more than writing.  No effect with other C
+    libraries.
     """
     allocator = getattr(ctypes.CDLL(None), "mallopt", None)
     if allocator is not None:
@@ -187,10 +179,10 @@ def keep(block: int, total: int) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Import, or make a population, with the garbage collector off: nothing of it is garbage.
+    """Import, or make a population, with the garbage collector off: a tenth of torch's import time, half of a million
+    seats' set-up.
 
-    Its scans of imported objects take a tenth of torch's import time, and those of a million seats half of the set-up.
-    What was imported is of the oldest generation then: the next collections do not scan it.
+    What was made is then of the oldest generation.
     """
     before, modules = gc.isenabled(), len(sys.modules)
     gc.disable()

@@ -1,10 +1,8 @@
 """Rows of a sharded embedding table: ascending keys, and their values.
 
-An untouched row is a function of (seed, row, column): every participant computes the same bits.  The numbers are
-counter-based, not drawn from a stream, so every row costs the same.
+An untouched row is a function of (seed, row, column), counter-based: every participant computes the same bits.
 
-Source: the mixing function is that of Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA
-2014.
+Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014 (the mixing function).
 """
 
 from __future__ import annotations

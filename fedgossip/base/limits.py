@@ -3,8 +3,8 @@
     lr: Annotated[float, Within(ABOVE_0)] = 0.1
     optimizer: Annotated[str, OneOf(("sgd", "adam"))] = "sgd"
 
-A name with options is such a value too: `chosen` selects the entry of a table, whose options are the parameters of its
-factory; and before a user's function is called, its signature is checked against its arguments.
+`chosen` selects a table's entry by a name with options, the parameters of its factory; a user's function is checked
+against its arguments.
 """
 
 from __future__ import annotations
@@ -107,9 +107,8 @@ class Words:
 
 @dataclass(frozen=True)
 class KnownNames:
-    """The names of a table, and what each is in a few words: `explain` and the reference print them.
-
-    No limit: the value may also be a name with numbers behind it, or code of the user's own.
+    """The names of a table with a few words each, for `explain` and the reference; no limit: numbers or user code may
+    follow.
     """
 
     names: Mapping[str, str]
@@ -180,10 +179,10 @@ class CalledWith:
 
 
 def check_call(name: str, function: Callable[..., Any], call: CalledWith, values: Sequence[object] = ()) -> None:
-    """Raise ConfigError where `function`, named `name`, does not accept the arguments of `call`.
+    """Raise ConfigError where `function`, named `name`, does not accept the arguments of `call`; `values`: those, where
+    informative.
 
-    `values`: the arguments themselves, where known and informative.  A function without a signature, as some in C,
-    passes.
+    A function without a signature passes.
     """
     try:
         # not the wrapped function's signature: a decorator may add arguments
@@ -212,8 +211,9 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
 
 
 def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
-    """Raise ConfigError for an option that `make` does not take, or that it needs and that is not there; `ours`:
-    parameters that options may not set."""
+    """Raise ConfigError for an option that `make` does not take, or lacks; `ours`: parameters that options may not
+    set.
+    """
     takes = inspect.signature(make).parameters
     known = set(takes) - set(ours)
     for option in options:

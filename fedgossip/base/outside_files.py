@@ -1,10 +1,8 @@
 """Opens all files of untrusted origin; a test finds readers that bypass it.
 
-A reader gets a regular file or an OSError at once: it never waits for a pipe or reads a device, a file is refused by
-its size before it is read (a sparse file counts by its size), and a link out of its folder is not followed: a run
-directory from another person must not expose the reader's own files.  Where a link that stays inside is followed, the
-file is opened by its resolved name, folder by folder without links, so that a link put there after the check opens
-nothing.  `named` follows the links of a path chosen by the reader's own user.
+A reader gets a regular file or an OSError at once: no pipe, no device, no oversized (or sparse) file, no link out of
+its folder, as a run directory from another person must not expose the reader's files.  A link inside is opened by its
+resolved name, folder by folder without links.  `named` follows links of the user's own path.
 """
 
 from __future__ import annotations
@@ -61,10 +59,9 @@ def named(path: Path | str) -> Path:
 
 
 def open_file(path: Path, limit: int = SMALL, *, within: Path | None = None) -> io.BufferedReader:
-    """Open a regular file of at most `limit` bytes for reading bytes.
+    """Open a regular file of at most `limit` bytes; `within`: the folder that a link may not leave, by default its own.
 
-    `within`: the folder that a link may not leave; by default the file's own.  Raises OSError with the expectation in
-    its text.
+    Raises OSError with the expectation in its text.
     """
     home = (within or path.parent) if within is not None or path.is_symlink() else None
     real = str(path) if home is None else check_inside(path, home)
@@ -100,10 +97,10 @@ def read_text(path: Path, limit: int = SMALL, *, errors: str = "strict", within:
 
 
 def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a record from byte `at` on, with their ends; a truncated last line has none.
+    """Yield a record's lines from byte `at` on, with their ends (a truncated last one has none).
 
-    LINE_MAX bytes are in memory at a time, and the file is closed between reads, so that records of many peers can be
-    read side by side.  Raises OSError, also for a longer line.
+    LINE_MAX bytes are in memory, and the file is closed between reads: many records at once.  Raises OSError, also for
+    a longer line.
     """
     while True:
         with open_file(path, ROWS) as file:
@@ -122,9 +119,9 @@ def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def open_by_name(path: Path, limit: int = LARGE) -> Iterator[str]:
-    """Give a name by which a library opens the very file that was checked, also where another takes its place.
+    """Give a name by which a library opens the checked file itself; where the system has none, the path.
 
-    Where the system has no names of open files it is the path.  Raises OSError.
+    Raises OSError.
     """
     with open_file(path, limit) as file:
         held = Path(f"/proc/self/fd/{file.fileno()}")
@@ -148,9 +145,8 @@ def check_inside(path: Path, folder: Path) -> str:
 def check_folder(folder: Path, *, within: Path | None = None) -> Path:
     """Return an untrusted folder without links, of files or folders, that lead out of it.
 
-    Code that writes in such a folder or reads its subfolders calls this first: a link to a folder would redirect reads,
-    writes and deletions elsewhere.  `within`: the folder that no link may leave, an ancestor of `folder`; by default
-    `folder` itself.  Raises OSError.
+    Code that writes in such a folder, or reads subfolders, calls this first.  `within`: the ancestor that no link may
+    leave, by default `folder`.  Raises OSError.
     """
     home = within or folder
     check_inside(folder, home)
@@ -173,10 +169,7 @@ def check_folder(folder: Path, *, within: Path | None = None) -> Path:
 
 
 def checked_folder(folder: Path) -> Path:
-    """Check a folder named in a command, as `check_folder`; return it.  Raises ConfigError.
-
-    A missing folder passes: the error of its reader is more specific.
-    """
+    """Check a command's folder as `check_folder`; return it, also if missing.  Raises ConfigError."""
     try:
         return check_folder(folder)
     except FileNotFoundError:
@@ -233,8 +226,8 @@ class Arrays(dict[str, "npt.NDArray[Any]"]):
 def read_arrays(path: Path, wanted: Collection[str]) -> Arrays:
     """Return the `wanted` arrays of an npz archive that are present; nothing is unpickled.
 
-    Raises OSError, and ValueError for an invalid archive or one that claims more bytes than its file can contain: sizes
-    are compared with each other and with the shapes before decompression.
+    Raises OSError, and ValueError for an invalid archive or one that claims more than its file can contain, before
+    decompression.
     """
     with open_file(path, LARGE) as file:
         most = inflated_limit(os.fstat(file.fileno()).st_size)

@@ -1,14 +1,14 @@
-"""Files and folders of a run, readable by their owner only: rows, models and traces reveal information on the data.
+"""Files and folders of a run, readable by their owner only.
 
-**Marks.**  What a command reads as its user's own because of where it lies (a key, a policy, the folder of an
-invite) bears a mark that this user's commands alone can write, for anybody can put a file of that name into a folder.
+**Marks**: what a command reads as its user's own by its place (a key, a policy, an invite's folder) bears a mark that
+this user's commands alone can write.
 
     ~/.local/state/fedgossip/keys/marks    the secret of the marks; $XDG_STATE_HOME where that is set
     "# mark: HEX" in a key or a policy     of the key pair; of the path, as people edit a policy
     FOLDER/owner.mark                      of the folder's path
 
-**Locks.**  One process holds the lock of an open file at a time; the system releases it at the end of the process.  By
-flock on Linux and macOS; on Windows by a lock on one byte far beyond the end (untested).
+**Locks**: one process holds an open file's lock; by flock on Linux and macOS, on Windows by a byte far beyond the end
+(untested).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 
 def patiently(open: Callable[[], T]) -> T:
-    """Call `open`; while no descriptor is left, retry for at most PATIENCE_SECONDS.
+    """Call `open`; without descriptors retry for at most PATIENCE_SECONDS.
 
-    Raises the last OSError or ZeroMQ error of `open`, or at once one with another cause.
+    Raises its last OSError or ZeroMQ error, another cause at once.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -58,9 +58,8 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def opened(path: Path, mode: str, buffering: int = -1) -> BinaryIO:
-    """Open a binary file as `open` does; a new file is accessible to its owner only.
+    """Open a binary file as `open` does; a new one is its owner's only, and a link is refused.
 
-    A link is refused, not followed: a folder from another person must not redirect writes to the reader's own files.
     Raises OSError.
     """
     return cast(BinaryIO, open(path, mode, buffering, opener=_open))
@@ -140,10 +139,7 @@ def keys_folder() -> Path:
 
 
 def mark_of(content: bytes) -> str:
-    """Return the mark of a content that this user's commands write: 64 hex digits, which nobody else can compute.
-
-    Raises NotWrittenError where there can be no secret.
-    """
+    """Return the mark of a content by this user's commands: 64 hex digits.  Raises NotWrittenError without a secret."""
     path = keys_folder() / "marks"
     try:
         with contextlib.suppress(FileExistsError), opened(path, "xb") as file:
@@ -193,18 +189,18 @@ _warned = False
 
 
 def opened_to_lock(path: Path) -> int:
-    """Open a file for appending and locking, accessible to its owner only; return its descriptor.
+    """Open a file for appending and locking, its owner's only, without links where possible; return its descriptor.
 
-    Links are not followed where the system supports it.  Raises OSError.
+    Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.open(path, flags, FILE)
 
 
 def taken(file: int) -> bool:
-    """Take the lock of an open file, without waiting; False where another holds it.
+    """Take an open file's lock without waiting; False where another holds it.
 
-    On a file system without locks: True, and a warning on standard error the first time.  Raises OSError.
+    Without locks here: True, with a warning once.  Raises OSError.
     """
     found = taken_if_any(file)
     if found is None:

@@ -60,10 +60,9 @@ NO_SCORE = Score("")
 
 @dataclass
 class BestSoFar:
-    """The round with the best score so far, the first of equal ones; round 0, the untrained model, never counts.
+    """The round with the best finite score, the first of equal ones; never round 0.
 
-    A score that is no finite number is never better.  `patience`: the number of evaluations in a row without a better
-    score that end the run; 0: none do.
+    `patience`: evaluations in a row without a better score that end the run; 0: none.
     """
 
     score: Score

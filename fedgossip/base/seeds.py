@@ -1,7 +1,6 @@
 """Named random streams: every random number is a function of (root seed, purpose, ids), never of a global generator.
 
-Two uses of randomness never share a stream, so that an added draw in one changes no number in another, and a peer
-computes its own stream without information about the others.
+Two uses never share a stream: an added draw changes no other number, and a peer computes its stream alone.
 """
 
 from __future__ import annotations

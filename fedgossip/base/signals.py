@@ -48,10 +48,9 @@ for number in (0, signal.SIGINT, signal.SIGKILL):
 class GroupWatch:
     """Ends groups of processes when this process has ended without ending them, by SIGKILL for example.
 
-    A process of its own reads a pipe from this one.  When the pipe closes, it waits `grace` seconds for the groups to
-    end by themselves, sends SIGINT to those that still run, and SIGKILL after as long again: a program that has not
-    joined its run yet cannot watch its launcher, and the signal of Linux for a parent's death reaches neither a group
-    nor another system.
+    A process reads a pipe from this one.  When it closes, it waits `grace` seconds, sends SIGINT to running groups, and
+    SIGKILL after as long again (a program that has not joined cannot watch its launcher, and Linux's signal for a
+    parent's death reaches no group).
     """
 
     def __init__(self, grace: float = 5.0) -> None:
@@ -98,9 +97,10 @@ _asked: list[int] = []
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as SIGINT meanwhile, unless a handler is set (nohup ignores SIGHUP).
+    """Treat SIGTERM and SIGHUP as SIGINT meanwhile, unless a handler is set, so that drivers handle KeyboardInterrupt
+    alone.
 
-    So a driver handles only SIGINT, or KeyboardInterrupt, to end a command.  No effect outside the main thread.
+    No effect outside the main thread.
     """
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _ENDING if main and signal.getsignal(number) is signal.SIG_DFL]

@@ -1,7 +1,5 @@
-"""Untrusted text, made safe for a terminal, a page or a log.
-
-Unprintable characters are replaced: control characters, escape sequences, line breaks, and marks of text direction.
-The user's own secrets are masked in everything shown or stored.
+"""Untrusted text for a terminal, a page or a log: unprintable characters (control, escapes, line breaks, direction) are
+replaced, the user's secrets masked.
 """
 
 from __future__ import annotations

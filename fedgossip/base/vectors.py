@@ -1,9 +1,8 @@
 """Frozen vectors, and the one function that owns the order of summation.
 
-A vector is a one-dimensional float32 or float64 array that is read-only once passed on; so it can be sent without a
-copy, kept in a mailbox and shared between simulated peers.  The writeable flag marks ownership: a frozen vector may
-have other readers; one received over a link is still writeable, belongs to its receiver alone, and is consumed by the
-sum that includes it.
+A vector is a one-dimensional float32 or float64 array, read-only once passed on: it is sent without a copy, kept, and
+shared.  A frozen one may have other readers; one received over a link is writeable, belongs to its receiver, and is
+consumed by the sum that includes it.
 """
 
 from __future__ import annotations
@@ -83,9 +82,8 @@ def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _refe
 
 
 class _Pool:
-    """Warm memory: returns views of blocks without other references (by their reference count).
-
-    `free` is the count of such a block; None where counts are unreliable: every block is new then.
+    """Warm memory: views of blocks without other references; `free`: such a block's count, None where counts are
+    unreliable (new blocks).
     """
 
     def __init__(self, free: int | None) -> None:
@@ -138,9 +136,8 @@ Factor = float | npt.NDArray[np.floating]
 def linear(*terms: tuple[Factor, Array]) -> Array:
     """Return factor_1 * vector_1 + factor_2 * vector_2 + ... as a new frozen array, [d] or [n, d].
 
-    Each product is rounded, and each sum in the order given; a factor is rounded to the vectors' type first.  All terms
-    have one shape and type.  An algorithm written with it runs unchanged on every array type registered with
-    `linear_of`.  Raises ValueError on no terms.
+    Each product, and each sum in the order given, is rounded; factors are rounded to the vectors' type first.  All
+    terms have one shape and type; other array types register with `linear_of`.  Raises ValueError on no terms.
     """
     if not terms:
         raise ValueError("nothing to add up")
@@ -208,10 +205,9 @@ def _squared(vector: Vector) -> float:
 
 
 def summable(vector: Vector) -> bool:
-    """Whether every element and its square are finite: sums and differences of models then do not overflow.
+    """Whether every element and its square are finite: sums and differences then do not overflow (1.8e19 in float32).
 
-    Received vectors must satisfy it; trained ones stay far below the bound (1.8e19 in float32).  A frozen vector with
-    many receivers in one process is checked once.
+    Required of received vectors; a frozen one is checked once per process.
     """
     known = _summable.get(id(vector))
     if known is not None and known() is vector:
@@ -260,13 +256,12 @@ def scaled_difference(scale: float, left: Vector, right: Vector) -> Vector:
 def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = None) -> Vector:
     """Return sum_j weight_j * vector_j, summed in the order given, each term rounded twice (product, then sum).
 
-    The caller passes the terms by ascending node id, its own included.  The first term is only a product; each weight
-    is rounded to the vectors' type once.  Neither a matrix product (other order of summation) nor a fused multiply-add
-    (rounds once) yields these bits, and peers that round differently disagree for ever.
+    Terms are by ascending node id, the own included; the first is only a product; each weight is rounded to the
+    vectors' type once.  A matrix product (other order) or a fused multiply-add (rounds once) yields other bits, and
+    peers that round differently disagree for ever.
 
-    Shapes: every vector [d], one dtype; returns a frozen [d] of that dtype.  It lies in new memory, or in `into`, which
-    may be one of the vectors: a caller that owns one may pass it to save a model's worth of memory.  Raises ValueError
-    on no terms.
+    Shapes: every vector [d], one dtype; returns a frozen [d] of that dtype, in new memory or in `into`, which may be
+    one of the vectors.  Raises ValueError on no terms.
     """
     if not terms:
         raise ValueError("nothing to mix")
@@ -321,9 +316,8 @@ def ordered_mix_rows(
 ) -> None:
     """Write `ordered_mix` of every row at once: out[i] = sum_k weights[i, k] * stacked[ids[i, k]], the same bits.
 
-    `stacked` and `out` are [n, d], two arrays.  Long rows are summed one after the other.  Short rows are summed in
-    blocks of columns, so that a block of all rows is read from memory once and then gathered from the cache: a call per
-    row would take longer than its sum.
+    `stacked` and `out` are [n, d], two arrays.  Long rows are summed one by one; short ones in blocks of columns, read
+    from memory once: a call per row would take longer than its sum.
     """
     n, d = stacked.shape
     kind = stacked.dtype
@@ -397,10 +391,7 @@ def digest(vectors: Iterable[Vector]) -> str:
 def consensus_distance(vectors: Vectors, since: Vectors | None = None) -> float:
     """Return sqrt(mean_i ||x_i - mean||^2) in float64; `vectors` is [n, d] or n vectors [d].
 
-    With `since`, of the differences x_i - since_i, each rounded once to the vectors' type.  Computed in blocks of
-    columns that stay in the cache, and wide enough for efficient reads.
-
-    Raises IndexError on no vectors.
+    `since`: of x_i - since_i, each rounded to the vectors' type.  Raises IndexError on no vectors.
     """
     n, d = len(vectors), len(vectors[0])
     width = min(d, max(COLUMNS, WATCHED_BLOCK // n))

@@ -39,9 +39,8 @@ class Lacking:
 def of_gossip(
     rows: Sequence[Row], n: int, partners: Callable[[NodeId], Sequence[NodeId]], node: NodeId | None, *, directed: bool
 ) -> Lacking:
-    """Return the missing exchanges among `n` peers, by all their rows; or for peer `node`, by its own.
-
-    Every pair of neighbours must have exchanged a model; over every arc a model must have arrived.
+    """Return the missing exchanges among `n` peers by their rows, or for peer `node` by its own; over every arc a model
+    must arrive.
     """
     alone = sorted({row.peer for row in _last_events(rows, "learned_alone")})
     pairs = {(row.peer, other) for row in _last_events(rows, "never_exchanged") for other in _ids(row.value)}
@@ -76,8 +75,7 @@ def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: 
 
 
 def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
-    """Return a sentence on a training that diverged and left a model that is about as good as a constant: its loss is
-    DIVERGED times that of the first model, and its score hardly better."""
+    """Return a sentence on a diverged training: DIVERGED times the first loss, and a score like a constant's."""
     measured = [(row.test_loss, row.score_averaged) for row in rows if isinstance(row, NetworkRow)]
     known = [(loss, value) for loss, value in measured if loss is not None and value is not None]
     if len(known) < 2 or not 0 < DIVERGED * known[0][0] < known[-1][0]:
@@ -93,9 +91,9 @@ def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
 
 
 def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:
-    """Return what is lacking in a federated run, by its coordinator's rows; or for participant `node`, by its own.
+    """Return what is lacking in a federated run, by its coordinator's rows, or for participant `node`, by its own.
 
-    A round must have counted, and every client must have been in one; `all_in_each`: sampling leaves no client out.
+    A round, and every client in one, must have counted; `all_in_each`: no sampling.
     """
     if node is not None and node != coordinator:
         took_part = any(isinstance(row, PeerRow) and row.peer == node for row in rows)
@@ -111,10 +109,9 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
 
 
 Exchanges = Callable[[Row], tuple[int, int]]
-"""(missing, expected) exchanges of a synchronous round, or of a stretch of an asynchronous run, from a row.
+"""(missing, expected) exchanges of a synchronous round, or an asynchronous stretch, from a row.
 
-The row of an event is followed by its peer's row of the same round.  The row of the whole network counts one exchange
-for each of the participants 0, 1, ..., those without a row of the round missed it.
+An event's row precedes its peer's row of the round; the network's row counts one exchange per participant.
 """
 
 COUNTED_FROM = 8
@@ -182,8 +179,7 @@ class ExchangeCounts:
         return [EventRow(round, node, "half_missing", {"missing": missing, "of": of})]
 
     def missing_exchanges(self, node: NodeId | None = None) -> tuple[str, ...]:
-        """Return a sentence on the missing exchanges of all participants, or of one, in a run that has come to its end;
-        nothing where none is missing."""
+        """Return a sentence on the missing exchanges of all, or one, in an ended run, if any."""
         counted = [counts for one, counts in self._of.items() if node in (None, one)]
         missing, wanted = sum(one for one, _ in counted), sum(of for _, of in counted)
         return (f"{missing} of {wanted} exchanges are missing: the run went on without them.",) if missing else ()

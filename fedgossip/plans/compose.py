@@ -1,9 +1,7 @@
-"""From an experiment to the parts of a run: its plan, its faults, and the network and processors of a simulation.
+"""From an experiment alone to the parts of a run (plan, faults, simulated network and processors), the same at every
+participant.
 
-Everything here is a function of the experiment alone, so that every participant makes the same on any machine.
-
-`plan` makes the conditions of a run once for their checks, so that a dry run, a run and a launch refuse the same
-experiments.
+`plan` checks a run's conditions once, for dry run, run and launch.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ __all__ = [
 def plan(experiment: Experiment, **given: object) -> Plan:
     """Return the plan of an experiment: all that can be known before anything is trained.  Raises ConfigError.
 
-    `given`: objects of Python, where the experiment says GIVEN; see `gossip.gossip_plan`.  Asks for the kernels of the
-    run, if torch is not loaded yet: call it before any import of torch.
+    `given`: objects of Python, where the experiment says GIVEN.  Asks for the run's kernels: call it before any import
+    of torch.
     """
     kernels.prefer(portable=experiment.train.portable)
     check_schedule(experiment)
@@ -83,10 +81,7 @@ def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
 
 
 def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_SAID) -> Hello:
-    """Return the Hello of every participant of this run; `data`: DataShares.digest, empty where a task has no data.
-
-    The paths of files differ between machines and do not count; their contents do.
-    """
+    """Return every participant's Hello, without files' paths; `data`: DataShares.digest, or empty."""
     content: dict[str, Any] = without_folders(dict(plan.fingerprint))
     off = () if content["train"]["portable"] else ("portable",)  # older run directories can be collected too
     for key in (*OF_THE_MACHINE, *off):
@@ -124,9 +119,9 @@ def faults_of(plan: Plan) -> FaultScript:
 
 
 def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
-    """Return a participant's step by simulation.inside; None without that.
+    """Return a participant's step by simulation.inside, or None.
 
-    Raises ConfigError where a process holds less than its part of the model, and for layers that torch does not count.
+    Raises ConfigError where a process has less than its part of the model, and for uncounted layers.
     """
     if (inside := experiment.simulation.inside) is None or (flops := inside.flops) is None:
         return None

@@ -1,8 +1,8 @@
 """Parts of the user's own, "module:function" or "module:Class" where a name is accepted: made, and tried before a run.
 
-A part is made twice with its options, and each is given the same small case; the one of the run is made after that.
-It is refused, by its name, where it is a lambda, lacks a member, raises, changes what it was given, returns another
-shape, or gives other numbers the second time.  In a run its errors name it too (`Guarded`).
+A part is made twice and given the same small case; the run's is made after that.  It is refused by name where it is a
+lambda, lacks a member, raises, changes its arguments, returns another shape, or differs the second time.  In a run its
+errors name it (`Guarded`).
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ def own_part(
     guarded: Callable[[str, Any], Any] | None = None,
     **ours: object,
 ) -> Any:
-    """Return the part that `text`, the value of `key`, names, made with its options and, if it takes them, `ours`.
-
-    `guarded`: puts a part behind what names it in errors.
+    """Return the part of `text`, the value of `key`, made with its options and, if it takes them, `ours`; `guarded`
+    names it in errors.
 
     Raises ConfigError as the module's docstring has it.
     """
@@ -297,8 +296,7 @@ MODEL_METRIC = CalledWith(("model", "task"), "Write def metric(model, task): ret
 
 
 class GuardedTask(Guarded):
-    """A task of the user's own, whose results are checked; a subclass has the members of the task's class, by which
-    its abilities are recognised."""
+    """A user's task with checked results; a subclass has the members by which its abilities are recognised."""
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return self._updates("train", jobs)
@@ -363,9 +361,9 @@ def own_task(experiment: Experiment, n: int) -> LocalTask:
 
 
 def measured_by(experiment: Experiment, task: LocalTask) -> Evaluate:
-    """Return what measures models: the task, and the functions of (model, task) in task.metrics.
+    """Return what measures models: the task, and functions of (model, task) in task.metrics.
 
-    Raises ConfigError for a function that raises at the first model, or returns two numbers for it.
+    Raises ConfigError for one that raises, or returns two numbers, at the first model.
     """
     named = [metric.partition("?")[0] for metric in experiment.task.metrics if is_of_model(metric)]
     functions = {score_of(text).name: (text, function(text, None, MODEL_METRIC)) for text in named}
@@ -414,9 +412,8 @@ def _number(what: str, found: Any) -> float:
 def own_partition(
     text: str, labels: npt.NDArray[np.int64], n: int, seed: int, options: Mapping[str, Any]
 ) -> list[npt.NDArray[np.int64]]:
-    """Return what "module:function", of (labels, n, seed), makes of the examples: n ascending, disjoint arrays of all.
-
-    Raises ConfigError where it makes anything else, or something else the second time.
+    """Return "module:function" of (labels, n, seed): n ascending, disjoint arrays of all.  Raises ConfigError for
+    others, or a change.
     """
     make, where = function(text), f"data.partition.kind = {text!r}"
     check_options(where, make, {**options, "labels": 0, "n": 0, "seed": 0})

@@ -1,6 +1,4 @@
-"""The interface between drivers and the plan of a run, independent of the method.
-
-`gossip` and `federation` implement it; `compose.plan` picks by the section that the experiment has, out of
+"""The interface between drivers and the plan of a run; `compose.plan` picks the implementation from
 `experiment.reading.RUN_KINDS`.
 """
 
@@ -43,8 +41,9 @@ class Results:
 
 
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
-"""A run on stacked arrays: an object with its state, and a function that runs it to its end and calls its argument
-between rounds."""
+"""A run on stacked arrays: an object with its state, and a function that runs it and calls its argument between
+rounds.
+"""
 
 
 EXHAUSTED = "exhausted"
@@ -97,8 +96,7 @@ NO_BUDGET = "none: what is sent tells something of the data that it was learned 
 
 @dataclass(frozen=True)
 class JoiningTerms:
-    """The terms of a learner: method, data sent and its receivers, their view of it, and the privacy budget; each a
-    line for people."""
+    """The terms of a learner, each a line: method, sent data and receivers, their view of it, privacy budget."""
 
     how: str
     sent: str
@@ -216,9 +214,8 @@ class Plan(Protocol):
         incarnation: int = 0,
         own: Own | None = None,
     ) -> Machine:
-        """Make the machine of one participant, in life `incarnation`; with `resumed`, one that goes on from there.
-
-        Raises ConfigError where the run masks messages and `own`, the keys of the masks, is missing.
+        """Make a participant's machine in life `incarnation`, from `resumed` if given.  Raises ConfigError for missing
+        keys of masks in `own`.
         """
         ...
 
@@ -256,8 +253,9 @@ class Plan(Protocol):
         ...
 
     def touched_rows(self, kept: Mapping[NodeId, Checkpoint]) -> tuple[KeyedTable, Rows] | None:
-        """Return a model that is a table: its rows at first, and those that were touched, by the last checkpoints of
-        those that take part; None for a vector.  Raises ValueError, KeyError for checkpoints of another run."""
+        """Return a table's first and touched rows, by the participants' last checkpoints; None for a vector.  Raises
+        ValueError, KeyError.
+        """
         ...
 
     def for_restart(self) -> Plan:
@@ -474,10 +472,8 @@ def record_of(
     decides: bool = False,
     kept: Callable[[int, float, Vector], None] | None = None,
 ) -> Network:
-    """Return the record of a starting run, of its counted participants.
-
-    `evaluate`: see `own_parts.measured_by`.  `decides`: the record, not the coordinator, ends the run.  `kept`: see
-    `Network`.
+    """Return the record of a starting run.  `evaluate`: `own_parts.measured_by`; `decides`: the record ends the run;
+    `kept`: see `Network`.
     """
     e = plan.experiment
     return Network(

@@ -1,7 +1,5 @@
-"""Checks, before training, that a method can average running statistics unchanged.
-
-`PlanDefaults.with_segments` calls them, so dry run, run, simulation and participants refuse alike.  The advice of a
-refusal names an accepted run.
+"""Checks, before training (`PlanDefaults.with_segments`), that a method can average running statistics unchanged;
+advice names an accepted run.
 """
 
 from __future__ import annotations

@@ -85,8 +85,9 @@ class DataShares:
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
     """Number of examples that each node held here trains on."""
     digest: str = ""
-    """A hash of all examples and their partition; peers with different files refuse each other by it.  Where every peer
-    has a file of its own, of the common test set with its columns and classes."""
+    """Hash of all examples and their partition, compared by peers; with own files of the common test set with columns
+    and classes.
+    """
     notes: tuple[str, ...] = ()
     """Omissions and changes while reading the examples, a line each."""
 
@@ -102,9 +103,9 @@ def task_of(
 ) -> tuple[LocalTask, DataShares]:
     """Make the task of all `n` peers.  Imports torch for learning, and only then.  Raises ConfigError.
 
-    `held`: the peers that will train in this process; files of the others' own are not read.  Without it, all.
-    `entropy`: of the noise that hides single examples, os.urandom in a real run; without it the noise follows from the
-    seed, and hides nothing.  `unagreed` as in `task_of_dry_run`: for facts on a model before a run.
+    `held`: the peers that train in this process, None: all; others' own files are not read.  `entropy`: of noise that
+    hides examples, os.urandom in a real run; else from the seed, which hides nothing.  `unagreed`: as in
+    `task_of_dry_run`.
     """
     settings = experiment.task
     if settings.kind == "averaging":
@@ -148,9 +149,8 @@ def task_of_dry_run(
 ) -> tuple[LocalTask, DataShares]:
     """Make the task of a dry run: layout and examples, without weights.
 
-    `held` as in `task_of`.  `unagreed`: the sites may not have agreed on statistics yet, which change no layout.  Torch
-    is imported where the name of a model does not determine its layout, or settings are to be tried.  Raises
-    ConfigError as `task_of`.
+    `held` as in `task_of`.  `unagreed`: statistics may not be agreed yet.  Torch is imported where a model's name does
+    not determine its layout, or settings are tried.  Raises ConfigError as `task_of`.
     """
     e = experiment
     blank = unagreed and is_unagreed(e)
@@ -179,8 +179,7 @@ def task_of_dry_run(
 def centralised(experiment: Experiment, n: int) -> dict[str, float]:
     """Train one model on all peers' data with as many steps, of as many examples, as all peers took together.
 
-    Returns the metrics and "loss" on the common test set, "train_loss", "steps".  Raises ConfigError where the
-    experiment does not learn from data.
+    Returns metrics and "loss" on the common test set, "train_loss", "steps".  Raises ConfigError without data.
     """
     e = experiment
     if not e.learns or e.task.kind == CONVEX:
@@ -196,9 +195,8 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SharedExamples:
-    """Training and test examples; shares[node] are indices into `train`; `digest` as in DataShares.
-
-    `draw`: gives (train, shares) of the named nodes, where `train` has those of none.
+    """Training and test examples; shares[node]: indices into `train`; `digest` as in DataShares; `draw`: (train,
+    shares) of named nodes.
     """
 
     train: Dataset
@@ -220,10 +218,10 @@ def _draws(e: Experiment, held: Sequence[NodeId]) -> bool:
 
 
 def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> SharedExamples:
-    """Read the examples; they depend on `held` only where every peer has a file of its own.
+    """Read the examples; they depend on `held` only where peers have files of their own.
 
-    The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
-    well train together.  A peer's own examples do not enter it.  `blank`: without the statistics of the sites.
+    The digest is of unscaled, common examples, as scaling rounds differently between machines.  `blank`: without the
+    sites' statistics.
     """
     from fedgossip.data import data, partitions
 
@@ -470,7 +468,7 @@ def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPr
 def label_counts(experiment: Experiment, n: int) -> list[list[int]]:
     """Return how many examples of each class each of `n` peers has, [n][classes], and train nothing.
 
-    Raises ConfigError for a task without classes, and for files that each peer has of its own.
+    Raises ConfigError for a task without classes, and peers' own files.
     """
     if not experiment.learns or experiment.data.partition.get("kind") == "own":
         text = "the peers' label counts are not known here"
@@ -485,7 +483,7 @@ def label_counts(experiment: Experiment, n: int) -> list[list[int]]:
 def example_counts(experiment: Experiment, n: int) -> list[int]:
     """Return how many examples each of `n` peers has, [n], and train nothing.
 
-    Raises ConfigError for a task without examples, and for files that each peer has of its own.
+    Raises ConfigError for a task without examples, and peers' own files.
     """
     if not experiment.learns or experiment.data.partition.get("kind") == "own":
         text = "how many examples each peer has is not known to the others"

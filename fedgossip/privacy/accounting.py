@@ -1,12 +1,9 @@
 """The account of a sequence of noisy releases: epsilon for a delta, by the Renyi divergences of each added up.
 
-A release is the Poisson-subsampled Gaussian: each unit (an example, or a client) is in with probability `rate`, on its
-own; what it adds is at most 1 long; noise of standard deviation `noise` is added.  Neighbours differ in one unit that
-is there or not.  With rate 1 it is the Gaussian mechanism.  Renyi divergences of releases add up at each order,
-whatever came out before, and any order gives an epsilon that holds: the least of them is reported.
-
-Discrete Gaussian noise as `secure.noise` draws it has the same account: its divergences are those of the Gaussian at
-whole orders, and the sums of it that fit a ring differ by less than these floats are exact.
+A release is the Poisson-subsampled Gaussian: each unit (an example, or a client) is in with probability `rate`; it adds
+at most length 1; noise of deviation `noise` is added.  Neighbours differ in one unit's presence.  Rate 1 is the
+Gaussian mechanism.  Divergences add up at each order; the least epsilon of all orders is reported.  `secure.noise`'s
+discrete Gaussian has the same account: equal divergences at whole orders, and sums within these floats' error.
 
 Sources: Abadi et al., CCS 2016; Mironov, Renyi differential privacy, CSF 2017; Mironov, Talwar and Zhang, Renyi
 differential privacy of the sampled Gaussian mechanism, 2019 (the divergences, computed by opacus); Balle et al.,
@@ -14,10 +11,9 @@ Hypothesis testing interpretations and Renyi differential privacy, AISTATS 2020,
 and Wutschitz, Numerical composition of differential privacy, NeurIPS 2021 (`tight`); Balle and Wang, Improving the
 Gaussian mechanism for differential privacy, ICML 2018, theorem 8 (`tight` without sampling).
 
-The verdict on an epsilon has the same words in plans, in the head of a run, in reports and in the docs: those of NIST
-SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees, 2025: a guarantee, stronger or weaker, for a unit
-of privacy.  The limits are those of the three tiers in Ponomareva et al., How to DP-fy ML, JAIR 77 (2023), section
-5.2.1.
+Verdicts on an epsilon have the words of NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees,
+2025: a guarantee, stronger or weaker, for a unit of privacy; limits: the tiers of Ponomareva et al., How to DP-fy ML,
+JAIR 77 (2023), section 5.2.1.
 """
 
 from __future__ import annotations
@@ -86,11 +82,11 @@ class Mechanism:
 
 
 def round_rate(rate: float) -> float:
-    """Return the rate at which a site's steps are accounted: not below the one at which it draws.
+    """Return the rate at which a site's steps are accounted, not below the drawn one: the next of 1, 7/8, 6/8, 5/8,
+    1/2, 7/16 and so on.
 
-    An account is written down, signed and handed on, and an exact rate is a batch over a site's number of records.  It
-    is the next of 1, 7/8, 6/8, 5/8, 1/2, 7/16 and so on, so that tells of the number within a fifth.  Divergences grow
-    with the rate: the epsilon holds.
+    An account is published, and an exact rate would disclose the number of records; this does within a fifth.
+    Divergences grow with the rate: the epsilon holds.
     """
     share, power = math.frexp(rate)
     return math.ldexp(math.ceil(8 * share) / 8, power)
@@ -141,9 +137,8 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
 def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     """Return an epsilon at most 0.01 above the least that holds, for orientation.
 
-    Where all rates are 1 it is the least itself, to 1e-6, in closed form; else the accountant PRV's.  None where that
-    gives up, or `epsilon` is above TIGHT_LIMIT.  Budgets are kept by `epsilon`: PRV takes seconds for long runs, and
-    its proof leans on floating point sums.
+    At rate 1 the least itself, to 1e-6, in closed form; else PRV's.  None where that gives up, or `epsilon` is above
+    TIGHT_LIMIT.  Budgets are kept by `epsilon`: PRV takes seconds, and its proof leans on floating point sums.
     """
     wanted = [one for one in mechanisms if one.steps]
     bound = epsilon(wanted, delta)
@@ -183,10 +178,9 @@ def _least(distance: float, delta: float, bound: float) -> float:
 def noise_for(
     wanted: float, delta: float, *, rate: float = 1.0, steps: int = 1, before: RenyiAccount | None = None
 ) -> float:
-    """Return the least noise, to a thousandth, with which `steps` releases, and those `before`, have at most epsilon
-    `wanted`.
+    """Return the least noise, to a thousandth, for epsilon `wanted` of `steps` releases and those `before`.
 
-    Raises ConfigError where that is not between NOISE_LEAST and NOISE_MOST.
+    Raises ConfigError outside NOISE_LEAST to NOISE_MOST.
     """
     from scipy.optimize import brentq
 

@@ -5,10 +5,8 @@
     write spend.to_mapping() where it lasts     # first
     release                                     # then
 
-In this order a crash can only count a release that never happened.  A release that is drawn again after a crash, with
-other noise, is spent twice: each release has a line of its own, of the same round or not.
-
-One budget is one promise: about one kind of unit, with one delta.  A spend of another one is refused, not converted.
+In this order a crash can only count a release that never happened.  A redrawn release is spent twice.  One budget is
+one promise (unit and delta): a spend of another is refused.
 """
 
 from __future__ import annotations
@@ -150,10 +148,8 @@ class Budget:
 
 
 def of_records(spend: Spend) -> Mechanism:
-    """Return the cost of a release for one record.
-
-    Noise for whole clients hides a client that is there or not; a record that is there or not makes of one client
-    another, twice as far away.  So it counts with half its noise.
+    """Return the cost of a release for one record: noise for whole clients counts half, as a changed record is twice as
+    far away.
     """
     one = spend.mechanism
     return replace(one, noise=one.noise / 2) if spend.unit == "client" else one
@@ -185,9 +181,9 @@ class TotalBudget:
 
 
 def resumed(budget: Budget, recorded: Iterable[Mapping[str, object]]) -> Budget:
-    """Return the budget with all that was recorded before, whether it fits or not: it has happened.
+    """Return the budget with all recorded spends, whether they fit or not.
 
-    Raises ConfigError for a line that cannot be read, or is another promise's.
+    Raises ConfigError for an unreadable line, or another promise's.
     """
     spends = (*budget.spends, *(Spend.from_mapping(line) for line in recorded))
     return replace(budget, spends=spends, _account=None)

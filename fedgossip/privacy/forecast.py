@@ -1,14 +1,13 @@
 """The forecast of a private run before training: its guarantee, and whether it can still learn.
 
-Two questions, answered for the worst client: what epsilon is left after all rounds, and how long the noise in a round's
-mean update is beside the longest that the update can be.  Nothing is measured: plain numbers in, numbers and words out.
+For the worst client: the epsilon after all rounds, and the noise in a round's mean update beside the longest update.
 
     unit "client"   each round's sum has noise of deviation z S, shared by its clients: everybody's update is S long at
                     most, the mean's noise z S sqrt(d) / n; the clients of a round are known, so nothing is amplified
     unit "record"   each step at a site has noise of deviation z C on the sum of its batch, drawn there in secret: the
                     mean over n sites of K steps has z C sqrt(d K / n) / B of noise on K C of gradient at most
 
-LIMITS were measured on a small task (benchmarks/privacy.py).  More rounds help, and cost epsilon.
+LIMITS were measured on a small task (benchmarks/privacy.py).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from fedgossip.protocols.federated.client_round import SentMetrics
 WEIGHTINGS = ("clients", "examples")
 
 LIMITS = {"client": (1.0, 5.0, 10.0), "record": (0.3, 1.5, 3.0)}
-"""Limits of the ratio of noise to update in a round: below the first the run learns, below the next it learns less,
-then little; above the last it does not learn.
-Lower for records: the gradients of a batch point here and there, and their mean is far shorter than it could be."""
+"""Limits of noise over update in a round: below the first the run learns, then less, then little, above the last not.
+Lower for records, whose gradients partly cancel.
+"""
 
 SILOS = 30
 """Number of clients up to which hiding each whole client costs more noise than learning bears."""

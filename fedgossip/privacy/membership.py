@@ -1,8 +1,7 @@
 """Membership tests: can a holder of a model distinguish its training records from similar ones?
 
-A test guesses that a record was trained on where the model does well on it.  Of n records trained on it finds a share,
-of m others it takes a share for such: where the first is significantly larger, the model leaks its records.  Nothing is
-trained for it, no shadow models.
+A test guesses that a record was trained on where the model does well on it; where it finds a significantly larger share
+of n trained records than of m others, the model leaks.  No shadow models.
 
     right answers     guess by whether the answer is right: the gap between records trained on and others
     mean loss         the loss is below the mean loss of records trained on
@@ -12,8 +11,8 @@ Sources: Yeom et al., Privacy risk in machine learning: analyzing the connection
 two).  Carlini et al., Membership inference attacks from first principles, S&P 2022 (the third: what is found where
 false alarms are few).  Clopper and Pearson, Biometrika 26 (1934): exact intervals of a share.
 
-A threshold is chosen on one half of the records and judged on the other, so that the intervals hold.  A test that finds
-nothing proves nothing: stronger attacks there are, and a budget of privacy bounds all of them.
+A threshold is chosen on half of the records and judged on the other.  A test that finds nothing proves nothing: a
+privacy budget bounds all attacks.
 """
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ def membership_test(
 ) -> MembershipTest:
     """Return the tests of a model with these losses on records that it was trained on, and on others like them.
 
-    `right`: whether its answer is right, of both; None where answers are numbers.  `seed` divides the halves.
-    Raises ConfigError for fewer than LEAST records on a side.
+    `right`: whether its answers are right, or None.  `seed` divides the halves.  Raises ConfigError for fewer than
+    LEAST records on a side.
     """
     for count, what in ((len(trained), "that the model was trained on"), (len(others), "that it was not trained on")):
         if count < LEAST:

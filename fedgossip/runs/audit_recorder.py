@@ -43,8 +43,7 @@ class Recorder:
         self._again, self._transcribed, self._repeats = 0, set[object](), False
 
     def repeat(self, logged: int) -> None:
-        """Expect the lines behind the first `logged` again, from a machine that is passed the same events: they, and
-        transcripts that are whole, are not written twice."""
+        """Expect the lines behind the first `logged` again: they, and whole transcripts, are not written twice."""
         repeated = self._log.past[logged:]
         self._again, self._repeats = len(repeated), True
         self._transcribed = {facts["session"] for kind, facts in repeated if kind == TRANSCRIPT}

@@ -171,7 +171,7 @@ def conclude(
 ) -> Run:
     """Read the peers' last words and write the run's; once it is written, raise the error of a run that failed.
 
-    In a run that was interrupted everyone's last vector counts, else the vectors of those that finished.
+    Of an interrupted run everyone's last vector counts, else those of finished peers.
     """
     vectors, last_words = collector.finish()
     statuses = [word.status if word else None for word in last_words]
@@ -261,9 +261,8 @@ def collect_peers(
     """Make one run directory of the folders of a run's peers, in any order; of a federated run the coordinator's is
     enough.
 
-    Raises ConfigError for a folder missing; NetworkError where no peer has a round behind it; and the error of a peer
-    that failed, when the directory is made.
-    Evaluated rounds hold the scores that the peers measured themselves; the averaged model is known at the end.
+    Raises ConfigError for a missing folder; NetworkError where no peer has completed a round; and a failed peer's
+    error, once the directory is made.  Scores are the peers' own; the averaged model is known at the end.
     """
     folders = _by_peer(plan, given)
     absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)

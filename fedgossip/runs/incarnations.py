@@ -28,9 +28,7 @@ MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
 
 @dataclass(frozen=True)
 class Life:
-    """One life of a peer.  `resumed` is None in a first life, and where the life before wrote no checkpoint: then it
-    begins at round 0.
-    """
+    """One life of a peer; `resumed`: None where none before it wrote a checkpoint, and it begins at round 0."""
 
     about: About
     resumed: Stored | None = None
@@ -126,10 +124,9 @@ def _cut(path: Path, size: int) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run of local peers that can go on from `round`, which all of them have completed.
+    """A run of local peers that can go on from `round`, completed by all.
 
-    `rows`: bytes of the run's record up to there; `offsets`: bytes of the peers' own records; `later`: what was
-    measured of later rounds, which some peers go on from.
+    `rows`: bytes of the run's record until there; `offsets`: of the peers'; `later`: measurements of later rounds.
     """
 
     round: int

@@ -1,8 +1,7 @@
-"""The keys of masks in private gossip, and the rounds that they have been used in.
+"""The keys of masks in private gossip, and the rounds that they have masked.
 
-A key of a mask must never mask two vectors.  The machine ensures that within an incarnation.  A later incarnation, or
-another run of the same experiment with the same keys, would start at rounds already masked: so a real peer records
-every round beside its key before sending anything of it, and resumes after the last.
+A key must never mask two vectors.  The machine ensures that within an incarnation; for later ones, or another run with
+the same keys, a real peer records every round beside its key before it sends anything of it.
 
     peer.key.masked         lines of a run's hash and the first round that is free, the last one counting
 """
@@ -52,7 +51,7 @@ def run_hash(hello: Hello, endpoints: Endpoints) -> bytes:
 
 
 class MaskLedger:
-    """The rounds that one key has masked, on disk; one process holds them at a time.
+    """The rounds that one key has masked, on disk, held by one process.
 
     Raises ConfigError where another process holds it, and NotWrittenError.
     """
@@ -125,8 +124,7 @@ def private_maker(
 ) -> MakeMachine:
     """Return what makes the machine of a real private peer; `path` is its ledger, which `stack` closes.
 
-    Raises ConfigError where this key has masked this run before, and ResumeError where the ledger of its rounds is
-    missing.
+    Raises ConfigError where this key has masked this run before, ResumeError where the ledger is missing.
     """
     run = run_hash(hello, endpoints)
     ledger = MaskLedger(path, run)

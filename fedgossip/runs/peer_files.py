@@ -1,7 +1,5 @@
-"""The files of one peer: those written during the run, and its final status.
-
-The model of the best round so far is on disk during a run, and the next incarnation resumes from it: a vector, in
-`best.safetensors` with its round and score, from which the folder model-best/ is made at the end.
+"""The files of one peer, and its final status.  The best round's vector is `best.safetensors`, with round and score,
+for the next incarnation, and model-best/ at the end.
 """
 
 from __future__ import annotations

@@ -1,20 +1,12 @@
 """The run directory: the files of a run, during the run and after it.
 
-`core.run_format` declares them.  metrics.jsonl grows while the run goes on, summary.json is written last; INCOMPLETE is
-there until all of them are, and still there when a run was interrupted or failed.
+`core.run_format` declares them.  metrics.jsonl grows during the run, summary.json is written last; INCOMPLETE is there
+until all are.  Status: `finished`; `exhausted` (the privacy budget); `partial`, without some peers, or a part of its
+purpose (`lacking`); `interrupted`; or `failed`.
 
-A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it ended without some of the
-peers, or without a part of its purpose (`lacking`); `interrupted`, by a user or a signal; or `failed`, when a peer's
-training or network did.
-
-One command at a time writes a run directory, by the lock of its folder.  Where a folder cannot be locked (on Windows,
-on some file systems of a network) other commands are not excluded.
-
-The forecast is written before the first row, and compared with the rows at the end.  Where messages or peers were lost,
-it is computed again for the actual mixing, to separate errors of the forecast from effects of the network.  That is a
-second curve, never the forecast of record.
-
-Of a trained table the touched rows are stored; all others are functions of the seed.
+One command at a time writes a run directory, where folders can be locked.  The forecast is written before the first
+row, and compared at the end; where messages or peers were lost, a second one for the actual mixing separates its errors
+from the network's effects.  Of a trained table the touched rows are stored.
 """
 
 from __future__ import annotations
@@ -147,10 +139,10 @@ class Run:
 
 
 class RunDirectory:
-    """Made when a run starts; refuses a folder that holds something else, or another's run at work.
+    """Made when a run starts; refuses a folder with other content, or in use.
 
-    As a context it closes its record and unlocks its folder, whatever ends the run.  `peers`: the folders of the
-    participants' own processes, made before experiment.toml: a run that is stopped once that is there can be resumed.
+    As a context it closes its record and unlocks its folder.  `peers`: the participants' folders, made before
+    experiment.toml, with which a stopped run can be resumed.
     """
 
     def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None, *, peers: Sequence[Path] = ()) -> None:
@@ -323,8 +315,9 @@ def describe(folder: Path, plan: Plan) -> None:
 
 
 def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
-    """Write what the sites of a federated run were asked to approve, and the statistics that it was trained on, which
-    the plan does not hold.  Raises NotWrittenError."""
+    """Write what a federated run's sites were asked to approve, and the statistics, which the plan lacks.  Raises
+    NotWrittenError.
+    """
     if isinstance(plan, FederationPlan) and plan.gives_model:
         plan_statement.write(folder / PLAN, plan_statement.statement_of(plan, task))
         if plan_statement.agrees(plan.experiment):

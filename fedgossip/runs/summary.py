@@ -44,10 +44,9 @@ Link = tuple[NodeId, NodeId]
 
 
 def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> BusiestFacts:
-    """Return the node with its bytes, and the link with its own; of equal ones the lowest id.
+    """Return the node with its bytes (the larger direction), and the link with its own; of equal ones the lowest id.
 
-    A node has two directions that work at once, so the larger one counts.  `links`: bytes of vectors that were sent
-    from the first to the second; empty where the driver has no links, and then the link is None.
+    `links`: bytes of vectors from the first to the second; empty without links, which is then None.
     """
     sent: dict[NodeId, int] = {}
     received: dict[NodeId, int] = {}
@@ -216,8 +215,9 @@ def _data(shares: DataShares) -> DataFacts:
 
 
 def chosen(record: Network) -> ChosenFacts:
-    """Return the round whose model is kept, or from which on the run waited for a better one, and where its score was
-    measured; nothing before a round was evaluated."""
+    """Return the round of the kept model, or of the last improvement, and where it was scored; nothing before an
+    evaluation.
+    """
     best = record.best
     if best is None or not best.round:
         return {}

@@ -1,9 +1,7 @@
-"""Files of trained tables: the rows that were touched, and what all others are made from.
+"""Files of trained tables: the touched rows, and the source of all others, put together from the servers' parts.
 
-    table.safetensors    keys [k] uint32, ascending; rows [k, width]; in its metadata what all other rows are made from
-    table.npz            the same, the metadata as arrays of one number
-
-A run at parameter servers leaves it in its folder, put together of what its servers have kept.
+table.safetensors    keys [k] uint32, ascending; rows [k, width]; in its metadata what all other rows are made from
+table.npz            the same, the metadata as arrays of one number
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ def save_table(table: TrainedTable, path: Path | str) -> None:
 
 
 def table_in(plan: Plan, folders: Sequence[Path]) -> TrainedTable | None:
-    """Return the table that the checkpoints in the participants' folders, by id, make up; None where the model is none.
-
-    Raises ConfigError for a checkpoint of another run.
-    """
+    """Return the table of the checkpoints in participants' folders, or None.  Raises ConfigError for another run's."""
     if plan.touched_rows({}) is None:
         return None
     kept: dict[NodeId, Checkpoint] = {}

@@ -1,7 +1,7 @@
-"""Trackers fed from the record of a run, by a thread of their own, so that none can hold it up or change it.
+"""Trackers fed from a run's record by a thread of their own, which cannot delay or change it.
 
-One that raises is dropped; one that is slower than the run loses rounds; one whose server does not answer is left
-behind at the end.  Each case is reported in one event, `tracker_failed`.
+One that raises is dropped, a slow one loses rounds, an unresponsive server is abandoned at the end; each reported as
+`tracker_failed`.
 """
 
 from __future__ import annotations

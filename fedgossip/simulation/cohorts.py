@@ -1,7 +1,6 @@
 """Federated rounds without messages, with the same bits: the cohort trains in one call, the server takes its step.
 
-With a secure sum, contributions are rounded to integers and added in the ring; nothing is masked, as masks cancel in
-the sum.
+A secure sum's contributions are rounded and added in the ring; masks cancel, and are left out.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ from fedgossip.secure.fixed_point import RING_BITS, add
 
 
 def check_cohorts(sampling: Sampling, clients: int) -> None:
-    """Raise ConfigError where rounds end with the first answers: which those are is a matter of time; and for cohorts
-    by reported losses, for the same reason.
-    """
+    """Raise ConfigError where times decide: rounds that end with the first answers, and cohorts by reported losses."""
     if isinstance(sampling, SamplingByLosses):
         raise ConfigError("the stacked engine draws no cohorts by reported losses", "Run it with --on sim.")
     draw = sampling.draw(0, range(clients))
@@ -85,9 +82,9 @@ class Rounds:
 
 @dataclass
 class Standing:
-    """The state of a run between two rounds: the server's, and each client's memory.
+    """The state of a run between two rounds: the server's, each client's memory, and the round that last `counted` it.
 
-    `counted`: the last round that counted each client.  `meters`: of the clients, and the coordinator's behind them.
+    `meters`: of the clients, then the coordinator.
     """
 
     round: int
@@ -109,8 +106,8 @@ def run_rounds(
 ) -> Vector:
     """Run all remaining rounds; return the global model.  `between` is called between two rounds.
 
-    Rows are those of a simulation without faults, except for times; so are bytes without a secure sum.  Of a secure sum
-    only models and masked vectors are counted: the sizes of keys, shares and signatures depend on their values.
+    Rows are those of a faultless simulation but for times, and bytes of a secure sum: keys, shares and signatures are
+    not counted.
     """
     server, coordinator = rounds.federated.server, standing.meters[-1]
     for number in range(standing.round, rounds.rounds):

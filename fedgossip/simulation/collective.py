@@ -1,6 +1,5 @@
-"""All-reduce of all workers in one process: no messages (their bytes are counted), no time, the same bits.
-
-Servers of shards are computed in the same way: the mean of a clock's pushes, and the bytes that it would cost.
+"""All-reduce, or servers of shards, in one process with the same bits: no messages (their bytes are counted), no
+time.
 """
 
 from __future__ import annotations
@@ -54,10 +53,7 @@ def as_it_is(model: Vector, rounds: int) -> Vector:  # noqa: ARG001
 
 @dataclass
 class CollectiveStack:
-    """The state of a run between two rounds: all workers have one state.
-
-    `meters` of all participants, the first `workers` of which are workers.
-    """
+    """The state of a run between two rounds, one for all workers; `meters` of all participants, the `workers` first."""
 
     round: int
     state: DescentState
@@ -79,8 +75,9 @@ def first_collective(
     fragments: Fragments | None = None,
     statistics: int = 0,
 ) -> CollectiveStack:
-    """Return where a run begins; `others` take part that are no workers.  `fragments`: none is one; `statistics`:
-    elements at the end of an update that are averaged as they are."""
+    """Return a run's beginning; `others` are no workers; `fragments`: none is one; `statistics`: averaged elements at
+    an update's end.
+    """
     meters = [Meter(node) for node in range(workers + others)]
     unsent = [UnsentUpdates(fragments or fragments_of(task.length), statistics) for _ in range(workers)]
     return CollectiveStack(0, descent.start(task.initial(0)), meters, workers, unsent)
@@ -103,7 +100,7 @@ def run_collective(
 ) -> list[Vector]:
     """Run all remaining rounds; return every worker's model.  `between` is called between two rounds.
 
-    `asked` (node, round, model) is a worker's job.  `delay`: it trains on before the mean of a round is available, see
+    `asked` (node, round, model): a worker's job.  `delay`: it trains on before the mean, see
     `protocols.allreduce.allreduce`.  `seen`: the workers' view of a model after so many rounds.
     """
     workers = range(stack.workers)

@@ -1,23 +1,19 @@
 """The virtual network of a simulation: links and devices, the queue of its events, and training in virtual time.
 
-A message of s bytes from i to j leaves through the uplink of i and arrives through the downlink of j.  Each of both
-carries one message at a time, and a node's two links work at once (full duplex):
+A message of s bytes from i to j leaves through i's uplink and arrives through j's downlink, one message at a time each,
+both at once (full duplex):
 
     start = the first time from now on at which the uplink of i has sent all earlier messages
     head  = the first time from start + latency on at which the downlink of j is free for s / down[j]
     arrival = max(start + s / up[i] + latency, head + s / down[j])
 
-So the messages of m workers that send to one server at once arrive after latency + m s / down; without a downlink a
-server receives any number of them at once.
+So m messages to one server arrive after latency + m s / down; without a downlink at once.
 
-A link breaks when the script cuts it or a peer at its end sleeps; its ends are notified when it has been broken for the
-detection time.  Until then messages wait, as they do in TCP, and are delivered late where the cut heals in time;
-messages waiting on a link that is given up are lost.
+A link cut by the script, or with a sleeping end, is reported after the detection time; until then messages wait, as in
+TCP, and are lost if the link is given up.
 
-Training is computed when the first result is due.
-A training of k batches is k forward and k backward passes, and a backward pass takes about twice as long as a forward
-one (two products of matrices in place of one).  The gradient over all batches becomes final in the last backward pass,
-from the last layers to the first: an element at place i of d after
+Training is computed when the first result is due.  Of k batches it is k forward and k backward passes, twice as long;
+the gradient becomes final in the last, from the last layers on: an element at place i of d after
 
     1 - 2 / (3 k) * i / d       of the time of the training
 """

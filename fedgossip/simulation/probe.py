@@ -6,13 +6,12 @@
 
     D_t^2  =  the algorithm's recursion on G  +  s^2 / n sum over the rounds of the remainder of their noise
 
-Both by the algorithm's own object, in float64 on few columns, so any algorithm, order, graph and schedule will do; the
-placement of the data on the graph is in G.  For D-PSGD with symmetric W, modes (l_k, v_k) and B_k^2 = v_k' G v_k,
+Both by the algorithm's own object, in float64 on few columns: any algorithm, order, graph and schedule; the data's
+placement is in G.  For D-PSGD with symmetric W, modes (l_k, v_k) and B_k^2 = v_k' G v_k,
 
     D^2  =  1/n sum_{k>=2} [ (l_k / (1 - (1-a) l_k))^2 B_k^2  +  s^2 l_k^2 / (1 - (1-a)^2 l_k^2) ]
 
-in the long run.  It is exact for quadratics.  Other updates change during the training: a shadow run follows them, a
-probe does not.
+in the long run.  Exact for quadratics; other updates change during the training, which a shadow run follows.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ DRAWS = 256  # columns
 class Probe:
     """The result of three jobs a node.
 
-    gram: float64 [2n, 2n], inner products of the first vectors less their mean, and of the lasting part of the updates
-    less theirs.  noise: s^2, the expected square of the other part.  step: of all nodes.  jobs: number of trained jobs.
+    gram: float64 [2n, 2n], inner products of the first vectors, and of the updates' lasting part, less their means.
+    noise: s^2, the other part's expected square.  step: of all nodes.  jobs: trained jobs.
     """
 
     gram: FloatArray
@@ -54,9 +53,8 @@ class Probe:
 
     @property
     def lasting(self) -> FloatArray:
-        """Rows [n, n] with the inner products of the lasting part of the updates less their mean, <C_i, C'_j>.
-
-        Their negative eigenvalues, which noise alone makes, count as 0.
+        """Rows [n, n] with the inner products <C_i, C'_j> of the updates' lasting part less their mean; negative
+        eigenvalues count as 0.
         """
         half = len(self.gram) // 2
         values, directions = np.linalg.eigh(self.gram[half:, half:])

@@ -1,15 +1,13 @@
 """The rounds of a synchronous run as mixed: with lost models, late ones, and later repairs.
 
-A run records for each round the neighbours without a model (`missed`), the edges that neither end mixed over, for their
-account was open (`held`), and the repairs (`repaired`).  So the effective weights are the planned ones, with the weight
-of such neighbours added to the peer's own.  A peer without a row did not take part: it keeps its state.
-
-With given updates an algorithm's own recursion is computed on all nodes' vectors at once:
+The record has for each round the neighbours without a model (`missed`), unmixed edges (`held`), and repairs
+(`repaired`): weights are the planned ones, those of such neighbours added to the own.  A peer without a row keeps its
+state.  With given updates an algorithm's recursion is computed on all vectors at once:
 
     x  <-  A_t x + B_t u
 
-A forecast runs the algorithm object itself on updates that were not trained from x, so no formula is written twice.  It
-holds where the object is linear in (x, u), which `is_linear` tests by calls.
+by the algorithm object itself, on updates that were not trained from x: valid where it is linear in (x, u)
+(`is_linear`).
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ class RepairedEdge:
 class RealisedRounds:
     """A schedule: the rounds as `planned`, less the edges that did not count.  Rounds count from 0.
 
-    left_out: by round and node, the neighbours whose weight it kept.  there: by round, its participants. repairs: by
-    the round in which they were made.
+    left_out: by round and node, neighbours whose weight it kept.  there: by round, participants.  repairs: by the round
+    in which they were made.
     """
 
     planned: Schedule
@@ -235,8 +233,8 @@ class Recursion:
 def is_linear(course: GossipCourse) -> bool:
     """Whether the models of twice one history of updates, plus another, are twice the one's plus the other's.
 
-    A median or a clipped sum is not linear: superposition does not forecast such a rule.  Raises TrainingError for a
-    wrong return value of a user's algorithm.
+    Superposition does not forecast a median or a clipped sum.  Raises TrainingError for a user algorithm's wrong return
+    value.
     """
     for scale in ASKED_SCALES:
         width = max(3, course.algorithm.needs.elements)

@@ -5,8 +5,8 @@ written.
     watched rounds  the disagreement is read back, three numbers
     evaluated ones  the models, for they are evaluated as vectors; also for an image, and at the end
 
-Rows of the record are written when the losses have been read: of a watched round at once, of others on a GPU a few
-rounds later, and always before an image is taken.
+Rows are written when losses are read: of watched rounds at once, of others on a GPU a few rounds later, and before an
+image.
 """
 
 from __future__ import annotations

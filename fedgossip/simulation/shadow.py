@@ -3,39 +3,30 @@
     U_t   <-  updates at the mean, one job a node                  the run of a complete graph
     X_g   <-  A_g,t X_g + B_g,t (U_t - a_t (X_g - mean))           for every graph g, by its algorithm's own object
 
-The mean of a network follows the mean update, whatever the graph, so one training serves all graphs.  A peer away from
-the mean has another update, which pulls it back, to first order by a share a_t that differs by direction.  The upper
-edge leaves it out, a = 0; the lower one has the share in the direction in which the updates differ, where the loss
-bends most.  Where the share is the same in all directions (a quadratic) both
-edges are the run itself.  For methods that cancel the lasting part of the updates (D2, gradient tracking) the two may
-be equally long in different directions: the part that the response removes is then no less than the missing part.  So
-the upper edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if the removed part were orthogonal to the rest.
+The mean follows the mean update whatever the graph, so one training serves all graphs.  A peer away from the mean has
+another update, which pulls it back to first order by a share a_t that differs by direction.  The upper edge has a = 0;
+the lower one the share in the direction in which the updates differ, where the loss bends most; equal in all directions
+(a quadratic) both are the run itself.  For methods that cancel the updates' lasting part (D2, gradient tracking) the
+upper edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if the removed part were orthogonal.
 
 The share is measured during the training, by one more job a node:
 
     a  =  -<u(mean + C) - u(mean), C> / ||C||^2        C: the updates less their mean; the same batch in both
 
-An optimiser with memory (local momentum, Adam) responds in later rounds too.  The share rho of a response that the next
-round repeats is measured by yet another job a node, at the mean with the memory of the displaced one; the pull is then
-r <- rho r - a (X_g - mean).
+An optimiser with memory responds in later rounds too: the share rho of a response that the next round repeats is
+measured by another job a node, at the mean with the displaced one's memory; the pull is then r <- rho r - a (X_g -
+mean).
 
-A shadow may also follow the peers of each graph along its course (`followed`): its edges are then those, for a third of
-a training more a graph.
-
-Memory: two states of the algorithm for every graph, [n, d] a slot; no round is kept.
-
-Peers followed along a graph's course:
+Memory: two states of the algorithm per graph, [n, d] a slot.  Peers `followed` along a graph's course, for a third of a
+training more:
 
     r_i  =  u_i(x_i) - u_i(mean)          measured in rounds 1, 2, 4, 7, 10, ...; x_i: the model of peer i on this graph
     between these   r_i  ~  sum_k c_k r_i,k - a (e_i - sum_k c_k e_i,k)        e_i = x_i - mean
 
-with c the least squares of e_i by the last four measured e_i,k: secants of the peer's own loss.  The remainder of e_i
-is answered by the share a of the last measurement, as in a shadow run.
+with c the least squares of e_i by the last four measured e_i,k: secants of the peer's own loss; the remainder is
+answered by the last share a.  An optimiser with memory responds to earlier places too: its peers are not followed.
 
-An optimiser with memory responds to earlier places too: peers of such a task are not followed.
-
-Two recursions: one takes every measurement, the other every second.  Their difference bounds the error of the first, as
-two step lengths do for a differential equation:
+One recursion takes every measurement, another every second; their difference bounds the error:
 
     fine^2 / (fine + apart)  <=  distance  <=  fine + apart
 
@@ -73,10 +64,10 @@ Interval = tuple[float, float]
 
 @dataclass
 class Shadowed:
-    """The forecast of one graph, after each round: the distance without and with a response, and between both
-    (`apart`); the edges of peers that are `followed`; scores where evaluated.
+    """The forecast of one graph after each round: the distance without and with a response, between both (`apart`), the
+    `followed` peers' edges, and scores where evaluated.
 
-    `averaged`, and for the mean and the worst peer the values at both edges, in the order of `evaluated`.
+    `averaged`, and for mean and worst peer the values at both edges, in the order of `evaluated`.
     """
 
     name: str
@@ -107,9 +98,8 @@ class Shadowed:
 
 @dataclass(frozen=True)
 class Response:
-    """Response of an update to a deviation from the mean: the share `a`, and whether all directions have it.
-
-    lasting: the share of the response that the next round repeats, for a task with memory.
+    """Response of an update to a deviation from the mean: the share `a`, whether all directions have it, and lasting:
+    the share that the next round repeats.
     """
 
     round: int
@@ -119,12 +109,11 @@ class Response:
 
 
 class Shadow:
-    """A shadow run of `courses`, all of one algorithm; `advance` does a round.  The course of the mixing as it was
-    (`realised`) stands alone, with `own_mean`.
+    """A shadow run of `courses` of one algorithm; `advance` does a round.  A `realised` course stands alone, with
+    `own_mean`.
 
-    `score`: the metric of the task that scores are.  `own_mean`: the mean is that of the one course, whose graph moves
-    it; else that of a single peer without neighbours.  `follow`: whether peers are followed along the graphs' courses,
-    for a task without memory.
+    `score`: the metric.  `own_mean`: the mean of the one course, which its graph moves; else of a peer without
+    neighbours.  `follow`: follow the peers, for a task without memory.
     """
 
     def __init__(
@@ -281,10 +270,10 @@ class Shadow:
 def run_shadow(
     shadow: Shadow, rounds: int, evaluated: Collection[int] = (), watch: Callable[[int], None] = lambda _: None
 ) -> Shadow:
-    """Do all rounds of a shadow run, and restore its task's memory; return it.
+    """Do all rounds of a shadow run, restore its task's memory, and return it.
 
-    `evaluated`: the rounds, counted from 1, that have scores.  `watch` is called after each.  Raises TrainingError
-    where training diverges.
+    `evaluated`: rounds, from 1, with scores.  `watch` is called after each.  Raises TrainingError where training
+    diverges.
     """
     before = shadow.memory()
     try:
@@ -297,9 +286,8 @@ def run_shadow(
 
 
 def response_of(round: int, away: Vector, difference: Vector) -> Response:
-    """Return the response to being `away` [n, d], from the difference between the updates there and at the mean.
-
-    Without a deviation, or a difference of updates, it is zero in all directions.
+    """Return the response to being `away` [n, d], from the difference of updates there and at the mean; zero without
+    either.
     """
     e, moved = away.astype(np.float64).ravel(), difference.astype(np.float64).ravel()
     square, size = float(e @ e), float(np.linalg.norm(moved))
@@ -322,9 +310,7 @@ FIRST, EVERY = 2, 3
 KEPT = 4
 """Number of measurements combined into a response."""
 RIDGE = 1e-3
-"""Share of the measured lengths that is added to them: two measurements in nearly one direction carry no information
-about their difference.
-"""
+"""Share of the measured lengths added to them, for measurements in nearly one direction."""
 
 
 @dataclass(frozen=True, eq=False)

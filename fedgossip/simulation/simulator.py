@@ -1,14 +1,10 @@
 """Runs machines in virtual time: a simulated network between them, and the faults of a script.
 
-The events of an instant are delivered in the order of their scheduling; a fault script acts on peers and links between
-events, before those of the same time.  Messages on the way to a peer that has died are lost, also for its successor.
-Events of a sleeping peer wait, in order, until it wakes; so do those of a peer that is adding up received vectors.
+An instant's events are delivered in the order of their scheduling, after the fault script's of that time.  Messages to
+a dead peer are lost, also for its successor.  Events of a sleeping peer, or of one that adds up vectors, wait in order.
 
-A Train effect is scheduled to finish at its virtual time but not computed; at the first such event, every outstanding
-job is computed in one call (their inputs are fixed already).  The history is the same as if each had been computed
-alone, as a task's update depends on its own job only.
-
-A restarted peer is a new machine, of a higher incarnation, made from the newest checkpoint of the old one.
+At the first due Train, every outstanding job is computed in one call: the history is as if each had been computed
+alone.  A restarted peer is a new machine of a higher incarnation, made from the old one's newest checkpoint.
 """
 
 from __future__ import annotations
@@ -96,13 +92,12 @@ Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
 
 
 class Simulator:
-    """One run.  `links[i]` are the known peers of i; `write` receives the rows of the record as they are logged.
+    """One run.  `links[i]`: the known peers of i; `write` receives rows as they are logged.
 
-    `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
-    `starts`: the late peers, each with its second.  `on_crash(node, machine)` is called when a peer dies. `examples`
-    returns the number of examples of a job, where that determines its time; else all jobs take as long.  A `VACANT`
-    machine is replaced by that of `seat(node)` at the first message to it, linked since the start.  `timeline` takes
-    who did what when; once it has enough, the run stops.
+    `rebirth`: for restarts by the script; every `checkpoint_every`-th round's checkpoint is kept.  `starts`: late
+    peers' seconds.  `on_crash(node, machine)`: at a death.  `examples`: number of a job's, where that determines its
+    time.  A `VACANT` machine is replaced by `seat(node)`'s at the first message to it.  `timeline` takes who did what
+    when; once full, the run stops.
     """
 
     def __init__(
@@ -165,8 +160,8 @@ class Simulator:
     def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
         """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
 
-        `between` is called between two instants: the attributes of this object and of the record, and the task's
-        memory, are then the whole state.  A simulator with that state restored goes on from there.
+        `between` is called between two instants: the attributes of this object and the record, and the task's memory,
+        are then the whole state, from which a restored simulator goes on.
         """
         if not self._instants.number:
             self._start()

@@ -1,8 +1,6 @@
-"""Gossip on one array whose rows are all peers' vectors, with the same bits: no messages (their bytes are counted), no
-time.
+"""Gossip on one array of all peers' vectors, with the same bits: no messages (their bytes are counted), no time.
 
-Attackers and RelaySGD send each neighbour another vector.  RelaySGD's messages are arrays [arcs, d], an arc a row; arcs
-are in the order of their sender, then of their receiver; those of one node lie together, as a peer has them.
+RelaySGD's messages are arrays [arcs, d], arcs by sender, then receiver.
 """
 
 from __future__ import annotations
@@ -332,8 +330,8 @@ def run_stacked(
 ) -> list[Vector]:
     """Run synchronous gossip of all nodes for `rounds`, or from `stack` on; return the final vectors, one per node.
 
-    `attackers`: the attacking nodes, for an algorithm that mixes models and nothing beside them. `between` is called
-    between two rounds: `stack`, the record and the task's memory are then the whole state.
+    `attackers`: for an algorithm that mixes models alone.  `between` is called between two rounds: `stack`, the record
+    and the task's memory are the whole state.
     """
     n = schedule.n
     stack = stack or first_stack(task, n, algorithm)

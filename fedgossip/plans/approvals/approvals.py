@@ -2,10 +2,8 @@
 
     approval.jsonl          in the folder of a run: one signed line for each site; `read_signed`
 
-An approval names the plan by its hash, the participants by the hash of their signed entries, the versions that this
-site computes with, the records that the site had when it signed, and its validity: a day, and a number of rounds over
-all runs.  A participant that joins by an invite receives its number and the others' keys when the run begins: its
-approval names the organiser's key from the invite.
+An approval names the plan, the hash of the participants' signed entries, this site's versions, its records, a day, and
+a number of rounds over all runs; one by an invite the organiser's key.
 """
 
 from __future__ import annotations
@@ -100,9 +98,8 @@ class HowLong:
 def request_of(
     plan: FederationPlan, statement: PlanStatement, node: int, endpoints: Endpoints, data: str = ""
 ) -> ApprovalRequest:
-    """Return the approval request to client `node`; `data`: its own source, where the experiment names none.
-
-    Raises ConfigError for entries that are not signed, and for a file that cannot be read.
+    """Return the approval request to client `node`; `data`: its own source, if any.  Raises ConfigError for unsigned
+    entries and unreadable files.
     """
     roster, coordinator = roster_of(endpoints).first(plan.coordinator), endpoints[plan.tree.parent(node)].verify
     request = ApprovalRequest(statement, node, coordinator, roster.hash.hex(), versions())
@@ -112,9 +109,9 @@ def request_of(
 def request_to_join(
     statement: PlanStatement, experiment: Experiment, organiser: str, data: str = ""
 ) -> ApprovalRequest:
-    """Return the approval request to a participant that joins by an invite of the organiser with this public key.
+    """Return the approval request to one that joins by this organiser's invite; `data`: its own source.
 
-    `data`: the source of its own.  Raises ConfigError for a file that cannot be read.
+    Raises ConfigError for an unreadable file.
     """
     return _with_files(ApprovalRequest(statement, JOINING, organiser, "", versions()), experiment, JOINING, data)
 
@@ -158,10 +155,9 @@ def day_of(time: str) -> str:
 
 
 def read_signed(path: Path) -> list[Approval]:
-    """Return the approvals of a file of lines, each checked with the key that it names.
+    """Return a file's approvals, each checked with the key that it names (the run's roster maps keys to participants).
 
-    The roster of the run maps keys to participants.  Raises AuditError for a line that is no approval, was changed, or
-    is not signed with its key.
+    Raises AuditError for a line that is no approval, was changed, or is not signed with its key.
     """
     found = []
     for place, line in enumerate(lines(path), 1):
@@ -181,9 +177,8 @@ def read_signed(path: Path) -> list[Approval]:
 
 
 def gathered(folders: Sequence[Path], out: Path) -> None:
-    """Bring the approvals in the folders of a run's participants together in the run's own, its plan and statistics.
-
-    Raises AuditError for an approval that is none, and NotWrittenError.
+    """Gather the approvals in participants' folders in the run's, with plan and statistics.  Raises AuditError,
+    NotWrittenError.
     """
     found = [path / APPROVAL for path in folders if (path / APPROVAL).exists()]
     shared = (PLAN, AGREED)

@@ -2,16 +2,12 @@
 
     plan.json    written by `fedgossip plan show --out`, and into every folder of a federated run
 
-It contains everything that must agree between sites: the experiment with every default, hashes of common files and of
-the user's own modules, the layout of the model, a description of what leaves a site, and the version.  The hash is of
-the bytes of the file.  What each site chooses for its own machine (its folders, device and waits) is not in it; nor are
-projections of frozen tensors, which depend on the processor: a site's policy pins those.
+It has everything that must agree between sites: the experiment with every default, hashes of common files and user
+modules, the model's layout, what leaves a site, and the version; not what a site chooses for its machine, nor
+projections of tensors (a policy pins those), nor agreed statistics: the plan is the same before the agreement and
+after, and the site's approval holds it (`site_approvals`).
 
-A run that trains on statistics that its sites agree on has two steps, and one plan for both: it is the same before the
-sites have agreed and afterwards, so what was agreed on is not in it.  A site's approval holds it (`site_approvals`).
-
-For the people responsible for the data the plan is also put in plain words, and its changes key by key.  The words
-contain exactly the statement's content, so they cover everything in the hash.
+The plan in plain words, and its changes key by key, contain exactly the statement's content.
 """
 
 from __future__ import annotations
@@ -133,10 +129,8 @@ def statement_of(
 ) -> PlanStatement:
     """Return the plan that the clients of a run, or the peers of a graph, are asked to approve.
 
-    Raises ConfigError for a file that cannot be read.
-
-    `opened`: for a run of sums, the information in them, in words; () where models are sent.  `schema`: of statistics,
-    whose experiment does not have the kind of the labels any more.
+    `opened`: what sums of a run disclose, in words; () where models are sent.  `schema`: of statistics.  Raises
+    ConfigError for an unreadable file.
     """
     e, terms = plan.experiment, plan.terms(task.length, task.dtype.itemsize)
     content = without_folders(dict(plan.fingerprint))
@@ -307,10 +301,7 @@ STUDY = {
 
 
 def study_lines(study: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return (what, text) of what people have agreed on beside the run; [] where the file has no [study].
-
-    Texts of a received plan are untrusted: each is one printable line.
-    """
+    """Return (what, text) of the agreements in [study]; a received plan's texts are each one printable line."""
     texts = {key: "; ".join(map(str, one)) if isinstance(one, list) else str(one) for key, one in study.items()}
     return [(what, line(texts[key], STUDY_SHOWN)) for key, what in STUDY.items() if texts.get(key)]
 

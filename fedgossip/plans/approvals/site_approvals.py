@@ -3,9 +3,8 @@
     peer.key.approvals      lines of an audit log (`audit.log`): approved, revoked, used, agreed, refused
     peer.key.plans/HASH.json    each plan that was approved, to compare the next with
 
-Rounds are counted before the first number is made of records, so that a start from which nothing left costs nothing,
-and a crash counts at most one run too many.  A run that differs from the approved plan is refused, and the refusal is
-logged.  The folder of a run has the line of its approval (`approvals`).
+Rounds are counted before the first number is made of records: a crash counts at most one run too many.  A run that
+differs from the approved plan is refused, and the refusal is logged.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ ANY = HowLong()
 
 
 class SiteApprovals:
-    """The approvals of one key.  `clock` gives nanoseconds since 1970; a time before the last line is not trusted.
+    """The approvals of one key; `clock`: ns since 1970, not trusted before the last line.
 
     Raises ConfigError for a log of another key, or one that was changed, and NotWrittenError.
     """
@@ -117,10 +116,8 @@ class SiteApprovals:
         return [one for one in mine if one.get("step", "") == step]
 
     def sealed(self, records: str) -> str:
-        """Return the seal of records with this digest for an approval; "" for none.
-
-        An approval is published, and the digest alone would allow guessing of records; the seal needs the site's secret
-        key.
+        """Return the seal of records with this digest, or "": an approval is public, and digests could be guessed; it
+        needs the secret key.
         """
         text = f"fedgossip records {records}".encode()
         return hashlib.sha256(self._identity.sign_bytes(text)).hexdigest()[:32] if records else ""
@@ -144,9 +141,9 @@ class SiteApprovals:
     # --- before a run ---------------------------------------------------------------------------------------------
 
     def check(self, request: ApprovalRequest, limits: HowLong = ANY, run: str = "") -> Approval:
-        """Return the approval for a run.  `run`: the name of a resumed run.
+        """Return the approval for a run (`run`: a resumed one's name).
 
-        Raises ConfigError without an approval, or where it does not cover this run; the reason is logged first.
+        Raises ConfigError where none covers it; the reason is logged first.
         """
         try:
             return self.covering(request, limits, run)
@@ -265,9 +262,8 @@ class SiteApprovals:
 
     @staticmethod
     def keep(approval: Approval, folder: Path) -> str:
-        """Leave the approval in the folder of a run, and return the name by which its rounds are to be counted.
-
-        Raises NotWrittenError: nothing may be sent then.
+        """Leave the approval in a run's folder; return the name by which rounds are counted.  Raises NotWrittenError:
+        nothing may be sent.
         """
         run = run_of(folder) or secrets.token_hex(8)
         for name, content in ((APPROVAL_RUN, run.encode()), (APPROVAL, approval.line)):
@@ -278,9 +274,8 @@ class SiteApprovals:
         return run
 
     def count(self, approval: Approval, request: ApprovalRequest, run: str) -> None:
-        """Count the rounds of a run from which something is about to leave; one that goes on is counted already.
-
-        Raises NotWrittenError: nothing may be sent then.
+        """Count the rounds of a run before anything leaves; a resumed one is counted.  Raises NotWrittenError: nothing
+        may be sent.
         """
         same = {one.hash for one in self.all() if one.plan == approval.plan}
         uses = (one.facts for one in self._entries if one.kind == USED)

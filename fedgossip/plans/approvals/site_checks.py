@@ -1,7 +1,7 @@
-"""Checks of a site alone before a federated run: `fedgossip client --dry-run`.  Nothing is sent or written.
+"""Checks of a site alone before a federated run (`fedgossip client --dry-run`): nothing is sent or written.
 
-Each check returns its finding, or the error that would end the run; checks that depend on a failed one are left out.
-Nothing is checked that needs the others: the coordinator's replies, and the content of their files.
+A check returns its finding, or the error that would end the run; checks that need a failed one, or the others, are left
+out.
 """
 
 from __future__ import annotations

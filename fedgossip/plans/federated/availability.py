@@ -4,8 +4,8 @@
     trace:FILE.csv?round=T   a table of client, start and end, where T units of the table are a round
     module:function          of (client, round)
 
-Every sampling rule draws from those clients, so the simulator, arrays and processes invite the same ones.  A secure sum
-keeps the size of its cohorts: a round with fewer is abandoned.
+Every sampling rule draws from those clients, in all drivers alike.  A secure sum keeps its cohorts' size: a round with
+fewer is abandoned.
 
 Source of traces: Lai, Dai, Singapuram, Liu, Zhu, Madhyastha and Chowdhury, FedScale, ICML 2022.
 """
@@ -91,9 +91,9 @@ class AvailableByLosses(AvailableSampling):
 def available_sampling(
     text: str, rule: Sampling, seed: int, clients: int, rounds: int, whole: int, least: int
 ) -> Sampling:
-    """Return the rule that draws from the clients that `text`, the value of coordinator.available, names.
+    """Return the rule that draws from the clients of coordinator.available, `text`.
 
-    Raises ConfigError for a value, a table or a function that cannot be used, and where no round has `least` clients.
+    Raises ConfigError for an unusable value, table or function, and without a round of `least` clients.
     """
     kind, _, rest = text.partition(":")
     place, _, query = rest.partition("?")

@@ -60,9 +60,8 @@ def real(
 
 
 class DrawnMembers(Sequence[RosterMember]):
-    """The members of a simulation, their keys drawn from the seed when they are read: a simulation has no secrets.
-
-    A population of 10^6 clients costs no key but those of the invited ones, and no signature, since nobody checks one.
+    """A simulation's members, keys drawn from the seed when read, of invited ones alone, without signatures: there are
+    no secrets.
     """
 
     def __init__(self, seed: int, size: int) -> None:

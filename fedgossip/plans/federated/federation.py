@@ -1,9 +1,7 @@
 """The plan of a federated run: cohort, content of a sum, the machines of coordinator and clients, and the verdict.
 
-Everything is derived from the experiment and the clients' numbers of examples.  Clients have the first ids; the
-coordinator, at the root of a tree of coordinators where there are tiers (`tree`), is n - 1.
-`Credentials` hold keys and the client's own policy of a real run; a simulation draws all keys from its seed: real
-cryptography without secrets.
+It follows from the experiment and the clients' numbers of examples.  Clients have the first ids; the coordinator, a
+tree's root (`tree`), is n - 1.  `Credentials` hold keys and policy; a simulation draws keys from its seed.
 """
 
 from __future__ import annotations
@@ -389,8 +387,7 @@ class FederationPlan(PlanDefaults):
 
     @property
     def weight_max(self) -> int:
-        """Maximum number of examples of a client in a secure sum: as the experiment says; else as the sizes of all
-        clients need it, where they are known and an element has the bits for it."""
+        """Maximum examples of a client in a secure sum: the experiment's, else as all sizes need it and bits allow."""
         s = self.section.secure
         if s.weight_max is not None:
             return s.weight_max

@@ -2,13 +2,11 @@
 
     peer.key.spent          a line per release: its data, a digest of its records, the log of its run, and the spend
 
-The budget belongs to the records, not to a folder: a run into another `--out` goes on with the account of earlier runs.
-Records are known again by the path of their file or by their digest (`data.record_groups`), and what was linked once
-by either stays one data set.  Releases without noise have a line too, outside any epsilon; and so have the clients of
-exact sums, because sums of the same numbers must have the same clients in all runs.  A site may limit what all runs
-together spend of each data set; the last such line counts.  A line is on disk before its release, and before the same
-line of the run's own log; so a crash counts at most one release too many.  Lines that a log has and the ledger lacks
-(it was lost, or an earlier version kept none) are taken over.
+The budget belongs to the records, not to a folder.  Records are recognised by their file's path or digest
+(`data.record_groups`), and linked ones stay one data set.  Releases without noise have a line, outside any epsilon, and
+so have the clients of exact sums, which must be the same in all runs.  A site may limit what all runs spend; the last
+such line counts.  A line is on disk before its release and before the run's log: a crash counts at most one release too
+many.  Lines missing here are taken over from logs.
 """
 
 from __future__ import annotations
@@ -71,10 +69,7 @@ _decoder = msgspec.json.Decoder(LedgerLine)
 
 
 def data_of(source: str, node: NodeId) -> str:
-    """Return the data that a budget is of: a file by its real path, without options; else the source as it is written.
-
-    A copy of a file has another name, and the same digest of its records.
-    """
+    """Return the data of a budget: a file by its real path, without options; else the source as written."""
     kind, colon, rest = source.replace(PLACE, str(node)).partition(":")
     if kind not in FILES or not rest:
         return kind + colon + rest
@@ -84,8 +79,8 @@ def data_of(source: str, node: NodeId) -> str:
 class SpentLedger:
     """The ledger of one key, for the data and unit of one run; one process holds it at a time.
 
-    `data`, `records`: as `data_of` and `record_groups` name them. Raises ConfigError where another process holds
-    it or a line cannot be read, and NotWrittenError.
+    `data`, `records`: of `data_of` and `record_groups`.  Raises ConfigError where it is held or unreadable, and
+    NotWrittenError.
     """
 
     def __init__(self, path: Path, unit: str, data: str, records: str = "") -> None:
@@ -123,10 +118,9 @@ class SpentLedger:
         return Counter(one.exact for one in self._set if one.exact and one.log != log)
 
     def note_exact(self, what: str, log: str) -> None:
-        """Write that something of these records is about to be released without noise; once for each log.
+        """Record a release without noise of these records; once for each log.
 
-        Raises BudgetError where the site holds all runs together to a limit that allows no more of that, and
-        NotWrittenError.
+        Raises BudgetError where the site's limit over all runs forbids it, and NotWrittenError.
         """
         if any(one.log == log and one.exact for one in self._set):
             return
@@ -240,9 +234,10 @@ def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechan
 
 
 def standing(path: Path, data: str, records: str = "") -> tuple[TotalBudget | None, int]:
-    """Return a site's remaining budget for some records (None without a limit) and remaining releases without noise.
+    """Return a site's remaining budget for some records (None: no limit) and remaining releases without noise, by
+    reading alone.
 
-    Reads alone; a process that spends holds the ledger itself.  Raises ConfigError where it cannot be read.
+    Raises ConfigError where it cannot be read.
     """
     lines = _lines(path)[0] if path.exists() else []
     if (limit := limit_of(lines)) is None:

@@ -1,8 +1,7 @@
 """The demands of a client, in a file of its own that nothing from the network changes: policy.toml.
 
-The file pins the coordinator and the other clients, the minimum number of clients in a sum, how numbers are cut and
-rounded, the budget of privacy, and the code that learns: the user's own modules, and the behaviour of their model.  A
-different session, experiment or code is refused.
+It pins the coordinator, the other clients, the fewest clients in a sum, bounds and rounding, the privacy budget, and
+the learning code with its model's behaviour; anything else is refused.
 """
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ def policy_of(
 def agreed(path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints, task: LocalTask) -> Policy:
     """Return the policy in the file at `path`, for the session's steps.
 
-    Raises ConfigError for a file that is missing, that others can read, that is none, and where the experiment or the
-    endpoints differ from what it pins, or the user's own code or model does, naming each.
+    Raises ConfigError for a missing, invalid, or readable-by-others file, and where experiment, endpoints, own code or
+    model differ from it, naming each.
     """
     pinned, offered = read(path), policy_of(plan, node, endpoints, task)
     stricter = msgspec.structs.replace(
@@ -152,9 +151,9 @@ def agreed(path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints,
 def demands(
     path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints, task: LocalTask | None
 ) -> Policy | None:
-    """Return a client's policy; None without masking and without a file that demands it.
+    """Return a client's policy; None without masking and without a file.
 
-    Raises ConfigError as `agreed` does, and for a file beside a run without a secure sum.
+    Raises ConfigError as `agreed`, and for a file without a secure sum.
     """
     if task is not None and plan.hides(node):
         return agreed(path, plan, node, endpoints, task)

@@ -1,7 +1,4 @@
-"""The cost of a round in privacy, and the budget that is left, by the experiment and by the log so far.
-
-Before the run it forecasts what the budget will be worth.
-"""
+"""The privacy cost of a round, the budget that is left, by experiment and log, and a forecast of its worth."""
 
 from __future__ import annotations
 
@@ -55,10 +52,10 @@ def purse_of(
     tests: Callable[[int], bool] = lambda _round: False,
     total: TotalBudget | None = None,
 ) -> AccountedBudget:
-    """Return the budget of one participant whose rounds cost `steps` releases at `rate`, less the spends in `log`.
+    """Return a participant's budget, whose rounds cost `steps` releases at `rate`, less the spends in `log`.
 
-    `before`: spends of other runs on the same records.  `tests`: the rounds in which it reports noisy scores on its
-    held-out examples.  `total`: the site's limit over all runs.  Raises ConfigError for a log of another budget.
+    `before`: other runs' on the same records.  `tests`: rounds with noisy scores on held-out examples.  `total`: the
+    site's limit.  Raises ConfigError for a log of another budget.
     """
     from fedgossip.privacy.budget import Budget, Spend, resumed
 
@@ -107,9 +104,8 @@ def statistics_spends(experiment: Experiment) -> Sequence[Mapping[str, object]]:
 
 
 def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:
-    """Return (rate, steps) that are accounted of a round at a client with so many examples, each hidden by itself.
-
-    Both reveal only what an account may about the number, and are upper bounds.
+    """Return upper bounds (rate, steps) of a round at a client with so many examples, which reveal only what an account
+    may.
     """
     from fedgossip.learning.dp_sgd.record_privacy import private_rate, private_steps
     from fedgossip.privacy.accounting import round_rate, round_steps
@@ -139,10 +135,10 @@ class PrivateRun(Protocol):
 def outlook(
     run: PrivateRun, seen_by: NodeId | None = None, before: Iterable[Mechanism] = (), *, agreed: bool = False
 ) -> PrivacyForecast:
-    """Return the forecast of a run's budget.  Reads the data.  Raises ConfigError for a run without one.
+    """Return the forecast of a run's budget, by its data.  Raises ConfigError without one.
 
-    `seen_by`: a client that has a file of its own, and takes the others to have as many examples: no other is read.
-    `before`: what was spent of the same budget in other runs; `agreed`: with the statistics that this one begins from.
+    `seen_by`: a client that assumes its own size for the others.  `before`: spends in other runs; `agreed`: with the
+    statistics.
     """
     from fedgossip.privacy.forecast import PrivacyPlan, forecast
 

@@ -7,10 +7,9 @@ The clip follows the norm below which a chosen share of the updates lies:
     the sum        of updates with noise z_delta C, of bits with noise sigma_b
     next clip      C <- C exp(-rate (b - quantile))        b = one half + the mean of the noisy bits
 
-Both sums together cost what one Gaussian of noise multiplier z costs: z^-2 = z_delta^-2 + (2 sigma_b)^-2, for a bit
-less one half moves its sum by at most one half.  A first clip that is ten times off is forgotten in 23 rounds, for the
-median at the usual rate, without a search that would itself spend privacy.  The clip is made of noisy sums alone: it
-may be published.
+Both sums cost one Gaussian of noise multiplier z: z^-2 = z_delta^-2 + (2 sigma_b)^-2, as a bit less one half moves its
+sum by one half at most.  A clip ten times off is forgotten in 23 rounds (median, usual rate).  It is made of noisy sums
+alone, so it may be published.
 
 Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive clipping, NeurIPS 2021,
 algorithm 1 and theorem 1.
@@ -199,9 +198,10 @@ def bits_noise(clients: int) -> float:
 
 
 def split(noise: float, bits_noise: float) -> float:
-    """Return z_delta, the noise multiplier of the updates, that with noise `bits_noise` on the bits costs as `noise`.
+    """Return the updates' noise multiplier z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), with `bits_noise` on the bits, at
+    the cost of `noise`.
 
-    z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).  Raises ConfigError where the bits alone cost more than that.
+    Raises ConfigError where the bits alone cost more.
     """
     if not 0 < noise < 2 * bits_noise:
         raise ConfigError(

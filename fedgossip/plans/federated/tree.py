@@ -4,11 +4,9 @@
     clients = 32
     tiers = [{ clients = 8 }, { clients = 4 }]            4 leaf coordinators of 8 clients each, below the root
 
-A tier divides the participants of the tier below it, the first one the clients: into groups of so many, in the order of
-their ids, or into the named `groups`.  Each group has a coordinator, which is a participant of that tier.  The last
-tier has one group: its coordinator is the root.  Without tiers the root is the coordinator of all clients.
-
-Ids: the clients, then the coordinators of each tier in the order of their groups, the root last.
+A tier divides the participants below it, first the clients, into groups of so many by id, or the named `groups`; each
+group's coordinator is a participant of that tier, the last one's the root.  Ids: clients, then each tier's
+coordinators, the root last.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The plan of a gossip run: the graph, its weights and forecast, and the machines of its peers.
-
-A restarted peer without a checkpoint gets a machine that fetches a neighbour's model first.
+"""The plan of a gossip run: graph, weights, forecast, machines; a restarted peer without a checkpoint first fetches a
+neighbour's model.
 """
 
 from __future__ import annotations
@@ -99,9 +98,7 @@ GAMMA = 0.9
 
 @dataclass(frozen=True)
 class GossipPlan(PlanDefaults):
-    """A gossip run before training.
-
-    `topology` has the links of all rounds of one period (where none repeats, of the first); `spectrum` is None where
+    """A gossip run before training.  `topology`: the links of one period, or of the first round; `spectrum`: None where
     the graph changes.
     """
 
@@ -427,10 +424,8 @@ def options_of(experiment: GossipExperiment) -> dict[str, Any]:
 
 
 def recovers(plan: Plan) -> bool:
-    """Return whether peers of this plan can go on with a neighbour's model.
-
-    Clients and coordinators cannot.  Private peers do not reveal their model, and the rounds of window doubling start
-    together: these restart with their initial model.
+    """Return whether peers can go on with a neighbour's model: not clients, private peers, or window doubling, which
+    restart with the first.
     """
     return isinstance(plan, GossipPlan) and not plan.masks and not plan.algorithm.needs.constant_members
 

@@ -1,7 +1,6 @@
-"""The machines of gossip: one table, by content of the messages and by mode.
+"""The machines of gossip: one table, by content and mode, with resume points and the messages on stacked arrays.
 
-A method of `algorithms/gossip/names` says its modes, and its algorithm, also a user's own, what the weights of its
-graph must sum to (`Needs.sums`).  The table gives the machine, its resume point, and the messages on stacked arrays.
+A method of `algorithms/gossip/names` declares its modes, its algorithm what weights must sum to (`Needs.sums`).
 """
 
 from __future__ import annotations
@@ -196,8 +195,7 @@ MODELS, CHANGES, FRAGMENTS, RELAYS, SHARES_OF_MASS, SUMS = (
     "shares",
     "sums",
 )
-"""Content of messages between neighbours: models; coded changes; a fragment per round; relayed sums; shares of mass;
-or, in private gossip, sums alone."""
+"""Content of messages: models; coded changes; a fragment per round; relayed sums; shares of mass; or masked sums."""
 
 MODES: Mapping[tuple[str, str], GossipMode] = {
     (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, _models, in_step=True),

@@ -31,9 +31,8 @@ def outlook_of(
     vectors: int,
     pairs: tuple[PairwiseRates, int] | None = None,
 ) -> RunOutlook:
-    """Return the traffic of a round, and the decay rate of disagreement; `vectors`: number per message.
-
-    `pairs`: rates of pairwise exchanges, and exchanges that a peer starts per round, without synchronous rounds.
+    """Return a round's traffic and the disagreement's decay; `vectors` per message; `pairs`: rates and number of
+    pairwise exchanges.
     """
     size = wire_bytes(Model(0, task.schema, (task.initial(0),) * vectors))
     lines = [f"{schedule.n} peers, {links_of(forecast, topology)}"]
@@ -136,9 +135,8 @@ def pairwise_facts(rates: PairwiseRates, exchanges: int) -> dict[str, Any]:
 
 
 def band_of(schedule: Schedule, rows: Sequence[Row]) -> Mapping[str, Sequence[float]] | None:
-    """The edges between which D-PSGD's distance lies on this schedule, from the spread of its updates, by round.
-
-    For graphs that no eigenvalues describe.  None where nothing was measured, or nothing pushes the peers apart.
+    """Return the edges of D-PSGD's distance by round, from its updates' spread, without eigenvalues; None where nothing
+    was measured.
     """
     networks = [row for row in rows if isinstance(row, NetworkRow)]
     spread = _spread_by_round(networks)

@@ -3,17 +3,14 @@
     topology.graph     function(n, seed) -> Topology | Mixing | Schedule
     topology.weights   function(topology) -> Mixing | array [n, n]; row i weights the models received by i
 
-A result must depend on the arguments alone, because every peer calls its own copy: each function is called twice, and
-the results are compared.  All results are checked before a run, and errors name the function; a non-repeating schedule
-is checked in its first rounds, and in each later one before use.
+A result must depend on the arguments alone: each function is called twice, and the results compared.  All are checked
+before a run, a non-repeating schedule's later rounds before use; errors name the function.
 
-Graphs optimised for the peers' data (labels, or numbers of examples) are made here too:
+Graphs for the peers' data, which runs read from files:
 
     d-cliques:10,ring  d-cliques:10,full  stl-fw:5    see topology/graphs/families
     place:GRAPH                                       the nodes of GRAPH where their labels fit best
     any GRAPH                                         with weights, `sizes` among them
-
-They need information on all peers' data, so runs read them from files.
 """
 
 from __future__ import annotations
@@ -82,10 +79,9 @@ def named_schedule(
     brought: str | None = None,
     allow_disconnected: bool = False,
 ) -> Schedule:
-    """Return the mixings of a text, as `resolve_schedule` does, or of the user's own functions.
+    """Return the mixings of a text, as `resolve_schedule`, or of user functions.
 
-    `weights`: of the experiment; `brought`: the algorithm's default.  Raises ConfigError for an invalid graph or
-    invalid weights, naming the function.
+    `weights`: the experiment's; `brought`: the algorithm's default.  Raises ConfigError, naming the function.
     """
     if graph == GIVEN:
         raise ConfigError("the graph was given in Python", "Call fedgossip.simulate with schedule= or mixing= again.")
@@ -122,7 +118,7 @@ def given_schedule(schedule: Schedule | None, mixing: Mixing | npt.ArrayLike | N
 def adopted(name: str, found: object, n: int | None = None, again: object = None) -> Schedule:
     """Return a Mixing or Schedule that is the user's, held to what rounds need.  `again`: the same, made once more.
 
-    Raises ConfigError, naming it, for what is none, is of another size than `n`, or changes from one look to the next.
+    Raises ConfigError, naming it, for anything else, another size than `n`, or a result that changes.
     """
     if isinstance(found, Mixing):
         ours: Schedule = _sized(name, found, found.n if n is None else n)
@@ -143,9 +139,8 @@ def adopted_once(name: str, found: object, n: int) -> Schedule:
 
 
 def from_weights(name: str, W: npt.ArrayLike, topology: Topology | None = None) -> Mixing:
-    """Return the mixing of dense weights [n, n] of the user's, whose rows, columns or both sum to one.
-
-    Raises ConfigError, naming them and the row that does not.
+    """Return the mixing of a user's dense weights [n, n]; rows, columns or both sum to one.  Raises ConfigError, naming
+    a row.
     """
     try:
         dense = dense_weights(W)

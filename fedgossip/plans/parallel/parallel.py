@@ -1,10 +1,8 @@
 """An experiment with [parallel] as a run: workers that descend on the mean of all their gradients.
 
-With a collective the workers are machines of `protocols/allreduce`.  With "mapreduce" they map a model to gradients,
-and a server reduces and steps: the machines of a federated run, its client asked for gradients, its coordinator with a
-descent as the rule of the server, all workers in every round, no secure sum.  The sum has no order, so a round has the
-bits of `star`.  With "lbfgs" the server searches along a line in place of a step (`algorithms/federated/lbfgs`).  With
-`parallel.backups` a round ends with the first gradients: that many of the last ones are discarded.
+With a collective the workers are machines of `protocols/allreduce`.  "mapreduce": a federated run of all workers,
+clients asked for gradients, a descent as the server's rule, with the bits of `star`.  "lbfgs": the server searches
+along a line (`algorithms/federated/lbfgs`).  `parallel.backups`: that many last gradients are discarded.
 
 Source of backup workers: Chen, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, ICLR workshop
 2016.

@@ -348,10 +348,10 @@ def outlook_of_rows(
 
 
 def all_touched(lives: Sequence[tuple[Checkpoint, dict[int, ShardClocks]]], table: KeyedTable) -> Rows:
-    """Return all rows that were touched, by the checkpoints of servers, each with fresh shards to be restored.
+    """Return all touched rows, by the servers' checkpoints (of several copies the furthest), each with fresh shards to
+    restore.
 
-    Of a shard that several have, the one with the most clocks and steps counts, for a copy may be behind.  Raises
-    ValueError, KeyError.
+    Raises ValueError, KeyError.
     """
     newest: dict[int, tuple[tuple[int, int, int], RowTable]] = {}
     for kept, shards in lives:

@@ -1,6 +1,5 @@
-"""Common base of all runs with [parallel]: workers with one model, and a step on the mean of their gradients.
-
-A codec of the experiment applies to the sums, or to the messages of each worker.
+"""Common base of runs with [parallel]: workers with one model, a step on their mean gradient, codecs of sums or
+messages.
 """
 
 from __future__ import annotations

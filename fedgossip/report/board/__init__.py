@@ -1,7 +1,7 @@
 """All runs of a folder on one page, while they go on and afterwards; their files are read, and nothing else is.
 
-heads      what the small files of one run say, for a line of a table
+heads      the small files of one run, for a line of a table
 catalogue  all runs below a folder, found and read a piece at a time
-run_curves the curves of a run that somebody has chosen
-pages      what a browser is answered
+run_curves the curves of a chosen run
+pages      answers to a browser
 """

@@ -1,7 +1,7 @@
 """The small files of one run as a line of the board's table, in plain data.
 
-The files may be forged: a value that is too large, or of another kind or type than expected, is unknown, and only short
-lines, numbers and booleans of a run are kept.
+Files may be forged: a value of another kind, type or size is unknown, and only short lines, numbers and booleans are
+kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Answers to a browser: the page, the table's changes, curves of chosen runs, their reports, and `watch` of each.
+"""Answers to a browser: the page, the table's changes, curves, reports, and `watch` of each run.
 
-A report is a file of the run, and may be forged: it is served as a page of its own origin, whose script runs only where
-it is ours.
+A report may be forged: it is served as a page of its own origin, whose script runs only where it is ours.
 """
 
 from __future__ import annotations

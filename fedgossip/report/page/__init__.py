@@ -1,8 +1,7 @@
 """The page of a run directory: what was run, what it learned, how well the peers agreed, what was forecast.
 
 It imports `report`, `privacy`, `data` and matplotlib.  `page` reads a directory by `reading`, asks each of `sections`
-for its part, draws by `drawing` (the same bytes every time), and writes one file; a section without recorded values is
-empty.
+(empty without records), draws by `drawing`, and writes one file, always with the same bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One way to make a figure: fixed style in, the text of one SVG out, the same bytes every time.
 
-Every colour is written plainly into the SVG, so that a figure that is saved from the page is ready for a paper.  The
-dark page needs no other figures: its style sheet names the few colours of `DARK` and shows others in their place.
+Colours are written into the SVG, ready for a paper; the dark page's style sheet replaces the few in `DARK`.
 """
 
 from __future__ import annotations
@@ -266,9 +265,8 @@ def whole_axis(axes: Axes, most: int = 7) -> None:
 
 
 def log_axis(axes: Axes, which: str = "y") -> None:
-    """Make the y or the x axis logarithmic, labelled in plain text: decades, and 2 and 5 between few of them.
-
-    Call it after the curves are drawn: their range decides.
+    """Make the y or x axis logarithmic, with plain labels: decades, 2 and 5 between few.  Call it after the curves are
+    drawn.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -342,10 +340,9 @@ def time_spent(run: RecordedRun, name: str) -> str | None:
 
 
 def time_of(run: RecordedRun, peer: PeerTotal, *, led: bool) -> dict[str, float]:
-    """Return the seconds of one peer by activity, in a run that is `led` by a coordinator or not.
+    """Return the seconds of one peer by activity, in a run `led` by a coordinator or not.
 
-    A client's rows end with its training: it spent the rest of the run waiting, for its turn or for others, but for
-    the time in which it was dead.
+    A client's rows end with its training: it waited for the rest, except while dead.
     """
     if not led:
         return peer.seconds

@@ -409,9 +409,8 @@ def contributions(took: Participation, wanted: int | None, name: str) -> str | N
 
 
 def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | None:
-    """Return a lane for each client with its part in each round; None where that is unknown.
-
-    counted: the word for a client whose contribution is in the round's result.
+    """Return a lane for each client with its part in each round, None where unknown; counted: the word for a counted
+    client.
     """
     rounds = took.rounds
     if not took.followed or not rounds:

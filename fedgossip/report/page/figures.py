@@ -1,7 +1,4 @@
-"""The curves of one run (score, loss, disagreement), and the gain of each participant from a personal model.
-
-The gain is drawn as its score beside those of the shared model and of one trained alone.
-"""
+"""The curves of one run (score, loss, disagreement), and each participant's gain from a personal model."""
 
 from __future__ import annotations
 
@@ -178,10 +175,9 @@ def curve(
     dash: Any,
     rounds: Sequence[float] | None = None,
 ) -> None:
-    """Draw one line.  Few points are marked; two points stand alone, as nothing is measured between them.
+    """Draw one line; few points are marked, two stand alone.
 
-    The line breaks where rounds were not measured; a point between two breaks is marked.  `rounds`: of the points,
-    where `x` is another quantity.
+    It breaks where rounds were not measured.  `rounds`: of the points, where `x` is another quantity.
     """
     marker = "o" if len(x) <= 12 else ""
     stroke = dash if len(x) > 2 else "none"

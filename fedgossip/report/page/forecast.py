@@ -1,8 +1,8 @@
 """The forecast of the disagreement beside its measurement: the band, and how often the run was inside it.
 
-Learning keeps pushing the peers apart (the spread of their updates) while mixing pulls them together; the spread of
-every round and the eigenvalues of the mixing determine a band for the consensus distance.  Without pushing there is one
-curve above the measurement, ‖X_t - X̄‖ <= slem^t ‖X_0 - X̄‖ (Xiao and Boyd, Systems & Control Letters 53, 2004).
+The updates' spread in every round and the mixing's eigenvalues determine a band for the consensus distance.  Without a
+spread there is one curve above the measurement, ‖X_t - X̄‖ <= slem^t ‖X_0 - X̄‖ (Xiao and Boyd, Systems & Control
+Letters 53, 2004).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Learning curves of several runs: any recorded number against rounds, epochs, bytes or seconds.
 
-Runs that differ in their seed alone are one curve: the mean over the seeds that all curves of a panel have, and
-Student's interval as a band.  `fedgossip plot` and `fedgossip report --paper` draw by this module alone; what is drawn
-is read off the `numbers` of the drawing, so that a file of them has every number of the figure.
-
-The level of intervals is the same in every table and figure.
+Runs that differ in their seed alone are one curve: the mean over the panel's common seeds, with Student's interval (one
+level everywhere).  `fedgossip plot` and `fedgossip report --paper` draw here; a drawing's `numbers` has all of its
+numbers.
 """
 
 from __future__ import annotations
@@ -73,8 +71,8 @@ def known_axes(runs: Sequence[CurveRun]) -> list[str]:
 def learning_curves(runs: Sequence[CurveRun], x: str, y: str, width: float = drawing.WIDTH) -> Drawing:
     """Return the figure of measure `y` against axis `x`, `width` inches wide.
 
-    Its numbers are rows of panel, curve, round, the mean of x, mean, low and high of y, and the number of seeds.
-    Raises ConfigError where the runs lack either, or are too many for a figure.
+    Its numbers: panel, curve, round, the mean of x, mean, low and high of y, seeds.  Raises ConfigError where the runs
+    lack either, or are too many.
     """
     if x not in AXES:
         raise ConfigError(f"there is no axis {x!r}", nearest(x, AXES))
@@ -247,10 +245,9 @@ def _finish(
 
 
 def robust_limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of finite values; of those within Tukey's outer fences alone where others take the room.
+    """Return the ends of finite values, within Tukey's outer fences where others would take the room of an axis.
 
-    A diverged run would leave to all others less than an eighth of an axis, or one colour.  The fences lie three
-    interquartile ranges outside the quartiles.  Source: Tukey, Exploratory data analysis (1977).
+    The fences lie three interquartile ranges outside the quartiles.  Source: Tukey, Exploratory data analysis (1977).
     """
     known = sorted(value for value in values if math.isfinite(value))
     if not known:

@@ -1,7 +1,5 @@
-"""The page of one run, or of several beside each other; and rich display in notebooks.
-
-In a notebook a graph is a drawing; a forecast, a run and a sweep are tables and curves.  `import fedgossip` calls
-`register` where IPython runs; the displayed classes do not depend on it.
+"""The page of one run, or of several beside each other; and rich display in notebooks (`register`, called where IPython
+runs).
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ if TYPE_CHECKING:
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into the run directory and return its path.
 
-    The page is one file that loads nothing; the same run gives the same bytes.  Raises ConfigError when the files of
-    the run are missing or cannot be read; an earlier report then stays unchanged.
+    One file that loads nothing; the same run gives the same bytes.  Raises ConfigError for missing or unreadable files;
+    an earlier report then stays.
     """
     run = read_run(run_dir)
     head, body = _gossip(run) if run.participation is None else _federated(run, run.participation)
@@ -81,8 +79,7 @@ def _federated(run: RecordedRun, took: Participation) -> tuple[Markup, Markup]:
 def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:
     """Write a page to `path` that shows the runs beside each other, in the given order, and return `path`.
 
-    A run whose own report is already written is linked to it.  Raises ConfigError without runs, or as `write_report`
-    does.
+    Runs with a report are linked to it.  Raises ConfigError without runs, or as `write_report`.
     """
     if not run_dirs:
         raise ConfigError("A comparison needs at least one run.", "Name the run directories to compare.")

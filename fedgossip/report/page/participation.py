@@ -1,10 +1,8 @@
 """Participation in the rounds of a federated run, folded from its rows while they are read.
 
-Rounds are counted by completion, as in the rows: the coordinator's events of an open round have a number one lower.
-Single rounds of single clients are kept for FOLLOWED_MOST clients at most; of more, how often each took part.  The
-coordinator's rows list the clients in each sum; the clients' own rows, where present, their other actions.
-
-Values that the rows of an old run lack have their defaults.
+The coordinator's events of an open round have a number one lower than rows.  Single rounds are kept for FOLLOWED_MOST
+clients at most; of more, how often each took part.  The coordinator's rows list the clients in each sum, the clients'
+own their other actions.  Old runs' missing values have defaults.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Read a run directory: summary.json, metrics.jsonl and experiment.toml, as typed values.
 
-Unknown kinds and keys are ignored, so that an older page reads a newer run.  The records of the peers are summed while
-they are read: memory grows with peers plus rounds, never with their product.
+Unknown kinds and keys are ignored.  The peers' records are summed while read: memory grows with peers plus rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ AT_PEERS = ".peers"
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
 """The parts of a round's time; docs/reference/numerics.md defines them."""
 ROUNDS_FREE = 1_000_000
-"""Maximum number of rounds of a row ahead of its line: the width of a drawing grows with the number of rounds."""
+"""Maximum number of rounds of a row ahead of its line, which bounds a drawing's width."""
 T = TypeVar("T")
 
 
@@ -336,8 +335,8 @@ class RecordedRun:
 def read_run(folder: Path) -> RecordedRun:
     """Return the run in `folder`.
 
-    Raises ConfigError, naming file and line, when the summary or the metrics are missing or cannot be read.  A last
-    line of metrics.jsonl without its newline is an interrupted write and is left out.
+    Raises ConfigError, naming file and line, for a missing or unreadable summary or record; an unfinished last line is
+    left out.
     """
     summary = _summary(folder / SUMMARY)
     outside_files.checked_folder(folder)

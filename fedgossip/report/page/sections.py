@@ -415,8 +415,7 @@ def faults(run: RecordedRun) -> Markup | None:
 
 
 def spells(events: Iterable[ReportedEvent]) -> list[tuple[ReportedEvent, int, int, int]]:
-    """Return (event, its first round, its last, how often): one that repeats round after round, as of a peer that is
-    dead and missed, is one."""
+    """Return (event, its first round, its last, how often), consecutive repetitions as one."""
     found: list[tuple[ReportedEvent, int, int, int]] = []
     open_at: dict[tuple[int | None, str, str], int] = {}
     for event in events:

@@ -1,6 +1,5 @@
-"""The page of a sweep, and the same figures and tables as files for a paper.
-
-The figures: a heat map of the scores, the differences to a reference, and scores by facts of the graph.
+"""The page of a sweep, and its figures and tables for a paper: a heat map, differences to a reference, scores by facts
+of the graph.
 """
 
 from __future__ import annotations
@@ -391,10 +390,10 @@ def written(path: Path, page: SweepPage) -> None:
 def paper(
     folder: Path, page: SweepPage, rows: str, curves: Mapping[str, Drawing], targets: Numbers, words: Sequence[str]
 ) -> list[Path]:
-    """Write the files for a paper: each figure as PDF, with its numbers as CSV and LaTeX; tables, and the commands.
+    """Write the files for a paper: figures as PDF, numbers as CSV and LaTeX, tables, commands.
 
-    `curves`: further figures by name.  `targets`: of the table of rounds to a target.  `words`: of the command line
-    that makes the files again, behind the folder of the sweep.
+    `curves`: further figures by name.  `targets`: of rounds to a target.  `words`: of the command line, behind the
+    sweep's folder.
     """
     owner_files.made(folder)
     found, again = [], shlex.quote(shlex.split(page.command)[-1])

@@ -1,6 +1,6 @@
 """A run as it goes on: its files are followed as they grow, folded into one state, and shown.
 
-Nothing here writes, and nothing talks to a peer: what watches cannot disturb what is watched.
+Nothing here writes, or sends to a peer: watching cannot disturb a run.
 
     places     what is watched: a run directory, or the folders of peers
     tail       the new lines of a file that grows

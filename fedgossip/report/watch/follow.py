@@ -1,9 +1,7 @@
 """Follows a place: reads new rows of its files and keeps the state of the run up to date.
 
-The record of a run is its metrics.jsonl.  Beside it, while a run on this machine goes on, each peer writes rows of its
-own, which the record repeats when all have passed the round: of those only the newest figures are taken.
-
-Files are read a bounded piece at a time.
+The record is metrics.jsonl.  While a run on this machine goes on, peers' own rows precede it: of those only the newest
+figures are taken.  Files are read a bounded piece at a time.
 """
 
 from __future__ import annotations
@@ -37,9 +35,8 @@ DRIVERS = {
 
 
 class Follower:
-    """Reads `place`; `state` and the other attributes are as of the last `poll`.
-
-    `on_row` is called with each row of the record with new information, once it is in the state.
+    """Reads `place`; its attributes are as of the last `poll`; `on_row` is called with each new row, once it is in the
+    state.
     """
 
     def __init__(self, place: RunPlace, on_row: Callable[[Row], None] | None = None) -> None:
@@ -244,10 +241,7 @@ NEWEST_BYTES = 1 << 16
 
 
 class Tail:
-    """Reads whole lines; an unfinished last line is left until it is whole.
-
-    `newest`: begin near the end.  `again`: the file became shorter, so it is another file now.
-    """
+    """Reads whole lines.  `newest`: begin near the end; `again`: the file became shorter, so it is another one."""
 
     def __init__(self, path: Path, *, newest: bool = False) -> None:
         self.path = path

@@ -1,9 +1,7 @@
-"""Serves pages on this machine alone, such as a followed run's with its data: answers to GET, and nothing else.
+"""Serves pages on this machine alone: answers to GET.
 
-It listens on 127.0.0.1, which no other machine can reach, and answers its own user and root alone: other users of this
-machine may not read its files.  Linux has a table with the owner of each connection; elsewhere all users are answered.
-A page of another origin in the browser cannot read it: a name that was pointed at 127.0.0.1 is not among the accepted
-hosts, and no answer allows other origins.
+It listens on 127.0.0.1 and answers its own user and root alone (by Linux's table of connections; elsewhere all users).
+A page of another origin cannot read it: hosts are checked, and no answer allows other origins.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from fedgossip.base.guarded_threads import guarded_thread
 
 HOST = "127.0.0.1"
 CONNECTIONS = 32
-"""Answered at once; for one more the oldest that has not sent its request is hung up on, or it is turned away."""
+"""Maximum number of connections; beyond it the oldest without a request is closed, or the new one refused."""
 REQUEST_SECONDS = 10.0
 """Maximum seconds for a whole request to arrive, and for its answer to be taken."""
 ROOM_SECONDS = 1.0
@@ -77,9 +75,8 @@ class HttpAnswer:
 
 
 def page_of(page: str, scripts: Sequence[str], styles: Sequence[str]) -> HttpAnswer:
-    """Return a page: it loads nothing, runs its own script, and sends requests to this server alone.
-
-    Each is a file, "package:name"; `page` marks the places of the others by STYLE and SCRIPT.
+    """Return a page, which runs its own script and requests from this server alone; files "package:name", marked by
+    STYLE and SCRIPT.
     """
     style, script = ("".join(_text(name) for name in names) for names in (styles, scripts))
     text = _text(page).replace(STYLE, style).replace(SCRIPT, script)
@@ -98,9 +95,9 @@ def _text(name: str) -> str:
 
 
 class LocalServer:
-    """Answers with the result of `found(path, query)`, in threads of its own; a context manager.
+    """Answers with `found(path, query)`, None for unknown paths, in threads; a context manager; port 0: a free one.
 
-    found: None for an unknown path.  port: 0 takes a free one.  Raises NetworkError for an unavailable one.
+    Raises NetworkError for an unavailable port.
     """
 
     def __init__(self, found: Callable[[str, Query], HttpAnswer | None], port: int = 0) -> None:

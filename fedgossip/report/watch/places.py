@@ -43,9 +43,8 @@ class RunPlace:
 
 @dataclass(frozen=True)
 class Facts:
-    """Settings of a run from its experiment; unknown ones are empty, 0 or None.
-
-    `federation`: of a run with a coordinator, which has a node of its own.
+    """Settings of a run from its experiment, unknown ones empty, 0 or None; `federation`: of a run with a
+    coordinator.
     """
 
     name: str = ""

@@ -1,6 +1,5 @@
-"""A followed run as plain data: the content of the page, and the texts of a table.
-
-Texts from files become one printable line each; a display must still treat them as text, not as markup.
+"""A followed run as plain data for a page and a table; texts are one printable line each, and still text, not
+markup.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ SEED = 1
 def places(n: int, topology: Topology | None) -> NDArray[np.float64] | None:
     """Return float64 [n, 2] in the unit square, y downwards; None for a graph that is too large to draw.
 
-    Places in the graph's file; a circle where a rotation keeps the graph, and where no link is known; else by spring
-    forces of the links.
+    Of the graph's file; a circle for rotations, and without links; else by spring forces.
     """
     if not 0 < n <= MOST_NODES or (topology is not None and len(topology.edges) > MOST_EDGES):
         return None

@@ -1,11 +1,10 @@
 """All rows of a run folded into one state: the newest values of each peer, of the network and of the links.
 
-Its size grows with the peers, never with the rounds.  Rows are input from outside: an impossible node id is skipped, an
-event with an unknown name is shown by its text and changes nothing else.
+Its size grows with the peers, not the rounds.  Rows are untrusted: an impossible node id is skipped, an unknown event
+is shown by its text alone.
 
-A peer's report on another is a *mark*: gone, missed or suspected.  A report that the other joined again, or refutes it,
-lifts it; and `missed` is lifted by a round of the reporting peer in which the other was not missed.  A peer is gone if
-one reports so and it writes no later rows of its own.
+A peer's report on another is a *mark*: gone, missed or suspected, lifted by a report of its return; `missed` also by a
+round of the reporter without it.  A peer is gone if one reports so and it writes no later rows.
 """
 
 from __future__ import annotations
@@ -324,8 +323,8 @@ class State:
     def links(self) -> dict[tuple[int, int], str]:
         """Return the links that are not up: (u, v) with u < v -> "down", "suspected", "missed" or "unknown".
 
-        Down where one end has ended, or reports that the other is gone; missed where a round went on without its model;
-        unknown where neither end has reported a round yet.
+        Down: one end has ended, or reports the other as gone; missed: a round without its model; unknown: no end has
+        reported a round.
         """
         found: dict[tuple[int, int], str] = {}
         rank = {"missed": 0, "suspected": 1, "down": 2}

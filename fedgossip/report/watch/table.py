@@ -254,10 +254,7 @@ def _one(text: str, style: str = "") -> Text:
 
 
 class StatusLines:
-    """Formats each row, and each peer's entry into and exit from trouble.
-
-    Rounds are those of the network; without a record of the network, those of a watched peer.
-    """
+    """Formats rows, and entries into and exits from trouble; rounds are the network's, or else a watched peer's."""
 
     def __init__(self, follower: Follower, words: Words) -> None:
         self.follower, self.words = follower, words

@@ -4,10 +4,9 @@
     checkpoint.previous.safetensors    the one before: taken where the newest cannot be read
     incarnation                        how many lives this peer has begun; on disk before its first Hello
 
-A checkpoint is a safetensors file: tensors `vector/NAME` (the machine's) and `task/NAME` (optimizer slots, steps taken,
-local buffers), and in its metadata `about` (JSON) with the sha256 over everything.  It is written beside the old one,
-synced, and renamed: a reader sees a whole file or none.  Random streams need no state of their own: they are functions
-of the seed and of the round.
+A checkpoint is a safetensors file: tensors `vector/NAME` (the machine's) and `task/NAME` (optimizer slots, steps, local
+buffers), and in its metadata `about` (JSON) with the sha256 over everything; written beside the old one, synced, and
+renamed.  Random streams are functions of the seed and round.
 """
 
 from fedgossip.runs.checkpoints.keeper import (

@@ -1,10 +1,6 @@
-"""Checkpoints of a peer: their file, their folder, and the thread that keeps them while the peer runs.
+"""Checkpoints of a peer: their file, their folder, and the thread that writes the newest one now and then.
 
-A file is safetensors with plain data and a sha256 over everything: whole on disk, or absent.  Files lie beside each
-other in the peer's folder; one is read whole or refused with a reason.  The newest checkpoint is always in memory, and
-the thread writes it now and then.  Beside them is the peer's incarnation number, on disk before its first Hello.
-
-`About` decides whether a run may resume from a checkpoint: some keys may differ between the experiments.
+A file is read whole or refused with a reason.  `About` decides whether a run may resume from it: some keys may differ.
 """
 
 from __future__ import annotations
@@ -47,12 +43,11 @@ TURN_SECONDS = 1.0
 
 
 class Checkpoints:
-    """Keeps the newest checkpoint of a running peer, and has a thread of its own write it every `seconds`.
+    """Keeps the newest checkpoint of a running peer; a thread of its own writes it every `seconds`.
 
-    `keep` is called between two trainings, by the training thread: the task's state then belongs to the checkpoint.
-    Nothing is copied: vectors are frozen, and a task replaces its state arrays and never changes them.  `failed` is
-    called, by the writing thread, where a checkpoint could not be written; the one before stays.  `written` is called
-    by it after each success.  That thread alone writes, so the files on disk are one whole state.
+    `keep` is called between two trainings by the training thread, so the task's state belongs to the checkpoint;
+    nothing is copied, as vectors are frozen and a task replaces its arrays.  The writing thread calls `failed` (the
+    file before stays) or `written`.
     """
 
     def __init__(
@@ -95,9 +90,8 @@ class Checkpoints:
                 self._ask()
 
     def now(self, checkpoint: Checkpoint) -> None:
-        """Take the state after a round, and have it written: it is on disk when this returns, or `failed` was called.
-
-        The task's state is that passed to `keep` for this round, not the current one.
+        """Write the state after a round (the task's as passed to `keep`): on return it is on disk, or `failed` was
+        called.
         """
         with self._condition:
             if self._memory[1] and self._memory[0] < checkpoint.round:
@@ -178,9 +172,8 @@ class About:
 
 
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulated: bool = False) -> list[str]:
-    """Return the keys of two resolved experiments that keep one from going on as the other, in words.
-
-    "train.lr: was 0.1, is 0.05".  Paths of files may differ; their contents are compared by hash, elsewhere.
+    """Return the keys of two resolved experiments that forbid resuming, "train.lr: was 0.1, is 0.05".  Paths of files
+    may differ.
     """
     free = MAY_DIFFER if simulated else MAY_DIFFER + OF_SIMULATIONS
     was, now = (dict(_flat(json.loads(json.dumps(one)))) for one in (stored, given))  # tuples are lists in JSON
@@ -238,7 +231,7 @@ FORMAT = 4
 
 
 HEADER_BYTES_MAX = 128 << 20
-"""Maximum bytes of the header, about 100 for each array: a server of a table has one for each 8 kB of its rows."""
+"""Maximum bytes of the header, about 100 per array (of a table one per 8 kB of rows)."""
 
 Array = npt.NDArray[Any]
 
@@ -386,10 +379,9 @@ def write(folder: Path, stored: Stored) -> None:
 
 
 def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]:
-    """Return the newest checkpoint of `folder` that can be taken, and why newer ones were refused.
+    """Return the newest usable checkpoint of `folder`, and why newer ones were refused; None without any.
 
-    None, and nothing refused: this peer had written none.  Raises ResumeError for one of another experiment, and where
-    there are some and all are refused.
+    Raises ResumeError for another experiment's, and where all are refused.
     """
     refused: list[RefusedError] = []
     for path in (folder / run_format.CHECKPOINT, folder / run_format.CHECKPOINT_BEFORE):

@@ -1,15 +1,13 @@
 """Files of traces: a machine's events are written before it acts, so that a new machine can replay them.
 
-A machine's effects are a function of its events and times; so a run that cannot be repeated, because the order of
-arrival belongs to the network, can be replayed: `fedgossip replay`.  After each event stand the effects of it, vectors
-by their hash: a replay reports the first differing event.
+A machine's effects are a function of its events and times, so a run whose order of arrival is the network's can be
+replayed; `fedgossip replay` reports the first differing event.
 
     file      "fgtrace1", then records
     record    header bytes u32, body bytes u64, crc32 of both u32 | header, msgpack | body, raw little-endian numbers
     headers   opening (once, first) | told | answered, in turn
 
-All integers are little-endian.  A record cut short by a kill ends the trace; all before it counts.  Nothing is
-unpickled.
+All integers are little-endian.  A record cut short by a kill ends the trace.  Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -262,10 +260,9 @@ class TraceEntry:
 
 
 class Reading:
-    """Reads one trace from its beginning, holding one event at a time.  A context manager.
+    """Reads one trace, an event at a time; a context manager.  `end`: "whole", or "torn" after a truncated last record.
 
-    `end` is "whole" as long as no fault was found, and "torn" once the last record was found to be cut short.  Raises
-    TraceError for a file that is no trace, and for a record that was changed.
+    Raises TraceError for no trace, and a changed record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -468,9 +465,8 @@ def _whole(value: Any, arrays: Sequence[Array]) -> Any:
 
 
 def described(value: object, digests: dict[int, str] | None = None) -> str:
-    """Return an event, an effect or a part of one as one line, arrays by the first 16 digits of their sha256.
-
-    Equal lines mean equal values.  `digests` remembers those of arrays that stand in several effects.
+    """Return an event, effect or part as one line, arrays by 16 digits of sha256 (`digests` caches them); equal lines
+    mean equal values.
     """
     known = {} if digests is None else digests
     if isinstance(value, np.ndarray):

@@ -1,15 +1,14 @@
 """The journal of a participant: every event is on disk before its machine sees it, so that a new process can go on.
 
-A machine's state is a function of its events, so none of its state is written: a process that goes on makes the same
-machine, and passes it the same events (`Host`). Random bytes of secrets are of that function too: each event has a
-seed of its own, drawn when it is written, and a machine draws from the seed of the event that it handles.
+A machine's state is a function of its events: a resumed process makes the same machine and passes it the same events
+(`Host`).  Each event has a seed, drawn when it is written, for the random bytes of its handling.
 
     file      "fgjourn1", then records as in a trace (`files`): an opening, then one for each event
     secrets   the seeds are those of a run's masks: the file is its owner's alone, and removed at the end of the run
 
 Source of the random bytes: SHAKE256 (NIST FIPS 202) of the seed and a counter.
 
-A record cut short by a kill is cut off: its event was not handled, and what brought it is still there.
+A record cut short by a kill is removed: its event was not handled, and its cause is still there.
 """
 
 from __future__ import annotations
@@ -85,11 +84,10 @@ _decoder: msgspec.msgpack.Decoder[_Begun | _Noted | _Event] = msgspec.msgpack.De
 
 
 class Journal:
-    """The journal of one participant's life, written and read by one thread.  A context manager.
+    """The journal of one participant's life, for one thread; a context manager.
 
-    `rounds`: the rounds whose rows are in the participant's record.  `entropy` gives the random bytes of the event that
-    is handled.  Raises ResumeError for a journal of another run or release, one that was changed, and one that another
-    process writes.
+    `rounds`: those with rows in the record.  `entropy`: random bytes of the handled event.  Raises ResumeError for
+    another run's or release's journal, a changed one, and one in use.
     """
 
     def __init__(self, path: Path, experiment: str, schema: str) -> None:
@@ -144,9 +142,9 @@ class Journal:
             self._append(b"", _Noted(logged, company), [])
 
     def __iter__(self) -> Iterator[tuple[int, Event]]:
-        """Yield (now_ns, event) of each event that was written; `entropy` is that of the event meanwhile.
+        """Yield (now_ns, event) of each written event, with its `entropy`; a truncated record is removed.
 
-        A record cut short is cut off.  Raises ResumeError for a damaged one.
+        Raises ResumeError for a damaged one.
         """
         at = len(MAGIC)
         while (found := self._record(at)) is not None:
