@@ -94,15 +94,18 @@ def files(kind: str) -> list[str]:
     return [f"{kind}.toml", f"{kind}.json", "test.csv"]
 
 
-def machines(folder: Path, where: Path, files: Sequence[str]) -> list[Path]:
-    """Return a folder for each site, and the coordinator's: a key, everybody's, `files`, and the site's own table."""
-    (port,) = free_ports(1)
+def machines(folder: Path, where: Path, files: Sequence[str], address: str = "") -> list[Path]:
+    """Return a folder for each site, and the coordinator's: a key, everybody's, `files`, and the site's own table.
+
+    `address`: the coordinator's; "": a free port.
+    """
+    address = address or f"tcp://127.0.0.1:{free_ports(1)[0]}"
     found, keys = [where / f"machine{node}" for node in range(SITES + 1)], []
     for node, machine in enumerate(found):
         machine.mkdir()
         for name in (*files, *([f"site-{node}.csv"] if node < SITES else [])):
             shutil.copy(folder / name, machine)
-        at = ["--client"] if node < SITES else ["--address", f"tcp://127.0.0.1:{port}"]
+        at = ["--client"] if node < SITES else ["--address", address]
         keys.append(typed(["keys", "new", "--id", str(node), *at], machine).out)
     for machine in found:
         (machine / "endpoints.toml").write_text("\n".join(keys))

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from fedgossip.base import kernels
-from fedgossip.cli.people.invited import web_options
 from fedgossip.cli.people.keys import key_option
+from fedgossip.cli.run.participant import web_options
 from fedgossip.cli.text import echo
 
 FOR_DEVELOPERS = ("all", "dev", "docs")

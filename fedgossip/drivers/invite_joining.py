@@ -71,7 +71,8 @@ from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invites.invitation import Invitation, new_secret
 from fedgossip.net.invites.invite_admission import ENDED, Guest, InviteAdmission, Party, Seats
 from fedgossip.net.invites.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, Asking
-from fedgossip.net.relays.reachability import Through, Ways
+from fedgossip.net.relays.reachability import Ways
+from fedgossip.net.relays.relay_client import RelayClient
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.gossip.gossip_words import terms_of
@@ -266,11 +267,12 @@ def seats_of(plan: Plan, *, folder: bool = False) -> Seats:
     return Seats(plan.n, own, fixed=fixed, called=called and not folder, folder=folder, groups=groups)
 
 
-def ways_of(plan: Plan, through: Through | None, whereabouts: Callable[[], str] | None) -> Ways:
-    """Return how an admitted member reaches the others: it publishes its address where members do, and looks for
-    reachable ones where nothing can connect to it.
+def ways_of(plan: Plan, agent: RelayClient | None, whereabouts: Callable[[], str] | None) -> Ways:
+    """Return how an admitted member reaches the others: it publishes its address where members exchange addresses, and
+    looks for a reachable one where nothing can connect to it.
     """
-    return Ways(through, whereabouts if is_open(plan) or not seats_of(plan).called else None)
+    own = whereabouts if is_open(plan) or not seats_of(plan).called else None
+    return agent.ways(own) if agent else Ways(whereabouts=own)
 
 
 def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int, ports: tuple[int, int]) -> Hosted:

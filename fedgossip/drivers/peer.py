@@ -69,6 +69,7 @@ from fedgossip.net.folders.folder_links import FolderLinks
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.reachability import DIRECT, Ways
+from fedgossip.net.relays.relay_client import RelayAccess, ways_through
 from fedgossip.net.transport import Transport
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import ExchangeCounts, of_numbers
@@ -186,15 +187,23 @@ def run_peer(
         if resume and (over := _over(folder)):
             return over
     check_selection(plan, whole=child)
-    with _logged_errors(folder):
-        check_open_files(plan, [node])
-        links: Transport
-        if carrier:
-            links = folder_links(node, identity, carrier, folder)
-        else:
-            links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
-    stopper = Stopper(links, child=child, asked=asked_to_stop)
-    with contextlib.ExitStack() as stack, contextlib.closing(links), stopper as stop:
+    with contextlib.ExitStack() as stack:
+        with _logged_errors(folder):
+            check_open_files(plan, [node])
+            links: Transport
+            refused = list[EventRow]()
+            if carrier:
+                links = folder_links(node, identity, carrier, folder)
+            else:
+                reached = stack.enter_context(_reached(node, identity, bind, endpoints, ways))
+                bind = _same_port(folder, reached.bind) if resume else reached.bind
+                links = transport_of(plan, node, bind, identity, reached.ways)
+                refused = [
+                    EventRow(0, node, "refused", {"from": node, "reason": "relay", "text": f"{one}  {one.advice}"})
+                    for one in reached.faults
+                ]
+        stack.enter_context(contextlib.closing(links))
+        stop = stack.enter_context(Stopper(links, child=child, asked=asked_to_stop))
         # a refused resume changes nothing
         with _logged_errors(folder) if child or not resume else contextlib.nullcontext():
             if not child:  # without a collector that writes it
@@ -220,8 +229,19 @@ def run_peer(
             given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data,
                           journal)  # fmt: skip
             made = stack.enter_context(made_by(plan, node, given))
+            made = replace(made, events=[*refused, *made.events])
         one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made, first_work, carrier, journal)
         return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)
+
+
+def _reached(
+    node: NodeId, identity: Identity, bind: str, endpoints: Endpoints | Path, ways: Ways
+) -> contextlib.AbstractContextManager[RelayAccess]:
+    """Return how this participant is reached: by the `ways` of an invite, else as the endpoints have it."""
+    if isinstance(endpoints, Path) or ways is not DIRECT or node not in endpoints:
+        return contextlib.nullcontext(RelayAccess(bind, ways))
+    others = (one.address for other, one in endpoints.items() if other != node)
+    return ways_through(identity, bind, endpoints[node].address, others)
 
 
 def _journal_of(folder: Path, hello: Hello) -> Journal:

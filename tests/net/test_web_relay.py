@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import ssl
 import threading
@@ -17,13 +18,14 @@ from typing import Any
 import pytest
 from commands import in_process, wait_until
 from relays import Running, relay_running, run_relay
-from test_relay import Pair
+from test_relay import EXPECTED, HELLO, Pair
 from web_proxies import Authority, proxy_running
 
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.net.endpoints import Endpoint, check_address
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.invites.invitation import Invitation, read, written
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.relays import relay_client, web_stream, web_way
 from fedgossip.net.relays.relay import Door, Limits
 from fedgossip.net.relays.relay_client import ask_relay
@@ -31,7 +33,7 @@ from fedgossip.net.relays.roster_file import ANSWER, CALL, ECHO, ECHO_BYTES, LIS
 from fedgossip.net.relays.splice import Stream, StreamSink, hang_up, settled
 from fedgossip.net.relays.web_stream import MESSAGE_BYTES, WebStream
 from fedgossip.net.relays.web_way import open_web
-from fedgossip.net.transport import Routed
+from fedgossip.net.transport import Rejected, Routed
 
 pytestmark = pytest.mark.sockets
 SECONDS = 30.0
@@ -534,6 +536,43 @@ def test_a_relay_that_is_away_is_called_less_and_less(monkeypatch: pytest.Monkey
                 one.sendall(b"\xff\0\0\0")
             time.sleep(0.025)
         assert 1 <= len(called) <= 10 and "cannot be connected to" in str(agent.faults["ws://127.0.0.1:1"])
+
+
+def test_entries_that_name_relays_say_where_to_listen_and_why_nobody_is_reached(
+    secure: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, relay = Identity.new(), secure.address
+    with relay_client.ways_through(one, "tcp://*:5700", "tcp://a:5700", ["tcp://b:5700", ""]) as plain:
+        assert plain == relay_client.RelayAccess("tcp://*:5700")
+    for bind, own, listens in (
+        (relay, relay, r"tcp://127\.0\.0\.1:\d+"),
+        ("tcp://*:*", relay, r"tcp://\*:\d+"),
+        (f"tcp://127.0.0.1:1,{relay}", f"tcp://127.0.0.1:1,{relay}", r"tcp://127\.0\.0\.1:1"),
+    ):
+        with relay_client.ways_through(one, bind, own, [""]) as reached:
+            assert re.fullmatch(listens, reached.bind) and not reached.faults and secure.relay.listening
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    with relay_client.ways_through(one, relay, relay, [""]) as away:
+        (fault,) = away.faults
+        assert relay in str(fault) and "127.0.0.1:1" in str(fault) and fault.advice
+
+
+def test_who_calls_somebody_that_is_not_at_the_relay_learns_that_and_not_of_wrong_keys(secure: Running) -> None:
+    one, other = Identity.new(), Identity.new()
+    with ExitStack() as stack:
+        links = stack.enter_context(contextlib.closing(Links(0, "tcp://127.0.0.1:*", one)))
+        endpoints = {0: Endpoint(links.address, one.public), 1: Endpoint(secure.address, other.public)}
+        addresses = [secure.address]
+        links.routing.reach(stack.enter_context(relay_client.ways_through(one, "", "", addresses)).ways)
+        links.connect((1,), endpoints, EXPECTED, HELLO)
+        found: list[Rejected] = []
+
+        def refused() -> bool:
+            found.extend(event for event in links.poll(5) if isinstance(event, Rejected))
+            return bool(found)
+
+        wait_until(refused, SECONDS, "the call is refused")
+        assert found[0].reason == "relay" and "nobody with that key is there" in found[0].text
 
 
 def test_certificates_are_checked_by_default() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from commands import typed
 from fit_sites import SITES, by_hand, every_kind, files, fit_on, machines
+from relays import relay_running
+from web_proxies import Authority, proxy_running
 
 pytestmark = pytest.mark.sockets
 
@@ -64,20 +67,35 @@ def written(where: list[Path], kind: str, dead: Mapping[int, int]) -> set[bytes]
     return {(one / "fit" / FILE[kind]).read_bytes() for node, one in enumerate(where) if node not in dead}
 
 
+CARRIERS = "sockets", "web", "folder"
+OVER = [(kind, carrier) for kind in FILE for carrier in CARRIERS]
+SHORT = ("kaplan-meier", "web")
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "kaplan-meier",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cox", "glm", "trees", "table1", "firth")),
-    ],
+    ("kind", "carrier"), [one if one == SHORT else pytest.param(*one, marks=pytest.mark.long) for one in OVER]
 )
 @pytest.mark.timeout(300)  # 6 processes
-def test_processes_write_the_file_of_the_simulation(
-    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_processes_write_the_file_of_the_simulation_by_every_carrier(
+    kind: str, carrier: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = machines(folder, tmp_path, files(kind))
-    said = fit_on(where, kind)
-    assert [one.code for one in said] == [0] * (SITES + 1), said
+    """By the web: a relay behind a proxy that opens TLS, and sees nothing of a table or a model."""
+    authority, network = Authority(tmp_path), Authority(tmp_path, "Campus filter")
+    with ExitStack() as stack:
+        words, address = list[str](), ""
+        if carrier == "web":
+            relay = stack.enter_context(relay_running(scheme="wss", tls=authority.server("127.0.0.1")))
+            proxy = stack.enter_context(proxy_running(opens=network, trusts=authority.path))
+            words, address = ["--proxy", proxy.url, "--ca", str(network.path)], f"{relay.address}/fedgossip"
+        elif carrier == "folder":
+            (tmp_path / "shared").mkdir()
+            words = ["--links", f"folder:{tmp_path / 'shared'}", "--poll", "0.05"]
+        where = machines(folder, tmp_path, files(kind), address)
+        said = fit_on(where, kind, *words)
+        assert [one.code for one in said] == [0] * (SITES + 1), said
+        if carrier == "web":
+            assert b"Upgrade: websocket" in proxy.seen
+            assert not any(plain in proxy.seen for plain in (b"layout", b"experiment", b"days", b"vectors"))
     simulated = typed(["fit", f"{kind}.toml", "--to", str(tmp_path / "simulated")], folder)
     assert simulated.code == 0, simulated
     monkeypatch.chdir(folder)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.base.errors import needed
-from fedgossip.cli.people.invited import InvitedSeat, script_of, web_options
-from fedgossip.cli.run.participant import folder_options, portable_option
+from fedgossip.cli.people.invited import InvitedSeat, script_of
+from fedgossip.cli.run.participant import folder_options, portable_option, web_options
 from fedgossip.cli.text import echo, moment
 from fedgossip.core import run_format
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from fedgossip.plans.plan import Plan
 
 INVITE_PORT, PEER_PORT = 5699, 5700
-RELAY_SECONDS = 6.0
-"""Maximum seconds to wait until relays have answered, before the invite is printed."""
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the present members."""
 MINUTES, FOLDER_MINUTES = 60.0, 7 * 24 * 60.0
@@ -252,7 +250,7 @@ def _open_sockets(
     called = given_addresses(calls.addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
     if calls.announce:
         _announce(stack, name, hosted, called)
-    ways = invite_joining.ways_of(plan, agent.way if agent else None, None if calls.addresses else here)
+    ways = invite_joining.ways_of(plan, agent, None if calls.addresses else here)
     return _Opened(written(hosted.invitation([*called, *through])), server, ways)
 
 
@@ -338,24 +336,9 @@ def _at_relays(
         stack.callback(agent.close)
         for one in relays:
             agent.listen(one, port)
-    _report_unreached(agents[0], relays)
+    for fault in agents[0].unreached(relays):
+        echo(f"{fault}  {fault.advice}", err=True)
     return agents[1]
-
-
-def _report_unreached(agent: RelayClient, relays: Sequence[str]) -> None:
-    """Print why relays do not let this machine be called."""
-    until = time.monotonic() + RELAY_SECONDS
-    waiting = set(relays)
-    while waiting and time.monotonic() < until:
-        for one in list(waiting):
-            fault = agent.faults.get(one)
-            if fault:
-                echo(f"{one} is not reached: {fault}  {fault.advice}", err=True)
-            if fault or agent.listens_at(one):
-                waiting.discard(one)
-        time.sleep(0.05)
-    for one in waiting:
-        echo(f"{one} has not answered; it is called again.", err=True)
 
 
 def hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shlex
 import signal
@@ -42,30 +41,6 @@ STOP_SECONDS = 30.0
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks of the record of the participant beside a script."""
-
-
-def web_options(command: Command) -> Command:
-    """Let a command that calls relays take --proxy and --ca, for those by the web."""
-
-    @click.option(
-        "--proxy",
-        metavar="URL",
-        help="To a relay by the web: a proxy, none, or a file with its URL.  [default: of the environment]",
-    )
-    @click.option(
-        "--ca",
-        metavar="FILE",
-        help="To a relay by the web: certificates of more authorities, such as this network's own.",
-    )
-    @functools.wraps(command)
-    def taken(*given: Any, proxy: str | None, ca: str | None, **named: Any) -> Any:
-        if proxy is not None or ca is not None:
-            from fedgossip.net.relays.web_way import choose
-
-            choose(proxy, ca)
-        return command(*given, **named)
-
-    return taken
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import click
 
 from fedgossip.base import outside_files
 from fedgossip.base.untrusted_text import line
-from fedgossip.cli.people.invited import InvitedSeat, invite_text, keep_experiment, script_of, web_options
+from fedgossip.cli.people.invited import InvitedSeat, invite_text, keep_experiment, script_of
 from fedgossip.cli.people.keys import POLICY
-from fedgossip.cli.run.participant import folder_options
+from fedgossip.cli.run.participant import folder_options, web_options
 from fedgossip.cli.sites.approval import approved_to_join
 from fedgossip.cli.text import columns, echo, moment
 from fedgossip.core import run_format
@@ -493,7 +493,7 @@ def _whereabouts(
         echo("--address is not needed: a client connects to its coordinator, not the other way.", err=True)
     here = Whereabouts(port or PEER_PORT, relays, client.reached, given)
     check_reachable(here.text, "--address")
-    return here.text, ways_of(plan, agent.way if agent else None, None if given else here)
+    return here.text, ways_of(plan, agent, None if given else here)
 
 
 def _is_late(beginning: Beginning) -> bool:

@@ -40,6 +40,30 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 
+def web_options(command: Command) -> Command:
+    """Let a command that calls relays take --proxy and --ca, for those by the web."""
+
+    @click.option(
+        "--proxy",
+        metavar="URL",
+        help="To a relay by the web: a proxy, none, or a file with its URL.  [default: of the environment]",
+    )
+    @click.option(
+        "--ca",
+        metavar="FILE",
+        help="To a relay by the web: certificates of more authorities, such as this network's own.",
+    )
+    @functools.wraps(command)
+    def taken(*given: Any, proxy: str | None, ca: str | None, **named: Any) -> Any:
+        if proxy is not None or ca is not None:
+            from fedgossip.net.relays.web_way import choose
+
+            choose(proxy, ca)
+        return command(*given, **named)
+
+    return taken
+
+
 def options(command: Command) -> Command:
     """The options of every participant."""
     given: list[Callable[[Command], Command]] = [
@@ -55,7 +79,7 @@ def options(command: Command) -> Command:
     ]  # fmt: skip
     for option in reversed(given):
         command = option(command)
-    return command
+    return web_options(command)
 
 
 PATIENCE_HOURS = 72.0

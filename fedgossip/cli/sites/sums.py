@@ -11,7 +11,7 @@ import click
 
 from fedgossip.cli import STOPPED
 from fedgossip.cli.people.keys import key_option, policy_option
-from fedgossip.cli.run.participant import folder_options
+from fedgossip.cli.run.participant import folder_options, web_options
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
 
@@ -48,7 +48,7 @@ def check_site(plan: FederationPlan, node: int) -> None:
 
 def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of one that makes sums with others on their own machines."""
-    command = folder_options(command)
+    command = web_options(folder_options(command))
     for option in (
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),

@@ -16,7 +16,7 @@ from fedgossip.drivers.loops.seats import LoopSeating
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import load_endpoints
 from fedgossip.net.identity import Identity
-from fedgossip.net.relays.reachability import DIRECT, Ways
+from fedgossip.net.relays.reachability import DIRECT
 from fedgossip.net.relays.relay_client import RelayClient
 from fedgossip.plans import compose
 from fedgossip.runs.checkpoints import incarnation_of
@@ -66,6 +66,6 @@ def seating_of(seat_file: InvitedFile) -> LoopSeating:
         "bind": seat_file.bind,
         "endpoints": load_endpoints(Path(seat_file.endpoints), plan.n, plan.roles.listens),
         "resume": again,
-        "ways": Ways(RelayClient(identity).way) if seat_file.relayed else DIRECT,
+        "ways": RelayClient(identity).ways() if seat_file.relayed else DIRECT,
     }
     return LoopSeating(plan, seat_file.node, folder if again else empty_folder(folder), options)

@@ -344,7 +344,7 @@ class ClientLinks(Wakeable):
         elif event == zmq.EVENT_DISCONNECTED:
             if not self._call.hears:  # else unread messages may remain, up to its end
                 self._broke(events)
-        elif refused := self._greeting.failed(self._coordinator, event):
+        elif refused := self._greeting.failed(self._coordinator, event, self.routing.fault(self._coordinator)):
             events.append(refused)
 
     def _broke(self, events: list[LinkEvent]) -> None:

@@ -517,7 +517,7 @@ class Links(Wakeable):
         elif event == zmq.EVENT_DISCONNECTED:
             if link.up:
                 self._down(link, events)
-        elif refused := link.greeting.failed(link.node, event):
+        elif refused := link.greeting.failed(link.node, event, self.routing.fault(link.node)):
             events.append(refused)
 
     def _down(self, link: PartnerLink, events: list[LinkEvent]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zmq
 
-from fedgossip.base.errors import NetworkError
+from fedgossip.base.errors import FedgossipError, NetworkError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, Leaving, OfARound
 from fedgossip.net.connections import Connections
@@ -184,8 +184,9 @@ class Greeting:
         """Whether one succeeded: from then on a closed connection counts as a dying partner."""
         self._hung_up = 0
 
-    def failed(self, node: NodeId, event: int) -> Rejected | None:
-        """Return the meaning of a monitor's event for a call to `node`; None without a known fault."""
+    def failed(self, node: NodeId, event: int, fault: FedgossipError | None) -> Rejected | None:
+        """Return the meaning of a monitor's event for a call to `node`, None without a known cause; `fault`: of the
+        relay through which it is called."""
         if event not in _FAILED:
             return None
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again
@@ -194,5 +195,7 @@ class Greeting:
         self._hung_up += 1  # ZeroMQ tries again
         if self.reached or self._hung_up < HANG_UPS:
             return None
+        if fault:
+            return Rejected(node, "relay", f"peer {node} is not reached: {fault}", fault.advice)
         text = f"peer {node} hangs up whenever it is greeted; it may have another key than endpoints.toml says"
         return Rejected(node, "hung_up", text, "Compare the keys: fedgossip keys show.")

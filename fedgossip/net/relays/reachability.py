@@ -42,6 +42,8 @@ TRIES_MAX = 64
 
 Through = Callable[[str, str], str]
 """(relay, key): where the holder of the key is called on this machine, to reach it through the relay."""
+Fault = Callable[[str, str], FedgossipError | None]
+"""(relay, key): why the holder of the key is not reached through the relay now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +233,13 @@ WHEREABOUTS_SECONDS = 1.0
 class Ways:
     """Routes from a participant to others, beside their addresses, and its own addresses.
 
-    `through`: reaches a key's holder by a relay, or None.  `whereabouts`: returns the present addresses; None where
-    they do not change, or no other receives them.
+    `through`: reaches a key's holder by a relay, or None; `fault`: why it does not.  `whereabouts`: returns the present
+    addresses; None where they do not change, or no other receives them.
     """
 
     through: Through | None = None
     whereabouts: Callable[[], str] | None = None
+    fault: Fault | None = None
 
 
 DIRECT = Ways()
@@ -250,13 +253,14 @@ class Routing:
         self._endpoints: dict[NodeId, Endpoint] = {}
         self._reachability: Reachability | None = None
         self._through: Through | None = None
+        self._fault: Fault | None = None
         self._whereabouts: Callable[[], str] | None = None
         self._where, self._looked_at = "", time.monotonic()
         self._untold: set[NodeId] = set()  # peers without a message from us since we moved
 
     def reach(self, ways: Ways) -> None:
         """Use relays, and check our own addresses now and then.  Call it before the first connection."""
-        self._through, self._whereabouts = ways.through, ways.whereabouts
+        self._through, self._whereabouts, self._fault = ways.through, ways.whereabouts, ways.fault
         self._where = ways.whereabouts() if ways.whereabouts else ""
 
     def first(self, node: NodeId, endpoint: Endpoint, events: list[LinkEvent]) -> Endpoint:
@@ -274,6 +278,12 @@ class Routing:
     def relay_of(self, node: NodeId) -> str:
         """Return the relay through which a partner is called now; "" where it is called directly."""
         return self._reachability.relay_of(node) if self._reachability else ""
+
+    def fault(self, node: NodeId) -> FedgossipError | None:
+        """Return why a partner that is called through a relay is not reached; None where it is called directly."""
+        if not (relay := self.relay_of(node)) or self._fault is None:
+            return None
+        return self._fault(relay, self._endpoints[node].key)
 
     def forget(self, node: NodeId) -> None:
         """Stop routing to `node`."""

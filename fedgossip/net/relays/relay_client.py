@@ -7,15 +7,20 @@ sealed stream is a call of its own, distinguished by its first bytes: its port i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Coroutine, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zmq.utils import z85
 
 from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
-from fedgossip.net.endpoints import RELAY, TCP, is_web
+from fedgossip.net.endpoints import RELAY, TCP, addresses_of, is_relay, is_web
 from fedgossip.net.identity import Identity
+from fedgossip.net.relays.addresses import LOOPBACK, hold_port, port_of
+from fedgossip.net.relays.reachability import DIRECT, Ways
 from fedgossip.net.relays.roster_file import (
     ALIVE,
     ANSWER,
@@ -38,6 +43,8 @@ PUT_THROUGH_SECONDS = 15.0
 """Time for the one that is called to answer."""
 AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.5, 15.0
 """Time before a relay that is away is called again; twice as long each time, up to the longest."""
+LISTEN_SECONDS = 6.0
+"""Time for a relay to accept a listener, before it is reported."""
 IDLE_SECONDS = 3600.0
 SILENCE_SECONDS = 45.0
 """Seconds of silence after which a relay is called anew."""
@@ -61,6 +68,7 @@ class RelayClient:
         self._due: dict[str, float] = {}
         self.faults: dict[str, FedgossipError] = {}
         """Why relays cannot be reached now."""
+        self._refused: dict[tuple[str, str], FedgossipError] = {}
         self._thread = LoopThread("relay")
 
     def listen(self, relay: str, port: int) -> None:
@@ -73,11 +81,32 @@ class RelayClient:
         """Whether we are registered at the relay now."""
         return relay in self._listening
 
+    def unreached(self, relays: Iterable[str]) -> list[FedgossipError]:
+        """Return why these relays do not let this machine be called, after LISTEN_SECONDS at most; they are called
+        again meanwhile."""
+        until, found, waiting = time.monotonic() + LISTEN_SECONDS, list[FedgossipError](), set(relays)
+        while waiting and time.monotonic() < until:
+            for one in list(waiting):
+                if fault := self.faults.get(one):
+                    found.append(NetworkError(f"{one} is not reached: {fault}", fault.advice))
+                if fault or self.listens_at(one):
+                    waiting.discard(one)
+            time.sleep(0.05)
+        return found + [NetworkError(f"{one} has not answered", "It is called again.") for one in waiting]
+
     def way(self, relay: str, key: str) -> str:
         """Return an address of this machine at which the holder of `key` is reached through a relay."""
         if (relay, key) not in self._ways:
             self._ways[relay, key] = self._wait(self._open(relay, key))
         return self._ways[relay, key]
+
+    def ways(self, whereabouts: Callable[[], str] | None = None) -> Ways:
+        """Return the routes through relays of a participant whose addresses are `whereabouts`."""
+        return Ways(self.way, whereabouts, self.fault)
+
+    def fault(self, relay: str, key: str) -> FedgossipError | None:
+        """Return why the holder of `key` is not reached through a relay now."""
+        return self.faults.get(relay) or self._refused.get((relay, key))
 
     def close(self) -> None:
         """Hang up on all."""
@@ -170,7 +199,14 @@ class RelayClient:
         self._calls += 1
         try:
             first = await self._first(here)
-            there = await self._asked(relay, CALL, z85.decode(key), PUT_THROUGH_SECONDS)
+            try:
+                there = await self._asked(relay, CALL, z85.decode(key), PUT_THROUGH_SECONDS)
+            except PeerError:
+                text = f"the relay at {relay} does not put the call through: nobody with that key is there"
+                advice = "Has the other one begun?  A relay with --allow needs the keys of both."
+                self._refused[relay, key] = NetworkError(text, advice)
+                raise
+            self._refused.pop((relay, key), None)
             there[1].write(first)
             await spliced(here, there, IDLE_SECONDS)
         finally:
@@ -210,6 +246,37 @@ class RelayClient:
         self._due[relay] = self._thread.loop.time() + jittered(pause)
         if isinstance(error, FedgossipError):
             self.faults[relay] = error
+
+
+@dataclass(frozen=True)
+class RelayAccess:
+    """Where a participant listens, its routes to others, and why relays do not let it be called."""
+
+    bind: str
+    ways: Ways = DIRECT
+    faults: Sequence[FedgossipError] = ()
+
+
+@contextlib.contextmanager
+def ways_through(identity: Identity, bind: str, own: str, others: Iterable[str]) -> Iterator[RelayAccess]:
+    """Give how a participant whose entries name relays is reached; without one nothing is opened.
+
+    `bind`: where it is to listen, or its own addresses; `own`, `others`: addresses in the entries of all.  With
+    addresses of relays alone it listens on its own machine, at a port that nobody names.
+    """
+    relays = [one for one in addresses_of(own) if is_relay(one)]
+    if not relays and not any(is_relay(one) for text in others for one in addresses_of(text)):
+        yield RelayAccess(bind)
+        return
+    direct = next((one for one in addresses_of(bind) if one and not is_relay(one)), "")
+    with contextlib.ExitStack() as stack:
+        if relays and (not direct or direct.endswith(":*")):
+            port = port_of(stack.enter_context(hold_port(0, exactly=False)))
+            direct = f"{(direct or f'{TCP}{LOOPBACK}:*')[:-1]}{port}"
+        agent = stack.enter_context(contextlib.closing(RelayClient(identity)))
+        for relay in relays:
+            agent.listen(relay, int(direct.rpartition(":")[2]))
+        yield RelayAccess(direct, agent.ways(), agent.unreached(relays))
 
 
 async def ask_relay(
