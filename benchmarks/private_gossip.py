@@ -30,10 +30,10 @@ from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import PeerJoined, Received, Send, Started, Trained
 from fedgossip.core.messages import Masked, Model
+from fedgossip.protocols import private_gossip
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
-from fedgossip.protocols.private import private_gossip
-from fedgossip.protocols.private.private_gossip import PrivateGossip
+from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.secure import fixed_point
 from fedgossip.secure.pairs import Grid, SeededPairs
 from fedgossip.secure.primitives import keystream

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.protocols.allreduce.worker_group import WorkerGroup
-from fedgossip.runs.checkpoints.keeper import Checkpoints
+from fedgossip.runs.checkpoints import Checkpoints
 
 _node, _write, _folder = os.environ["DYING"].split(" ")
 _there = {"active": False, "writes": 0}

@@ -17,7 +17,7 @@ from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.gossip.lifecycle import Lifecycle
 from fedgossip.protocols.gossip.pairing import UniformPartner
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
-from fedgossip.protocols.private.private_gossip import PrivateGossip
+from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_sum import push_peer
 from fedgossip.protocols.push_sum.push_peer import PushSettings
 from fedgossip.protocols.push_sum.push_sum import AsyncPushSum, SyncPushSum

@@ -23,7 +23,7 @@ from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.identity import Identity, raw
 from fedgossip.plans.plan import Plan
 from fedgossip.protocols.gossip.lifecycle import FRESH
-from fedgossip.protocols.private.private_gossip import MODEL
+from fedgossip.protocols.private_gossip import MODEL
 from fedgossip.runs.incarnations import MakeMachine
 from fedgossip.secure.pairs import AgreedPairs, Other, Own, run_of
 

@@ -48,7 +48,7 @@ from fedgossip.experiment import checked
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.protocols.members.member import Member
-from fedgossip.protocols.transfer.state_transfer import KEPT_NS, ModelFetch, ModelSource
+from fedgossip.protocols.state_transfer import KEPT_NS, ModelFetch, ModelSource
 
 SCHEMA = "s"
 SECOND = 1_000_000_000

@@ -137,7 +137,7 @@ ELSEWHERE = {
     "drivers/peer_processes.py": "what the fork server says, by its own pipe",
     "learning/processes/ipc.py": "between the processes of one client",
     "drivers/image_write.py": "images, which have a reader of their own",
-    "runs/checkpoints/keeper.py": "what has been written here a moment before",
+    "runs/checkpoints.py": "what has been written here a moment before",
     "topology/graphs/files.py": "msgspec.toml, which is tomllib",
 }
 

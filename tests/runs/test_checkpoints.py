@@ -25,7 +25,7 @@ from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE, INCARNATION
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.runs import checkpoints, incarnations
-from fedgossip.runs.checkpoints import About, Checkpoints, RefusedError, Stored, differences, keeper
+from fedgossip.runs.checkpoints import About, Checkpoints, RefusedError, Stored, differences
 
 EXPERIMENT = load_experiment({"rounds": 9, "topology": {"graph": "ring", "n": 4}}).to_dict()
 ABOUT = About(2, "layout", "1", EXPERIMENT, "data", 0, {"numpy": "2"})
@@ -117,8 +117,8 @@ def test_what_is_not_ours_is_refused_with_its_reason(tmp_path: Path, changed: di
 
 def test_an_older_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints.write(tmp_path, stored(1))
-    kept = keeper.FORMAT
-    monkeypatch.setattr(keeper, "FORMAT", kept + 1)
+    kept = checkpoints.FORMAT
+    monkeypatch.setattr(checkpoints, "FORMAT", kept + 1)
     with pytest.raises(ResumeError, match=f"of format {kept}, this fedgossip writes {kept + 1}"):
         found(tmp_path)
 
@@ -176,7 +176,7 @@ def test_a_write_that_is_interrupted_anywhere_leaves_one_that_can_be_taken(
 
         return call
 
-    monkeypatch.setattr(keeper.os, "fsync", or_die("fsync", keeper.os.fsync))
+    monkeypatch.setattr(checkpoints.os, "fsync", or_die("fsync", checkpoints.os.fsync))
     monkeypatch.setattr(Path, "replace", or_die("replace", Path.replace))
     with pytest.raises(Killed):
         checkpoints.write(tmp_path, stored(3))
@@ -193,7 +193,7 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(tmp_path: Path, mon
     kept = Checkpoints(tmp_path, ABOUT, lambda round, error: told.append((round, error.strerror)), seconds=0)
     kept.keep(stored(1).machine, {})
     assert kept.close() == 1
-    monkeypatch.setattr(keeper.os, "fsync", full)
+    monkeypatch.setattr(checkpoints.os, "fsync", full)
     kept = Checkpoints(tmp_path, ABOUT, lambda round, error: told.append((round, error.strerror)), seconds=1e9)
     kept.keep(stored(2).machine, {})
     assert kept.close() is None
@@ -214,14 +214,14 @@ def test_the_file_system_itself_may_refuse(tmp_path: Path) -> None:
 
 def test_keeping_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    real = keeper.write_tensors
+    real = checkpoints.write_tensors
 
     def slow(*arguments: Any) -> None:
         begun.set()
         assert go_on.wait(20)
         real(*arguments)
 
-    monkeypatch.setattr("fedgossip.runs.checkpoints.keeper.write_tensors", slow)
+    monkeypatch.setattr("fedgossip.runs.checkpoints.write_tensors", slow)
     kept = Checkpoints(tmp_path, ABOUT, lambda *_: None, seconds=0)
     kept.keep(stored(1).machine, {})
     assert begun.wait(20)
@@ -375,11 +375,11 @@ def test_where_files_lie_may_differ_and_what_they_are_called_may_not() -> None:
 def test_more_arrays_than_a_header_holds_are_refused_and_the_last_checkpoint_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedgossip.runs.checkpoints import keeper
+    from fedgossip.runs import checkpoints
 
-    keeper.write_tensors(tmp_path, {"round": 1}, {"a": np.zeros(2)})
-    monkeypatch.setattr(keeper, "HEADER_BYTES_MAX", 2000)
+    checkpoints.write_tensors(tmp_path, {"round": 1}, {"a": np.zeros(2)})
+    monkeypatch.setattr(checkpoints, "HEADER_BYTES_MAX", 2000)
     with pytest.raises(OSError, match="40 arrays are too many for one checkpoint"):
-        keeper.write_tensors(tmp_path, {"round": 2}, {f"x.{at}": np.zeros(2) for at in range(40)})
-    assert keeper.take(tmp_path / CHECKPOINT)[0]["round"] == 1
+        checkpoints.write_tensors(tmp_path, {"round": 2}, {f"x.{at}": np.zeros(2) for at in range(40)})
+    assert checkpoints.take(tmp_path / CHECKPOINT)[0]["round"] == 1
     assert not list(tmp_path.glob("*.part"))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli.topology.topology import topology
 from fedgossip.topology import Mixing, Topology, build, resolve, resolve_schedule
-from fedgossip.topology.exposure.exposure import PRIME, Audit, Exchange, Situation, _in_field, _product, audit, worst
+from fedgossip.topology.exposure import PRIME, Audit, Exchange, Situation, _in_field, _product, audit, worst
 
 
 def audited(graph: str, n: int | None = None, rounds: int = 20, colluding: int = 1) -> Audit:

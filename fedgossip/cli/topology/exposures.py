@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.topology.exposure.exposure import check_private, worst
+from fedgossip.topology.exposure import check_private, worst
 
 if TYPE_CHECKING:
     from fedgossip.topology import Schedule
-    from fedgossip.topology.exposure.exposure import Audit, Exposure, Set, Victims
+    from fedgossip.topology.exposure import Audit, Exposure, Set, Victims
 
 Name = Callable[[int], str]
 

@@ -222,7 +222,7 @@ def audit(
     """
     from fedgossip.cli.topology import exposures
     from fedgossip.plans.gossip.own_graphs import named_schedule
-    from fedgossip.topology.exposure import exposure
+    from fedgossip.topology import exposure
 
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
     found, refused = exposure.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)

@@ -66,7 +66,7 @@ from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Plan, PlanDefaul
 from fedgossip.plans.statistics_checks import check_gossip_statistics
 from fedgossip.plans.tasks import check_personal_peers, example_counts
 from fedgossip.protocols.gossip.attacker import Attacker
-from fedgossip.protocols.transfer.state_transfer import Recovering
+from fedgossip.protocols.state_transfer import Recovering
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.simulation.resident_rounds import run_arrays
 from fedgossip.simulation.stacked import first_stack

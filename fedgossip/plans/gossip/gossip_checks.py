@@ -17,7 +17,7 @@ from fedgossip.experiment import Experiment, GossipExperiment
 from fedgossip.faults.script import Crash, Drop, Flap, Partition, Sleep
 from fedgossip.plans.own_parts import attack_named, combination_named
 from fedgossip.topology import Cycle, Mixing, Schedule, Spectrum, Topology
-from fedgossip.topology.exposure.exposure import check_private
+from fedgossip.topology.exposure import check_private
 
 LOOKED_AT = 4
 """Rounds of a schedule that never repeats."""

@@ -32,7 +32,7 @@ from fedgossip.protocols.gossip.pairing import rule_of
 from fedgossip.protocols.gossip.relay_gossip import RelayGossip
 from fedgossip.protocols.gossip.replicas import ReplicaGossip
 from fedgossip.protocols.gossip.sync_gossip import FragmentGossip, SyncGossip
-from fedgossip.protocols.private.private_gossip import PrivateGossip
+from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_sum import push_peer
 from fedgossip.protocols.push_sum.push_peer import PushSettings
 from fedgossip.protocols.push_sum.push_sum import AsyncPushSum, SyncPushSum

@@ -1,6 +1,6 @@
 """Workers that hold one model and add their gradients by a collective.
 
-It imports `algorithms`, `transfer`, `gossip` for what all machines share, and `core`.
+It imports `algorithms`, `state_transfer`, `gossip` for what all machines share, and `core`.
 
 A round: `Train` with `gradient` -> `Trained` -> the moves of the collective's table (`reduction`), in its order
 whatever the order of arrival -> the mean -> the descent's step, the same bits at every worker -> `RoundDone`.  With
@@ -8,7 +8,7 @@ whatever the order of arrival -> the mean -> the descent's step, the same bits a
 (`chunk_links`), and a worker is at most one round ahead (`round_sums`).
 
 A missing worker: the others agree on a view of more than half of them and repeat the round, or fetch the state of one
-that completed it (`worker_group`, `transfer.state_transfer`).
+that completed it (`worker_group`, `state_transfer`).
 
 Local training in place of gradients (`parallel.outer`): the update takes the gradient's place and the descent is the
 outer step (DiLoCo).  A worker trains from the model plus its unsent updates (`worker_state`); with `fragments` each

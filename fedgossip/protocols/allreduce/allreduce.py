@@ -91,7 +91,7 @@ from fedgossip.protocols.allreduce.round_sums import (
 from fedgossip.protocols.allreduce.worker_group import GroupWaits, WorkerGroup, enough
 from fedgossip.protocols.allreduce.worker_state import UnsentUpdates, WorkerState
 from fedgossip.protocols.gossip.partner_set import Deadline
-from fedgossip.protocols.transfer.state_transfer import StateFetch
+from fedgossip.protocols.state_transfer import StateFetch
 
 AT_WORK = ("training", "reducing", "catching")
 

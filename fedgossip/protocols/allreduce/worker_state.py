@@ -23,7 +23,7 @@ from fedgossip.base.vectors import Vector, add, digest, frozen
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone
 from fedgossip.core.messages import StatePiece, StateQuery
 from fedgossip.protocols.allreduce.coded_fragments import LEFT_OUT, RoundCoding
-from fedgossip.protocols.transfer.state_transfer import StateDonor, StateFetch
+from fedgossip.protocols.state_transfer import StateDonor, StateFetch
 
 GROUP = "group"
 """The entry of the view among the facts of a checkpoint."""

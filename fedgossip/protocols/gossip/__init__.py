@@ -1,6 +1,6 @@
 """Gossip on a known graph: synchronous (sync_gossip), asynchronous (async_gossip), and the parts of both.
 
-It imports `algorithms`, `core` and `base`; `push_sum`, `private` and `members` import it.
+It imports `algorithms`, `core` and `base`; `push_sum`, `private_gossip` and `members` import it.
 
 A synchronous round r at peer i (`sync_gossip`): `Trained` -> `trained` of the algorithm -> `Send` of a Model to each
 neighbour; the own vectors are stored.  A Model of a later round waits in `mailbox`.  With the last awaited model:

@@ -1,6 +1,6 @@
 """Membership: peers that join, leave and fail while a run goes on.
 
-It imports `gossip`, `transfer` and `core`.  `member` stands round any gossip machine.
+It imports `gossip`, `state_transfer` and `core`.  `member` stands round any gossip machine.
 
 The roster (`roster`) has one entry per member, signed by itself; the highest incarnation counts.  Who takes part in
 round r, and so its graph, is a function of (roster, r) (`RosterSchedule`); changes take effect at boundaries of 4
@@ -12,7 +12,7 @@ suspects it, and gives a verdict after 4 s (times log10 n) without a message of 
 every ping finds lost updates.
 
 A joiner: Join, the only message that a guest may send -> Compare and MembershipUpdate -> the model
-(`transfer.state_transfer`) -> its first round is announced -> gossip.
+(`state_transfer`) -> its first round is announced -> gossip.
 
 Lives: an incarnation is the second of its start, as in Cassandra, so a peer without a disk can return.  Of two
 processes with one key the later stays.  A verdict on an unknown incarnation is refused: no peer can be driven to the

@@ -52,7 +52,7 @@ from fedgossip.core.messages import (
 from fedgossip.protocols.gossip.failures import far_ahead, no_neighbour_joined, refused_by
 from fedgossip.protocols.members.membership import Membership, Outcome
 from fedgossip.protocols.members.roster import RosterSchedule, boundary_after
-from fedgossip.protocols.transfer.state_transfer import ModelFetch, ModelSource
+from fedgossip.protocols.state_transfer import ModelFetch, ModelSource
 
 OURS = (
     Ping,

@@ -20,7 +20,7 @@ from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mailbox import ExchangedRound, Mailbox, OwnWeights
 from fedgossip.protocols.gossip.pairing import ATTEMPTS, DOUBLINGS, LEAST_SPREAD_NS, Pairing, UniformPartner
 from fedgossip.protocols.gossip.partner_set import PartnerSet
-from fedgossip.protocols.private.private_gossip import KeyBook, MaskedSums
+from fedgossip.protocols.private_gossip import KeyBook, MaskedSums
 from fedgossip.protocols.push_sum.push_sum import ParcelMail
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.topology import Topology, build

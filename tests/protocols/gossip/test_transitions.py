@@ -23,9 +23,9 @@ from gossip_kinds import KINDS, SCHEMA, N, resume_point, start
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Event, Fired, PeerGone, PeerJoined, Received, Rostered, Started, Stopping, Trained
 from fedgossip.core.messages import Accepted, Account, Ack, Leaving, Model, Offer, RunKeys
+from fedgossip.protocols import private_gossip
 from fedgossip.protocols.gossip import async_gossip, lifecycle, sync_gossip
 from fedgossip.protocols.gossip.lifecycle import Lifecycle
-from fedgossip.protocols.private import private_gossip
 from fedgossip.protocols.push_sum import push_sum
 from fedgossip.topology import build, resolve
 

@@ -46,14 +46,14 @@ from fedgossip.core.wire import chunks as chunks_of
 from fedgossip.drivers.members import check_open
 from fedgossip.net.identity import Identity, raw
 from fedgossip.plans import compose
+from fedgossip.protocols import private_gossip
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
-from fedgossip.protocols.private import private_gossip
-from fedgossip.protocols.private.private_gossip import MODEL, PrivateGossip
+from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
 from fedgossip.secure.fixed_point import Words
 from fedgossip.secure.pairs import LIMIT, AgreedPairs, Grid, Other, Own, Pairs, SeededPairs, masked, opened, run_of
 from fedgossip.secure.primitives import public_of
 from fedgossip.topology import Mixing, build, resolve
-from fedgossip.topology.exposure.exposure import check_private
+from fedgossip.topology.exposure import check_private
 
 SCHEMA = "s"
 GRID = Grid(8.0)

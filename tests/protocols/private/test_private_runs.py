@@ -29,7 +29,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.protocols.private.private_gossip import MODEL, PrivateGossip
+from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
 from fedgossip.runs.mask_ledger import MaskLedger, Noted, private_maker, run_hash
 from fedgossip.runs.peer_files import PeerEnded
 from fedgossip.secure.pairs import run_of

@@ -35,7 +35,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan, network_settings
 from fedgossip.plans.gossip.gossip import peer_of, recovers
 from fedgossip.plans.plan import record_of
-from fedgossip.protocols.transfer.state_transfer import Recovering
+from fedgossip.protocols.state_transfer import Recovering
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

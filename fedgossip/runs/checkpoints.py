@@ -1,6 +1,14 @@
 """Checkpoints of a peer: their file, their folder, and the thread that writes the newest one now and then.
 
-A file is read whole or refused with a reason.  `About` decides whether a run may resume from it: some keys may differ.
+    checkpoint.safetensors             the newest
+    checkpoint.previous.safetensors    the one before: taken where the newest cannot be read
+    incarnation                        how many lives this peer has begun; on disk before its first Hello
+
+A file is safetensors: tensors `vector/NAME` (the machine's) and `task/NAME` (optimizer slots, steps, local buffers),
+and in its metadata `about` (JSON) with the sha256 over everything; written beside the old one, synced, and renamed.  It
+is read whole or refused with a reason.  Random streams are functions of the seed and round.
+
+`About` decides whether a run may resume from it: some keys may differ.
 """
 
 from __future__ import annotations

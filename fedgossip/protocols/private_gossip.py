@@ -47,7 +47,7 @@ from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mailbox import MixingSchedule, RoundWeights, Sources, given_up, leads_of
 from fedgossip.secure.fixed_point import Words
 from fedgossip.secure.pairs import Grid, Pairs, masked, opened, words_of
-from fedgossip.topology.exposure.exposure import NEIGHBOURS_MIN
+from fedgossip.topology.exposure import NEIGHBOURS_MIN
 
 # The public keys of a private run at one peer: masks need those of all senders to its receivers.
 
