@@ -209,7 +209,7 @@ UNDRAWN = (
     "data.buckets", "data.scale", "data.agreed", "data.missing", "data.categories", "data.columns", "data.file",
     "data.suppress", "data.levels", "data.groups", "data.site_scores", "task.exchange", "train.compile",
     "train.processes", "train.parallel", "train.zero", "train.offload", "train.compression", "train.mesh",
-    "train.microbatches", "train.count_lost", "simulation.inside", "data.common", "model.sources",
+    "train.microbatches", "train.count_lost", "simulation.inside", "data.common", "model.sources", "model.formula",
 )  # fmt: skip
 """Keys of sites' own tables, of loops, and of several processes or a GPU for one participant; those of unlike models,
 of which tests/plans/test_unlike_models.py compares the engines."""

@@ -25,6 +25,7 @@ from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.core import run_format
 from fedgossip.data.columns.declarations import file_declaration
+from fedgossip.data.columns.formula import write_out
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import SOURCES
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_path
@@ -68,6 +69,7 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
         where, content = str(source), _read(Path(source))
     for override in overrides:
         _override(content, override)
+    write_out(content, where)
     _declare_files(content, where)
     if not isinstance(source, Mapping):
         anchor_paths(content, Path(source).resolve().parent)

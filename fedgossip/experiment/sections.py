@@ -83,6 +83,9 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     cox?every=30&until=720 (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic,
     multinomial, ordinal, negative-binomial, firth, elastic-net?family=logistic and weibull, for `fedgossip fit`
     (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md)."""
+    formula: str = ""
+    """The columns of a model of tables of the sites' own, `ill ~ age + sex + age:bmi`: a short way of writing label and
+    keep of data.source and data.test, made columns of data.columns, offset and strata (docs/sites/tables.md)."""
     sources: Annotated[list[str], architectures.CODE] = msgspec.field(default_factory=list)
     """Models of unlike participants, which exchange logits (feddf, fedmd): participant i has the one at i modulo their
     number, and `source` is that of the model distilled from the mean of all.  Empty: all have `source`
@@ -172,7 +175,7 @@ SINCE: dict[str, dict[str, Any]] = {
         "exchange": "",
         "options": {},
     },
-    "model": {"sources": []},
+    "model": {"sources": [], "formula": ""},
     "eval": {"on": "test", "keep": LAST},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, "slowed": 1.0, **MESHLESS},
 }

@@ -37,6 +37,8 @@ from fedgossip.data.tables import labels_of
 
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 DROP, INDICATOR = "drop", "indicator"
+KEEP = "keep"
+"""Option of a table with its columns of features, in place of `drop`, which has the others."""
 MISSING = (REFUSE, MEAN, DROP, INDICATOR)
 """What is done with an empty cell of a feature."""
 FEDERATED, TEST = "federated", "test"
@@ -227,9 +229,13 @@ def options_of(source: str) -> tuple[TableFile, Mapping[str, str]]:
         raise ConfigError(f'{source!r}: data.scale = "{FEDERATED}" is for tables', "Write csv:PATH?label=COLUMN.")
     file, options = table_file(source)
     for name in options:
-        if name not in ("label", "drop"):
+        if name not in ("label", "drop", KEEP):
             text = f'{source!r}: {name} beside data.scale = "{FEDERATED}"'
-            raise ConfigError(text, "Give label and drop alone: columns are scaled by what the sites have agreed on.")
+            raise ConfigError(
+                text, "Give label and drop alone, or keep for drop: columns are scaled by what the sites agreed on."
+            )
+    if KEEP in options and "drop" in options:
+        raise ConfigError(f"{source!r}: keep beside drop", "Name the columns of the model, or those left out of it.")
     if "label" not in options:
         raise ConfigError(f"{source!r}: which column is the label?", f"Write {source}?label=COLUMN.")
     return file, options
@@ -254,13 +260,14 @@ def schema_of(
     labels = [name.strip() for name in options["label"].split(",")]
     dropped = {name for name in options.get("drop", "").split(",") if name} - {*table.left_out}
     heads = {parted(head)[0]: parted(head)[1] for head in table.header}
-    for name in (*labels, *dropped, *known):
+    kept = [name for name in options.get(KEEP, "").split(",") if name]
+    for name in (*labels, *dropped, *kept, *known):
         if name not in heads:
             raise ConfigError(f"{path}: no column {name!r}", nearest(name, heads))
-    names = [name for name in heads if name not in dropped and name not in labels]
+    names = [name for name in heads if name not in dropped and name not in labels and (not kept or name in kept)]
     for name, one in known.items():
-        kept = heads.keys() - {*labels} if one.log else names
-        if lost := [of for of in one.made_of if of not in kept or known.get(of, DeclaredColumn()).made_of]:
+        there_are = heads.keys() - {*labels} if one.log else names
+        if lost := [of for of in one.made_of if of not in there_are or known.get(of, DeclaredColumn()).made_of]:
             text = f"data.columns: {name!r} is made of {lost[0]!r}, which is dropped, a label, or made itself"
             raise ConfigError(text, "Keep the columns that others are made of: a product stands beside its factors.")
     columns = [_column(table, name, heads[name], known.get(name, DeclaredColumn())) for name in names]
