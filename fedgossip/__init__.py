@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.base import kernels
@@ -111,6 +113,11 @@ __all__ = [
     "spectrum",
     "sweep",
 ]
+
+
+# by this name loops of users import callbacks: fedgossip.loops.transformers, fedgossip.loops.lightning
+loops = sys.modules[f"{__name__}.loops"] = ModuleType(f"{__name__}.loops", "Callbacks of trainers, one per library.")
+loops.__path__ = [str(Path(__file__).parent / "drivers" / "loops")]
 
 
 def __getattr__(name: str) -> Any:

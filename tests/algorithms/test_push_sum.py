@@ -158,7 +158,8 @@ def test_a_parcel_is_sent_again_until_it_is_accepted(kind: Any) -> None:
     m = training(kind)
     (first,) = sends(m.handle(Trained(0, None), 0))
     for attempt in range(3):
-        assert sends(m.handle(Fired(("parcel", 1, 0, attempt)), 0)) == [first]
+        effects = m.handle(Fired(("parcel", 1, 0, attempt)), 0)
+        assert sends(effects) == [first] and reports(effects) == {"resent": {"to": 1, "attempt": attempt + 2}}
     m.handle(Received(1, Accepted(0)), 0)
     assert m.handle(Fired(("parcel", 1, 0, 3)), 0) == [] and not m.arcs.out
 
@@ -466,7 +467,14 @@ def test_the_machines_have_the_bits_of_the_stacked_engine(graph: Topology, dtype
     record = Network(graph.n, 25, 10**6, task.evaluate, watch_all=False)
     stacked = run_stacked(task, schedule, PushSum(), 25, record, lambda row: None)
     assert digest(of_sorted(machines.results)) == digest(stacked)
-    assert not machines.counts.keys() & {"missed", "withheld", "unsettled", "returned", "stopped_with_the_others"}
+    assert not machines.counts.keys() & {
+        "missed",
+        "withheld",
+        "unsettled",
+        "returned",
+        "resent",
+        "stopped_with_the_others",
+    }
 
 
 def test_on_doubly_stochastic_weights_it_is_dsgd() -> None:
@@ -487,7 +495,7 @@ def test_loss_moves_no_mean(kind: Any, loss: float) -> None:
     run = simulated(kind, schedule, task, 60, [Drop(probability=loss)], PATIENT)
     start = np.stack([task.initial(i) for i in range(n)])
     ended = np.stack(of_sorted(run.results))
-    assert len(run.results) == n and run.counts["lost"] > 0
+    assert len(run.results) == n and run.counts["lost"] > 0 and run.counts["resent"] > 0
     assert "unsettled" not in run.counts and "taken_back" not in run.counts
     assert np.abs(np.sum([sums(m)[0] for m in run.machines], axis=0) - start.sum(axis=0)).max() < 1e-12 * n
     if kind is SyncPushSum:  # without waiting it has not come together after 60 rounds

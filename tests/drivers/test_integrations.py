@@ -35,7 +35,7 @@ class Lines(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def test_a_trainer_of_hugging_face_takes_part_by_one_line(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from fedgossip.drivers.loops.transformers import joining
+    from fedgossip.loops.transformers import joining  # the name of earlier releases: scripts of users have it
 
     def run() -> None:
         model = gpt2()

@@ -148,7 +148,8 @@ class PushPeer(Lifecycle[State]):
         match key:
             case ("parcel", int(to), number, int(attempt)) if self._is_out(to, number):
                 self.packed_ns.pop(to, None)  # acceptances are now ambiguous (Karn and Partridge, SIGCOMM 1987)
-                return self._send_out(to, attempt + 1)
+                again = self._send_out(to, attempt + 1)
+                return [*again, Report("resent", {"to": to, "attempt": attempt + 2}, self.round)] if again else []
         return self.woken(key, now_ns)
 
     def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
