@@ -127,6 +127,12 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     dropped: int | msgspec.UnsetType | None = msgspec.UNSET
     """Number of rows left out for an empty cell, where these are; None for too few to publish."""
 
+    def counted_outcome(self, family: str) -> AgreedColumn | None:
+        """Return the outcome where exact moments of it would count few records; of a linear model where it has few
+        different values."""
+        labels = (one for one in self.columns if one.label and not one.categories and (one.common or one.precision))
+        return next((one for one in labels if one.levels or family == "poisson"), None)
+
     @property
     def digest(self) -> str:
         """Return a hash by which participants with different statistics refuse each other."""

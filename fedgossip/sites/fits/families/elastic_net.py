@@ -53,6 +53,7 @@ from fedgossip.sites.fits.glm.glm_result import (
     counted_outcomes,
     few_share,
     layer_of,
+    multiple_of,
     rounded_to,
 )
 
@@ -376,16 +377,21 @@ class ElasticNet:
                 return reason
         return ""
 
-    def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
-        found = self._found(d, pooled)
+    def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:
+        found = self._found(d, pooled, agreed)
         if found is None:
             return None
         path, estimates, loss_error = found
         o, sums = path.options, path.models[0].sums
         assert sums is not None
 
+        counted = agreed.counted_outcome(o.family)
+        dispersion = sums.deviance / sums.records if o.family == "linear" else 1.0
+
         def published(loss: float, records: int = 1) -> float:
-            return rounded_to(loss, loss_error / records, 2)
+            if counted:
+                return multiple_of(loss, math.sqrt(2 * sums.records) * dispersion / records)
+            return rounded_to(loss, loss_error * dispersion / records, 2)
 
         ratio = RATIO.get(o.family)
         head = ("", "estimate", "of a deviation", *([ratio] if ratio else []))
@@ -422,7 +428,9 @@ class ElasticNet:
         title = f"{what}, {FAMILIES[o.family].title} model of {of}{size}, {used} of {len(d.columns)} columns"
         return FamilyResult(title, tables, remarks, problem)
 
-    def _found(self, d: FamilyDesign, pooled: Sequence[PooledRound]) -> tuple[NetPath, Values, float] | None:
+    def _found(
+        self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable
+    ) -> tuple[NetPath, Values, float] | None:
         """Return the way, the estimates in units, and a rounded deviance's error, else 0."""
         if not pooled[0].sites:
             return None
@@ -433,15 +441,18 @@ class ElasticNet:
         products, records = symmetric(pooled[0]["products"], len(d.columns) + 1), pooled[0].records
         _, squares = pooled[0]["first"].tolist()
         outcomes = counted_outcomes(path.options.family, records, squares, products[0], pooled[0]["outcomes"])
-        estimates = in_units(d) @ (path.models[0].point if path.is_over else path.models[0].best)
+        point = np.array(path.models[0].point if path.is_over else path.models[0].best)
+        if path.options.family == "linear" and (counted := agreed.counted_outcome("linear")) and counted.counts:
+            point[0] = multiple_of(float(point[0]), math.sqrt(sums.deviance) / records)  # as of glm
+        estimates = in_units(d) @ point
         if not few_share(d, products, records, d.suppress, outcomes):
             return path, estimates, 0.0
         errors = np.sqrt(np.diag(in_units(d) @ np.linalg.pinv(sums.information) @ in_units(d).T))
         both = zip(estimates.tolist(), errors.tolist(), strict=True)
         return path, np.array([rounded_to(one, error, 3) for one, error in both]), math.sqrt(2 * records)
 
-    def model(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyModel | None:  # noqa: ARG002
-        found = self._found(d, pooled)
+    def model(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyModel | None:
+        found = self._found(d, pooled, agreed)
         if found is None or not found[0].is_over:
             return None
         path, estimates, _ = found

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
+from fedgossip.data.agreed.agreed_table import AgreedColumn
 from fedgossip.sites.fits.glm.glm import (
     FAMILIES,
     PointSums,
@@ -115,7 +116,7 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     tests: tuple[TermTest, ...] = ()
     """Tests of all columns and of each column of several categories; none where errors are rounded."""
     rounded: bool = False
-    """Whether estimates, errors and deviances are rounded: exact ones would disclose counts below `data.suppress`."""
+    """Whether deviances, or estimates too, are rounded: exact ones would disclose counts below `data.suppress`."""
 
     @property
     def free(self) -> int:
@@ -123,12 +124,19 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.records - self.rank
 
 
-def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> GlmFit | None:
+def fit_of(
+    layout: GlmLayout, vector: Vector, least: int, suppress: int = 1, counted: AgreedColumn | None = None
+) -> GlmFit | None:
     """Return the fit of the sums; None after too few complete rounds.
 
     Where fewer than `suppress` records share two categories, or a category and an outcome, errors have two digits,
     estimates one more, deviances two of their own error sqrt(2 free), and no covariance is reported: exact numbers
     would disclose how many.
+
+    `counted`: an outcome whose exact moments would count few records.  Deviances and AIC, of the mean alone functions
+    of these counts, are then multiples of a deviance's error, and a linear model's dispersion of its own.  So is what
+    gives the sum of all outcomes where some of the outcome's counts are published: a linear model's intercept of
+    scaled columns, another one's variance of it.
     """
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
@@ -153,6 +161,8 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     if last is not None and last[2] is not None:
         bread = covariance(state, 1.0)
         spread = np.nan_to_num(bread) @ last[2] @ np.nan_to_num(bread) + 0 * bread  # NaN stays where it was
+    if counted:
+        dispersion, best, spread = _without_sum(layout, counted, dispersion, best, spread, free)
     estimates, spread = turned @ best, _turned(turned, spread)
     names = (INTERCEPT, *design.columns)
     errors = np.sqrt(np.diag(spread))
@@ -164,8 +174,14 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         dispersion = rounded_to(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
     loss_error = dispersion * math.sqrt(2 * max(free, 1))
 
-    def published(loss: float) -> float:
+    def rounded(loss: float) -> float:
         return rounded_to(loss, loss_error, 2) if few else loss
+
+    def published(loss: float) -> float:
+        return multiple_of(loss, loss_error) if counted else rounded(loss)
+
+    def published_null(loss: float) -> float:
+        return published(sums.deviance) + rounded(loss - sums.deviance) if counted else rounded(loss)
 
     of_t = (disperses and not layout.robust) or design.errors == QUASI
     found = [coefficient(*one, free if of_t else None) for one in zip(names, estimates, errors, strict=True)]
@@ -182,7 +198,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         steps=state.steps,
         converged=state.converged,
         deviance=published(sums.deviance),
-        null_deviance=None if first is None else published(first.deviance),
+        null_deviance=None if first is None else published_null(first.deviance),
         aic=None if disperses else published(sums.deviance + sums.least) + 2 * rank,
         dispersion=dispersion,
         coefficients=tuple(found),
@@ -190,9 +206,9 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         rank=rank,
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
-        pearson=None if pearson is None else published(pearson),
+        pearson=None if pearson is None else rounded(pearson),
         tests=tuple(tests),
-        rounded=few,
+        rounded=few or counted is not None,
     )
 
 
@@ -324,6 +340,30 @@ def rounded_to(value: float, error: float, digits: int) -> float:
     if not (math.isfinite(value) and math.isfinite(error) and error > 0):
         return value
     return round(value, digits - 1 - math.floor(math.log10(error)))
+
+
+def multiple_of(value: float, error: float) -> float:
+    """Return the whole multiple of an error of one digit that is nearest to a number."""
+    if not (math.isfinite(value) and math.isfinite(error) and error > 0):
+        return value
+    unit = float(f"{error:.1g}")  # an exact one would determine the number
+    return round(round(value / unit) * unit, 1 - math.floor(math.log10(unit)))
+
+
+def _without_sum(
+    layout: GlmLayout, outcome: AgreedColumn, dispersion: float, best: Values, spread: Values, free: int
+) -> tuple[float, Values, Values]:
+    """Return dispersion, estimates and covariance of scaled columns that give neither sum nor squares of an outcome."""
+    linear, share = layout.design.family == "linear", math.sqrt(2 / max(free, 1))
+    best, spread, coarse = np.array(best), np.array(spread), dispersion
+    if linear and dispersion > 0:
+        coarse = multiple_of(dispersion, dispersion * share)
+        spread *= 1.0 if layout.robust else coarse / dispersion
+    if outcome.counts and linear:
+        best[0] = multiple_of(float(best[0]), math.sqrt(spread[0, 0]))
+    elif outcome.counts:  # never less than it is
+        spread[0, 0] = multiple_of(float(spread[0, 0]) * (1 + share / 2), float(spread[0, 0]) * share)
+    return coarse, best, spread
 
 
 def _turned(turned: Values, spread: Values) -> Values:
