@@ -17,10 +17,10 @@ from importlib.metadata import version
 from logging import getLogger
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError, ProtocolError, missing
+from fedgossip.adapters.exchange import RECORD, check_length, give, model_bytes, moved, take
+from fedgossip.base.errors import ConfigError, missing
 from fedgossip.secure import Reason, RoundAbandoned, SumClient, SumServer
 
 try:
@@ -31,9 +31,6 @@ except ImportError:
 
 TESTED = ("1.42",)
 """Tested versions of Flower, without their last number."""
-
-RECORD = "fedgossip"
-"""The record with the frame of a message, and with the state in a client's Context."""
 
 _COMPARING = ["Bulyan", "FedMedian", "FedTrimmedAvg", "FedXgbBagging", "FedXgbCyclic", "Krum", "MultiKrum", "QFedAvg"]
 BY_REPLY = tuple(getattr(strategy, name) for name in _COMPARING)
@@ -47,19 +44,18 @@ def _check_version() -> None:
         warnings.warn(f"Flower {found} is untested; tested: {' and '.join(TESTED)}", stacklevel=3)
 
 
-def _model(arrays: Any) -> bytes:
-    found = ((name, array.numpy()) for name, array in arrays.items())
-    return b"".join(f"{name!r} {one.dtype} {one.shape}\n".encode() + one.tobytes() for name, one in found)
-
-
-def _flat(arrays: Any) -> npt.NDArray[np.float64]:
-    return np.concatenate([np.zeros(0), *(array.numpy().astype(np.float64).reshape(-1) for array in arrays.values())])
+def _numbers(arrays: Any) -> dict[str, npt.NDArray[Any]]:
+    return {name: array.numpy() for name, array in arrays.items()}
 
 
 def _only(records: Mapping[str, Any], what: str) -> Any:
     if len(records) != 1:
         raise RoundAbandoned(Reason.SCHEMA, f"a message with {len(records)} {what}; one is summed")
     return next(iter(records.values()))
+
+
+def _record(reply: Message) -> Mapping[str, Any] | str:
+    return f"an error: {reply.error.reason}" if reply.has_error() else reply.content.get(RECORD, {})
 
 
 class SecureSumMod:
@@ -84,30 +80,17 @@ class SecureSumMod:
         if not message.content.array_records:
             frame = client.answer(asked["frame"])
         else:
-            before = _only(message.content.array_records, "ArrayRecords")
-            frame = client.answer(asked["frame"], _model(before))  # joins before it trains: another model is refused
-            shapes, old = [(name, array.shape) for name, array in before.items()], _flat(before)
+            before = _numbers(_only(message.content.array_records, "ArrayRecords"))
+            frame = client.answer(asked["frame"], model_bytes(before))  # joins first: another model is refused
             reply = call_next(message, context)
             if reply.has_error():
                 return reply
-            self._give(client, asked["round"], reply.content, shapes, old)
+            after = _numbers(_only(reply.content.array_records, "ArrayRecords"))
+            metrics = dict(_only(reply.content.metric_records, "MetricRecords"))
+            give(client, asked["round"], before, after, metrics, self._weighted_by, _LOG)
         context.state[RECORD] = ConfigRecord({"state": client.state})
         answer = ConfigRecord({"place": client.place, "frame": frame or b""})
         return Message(RecordDict({RECORD: answer}), reply_to=message)
-
-    def _give(self, client: SumClient, round: int, reply: Any, shapes: list[Any], old: npt.NDArray[np.float64]) -> None:
-        after, metrics = _only(reply.array_records, "ArrayRecords"), dict(_only(reply.metric_records, "MetricRecords"))
-        if [(name, array.shape) for name, array in after.items()] != shapes:
-            raise RoundAbandoned(Reason.SCHEMA, "the trained arrays have other names or shapes than the received ones")
-        if metrics.keys() != (names := {self._weighted_by, *dict(client.encoding.ring.metrics)}):
-            text = f"a reply with the metrics {sorted(metrics)}; the weight and Encoding(metrics=) are {sorted(names)}"
-            raise RoundAbandoned(Reason.SCHEMA, text)
-        weight = metrics.pop(self._weighted_by)
-        try:
-            client.give(round, _flat(after) - old, weight=weight, metrics=metrics)
-        except RoundAbandoned as error:
-            _LOG.warning("secure sum: %s", error)  # here alone: Flower sends an exception's text to the server
-            raise RoundAbandoned(error.reason, "values that the encoding does not represent") from None
 
 
 class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
@@ -124,17 +107,15 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
             text = f"{type(inner).__name__} inside a secure sum, which discloses the mean of all replies alone"
             raise ConfigError(text, "Use FedAvg, FedAvgM, FedProx, FedAdam, FedYogi or FedAdagrad.")
         self.inner, self._server, self._clients, self._timeout = inner, server, clients, timeout
-        self._round, self._arrays = 0, ArrayRecord()
+        self._round, self._before = 0, dict[str, npt.NDArray[Any]]()
         self._grid: Any = None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
         """Return the messages of the strategy inside, with the invitation.  Raises ConfigError for another length."""
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
-        if (size := _flat(arrays).size) != (length := self._server.encoding.ring.length):
-            text = f"a model of {size} numbers; the encoding is of {length}"
-            raise ConfigError(text, f"Encoding(length={size}, ...), at all participants.")
-        self._round, self._arrays, self._grid = self._round + 1, arrays, grid  # over several calls of start()
-        frames = self._server.begin(self._round, self._clients, _model(arrays))
+        check_length(self._server, numbers := _numbers(arrays))
+        self._round, self._before, self._grid = self._round + 1, numbers, grid  # over several calls of start()
+        frames = self._server.begin(self._round, self._clients, model_bytes(numbers))
         for message in messages:
             message.content[RECORD] = ConfigRecord({"round": self._round, "frame": next(iter(frames.values()))})
         return messages
@@ -154,11 +135,8 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
             _LOG.warning("secure sum: round %d leaves the model as it is: %s", server_round, error)
             return None, None
         self._exchange(frames, nodes)
-        result, at, parts = self._server.result, 0, {}
-        for name, array in self._arrays.items():
-            old = array.numpy()
-            new = old + result.mean[at : at + old.size].reshape(old.shape)
-            parts[name], at = Array(new.astype(old.dtype) if old.dtype.kind == "f" else new), at + old.size
+        result = self._server.result
+        parts = {name: Array(one) for name, one in moved(self._before, result.mean).items()}
         metrics = MetricRecord({self.inner.weighted_by_key: result.weight, **result.metrics})
         content = RecordDict({self.inner.arrayrecord_key: ArrayRecord(parts), "metrics": metrics})
         return self.inner.aggregate_train(server_round, [Message(content, dst_node_id=1, message_type="train")])
@@ -170,23 +148,7 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
 
     def _take(self, replies: Iterable[Message], nodes: dict[int, int]) -> dict[int, bytes]:
         """Return the frames of the next stage; `nodes`: of each client that has replied, by its place."""
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            try:
-                if reply.has_error():
-                    raise ProtocolError(f"an error: {reply.error.reason}")
-                record = reply.content.get(RECORD, {})
-                place, frame = record.get("place"), record.get("frame")
-                if not isinstance(place, int) or not isinstance(frame, bytes) or nodes.get(place, node) != node:
-                    raise ProtocolError("no frame of an awaited client", "Is SecureSumMod its first mod?")
-                frames = self._server.take(place, frame)
-            except ProtocolError as error:
-                _LOG.warning("secure sum: the reply of node %d is left out: %s", node, error)
-                continue
-            nodes[place] = node
-            if frames:
-                return frames
-        return self._server.close()
+        return take(self._server, ((one.metadata.src_node_id, _record(one)) for one in replies), nodes, _LOG)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
         return self.inner.configure_evaluate(server_round, arrays, config, grid)

@@ -282,6 +282,11 @@ class SumServer:
         return self._past.state()
 
     @property
+    def places(self) -> range:
+        """Return the places of all members, for `begin`."""
+        return range(len(self._roster.members))
+
+    @property
     def waiting(self) -> frozenset[int]:
         """Return the clients without a reply in this stage."""
         return self._step.waiting if self._step else frozenset()

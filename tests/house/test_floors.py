@@ -45,6 +45,7 @@ HOMES = {
     "websockets": {"net"},
     "segno": {"cli"},
     "flwr": {"adapters"},
+    "nvflare": {"adapters"},
     "ray": {"drivers", "lab"},
     "submitit": {"drivers", "lab"},
     "pickle": {"data"},
