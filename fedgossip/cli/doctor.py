@@ -102,7 +102,7 @@ def _links() -> None:
     """Print message times by size, and the fitted line: the [simulation] of this machine."""
     from fedgossip.cli.text import columns
     from fedgossip.lab.costs.base import fitted
-    from fedgossip.net.measuring.link_survey import SIZES, link_times
+    from fedgossip.net.measuring import SIZES, link_times
 
     times = link_times()
     line = fitted(SIZES, times)
@@ -123,7 +123,7 @@ def _reach(relay: str, key: Path) -> int:
     from fedgossip.base.errors import FedgossipError
     from fedgossip.net.endpoints import check_reachable
     from fedgossip.net.identity import Identity
-    from fedgossip.net.measuring.relay_reach import reach
+    from fedgossip.net.measuring import reach
     from fedgossip.net.relays.web_way import without_tls
 
     check_reachable(relay, "--reach")
@@ -146,7 +146,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
     from fedgossip.net.endpoints import load_addresses
     from fedgossip.net.identity import Identity
     from fedgossip.net.links.mesh import Links
-    from fedgossip.net.measuring.link_survey import LinkSurvey
+    from fedgossip.net.measuring import LinkSurvey
 
     identity = Identity.load(key)
     known, node = load_addresses(endpoints, identity.public)

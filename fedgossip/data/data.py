@@ -223,7 +223,7 @@ SOURCES: dict[str, DataSource] = {
     },
     "npz": DataSource("npz:PATH", "arrays x and y", "tables:read_npz", travels=True),
     "text": DataSource("text:PATH", "plays", "text:read", options=("context", "min_chars"), travels=True),
-    "lines": DataSource("lines:PATH", "a line an example", "lines:read", travels=True),
+    "lines": DataSource("lines:PATH", "a line an example", "text:read_lines", travels=True),
     "parquet": DataSource(f"parquet:{LABEL}", "", "arrow:read_parquet", options=COLUMNS, travels=True),
     "images": DataSource("images:FOLDER", "a class a folder", "images:read", FOLDER, PICTURES),
     "cifar10": DataSource("cifar10:PATH", "", "cifar:read", EITHER),

@@ -26,9 +26,8 @@ from fedgossip.plans.plan import record_of
 from fedgossip.runs import incarnations
 from fedgossip.runs.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.runs.peer_files import kept_in, take_up
-from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
-from fedgossip.runs.tracking import Tracking
+from fedgossip.runs.tracking import Keeper, Tracking
 
 PATIENCE_SECONDS = 5.0
 """Added to two trainings and two deadlines of silence after a peer's end, or to a training after the coordinator's."""

@@ -35,11 +35,10 @@ from fedgossip.plans.gossip.gossip_checks import check_real
 from fedgossip.plans.own_parts import measured_by
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.runs import incarnations, run_directory
-from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Foretold, Run, RunDirectory, TrainedTable
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.runs.table_files import save_table
-from fedgossip.runs.tracking import Tracking
+from fedgossip.runs.tracking import Keeper, Tracking
 from fedgossip.secure.primitives import remembering
 from fedgossip.simulation.network import VACANT, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator

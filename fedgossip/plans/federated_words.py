@@ -18,7 +18,7 @@ from fedgossip.plans.federated.privacy_budget import PrivateRun, outlook
 from fedgossip.plans.federated.tree import LEAF, MIDDLE, Tree
 from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
 from fedgossip.privacy.accounting import guarantee
-from fedgossip.privacy.wording import rounds
+from fedgossip.privacy.forecast import rounds
 from fedgossip.secure.encoding import ExactSums
 
 OPEN = "NO secure aggregation (coordinator.tiers, secure = false)"

@@ -29,11 +29,10 @@ from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
 from fedgossip.runs.incarnations import Prepared
 from fedgossip.runs.peer_files import LifeTotals, PeerEnded, life_totals_in, take_up
-from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.runs.table_files import save_table, table_in
-from fedgossip.runs.tracking import Tracking
+from fedgossip.runs.tracking import Keeper, Tracking
 
 ABSENT = Path(os.devnull, "absent")
 """The placeholder for a participant without a local folder."""

@@ -34,8 +34,8 @@ from fedgossip.plans import compose
 from fedgossip.plans.completeness import Lacking, of_learning, of_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
-from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import WHOLE
+from fedgossip.runs.tracking import Keeper
 
 # The participant and the link that carried most bytes of vectors: where a faster network would be felt first.
 

@@ -22,7 +22,7 @@ from fedgossip import ConfigError, load_model
 from fedgossip.base.errors import TrainingError
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import Objective
-from fedgossip.lab.edge import bench, compression, distillation, onnx_model, run_examples
+from fedgossip.lab.edge import bench, compression, onnx_model
 from fedgossip.lab.edge.onnx_model import METADATA, PART, OnnxModel, open_onnx
 from fedgossip.learning.one_model.losses import Criterion
 
@@ -253,10 +253,10 @@ def test_two_epochs_bring_back_what_half_of_the_units_knew_with_the_same_bits_tw
     content = experiment(model="mlp:64-64-32-10", train={"local_steps": 20, "device": "cpu"}, rounds=15)
     trained(tmp_path, content)
     whole, test = load_model(tmp_path / "run"), held_out(content)
-    path = run_examples.needed_experiment(tmp_path / "run")
-    examples = run_examples.trained_on(path, None, everybody=True).examples
-    settings = run_examples.settings_of(tmp_path / "run")
-    found = [distillation.retrained(compression.structured(whole, 0.5), examples, settings, 2) for _ in range(2)]
+    path = bench.needed_experiment(tmp_path / "run")
+    examples = bench.trained_on(path, None, everybody=True).examples
+    settings = bench.settings_of(tmp_path / "run")
+    found = [compression.retrained(compression.structured(whole, 0.5), examples, settings, 2) for _ in range(2)]
     accuracy = whole.evaluate(test)["accuracy"]
     assert compression.structured(whole, 0.5).evaluate(test)["accuracy"] < accuracy - 0.01  # something was lost
     assert found[0].evaluate(test)["accuracy"] >= accuracy - 0.01
@@ -286,13 +286,13 @@ def test_a_student_learns_from_answers_and_not_from_labels_with_the_same_bits_tw
     train = {"local_steps": 20, "device": "cpu"}
     trained(tmp_path, experiment(model="mlp:64-64-10", train=train, rounds=15))
     teacher = load_model(tmp_path / "run")
-    path = run_examples.needed_experiment(tmp_path / "run")
-    examples = run_examples.trained_on(path, None, everybody=True).examples
-    settings = run_examples.settings_of(tmp_path / "run")
+    path = bench.needed_experiment(tmp_path / "run")
+    examples = bench.trained_on(path, None, everybody=True).examples
+    settings = bench.settings_of(tmp_path / "run")
 
     def distilled(seed: int, given: Dataset) -> dict[str, torch.Tensor]:
         how: Any = {"temperature": 2.0, "epochs": 1, "seed": seed}
-        return distillation.distilled(teacher, given, "mlp:64-16-10", settings, **how).module.state_dict()
+        return compression.distilled(teacher, given, "mlp:64-16-10", settings, **how).module.state_dict()
 
     once, unlabelled = distilled(1, examples), distilled(1, replace(examples, y=np.zeros_like(examples.y)))
     assert all(torch.equal(once[name], unlabelled[name]) for name in once)

@@ -17,7 +17,7 @@ import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.task import Job
-from fedgossip.data import lines
+from fedgossip.data import text
 from fedgossip.data.data import load, split
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.ragged import IGNORED, Ragged, of_rows
@@ -344,7 +344,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said:
 
 def test_a_file_that_is_too_large_or_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path)
-    monkeypatch.setattr(lines, "MOST_BYTES", 100)
+    monkeypatch.setattr(text, "MOST_BYTES", 100)
     assert "more than 0 MiB" in refused(f"lines:{tmp_path}/lines.txt")
     assert "there is no file" in refused(f"lines:{tmp_path}/other.txt")
     assert "unknown option 'context'" in refused(f"lines:{tmp_path}/lines.txt?context=3")

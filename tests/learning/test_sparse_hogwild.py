@@ -14,7 +14,7 @@ from fedgossip.base.vectors import frozen
 from fedgossip.core.task import Job
 from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseLogistic, SparseSteps, problem_of, source_of
 from fedgossip.learning.processes.ipc import LOST, SharedArrays, TrainOrder
-from fedgossip.learning.processes.sparse_worker import SparseWorker
+from fedgossip.learning.processes.table_worker import TableWorker
 from fedgossip.learning.settings import TrainSettings
 
 ROWS, EXAMPLES, NONZEROS, BATCH = 5000, 120, 8, 10
@@ -67,7 +67,7 @@ class OneByOne:
         setup, _, _ = steps.standing.how
         quiet: Any = type("Signs", (), {"progressed": lambda _: None})()
         self.members = [
-            SparseWorker(msgspec.structs.replace(setup, rank=rank), quiet, {"found": self.found})
+            TableWorker(msgspec.structs.replace(setup, rank=rank), quiet, {"found": self.found})
             for rank in range(setup.size)
         ]
 

@@ -17,7 +17,7 @@ from fedgossip.learning.linear.sparse_steps import HogwildSteps
 from fedgossip.learning.linear.word_tables import WordTable
 from fedgossip.learning.linear.words import WordsTask, WordSteps
 from fedgossip.learning.processes.ipc import LOST, SharedArrays, TrainOrder
-from fedgossip.learning.processes.words_worker import WordsWorker
+from fedgossip.learning.processes.table_worker import TableWorker
 from fedgossip.learning.settings import TrainSettings
 
 SIZES = WordTable(300, 4, 3)
@@ -48,7 +48,7 @@ class OneByOne:
         quiet: Any = type("Signs", (), {"progressed": lambda _: None})()
         boards = {"examples": board, "given": self.given, "found": self.found}
         self.members = [
-            WordsWorker(msgspec.structs.replace(setup, rank=rank), quiet, boards) for rank in range(setup.size)
+            TableWorker(msgspec.structs.replace(setup, rank=rank), quiet, boards) for rank in range(setup.size)
         ]
 
     def ask(self, order: TrainOrder) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from fedgossip import load_experiment
 from fedgossip.lab.costs.base import fitted
-from fedgossip.net.measuring.link_survey import SIZES
+from fedgossip.net.measuring import SIZES
 from tests.commands import free_ports, in_process, start
 
 

@@ -26,8 +26,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret
 from fedgossip.net.invites.invite_admission import Guest, InviteAdmission, Party
 from fedgossip.net.invites.invite_client import InviteClient, who_asks
-from fedgossip.net.invites.invite_port import InvitePort
-from fedgossip.net.invites.invite_server import InviteServer
+from fedgossip.net.invites.invite_server import InvitePort, InviteServer
 from fedgossip.plans import compose
 
 pytestmark = pytest.mark.sockets

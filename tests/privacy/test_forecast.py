@@ -28,8 +28,7 @@ from fedgossip.report.watch.follow import Follower
 from fedgossip.report.watch.places import find
 from fedgossip.report.watch.table import learned
 from fedgossip.topology import resolve, resolve_schedule
-from fedgossip.topology.spectra.convergence import pairwise_rates
-from fedgossip.topology.spectra.forecasting import disagreement_edges, outlook
+from fedgossip.topology.spectra.convergence import disagreement_edges, outlook, pairwise_rates
 
 GRAPHS = (
     *("ring", "torus:4x4", "hypercube", "star", "path", "tree", "two-cliques", "regular:3", "one-peer-exponential"),

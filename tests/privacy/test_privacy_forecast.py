@@ -15,8 +15,7 @@ from secure_kit import entropy_of
 from fedgossip.base.errors import ConfigError
 from fedgossip.plans.federated.secure_encoding import Clip, bit, bits_noise, share_shorter, split
 from fedgossip.privacy.accounting import Mechanism, epsilon, guarantee, meaning, noise_for, tight
-from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
-from fedgossip.privacy.wording import lines, verdict
+from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast, lines, verdict
 from fedgossip.protocols.federated.client_round import SentMetrics
 from fedgossip.secure.encoding import client_sigma
 from fedgossip.secure.noise import discrete_gaussian

@@ -20,8 +20,8 @@ from fedgossip.plans import compose
 from fedgossip.runs.collect import Collector, collect_peers
 from fedgossip.runs.incarnations import Prepared
 from fedgossip.runs.peer_files import life_totals_in
-from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run
+from fedgossip.runs.tracking import Keeper
 
 pytestmark = pytest.mark.sockets
 

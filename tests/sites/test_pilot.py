@@ -42,7 +42,7 @@ from fedgossip.plans.approvals.approvals import read_signed
 from fedgossip.plans.federated.ledger import data_of, spent_on
 from fedgossip.plans.federated.privacy_budget import outlook
 from fedgossip.privacy.accounting import guarantee, meaning
-from fedgossip.privacy.wording import lines
+from fedgossip.privacy.forecast import lines
 from fedgossip.sites.releases.checking import check
 
 pytestmark = pytest.mark.sockets

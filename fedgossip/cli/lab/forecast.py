@@ -157,7 +157,7 @@ def _times(one: TimeForecast) -> list[str]:
 
 def _promised(plan: GossipPlan) -> dict[str, Any]:
     from fedgossip.drivers.forecasting import called
-    from fedgossip.topology.spectra.forecasting import outlook
+    from fedgossip.topology.spectra.convergence import outlook
 
     shares = outlook(plan.schedule, plan.experiment.rounds)
     worst = None if shares.worst is None else shares.worst.tolist()

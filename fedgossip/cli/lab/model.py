@@ -13,8 +13,7 @@ from fedgossip.cli.text import columns, echo, print_json, some
 
 if TYPE_CHECKING:
     from fedgossip.data.dataset import Dataset
-    from fedgossip.lab.edge.bench import Benchable
-    from fedgossip.lab.edge.run_examples import NamedExamples
+    from fedgossip.lab.edge.bench import Benchable, NamedExamples
     from fedgossip.learning.models.loaded_model import LoadedModel
 
 DATA = click.option(
@@ -144,8 +143,8 @@ def _pruned(
     words = f"{loaded.facts.source} to {found.facts.source}, {100 * share:g} % of the units of each hidden layer"
     if epochs is None:
         return found, f"{words}; --epochs 2 trains what is left"
-    from fedgossip.lab.edge.distillation import retrained
-    from fedgossip.lab.edge.run_examples import settings_of
+    from fedgossip.lab.edge.bench import settings_of
+    from fedgossip.lab.edge.compression import retrained
 
     examples = _learned_from(path, loaded, data, everybody=True, run_code=run_code)
     words += f"; then {some(epochs, 'epoch')} on {examples.words}"
@@ -167,7 +166,7 @@ def _learned_from(
     path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool, run_code: bool
 ) -> NamedExamples:
     """Return the named data, else training examples of the run."""
-    from fedgossip.lab.edge.run_examples import named, needed_experiment, trained_on
+    from fedgossip.lab.edge.bench import named, needed_experiment, trained_on
 
     if data is not None:
         return named(loaded, data, run_code=run_code)
@@ -228,26 +227,26 @@ def distill(
     [train].  The result is a model's folder: `model export`, `model bench` and `predict` take it.
     """
     from fedgossip.base.errors import ConfigError
-    from fedgossip.lab.edge import distillation
+    from fedgossip.lab.edge import compression
+    from fedgossip.lab.edge.bench import experiment_of, settings_of, tested_on
     from fedgossip.lab.edge.onnx_model import check_answers
-    from fedgossip.lab.edge.run_examples import experiment_of, settings_of, tested_on
     from fedgossip.learning.models.loaded_model import load_model
 
     if out.exists():
         raise ConfigError(f"{out}: there already", "Name another folder with --out.")
     teacher = load_model(model, node=node, run_code=run_code)
     check_answers(teacher)
-    distillation.check(teacher.facts, student)
+    compression.check(teacher.facts, student)
     examples, settings = _learned_from(model, teacher, data, everybody=True, run_code=run_code), settings_of(model)
     seed = teacher.facts.seed if seed is None else seed
     how: Any = {"temperature": temperature, "epochs": epochs, "seed": seed}
-    found = distillation.distilled(teacher, examples.examples, student, settings, **how)
+    found = compression.distilled(teacher, examples.examples, student, settings, **how)
     experiment = experiment_of(model)
     test = tested_on(experiment, teacher.facts.node, run_code=run_code) if experiment is not None else examples
-    ours, theirs = (distillation.accuracy(one, test.examples) for one in (found, teacher))
+    ours, theirs = (compression.accuracy(one, test.examples) for one in (found, teacher))
     on = test.words if experiment is not None else f"{test.words}, which it learned from"
-    distillation.write(found, out, {"name": "accuracy", "value": ours, "on": on})
-    agreed = distillation.agreement(found, teacher, test.examples)
+    compression.write(found, out, {"name": "accuracy", "value": ours, "on": on})
+    agreed = compression.agreement(found, teacher, test.examples)
     echo(columns([
         ["student", f"{student}, {out}"],
         ["teacher", f"{teacher.facts.source}, {model}"],
@@ -312,8 +311,8 @@ def _row(one: Any, *, exits: bool) -> list[str]:
 
 def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:
     """Open all models; by default the run is the one beside the first file."""
+    from fedgossip.lab.edge.bench import origin_of
     from fedgossip.lab.edge.onnx_model import open_onnx
-    from fedgossip.lab.edge.run_examples import origin_of
     from fedgossip.learning.models.loaded_model import load_model
 
     found: list[tuple[str, Path, Benchable]] = []
@@ -330,7 +329,7 @@ def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> lis
 
 
 def _examples(opened: list[tuple[str, Path, Benchable]], data: str | None, *, run_code: bool) -> NamedExamples:
-    from fedgossip.lab.edge.run_examples import named, needed_experiment, tested_on
+    from fedgossip.lab.edge.bench import named, needed_experiment, tested_on
 
     first = opened[0][2]
     if data is not None:

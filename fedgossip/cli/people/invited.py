@@ -125,7 +125,7 @@ class InvitedSeat:
 
     def _run_script(self) -> int:
         """Run the script, which calls fedgossip.join; return its exit code."""
-        from fedgossip.drivers.loops.invited import InvitedFile, keep_seat
+        from fedgossip.drivers.loops.seats import InvitedFile, keep_seat
 
         paths = (str((self.folder / name).resolve()) for name in (EXPERIMENT, HOSTED, ENDPOINTS))
         experiment, out, endpoints = paths

@@ -443,7 +443,7 @@ def _pass_on(stack: contextlib.ExitStack, client: Asking, own: OwnMachine, agent
     from dataclasses import replace
 
     from fedgossip.net.invites.invitation import written
-    from fedgossip.net.invites.invite_port import InvitePort
+    from fedgossip.net.invites.invite_server import InvitePort
     from fedgossip.net.relays.addresses import own_addresses
 
     way = _way_to(client.invitation, agent.way if agent else None)

@@ -161,7 +161,7 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
     from fedgossip.cli.text import columns
     from fedgossip.plans.federated.privacy_budget import outlook
     from fedgossip.plans.tasks import is_unagreed
-    from fedgossip.privacy.wording import lines
+    from fedgossip.privacy.forecast import lines
 
     made = _federated(experiment, overrides, "a run without a budget of privacy", BUDGET)
     agreed = key is not None and not is_unagreed(made.experiment)  # its ledger holds that then

@@ -38,15 +38,17 @@ from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.description import Described, Wished, experiment_of
-from fedgossip.drivers.loops.invited import InvitedFile, invited, seating_of
 from fedgossip.drivers.loops.loop_handle import LEAVE_SECONDS, JoinedLoop, LoopSeat
 from fedgossip.drivers.loops.seats import (
+    InvitedFile,
     LoopSeating,
     SeatFile,
     check_launched,
     hold,
+    invited,
     is_there,
     read_seat,
+    seating_of,
     stopped_by_launcher,
 )
 from fedgossip.drivers.loops.task import LoopTask, Meeting, Released, without_first

@@ -36,9 +36,8 @@ from fedgossip.runs import incarnations
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.runs.incarnations import Prepared
-from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory, is_launched, write_whole
-from fedgossip.runs.tracking import Tracking
+from fedgossip.runs.tracking import Keeper, Tracking
 
 POLL_SECONDS = 0.05
 

@@ -4,7 +4,7 @@
     labels     1 with probability sigmoid(w* . x), where a quarter of w* are not 0
     model      a table [features, 1], 0 at first, at servers (`SparseLogistic`) or as a whole vector at each participant
     step       w[keys] <- w[keys] - rate * gradient, keys the rows of the batch
-    processes  1: steps here; P, parallel = "hogwild": `processes/sparse_worker`, on one line of shared memory
+    processes  1: steps here; P, parallel = "hogwild": `processes/table_worker`, on one line of shared memory
 
 A worker processes its examples in order, pass after pass with the same batches, which the key-cache filter relies on.
 """
@@ -35,7 +35,8 @@ from fedgossip.learning.settings import HOGWILD, TrainSettings
 WHOLE_MAX = 20_000_000
 """Maximum number of elements of a table that each participant stores whole: 80 MB."""
 
-PROGRAM = "fedgossip.learning.processes.sparse_worker"
+PROGRAM = "fedgossip.learning.processes.table_worker"
+"""Each of the processes that step on one table."""
 
 TESTED = 256
 """Number of test examples of the run."""
@@ -257,7 +258,7 @@ class SparseSteps:
             seed=problem.seed, classes=2, kind=SPARSE, loss="logistic", metrics=(), label_scale=((), ()),
             vocabulary=None, settings=asdict(settings), examples=[], silence=SILENT_SECONDS,
         )  # fmt: skip
-        return HogwildSteps(setup, {}, PROGRAM, self.length)
+        return HogwildSteps(setup, {}, self.length)
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return frozen(np.zeros(self.length, self.dtype))
@@ -303,12 +304,11 @@ class HogwildSteps:
         self,
         setup: Setup,
         examples: Mapping[str, npt.NDArray[Any]],
-        program: str,
         length: int,
         given: Callable[[Job], Mapping[str, npt.NDArray[Any]]] = lambda _: {},
     ) -> None:
-        """`program` is each of the processes; `given`: arrays that they need of a job, beside the line [length]."""
-        self.standing, self._given = StandingGroup(setup, examples, program), given
+        """`given`: arrays that the processes need of a job, beside the line [length]."""
+        self.standing, self._given = StandingGroup(setup, examples, PROGRAM), given
         self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {LINE: ("float32", (length,))}
         if setup.train.count_lost:
             self._shapes[COUNTER] = ("int32", (length,))

@@ -5,7 +5,7 @@ table.
 
     task       a LocalTask of every kind of run but parameter servers, each participant with the whole table
     step       rows[keys] <- rows[keys] - rate * gradient; keys: the batch's words and the rows of the linear layer
-    processes  1: steps here; P, parallel = "hogwild": `processes/words_worker`, on one line of shared memory
+    processes  1: steps here; P, parallel = "hogwild": `processes/table_worker`, on one line of shared memory
 """
 
 from __future__ import annotations
@@ -159,9 +159,6 @@ def _words_of(data: Dataset, sizes: WordTable) -> npt.NDArray[np.int64]:
     return whole
 
 
-PROGRAM = "fedgossip.learning.processes.words_worker"
-
-
 class WordSteps:
     """A GradientTask.  Raises ConfigError for settings other than plain steps, and for a table too large to store."""
 
@@ -189,7 +186,7 @@ class WordSteps:
             vocabulary=None, settings=asdict(self.settings), examples=[], silence=SILENT_SECONDS,
         )  # fmt: skip
         examples = {"words": words.words, "labels": words.labels.numpy()}
-        return HogwildSteps(setup, examples, PROGRAM, self.length, self._given)
+        return HogwildSteps(setup, examples, self.length, self._given)
 
     def _given(self, job: Job) -> Mapping[str, npt.NDArray[Any]]:
         plan = self.words.batches.plan(job.node, job.round)

@@ -7,5 +7,5 @@ common test set) -> Enrol, repeated every 2 s -> Gathering -> Beginning (all ent
 Every request carries the proof and has one answer: the server stores nothing of strangers, and has a socket, context
 and thread of its own.  An admission is on disk first (`invite_admission`).  After the Beginning it is a run with
 `--members`.  A proposal names no file of its receiver's machine, and no code travels.  Through a folder messages are
-sealed files (`invite_folder`); a leaf coordinator passes its clients' requests on (`invite_port`).
+sealed files (`invite_folder`); a leaf coordinator passes its clients' requests on (`invite_server`).
 """

@@ -19,8 +19,7 @@ from fedgossip.core.wire import wire_bytes
 from fedgossip.experiment import GossipExperiment
 from fedgossip.plans.plan import JoiningTerms, RunOutlook
 from fedgossip.topology import Forecast, Schedule, Spectrum, Topology
-from fedgossip.topology.spectra.convergence import PairwiseRates
-from fedgossip.topology.spectra.forecasting import disagreement_edges, outlook
+from fedgossip.topology.spectra.convergence import PairwiseRates, disagreement_edges, outlook
 
 
 def outlook_of(

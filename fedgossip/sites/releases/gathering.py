@@ -46,8 +46,7 @@ from fedgossip.plans.approvals.approvals import Approval, read_signed, site_of
 from fedgossip.plans.approvals.plan_statement import study_of
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.privacy.accounting import Mechanism, epsilon, meaning
-from fedgossip.privacy.forecast import PrivacyPlan
-from fedgossip.privacy.wording import adversary, hidden, not_hidden
+from fedgossip.privacy.forecast import PrivacyPlan, adversary, hidden, not_hidden
 from fedgossip.report.page.participation import Took
 from fedgossip.report.page.reading import read_run
 from fedgossip.sites.evaluation import evaluated

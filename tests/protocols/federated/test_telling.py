@@ -27,8 +27,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.federated.privacy_budget import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
-from fedgossip.privacy.forecast import PrivacyPlan, forecast
-from fedgossip.privacy.wording import lines
+from fedgossip.privacy.forecast import PrivacyPlan, forecast, lines
 from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.client import Client
 from fedgossip.protocols.federated.client_round import FACTS, PlainPart, SecurePart, integers

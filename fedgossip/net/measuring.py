@@ -1,14 +1,19 @@
-"""Message times between machines: one after the other measures its links to all others, which reply.
+"""Measured times of links between machines, and of the way to a relay.
+
+The links: one machine after the other measures its links to all others, which reply.
 
     every machine   connects to all others, and replies to each message
     the lowest      sends messages of growing size to each other one, and passes the turn to the next that it reaches
     the last        sends the end
 
 On one machine it measures an encrypted link between two peers.
+
+The relay: step by step, with a round trip and megabytes a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import statistics
 import threading
@@ -19,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.base.errors import NetworkError
+from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import NodeId
@@ -27,6 +32,11 @@ from fedgossip.core.messages import ChunkTaken, Expected, Hello, ReduceChunk
 from fedgossip.net.endpoints import Endpoints, signed
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
+from fedgossip.net.relays.relay_client import CONNECT_SECONDS, ask_relay, open_relay
+from fedgossip.net.relays.roster_file import ECHO, NO_TARGET
+from fedgossip.net.relays.splice import Stream, hang_up, settled
+from fedgossip.net.relays.web_stream import WebStream
+from fedgossip.net.relays.web_way import ReportStep
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp
 
 ANSWER, TURN, OVER = 0, 1, 2
@@ -208,3 +218,77 @@ def _timed(links: Links, size: int, turn: int, wait: float = WAIT_SECONDS) -> fl
         if any(isinstance(event, Arrived) and isinstance(event.message, ChunkTaken) for event in events):
             return time.monotonic() - began
     raise NetworkError(f"a message of {size} bytes was not answered within {now - began:.0f} s", "Try it again.")
+
+
+TRIPS, TRIP_SECONDS = 9, 10.0
+RATE_BYTES, RATE_SECONDS = 4 << 20, 20.0
+"""Bytes to be echoed, and the time for them; a slower way is measured by those that are back."""
+PIECE_BYTES = 1 << 16
+
+
+async def reach(relay: str, identity: Identity, report: ReportStep) -> None:
+    """Reach a relay, by TCP or the web, and measure; `report` receives each step that succeeded.
+
+    Raises FedgossipError, whose text names the step that failed.
+    """
+    try:
+        try:
+            stream = await ask_relay(relay, identity, ECHO, NO_TARGET, CONNECT_SECONDS, report)
+        except PeerError:
+            await _of_a_stranger(relay, report)
+            return
+        try:
+            await _measured(stream, report)
+        finally:
+            hang_up(stream[1])
+    except FedgossipError:
+        raise
+    except (OSError, EOFError, TimeoutError) as error:
+        reason = "no answer in time" if isinstance(error, TimeoutError) else "the connection broke"
+        raise NetworkError(f"{relay}: {reason}", "Is `fedgossip relay` running there?") from None
+    finally:
+        await settled()
+
+
+async def _measured(stream: Stream, report: ReportStep) -> None:
+    reader, writer = stream
+    trips = []
+    for _ in range(TRIPS):
+        began = time.perf_counter()
+        writer.write(b".")
+        await asyncio.wait_for(reader.readexactly(1), TRIP_SECONDS)
+        trips.append(time.perf_counter() - began)
+    report("round trip", f"{statistics.median(trips) * 1e3:.1f} ms")
+    began, back = time.perf_counter(), 0
+    sending = asyncio.create_task(_send(stream))
+    try:
+        async with asyncio.timeout(RATE_SECONDS):
+            while back < RATE_BYTES and (piece := await reader.read(PIECE_BYTES)):
+                back += len(piece)
+    except TimeoutError:
+        pass
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+    rate = back / (time.perf_counter() - began) / 1e6
+    report("rate", f"{rate:.1f} MB/s there and back at once, of {back / 1e6:.1f} MB")
+
+
+async def _send(stream: Stream) -> None:
+    for _ in range(RATE_BYTES // PIECE_BYTES):
+        stream[1].write(bytes(PIECE_BYTES))
+        await stream[1].drain()
+
+
+async def _of_a_stranger(relay: str, report: ReportStep) -> None:
+    report("roster", "it serves known keys alone, and not this one (--key FILE): no rate")
+    web, writer = await open_relay(relay)
+    try:
+        if isinstance(web, WebStream):
+            began = time.perf_counter()
+            web.ping()
+            while not web.pongs:
+                await asyncio.wait_for(web.receive(), TRIP_SECONDS)
+            report("round trip", f"{(time.perf_counter() - began) * 1e3:.1f} ms, by a ping")
+    finally:
+        hang_up(writer)
