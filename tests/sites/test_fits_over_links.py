@@ -60,6 +60,13 @@ def test_the_code_of_a_site_that_takes_no_part_is_that_of_its_records_whatever_i
     assert said.code == code and "site 1 took no part: " in said.err, said
 
 
+def test_exact_sums_have_no_tiers(folder: Path, tmp_path: Path) -> None:
+    tiers = 'coordinator.tiers=[{groups=["0-2","3,4"],secure=false},{clients=2,secure=false}]'
+    for command in (["fit", "glm.toml", "--to", str(tmp_path / "none")], ["data", "agree", "glm.toml"]):
+        said = typed([*command, "--set", tiers], folder)
+        assert said.code == 2 and "of the same clients, which no client can check above its own" in said.errors[0], said
+
+
 # --- what all processes write -----------------------------------------------------------------------------------------
 
 

@@ -124,7 +124,8 @@ def _check_tiers(experiment: FederatedExperiment, tree: Tree) -> None:
     if experiment.loops:
         raise ConfigError("loops of your own with coordinator.tiers", out)
     if experiment.task.kind in SUMS:
-        text = f"coordinator.tiers of {SUMS[experiment.task.kind]}: exact sums go to one coordinator"
+        sums = f"{SUMS[experiment.task.kind]}, and all exact ones of a run are of the same clients"
+        text = f"coordinator.tiers: {sums}, which no client can check above its own coordinator"
         raise ConfigError(text, out)
     if tree.root > MOST_PARTICIPANTS:
         raise ConfigError(f"{tree.root:,} clients and leaf coordinators; at most {MOST_PARTICIPANTS:,}", out)
