@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 from commands import Output, finish, free_ports, start, typed, wait_until
 from pages import page
+from relays import relay_running
+from web_proxies import Authority, proxy_running
 
 import fedgossip
 from fedgossip.audit.entries import Owner, entries
@@ -132,16 +136,37 @@ def _table(path: Path, seed: int) -> None:
     path.write_text("\n".join(["age [years],pressure [mmHg],ill", *rows]) + "\n")
 
 
-def _joined(folder: Path, site: int, invite: str, answers: dict[str, str]) -> subprocess.Popen[str]:
+def _joined(
+    folder: Path, site: int, invite: str, answers: dict[str, str], words: Sequence[str]
+) -> subprocess.Popen[str]:
     where = folder / f"machine{site}"
     (where / "answers.toml").write_text("".join(f'{name} = "{text}"\n' for name, text in answers.items()))
-    return start(["pilot", "join", invite, "--data", "own.csv", "--answers", "answers.toml"], where)
+    return start(["pilot", "join", invite, "--data", "own.csv", "--answers", "answers.toml", *words], where)
 
 
 @pytest.mark.long  # 40 CPU s: four processes, three of which begin again
 @pytest.mark.timeout(600)
 @pytest.mark.sockets
-def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("carrier", ["sockets", "web"])
+def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_where_it_stopped(
+    carrier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the web the coordinator has a relay, no address is answered, and a proxy before the sites opens TLS."""
+    with ExitStack() as stack:
+        leads, sites = ["--address", "127.0.0.1"], list[str]()
+        if carrier == "web":
+            authority, network = Authority(tmp_path), Authority(tmp_path, "Campus filter")
+            monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+            relay = stack.enter_context(relay_running(scheme="wss", tls=authority.server("127.0.0.1")))
+            proxy = stack.enter_context(proxy_running(opens=network, trusts=authority.path))
+            leads = ["--address", "192.0.2.1", "--relay", f"{relay.address}/fedgossip", "--proxy", "none"]
+            sites = ["--proxy", proxy.url, "--ca", str(network.path)]
+        _pilot(tmp_path, leads, sites)
+        assert carrier != "web" or (b"Upgrade: websocket" in proxy.seen and b"pressure" not in proxy.seen)
+
+
+def _pilot(tmp_path: Path, leads: Sequence[str], sites: Sequence[str]) -> None:
+    """`leads`, `sites`: further words of the coordinator's command, and of a site's."""
     hub = tmp_path / "hub"
     hub.mkdir()
     (hub / "study.toml").write_text(STUDY)
@@ -149,7 +174,7 @@ def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_whe
     _table(hub / "test.csv", 9)
     (hub / "answers.toml").write_text('same = "yes"\nsame-model = "yes"\nuse = "use.txt"\n')
     first, second = free_ports(2)
-    ports = ["--address", "127.0.0.1", "--invite-port", str(first), "--port", str(second)]
+    ports = [*leads, "--invite-port", str(first), "--port", str(second)]
     with (hub / "out").open("w") as out:
         lead = start(["pilot", "host", "study.toml", *ports, "--answers", "answers.toml"], hub, stdout=out)
     wait_until(lambda: (hub / "out").read_text().strip(), 60, "the invite")
@@ -160,13 +185,13 @@ def test_a_pilot_of_three_sites_ends_with_the_simulator_s_digest_and_goes_on_whe
     for site in range(SITES):
         (tmp_path / f"machine{site}").mkdir()
         _table(tmp_path / f"machine{site}" / "own.csv", site)
-        running.append(_joined(tmp_path, site, invite, given))
+        running.append(_joined(tmp_path, site, invite, given, sites))
     stopped: list[Output] = [finish(one) for one in running]
     assert all("approve-model: there is no terminal" in one.err for one in stopped), stopped
     hashes = {re.findall(r"^hash ([0-9a-f]{8})", one.out, re.MULTILINE)[-1] for one in stopped}
     assert len(hashes) == 1
     running = [
-        _joined(tmp_path, site, invite, {**given, "approve-model": hashes.copy().pop()}) for site in range(SITES)
+        _joined(tmp_path, site, invite, {**given, "approve-model": hashes.copy().pop()}, sites) for site in range(SITES)
     ]
     ended = [finish(one) for one in running]
     assert [one.code for one in ended] == [0] * SITES, ended

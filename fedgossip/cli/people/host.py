@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedgossip.drivers.loops.description import Described
     from fedgossip.drivers.participant import FolderCarrier
     from fedgossip.drivers.proposals import Learning, SharedExperiment
+    from fedgossip.net.identity import Identity
     from fedgossip.net.invites.invite_admission import InviteAdmission
     from fedgossip.net.invites.invite_folder import InviteFolder
     from fedgossip.net.invites.invite_server import InviteServer
@@ -39,6 +40,15 @@ LOOK_SECONDS = 1.0
 """Seconds between two checks of the present members."""
 MINUTES, FOLDER_MINUTES = 60.0, 7 * 24 * 60.0
 """Time for people to join by sockets, and through a folder, which somebody may carry."""
+
+
+relay_option = click.option(
+    "--relay",
+    "relays",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="A relay through which this machine is reached, or wss://HOST/PATH for one by the web: see `fedgossip relay`.",
+)
 
 
 @click.command()
@@ -73,13 +83,7 @@ MINUTES, FOLDER_MINUTES = 60.0, 7 * 24 * 60.0
     metavar="HOST",
     help="Where others reach this machine.  [default: found out]  May be given several times.",
 )
-@click.option(
-    "--relay",
-    "relays",
-    multiple=True,
-    metavar="HOST:PORT",
-    help="A relay through which this machine is reached, or wss://HOST/PATH for one by the web: see `fedgossip relay`.",
-)
+@relay_option
 @click.option(
     "--web",
     metavar="URL",
@@ -240,10 +244,13 @@ def _open_sockets(
     from fedgossip.net.invites.invite_server import InviteServer
     from fedgossip.net.relays.addresses import Whereabouts, own_addresses
 
-    through, front = [_relay(one) for one in calls.relays], calls.front
+    through, front = [relay_address(one) for one in calls.relays], calls.front
     inside = {front.url: _open_front(stack, front, hosted)} if front else {}
     through += inside
-    agent = _at_relays(stack, hosted, through, inside)
+    agent = None
+    if through:
+        report_unreached(listening_at(stack, hosted.organiser, hosted.ports[0], through, inside), through)
+        agent = listening_at(stack, hosted.peer, hosted.ports[1], through, inside)
     here = Whereabouts(hosted.ports[1], through, given=given_addresses(calls.addresses, hosted.ports[1]))
     way = invite_joining.invite_admission(hosted, here.text, proposal, test)
     server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
@@ -269,7 +276,7 @@ def _task(plan: Plan, node: int) -> Learning:
     return compose.task_of(plan.experiment, plan.learners, [node] if node < plan.learners else [])
 
 
-def _relay(text: str) -> str:
+def relay_address(text: str) -> str:
     from fedgossip.net.endpoints import RELAY, check_reachable, is_web
 
     address = text if is_web(text) else f"{RELAY}{text.removeprefix(RELAY)}"
@@ -324,21 +331,23 @@ def _open_front(stack: contextlib.ExitStack, front: _Front, hosted: Hosted) -> s
     return beside.inside
 
 
-def _at_relays(
-    stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str], inside: Mapping[str, str]
-) -> RelayClient | None:
+def listening_at(
+    stack: contextlib.ExitStack, identity: Identity, port: int, relays: Sequence[str], inside: Mapping[str, str]
+) -> RelayClient:
+    """Let the holder of a key be called through relays, at a port of this machine."""
     from fedgossip.net.relays.relay_client import RelayClient
 
-    if not relays:
-        return None
-    agents = [RelayClient(hosted.organiser, inside), RelayClient(hosted.peer, inside)]
-    for agent, port in zip(agents, hosted.ports, strict=True):
-        stack.callback(agent.close)
-        for one in relays:
-            agent.listen(one, port)
-    for fault in agents[0].unreached(relays):
+    agent = RelayClient(identity, inside)
+    stack.callback(agent.close)
+    for one in relays:
+        agent.listen(one, port)
+    return agent
+
+
+def report_unreached(agent: RelayClient, relays: Sequence[str]) -> None:
+    """Print why relays do not let this machine be called."""
+    for fault in agent.unreached(relays):
         echo(f"{fault}  {fault.advice}", err=True)
-    return agents[1]
 
 
 def hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:

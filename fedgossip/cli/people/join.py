@@ -134,7 +134,7 @@ def join(
     place = invite_joining.folder_of(folder, invitation, key)
     model = proposals.own_model(place.path, model)
     with contextlib.ExitStack() as stack:
-        client, agent = _at_folder(carrier, invitation, place) if carrier else _calling(stack, invitation, place)
+        client, agent = _at_folder(carrier, invitation, place) if carrier else calling(stack, invitation, place)
         spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
         own = OwnMachine(data, script, address, port, policy or place.path / POLICY, held, spent, carrier, lead, under,
                    invite_port, model)  # fmt: skip
@@ -142,7 +142,7 @@ def join(
             try:
                 proposal = invite_joining.proposal(client)
             except NetworkError as error:
-                raise _explained(error, agent) from None
+                raise explained(error, agent) from None
             plan = _agreed(proposal, invitation, place, own, yes=yes)
             return _take_part(client, proposal, plan, place, own, agent, _command(invite, place))
         except AwaitedError as awaited:
@@ -174,7 +174,7 @@ def _at_folder(carrier: FolderCarrier, invitation: Invitation, place: Joined) ->
     return FolderClient(*about, poll_seconds, carrier.patience_seconds), None
 
 
-def _calling(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> tuple[Asking, RelayClient | None]:
+def calling(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> tuple[Asking, RelayClient | None]:
     from fedgossip.net.invites.invite_client import InviteClient
 
     more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
@@ -237,7 +237,7 @@ def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -
     return agent
 
 
-def _explained(error: NetworkError, agent: RelayClient | None) -> NetworkError:
+def explained(error: NetworkError, agent: RelayClient | None) -> NetworkError:
     from fedgossip.base.errors import NetworkError
 
     faults = list(agent.faults.values()) if agent else []

@@ -17,11 +17,15 @@ from fedgossip.cli.people.host import (
     PEER_PORT,
     given_addresses,
     hold,
+    listening_at,
+    relay_address,
+    relay_option,
+    report_unreached,
     show_invite,
     wait_for_members,
 )
 from fedgossip.cli.people.invited import invite_text, keep_experiment
-from fedgossip.cli.people.join import OwnMachine, WaitingLines, shown_terms
+from fedgossip.cli.people.join import OwnMachine, WaitingLines, calling, explained, shown_terms
 from fedgossip.cli.people.keys import POLICY
 from fedgossip.cli.people.pilot_steps import (
     DECLINED,
@@ -37,6 +41,7 @@ from fedgossip.cli.people.pilot_steps import (
     read_answers,
     site_steps,
 )
+from fedgossip.cli.run.participant import web_options
 from fedgossip.cli.text import columns, echo
 from fedgossip.core import run_format
 
@@ -72,7 +77,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
                      help="Time for which a step waits for the other sites, whose people decide."),
     ):  # fmt: skip
         command = option(command)
-    return command
+    return web_options(command)
 
 
 @pilot.command()
@@ -81,6 +86,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
               metavar="MINUTES", help="Time for the sites to join.")  # fmt: skip
 @click.option("--address", "addresses", multiple=True, metavar="HOST",
               help="Where the sites reach this machine, several times too.  [default: found out]")  # fmt: skip
+@relay_option
 @click.option("--invite-port", type=click.IntRange(1, 65535), help=f"For the invite.  [default: {INVITE_PORT}]")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"For the steps.  [default: {PEER_PORT}]")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("hosting"), show_default=True,
@@ -91,6 +97,7 @@ def host(
     experiment: Path,
     minutes: float,
     addresses: tuple[str, ...],
+    relays: tuple[str, ...],
     invite_port: int | None,
     port: int | None,
     folder: Path,
@@ -108,7 +115,7 @@ def host(
     from fedgossip.net.relays.addresses import Whereabouts, own_addresses
     from fedgossip.plans import compose
 
-    given = read_answers(answers)
+    given, through = read_answers(answers), [relay_address(one) for one in relays]
     whole, size = _shared(experiment, overrides)
     plan = _federation(compose.plan(whole.experiment))
     seats = invite_joining.seats_of(plan)
@@ -118,11 +125,13 @@ def host(
         ports = hold(stack, invite_port, INVITE_PORT), hold(stack, port, PEER_PORT)
         hosted = invite_joining.hosted(folder, experiment.stem, what, seats, expires, ports)
         hosted = invite_joining.renewed(hosted, time.time(), expires)
-        here = Whereabouts(hosted.ports[1], (), given=given_addresses(addresses, hosted.ports[1]))
+        if through:  # each step is called through them by itself
+            report_unreached(listening_at(stack, hosted.organiser, hosted.ports[0], through, {}), through)
+        here = Whereabouts(hosted.ports[1], through, given=given_addresses(addresses, hosted.ports[1]))
         way = invite_joining.invite_admission(hosted, here.text, proposal, whole.test)
         server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
         called = given_addresses(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
-        show_invite(written(hosted.invitation(called)), command="pilot join")
+        show_invite(written(hosted.invitation([*called, *through])), command="pilot join")
         if not way.party.founders:
             wait_for_members(server, way, plan)
             way.begin(time.time())
@@ -239,20 +248,19 @@ def _joined(
     stack: contextlib.ExitStack, invitation: Invitation, place: Joined, data: Path | None, given: Mapping[str, str]
 ) -> Walk | None:
     """Join, if not done in an earlier life, and return the walk; None where this person declines."""
-    from fedgossip.base.errors import ConfigError
+    from fedgossip.base.errors import ConfigError, NetworkError
     from fedgossip.drivers import invite_joining, proposals
-    from fedgossip.net.endpoints import is_relay
-    from fedgossip.net.invites.invite_client import InviteClient
     from fedgossip.plans import compose
 
     if (place.path / run_format.ENDPOINTS).exists():
         return _walk(stack, place.path, place.identity, BY_INVITE, "client", proposals.agreed_here(place.path), given)
-    if any(map(is_relay, invitation.addresses)) or not invitation.addresses:
-        raise ConfigError("a pilot calls its coordinator, and neither a relay nor a folder", "Ask for another invite.")
-    client = InviteClient(invitation, place.identity, str, tuple)
-    stack.callback(client.close)
-    echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
-    proposal = invite_joining.proposal(client)
+    if invitation.folder is not None or not invitation.addresses:
+        raise ConfigError("a pilot calls its coordinator, and no folder", "Ask for another invite.")
+    client, agent = calling(stack, invitation, place)
+    try:
+        proposal = invite_joining.proposal(client)
+    except NetworkError as error:
+        raise explained(error, agent) from None
     answer, experiment = _agreed(proposal, invitation, place, data, given)
     if answer is None:
         return None
