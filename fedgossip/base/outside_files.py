@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 
 
-def memory() -> int:
+def _memory() -> int:
     """Return the bytes of memory of this machine, or that its container may take; 64 GiB where unknown."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -38,13 +38,14 @@ def memory() -> int:
         return 64 * _GIB
 
 
+MEMORY = _memory()
 SMALL = 64 << 20
 """Maximum number of bytes of a text read at once; a summary of 10 000 peers has 3 MiB."""
 ROWS = 8 * _GIB
 """Maximum number of bytes of a record or a trace, which grow with each round."""
 LINE_MAX = 1 << 20
 """Maximum number of bytes of a line of a record."""
-LARGE = min(32 * _GIB, memory())
+LARGE = min(32 * _GIB, MEMORY)
 """Maximum number of bytes of a model or of data: at most this machine's memory."""
 
 INFLATED_LEAST, INFLATED_RATIO = _GIB, 100

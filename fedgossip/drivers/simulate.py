@@ -208,7 +208,7 @@ def _check_memory(plan: Plan, engine: str, task: LocalTask) -> None:
     """Raise ConfigError for peers whose models cannot all be in this machine's memory."""
     if plan.roles.leader is not None or not isinstance(plan.experiment, GossipExperiment):
         return
-    size, here = task.length * task.dtype.itemsize, outside_files.memory()
+    size, here = task.length * task.dtype.itemsize, outside_files.MEMORY
     least = {name: plan.n * (LEAST_VECTORS * size + more) for name, more in LEAST_BYTES.items()}
     if least[engine] > here:
         text = f"{plan.n:,} peers with models of {size:,} bytes take at least {least[engine] / 1e9:,.1f} GB of memory"

@@ -69,7 +69,8 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
         where, content = str(source), _read(Path(source))
     for override in overrides:
         _override(content, override)
-    write_out(content, where)
+    if "model" in content:
+        write_out(content, where)
     _declare_files(content, where)
     if not isinstance(source, Mapping):
         anchor_paths(content, Path(source).resolve().parent)
