@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from commands import typed
 from fit_attacks import JUDGED, KINDS, FitHall, Made, attacked, far_out, made
-from fit_sites import ALIKE, SITES, every_kind
+from fit_sites import ALIKE, SITES, every_kind, total
 
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Log, Report, Started
 from fedgossip.core.messages import Hello
+from fedgossip.core.task import Job
 from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
 from fedgossip.net.endpoints import roster_of, signed
@@ -29,7 +30,9 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox_steps import NEAR, RISK, FittedHazards
 from fedgossip.sites.fits.design_columns import effective, too_few
-from fedgossip.sites.fits.families.family import PooledRound
+from fedgossip.sites.fits.families.family import FamilyDesign, FamilyLayout, FamilyTask, PooledRound, SiteSample
+from fedgossip.sites.fits.glm.glm import Newton
+from fedgossip.sites.plans.fits import FAMILIES
 
 ALL = frozenset(range(SITES))
 
@@ -282,6 +285,47 @@ def test_a_scale_at_which_the_longest_time_makes_up_all_sums_is_refused(kinds: d
         lie["gradient"][-1] = -1
         pooled.append(PooledRound(SITES, 250, lie))
     assert 2 <= len(answered) < 8 and max(answered) < 1 / 4, answered
+
+
+def test_no_record_makes_up_a_column_of_failure_times(kinds: dict[str, Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the hazards exp(-x b / s), which no sum has, all of the sum of a column was one record's at such points."""
+    _, layout, task = kinds["weibull"]
+    d, family, site = layout.design, layout.family, task._sites[0]
+    site = SiteSample(np.column_stack([site.x[:, :2], np.arange(50) < 8]), site.y)  # eight are of the other arm
+    pooled = [PooledRound(SITES, 50, {"first": site.y.sum(axis=0)})]
+    start, rng, answered = family.state(d, pooled).point, np.random.default_rng(0), 0
+    for _ in range(300):
+        point = np.array([*(start[:-1] + rng.normal(0, 2, len(start) - 1)), rng.uniform(-3, 1)])
+        monkeypatch.setattr(family, "state", lambda *_, point=point: Newton(point, point))
+        if family.uneven(d, site, 1, pooled):
+            continue
+        answered += 1
+        z = (np.log(site.y[:, 0]) - site.x @ point[:-1]) / math.exp(point[-1])
+        for column in site.x.T:
+            parts = np.sort(np.exp(z) * column**2)[::-1] / (np.exp(z) * column**2).sum()
+            assert effective(column**2) < 4 or (parts[0] <= 1 / 2 and parts[:2].sum() <= 3 / 4)
+    assert answered > 20
+
+
+@pytest.mark.parametrize("shape", [1.0, 1.6, 3.0])
+def test_honest_failure_times_with_strong_effects_are_answered(shape: float) -> None:
+    """Of 60 records a site, times shorter by e for each deviation: by hazards nearly all such fits were refused."""
+    d = FamilyDesign(family="weibull", outcome="t,d", columns=("age", "arm"), places=(0, 1), mean=(0.0, 0.0),
+                     deviation=(1.0, 1.0), suppress=5)  # fmt: skip
+    rng, sites = np.random.default_rng(1), []
+    for _ in range(SITES):
+        x = np.column_stack([np.ones(60), rng.normal(size=60), rng.random(60) < 0.5])
+        times, ends = 200 * np.exp(0.4 * x[:, 2] - x[:, 1]) * rng.weibull(shape, 60), rng.uniform(50, 600, 60)
+        sites.append(SiteSample(x, np.column_stack([np.minimum(times, ends), times <= ends]).astype(float)))
+    layout = FamilyLayout(d, FAMILIES["weibull"])
+    task = FamilyTask(layout, dict(enumerate(sites)), 5)
+    pooled = task.initial(0)
+    for number in range(layout.rounds):
+        if number and (state := layout.family.state(d, layout.pooled(pooled))).converged:
+            break
+        assert [task.uneven(node, number, pooled) for node in range(SITES)] == [""] * SITES
+        pooled = total([pooled, *(task.sums(Job(node, number, pooled)) for node in range(SITES))], 256)
+    assert state.converged and state.point[1] == pytest.approx(-1, abs=0.2)
 
 
 def test_sums_that_the_coordinator_has_not_signed_are_refused(kinds: dict[str, Made]) -> None:

@@ -143,11 +143,13 @@ def effective(weights: Values, unit: float = 0.0) -> float:
     return float(weights.sum()) / largest if largest > 0 else 0.0
 
 
-def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float) -> str:
+def too_few(
+    weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float, part: float = 0.25
+) -> str:
     """Return in words a sum with fewer than `least` effective records; "" where all have enough.
 
-    Up to a quarter of a column's records may be without weights, but for two, or half of fewer than four: no record is
-    more than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.
+    Of a column a `part` of the number without weights is enough, but two, or half of fewer than four: no record is more
+    than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.
     """
     far = [name for name, values in columns if effective(values * values) < least]
     if effective(weights, unit) < least:
@@ -158,7 +160,7 @@ def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]],
         own, there = effective(squares := values * values), weights * squares
         number = effective(there)
         heavy = least > number and own >= 2 * TWO and np.partition(there, -2)[-2:].sum() > OF_TWO * there.sum()
-        if heavy or number < min(least, max(own / 4, TWO), own / 2):
+        if heavy or number < min(least, max(own * part, TWO), own / 2):
             few.append(name)
     return f"too few of this site's records count there for {', '.join(map(repr, few))}" if few else ""
 

@@ -94,9 +94,8 @@ class LikelihoodTerms(NamedTuple):
     more: Values = np.zeros(0)
     """Further sums."""
     whole: Values = np.zeros(0)
-    """Weights of the records in all sums where these depend on outcomes too, [m]; of single columns nothing is
-    required.
-    """
+    """Weights of the records in all sums where these depend on outcomes too, [m]: at an honest point few of a column
+    have much of them, so two are enough."""
 
 
 class Likelihood(ABC):
@@ -285,7 +284,7 @@ class LikelihoodFamily:
         if few or not len(there.whole):
             return few
         least = min(d.suppress, effective(begin.whole) / 2)
-        return too_few(there.whole, float(begin.whole.mean()), [], least)
+        return too_few(there.whole, float(begin.whole.mean()), named, least, 0.0)
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
         if not pooled[0].sites:
@@ -444,12 +443,12 @@ class Weibull(Likelihood):
     def terms(self, d: FamilyDesign, site: SiteSample, point: Values) -> LikelihoodTerms:  # noqa: ARG002
         log_t, had, s = np.log(site.y[:, 0]), site.y[:, 1], math.exp(point[-1])
         z = (log_t - site.x @ point[:-1]) / s
-        e, hazard = np.exp(z), np.exp(-site.x[:, 1:] @ point[1:-1] / s)  # against a record with all means
+        e = np.exp(z)
         scores = np.concatenate([site.x * ((e - had) / s)[:, None], (-had + (e - had) * z)[:, None]], axis=1)
         along = np.concatenate([site.x / s, z[:, None]], axis=1)
         information = along.T @ (along * e[:, None])
         information[-1, -1] += had.sum()  # where the gradient is 0, this is the observed information
-        return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [hazard], whole=e)
+        return LikelihoodTerms(had * (z - point[-1] - log_t) - e, scores, information, [], whole=e)
 
     def in_units(self, d: FamilyDesign) -> Values:
         return with_more(in_units(d), 1)
