@@ -18,6 +18,9 @@ TOLERATED = 0.1
 DIVERGED = 10.0
 """Least ratio of the last test loss to the first that counts as a diverged training, where the score confirms it."""
 
+LASTING = 3
+"""Least number of measured rounds in their last half by which a loss above the first model's counts."""
+
 GAINED = 0.25
 """Share of the way from the untrained model's score to 1 that a useful model has gone at least."""
 
@@ -75,18 +78,24 @@ def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: 
 
 
 def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
-    """Return a sentence on a diverged training: DIVERGED times the first loss, and a score like a constant's."""
-    measured = [(row.test_loss, row.score_averaged) for row in rows if isinstance(row, NetworkRow)]
-    known = [(loss, value) for loss, value in measured if loss is not None and value is not None]
-    if len(known) < 2 or not 0 < DIVERGED * known[0][0] < known[-1][0]:
+    """Return a sentence on a training that left a model about as good as a constant: its score is hardly better than
+    the first model's, and its loss DIVERGED times that one's, or above it in the last half of the measured rounds."""
+    measured = {row.round: (row.test_loss, row.score_averaged) for row in rows if isinstance(row, NetworkRow)}
+    known = [(loss, value) for loss, value in measured.values() if loss is not None and value is not None]
+    if len(known) < 2:
         return ()
     (first, start), (loss, value) = known[0], known[-1]
+    later = [one for one, _ in known[1:]]
+    half = later[len(later) // 2 :]
+    diverged, worse = 0 < DIVERGED * first < loss, len(half) >= LASTING and min(half) > max(first, 0)
     enough = start + GAINED * (1 - start) if score.share else start
-    if value != enough and score.best((value, enough)) == value:
+    if not (diverged or worse) or (value != enough and score.best((value, enough)) == value):
         return ()
+    what = "diverged" if diverged else "improved nothing"
     scores = f"the {score.word} {score.figure(value)}, of the untrained model {score.figure(start)}"
+    when = "" if diverged else f", and was above that in the last {len(half)} measured rounds"
     return (
-        f"The training diverged: the test loss is {loss:.3g}, at the start {first:.3g}, and {scores}. Lower train.lr.",
+        f"The training {what}: the test loss is {loss:.3g}, at the start {first:.3g}{when}; {scores}. Lower train.lr.",
     )
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import Output, alive, finish, in_process, start, wait_until
+
+import fedgossip
+from fedgossip.base.errors import ConfigError
+from fedgossip.runs.collect import first_failure, last_word
 
 pytestmark = pytest.mark.sockets
 
@@ -250,6 +255,17 @@ def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(
     said = in_process(["launch", "-n", "2", "--out", "out", "train.py"], folder, monkeypatch, capsys)
     assert said.code == 5
     assert "ended with code 1 before it joined: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in said.err
+
+
+def test_a_loop_that_may_not_join_leaves_its_launcher_the_advice_and_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDGOSSIP_LOOP", str(tmp_path / "seat.json"))
+    with pytest.raises(ConfigError) as refused:
+        fedgossip.join(torch.nn.Linear(2, 1), None)
+    reported = first_failure([last_word(tmp_path)])
+    assert reported is not None and str(reported) == str(refused.value) and reported.exit_code == 2
+    assert reported.advice == refused.value.advice
 
 
 def test_loops_that_differ_are_refused_in_one_line_and_their_interrupts_are_not_shown(

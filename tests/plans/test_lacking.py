@@ -350,19 +350,25 @@ def test_a_finished_run_whose_rounds_went_on_without_somebody_begins_with_that(k
 
 
 @pytest.mark.parametrize(
-    ("model", "lr", "rounds", "diverged"),
-    [("cnn:small", 1e3, 2, True), ("cnn:small", 0.1, 1, False), ("softmax", 1e9, 6, False)],
+    ("model", "lr", "rounds", "every", "what"),
+    [
+        ("cnn:small", 1e3, 2, 2, "diverged"),
+        ("cnn:small", 0.1, 1, 1, ""),
+        ("mlp:64-32-10", 30.0, 6, 1, "improved nothing"),
+        ("mlp:64-32-10", 30.0, 4, 1, ""),
+        ("softmax", 1e9, 6, 1, ""),
+    ],
 )
-def test_a_training_that_diverged_to_a_constant_is_named(
-    model: str, lr: float, rounds: int, *, diverged: bool, tmp_path: Path
+def test_a_training_that_left_a_model_like_a_constant_is_named(
+    model: str, lr: float, rounds: int, every: int, what: str, tmp_path: Path
 ) -> None:
     """Neither the first rounds of a slow training, at chance, nor a loss of 1e7 with a score of .8 is meant."""
     train = {"lr": lr, "batch_size": 32, "local_steps": 4, "device": "cpu"}
     given = {"rounds": rounds, "seed": 1, "topology": {"graph": "complete", "n": 2}, "train": train}
-    given |= {"data": {"source": "digits"}, "model": {"source": model}, "eval": {"every": rounds}}
+    given |= {"data": {"source": "digits"}, "model": {"source": model}, "eval": {"every": every}}
     run = simulate(given, engine="stacked", out=tmp_path / "run")
     said = run.summary["lacking"]
-    assert [text[:21] for text in said] == ["The training diverged"] * diverged
+    assert [text.split(":")[0] for text in said] == [f"The training {what}"] * bool(what)
     if said:
         assert ("MISSING", said[0]) in _closing_lines(run, report=True)
         assert said[0] in write_report(tmp_path / "run").read_text().split("<section")[0], "in its head"

@@ -75,7 +75,7 @@ from fedgossip.plans.approvals.site_approvals import SiteApprovals
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.runs.collect import final_vector
-from fedgossip.runs.peer_files import PeerEnded, empty_folder
+from fedgossip.runs.peer_files import PeerEnded, empty_folder, failed, try_to_report
 from fedgossip.runs.run_directory import new_path
 
 LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
@@ -126,18 +126,19 @@ def join(
 
     Returns when the run begins.  Raises ConfigError, and the errors of a failed start.
     """
-    optimizers = optimizers_of(model, optimizer)
-    only = [one for one in ([exchange] if isinstance(exchange, str) else exchange) if one]
-    named = _NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else None
-    found = place.get() or named or _launched(_Alone(out) if alone else None)
-    if name in _here and not _here[name].done and place.get() is None:
-        advice = "One run exchanges one model: join torch.nn.ModuleList([a, b]), or give the second join a name."
-        raise ConfigError("this process has joined already", advice)
-    ranked = place.get() is None and in_ranks()
-    if ranked:
-        check_supported(model)
-    exchanged = _exchanged(model, only, found.experiment, ranked=ranked)
-    exchanged.held_by(optimizers)
+    with _reported_to_launcher():
+        optimizers = optimizers_of(model, optimizer)
+        only = [one for one in ([exchange] if isinstance(exchange, str) else exchange) if one]
+        named = _NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else None
+        found = place.get() or named or _launched(_Alone(out) if alone else None)
+        if name in _here and not _here[name].done and place.get() is None:
+            advice = "One run exchanges one model: join torch.nn.ModuleList([a, b]), or give the second join a name."
+            raise ConfigError("this process has joined already", advice)
+        ranked = place.get() is None and in_ranks()
+        if ranked:
+            check_supported(model)
+        exchanged = _exchanged(model, only, found.experiment, ranked=ranked)
+        exchanged.held_by(optimizers)
     joined = _with_ranks(found, exchanged, optimizers) if ranked else found.join(exchanged, optimizers)
     if alone:
         print(f"fedgossip: {_size_line(joined.n)}", file=sys.stderr, flush=True)
@@ -146,6 +147,17 @@ def join(
         if isinstance(joined, JoinedLoop):  # and none that follows another
             atexit.register(_at_exit, joined)
     return joined
+
+
+@contextlib.contextmanager
+def _reported_to_launcher() -> Iterator[None]:
+    """Report why a loop cannot join: its launcher repeats the advice, and ends with the exit code."""
+    try:
+        yield
+    except FedgossipError as error:
+        if (seat := os.environ.get(LOOP)) and place.get() is None and not _here:
+            try_to_report(Path(seat).parent, failed(error))
+        raise
 
 
 def _exchanged(model: Any, only: Sequence[str], experiment: Experiment | None, *, ranked: bool) -> Exchanged:
