@@ -34,6 +34,7 @@ SOURCE = {
 }
 ALIKE = {
     "weibull": ("cox", "weibull"),
+    "cox-robust": ("cox", "cox?every=60&until=600&errors=robust"),
     "multinomial": ("glm", "multinomial"),
     "ordinal": ("glm", "ordinal"),
     "elastic-net": ("glm", "elastic-net?family=logistic&path=3&folds=2"),
@@ -91,7 +92,7 @@ def every_kind(folder: Path) -> Path:
 
 def files(kind: str) -> list[str]:
     """Return what all have of a fit."""
-    return [f"{kind}.toml", f"{kind}.json", "test.csv"]
+    return [f"{kind}.toml", f"{ALIKE.get(kind, (kind,))[0]}.json", "test.csv"]
 
 
 def machines(folder: Path, where: Path, files: Sequence[str], address: str = "") -> list[Path]:

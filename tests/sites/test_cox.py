@@ -33,6 +33,8 @@ from fedgossip.sites.fits.cox.cox_steps import (
     OVER,
     PAIRS,
     RISK,
+    SQUARES,
+    CoxTask,
     FittedHazards,
     fitted_alone,
     initial,
@@ -166,6 +168,84 @@ def test_the_fit_is_that_of_all_records_in_one_place(strata: int, ridge: float, 
 def published(likelihood: float, ties: str) -> float:
     """Return a log likelihood as fit.json has it, of told times of ten events."""
     return 10.0 * round(likelihood / 10) if ties == "breslow" else likelihood
+
+
+THEIRS = {
+    1: (
+        [0.01702691642847649, -0.026206205473154106, 0.39400660897544143],
+        [0.002831466543350974, 0.010377658805878716, 0.09797899480126838],
+    ),
+    2: (
+        [0.017009997937808722, -0.026280305475738612],
+        [0.0028311334901319077, 0.010378730472733836],
+    ),
+}
+"""statsmodels 0.15.0, PHReg(times, x, status, ties="breslow", strata).fit(groups=range(500)): params, bse."""
+
+
+def counted_patients() -> Pooled:
+    """Return 500 records that no generator draws: age, dose, arm; rounded to a grid every 30 until 150."""
+    found = []
+    for i in range(500):
+        age, dose, arm = 30 + 37 * i % 61, 53 * i % 160 / 10, i * 7 // 3 % 2
+        chance, other = ((i + 1) * factor % 2**32 / 2**32 for factor in (2654435761, 2246822519))
+        time = -math.log(chance) * 120 * math.exp(-0.02 * (age - 60) - 0.5 * arm + 0.03 * dose)
+        end = 40 + 300 * other
+        found.append((age, dose, arm, math.ceil(min(time, end)), time <= end))
+    every = np.array(found, float)
+    return every[:, :3], every[:, 3], every[:, 4] == 1, every[:, 2].astype(int)
+
+
+@pytest.mark.parametrize("strata", [1, 2])
+def test_robust_errors_are_those_of_statsmodels(strata: int) -> None:
+    x, times, events, arm = counted_patients()
+    x, p = x[:, : 4 - strata] - [60.0, 8.0, 0.0][: 4 - strata], 4 - strata  # of arms with a hazard each no coefficient
+    d = msgspec.structs.replace(
+        layout_of(strata).design, grid=tuple(range(30, 151, 30)), columns=("age", "dose", "arm")[:p], errors="robust",
+        places=tuple(range(p)), mean=(0.0,) * p, deviation=(20.0, 4.0, 1.0)[:p],
+    )  # fmt: skip
+    layout, machines = CoxLayout(d), list[SiteHazards]()
+    for site in range(SITES):
+        of = slice(site, None, SITES)
+        columns = [np.ascontiguousarray(one[of] / by) for one, by in zip(x.T, d.deviation, strict=True)]
+        stratum = arm[of] * (strata - 1)
+        machines.append(
+            SiteHazards(layout, TimedRecords(columns, times[of], places_of(d.grid, times[of]), events[of], stratum))
+        )
+    state = initial(layout)
+    for _ in range(rounds_of(layout)):
+        told = [layout.integers(requested_sums(one, state)) for one in machines]
+        state = stepped(layout, state, layout.vector([sum(one) for one in zip(*told, strict=True)]), SITES)
+    fit = fit_of(layout, state)
+    estimates, errors = THEIRS[strata]
+    assert fit.converged and [point.time for point in fit.strata[0].points] == list(d.grid)
+    assert [one.estimate for one in fit.coefficients] == pytest.approx(estimates, rel=1e-8)
+    assert [one.error for one in fit.coefficients] == pytest.approx(errors, rel=1e-8)
+
+
+def test_means_that_no_honest_coordinator_sends_are_refused() -> None:
+    """By false means of those at risk the squares would be those of the events of one told time."""
+    layout = CoxLayout(msgspec.structs.replace(layout_of().design, errors="robust"))
+    sites = [drawn(seed) for seed in range(SITES)]
+    whole, before = site_of(layout, together(sites)), initial(layout)
+    while FittedHazards(layout, before).stage != LAST:
+        before = stepped(layout, before, requested_sums(whole, before), SITES)
+    after = FittedHazards(layout, stepped(layout, before, requested_sums(whole, before), SITES))
+    told = FittedHazards(layout, before)
+    assert after.stage == SQUARES and not told.broken(after, SITES)
+    assert not any(CoxTask(layout, {0: site_of(layout, one).records}, 5).uneven(0, 0, after.x) for one in sites)
+    after["means"][0, 1] += 1e3
+    assert "the point is not that of the step" in told.broken(after, SITES)
+    events = after["events"][0]
+    after["means"][0, 2] -= 1e3 * events[1] / events[2]  # without a gradient, so only a site's own records show it
+    assert not told.broken(after, SITES)
+    few = drawn(0)
+    few[2][(few[1] > GRID[0]) & (few[1] <= GRID[4])] = False
+    few[1][:1], few[2][:1] = (after.layout.design.grid[int(after.ends[1])], True)
+    machine = site_of(layout, few)
+    x = FittedHazards(layout, after.x).x
+    refused = CoxTask(layout, {0: machine.records}, 5).uneven(0, 0, x)
+    assert "one of this site's records is most of the squared residuals of 'a', 'b', 'c'" in refused
 
 
 @TIES
@@ -589,6 +669,8 @@ def test_a_told_time_has_as_many_events_as_any_count_must(
         (["model.source=cox?events=many"], "events=many"),
         (["model.source=cox?ridge=-1"], "ridge=-1"),
         (["model.source=cox?ties=exact"], "ties=exact"),
+        (["model.source=cox?errors=quasi"], "errors=quasi"),
+        (["model.source=cox?errors=robust&ties=efron"], "errors=robust beside ties=efron"),
         (["model.source=cox?strata=age"], "'age' is no column of words"),
         (["model.source=cox?evry=30"], "unknown option 'evry'"),
         (["model.source=cox?every=0&until=9"], "every 0"),

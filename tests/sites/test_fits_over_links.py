@@ -16,7 +16,7 @@ from web_proxies import Authority, proxy_running
 pytestmark = pytest.mark.sockets
 
 FILE = {"kaplan-meier": "survival.json", "cox": "fit.json", "glm": "fit.json", "trees": "trees-fit.json"}
-FILE |= dict.fromkeys(("table1", "firth"), "tables.json")
+FILE |= dict.fromkeys(("table1", "firth"), "tables.json") | {"cox-robust": "fit.json"}
 
 
 @pytest.fixture(scope="module")

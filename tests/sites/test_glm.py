@@ -702,6 +702,20 @@ def test_counts_that_vary_more_than_a_poisson_model_has_it_are_reported(tmp_path
     assert "these errors are too small" in said.out and "errors=quasi" in said.out
 
 
+def test_robust_errors_of_one_record_far_out_are_refused_and_the_site_s_reason_is_in_the_error(tmp_path: Path) -> None:
+    for site in [*range(SITES), "test"]:
+        rng = np.random.default_rng(99 if site == "test" else int(site))
+        rows = [f"{a},{a + rng.normal():.3f}" for a in rng.integers(20, 90, 40)]
+        name = tmp_path / ("test.csv" if site == "test" else f"site-{site}.csv")
+        name.write_text("\n".join(["age,cost", *rows, "50,900" if site == 2 else "50,51"]) + "\n")
+    kind = '[task]\nkind = "regression"\n'
+    (tmp_path / "c.toml").write_text(own_tables("c", "label=cost", source="glm:linear?errors=robust", more=kind))
+    assert typed(["data", "agree", "c.toml"], tmp_path).code == 0
+    said = typed(["fit", "c.toml"], tmp_path)
+    assert said.code == 7 and "site 2: one of this site's records is most of the squared residuals of" in said.err, said
+    assert typed(["fit", "c.toml", "--set", "model.source=glm:linear"], tmp_path).code == 0
+
+
 def test_rows_outside_of_what_was_agreed_are_marked(folder: Path, tmp_path: Path) -> None:
     """With bounds of age and means for empty cells: a number beyond is predicted, and says so."""
     for path in folder.glob("*.csv"):

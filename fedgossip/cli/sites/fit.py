@@ -98,11 +98,18 @@ def _write(
     folder: Path, planned: PlannedFit, vector: Any, record: Record, look: Callable[[], list[str]], *, as_json: bool
 ) -> int:
     """Write and show the fit, with what to `look` at before its end; return the exit code."""
+    from fedgossip.base.errors import TooFewPeersError
     from fedgossip.data.agreed.sums_task import encoded
     from fedgossip.learning.models.model_files import write_model
     from fedgossip.runs.run_directory import write_whole
 
-    run, found = planned.run, planned.result(vector)
+    run = planned.run
+    try:
+        found = planned.result(vector)
+    except TooFewPeersError as error:
+        if reasons := look():
+            raise TooFewPeersError(f"{error}: {'; '.join(reasons)}", error.advice) from None
+        raise
     record(folder)
     text, wrote = encoded(found), folder / run.file
     write_whole(wrote, text)
@@ -130,7 +137,7 @@ def _refused(
     from fedgossip.sites.plans.fits import accepted_with_cuts
 
     last = planned.plan.experiment.rounds - 2  # whatever follows the steps
-    reasons = {node: task.uneven(node, last, vector) for node in held}
+    reasons = {node: task.uneven(node, last, vector) or task.uneven(node, last + 1, vector) for node in held}
     found = [f"site {node}: {reason}" for node, reason in reasons.items() if reason]
     if not found or len(held) < planned.plan.learners or not isinstance(experiment, FederatedExperiment):
         return found
@@ -258,6 +265,7 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     if d.ties != "breslow":
         lines.append("events at one told time are taken one after another: ties are Efron's")
     lines += [cost] if (cost := cost_of_grid(found)) else []
+    lines += [f"errors are {d.errors}"] if d.errors else []
     if d.ridge:
         lines.append(f"estimates and errors are those with a ridge of {d.ridge:g}, on columns of deviation 1")
     if found.log_likelihood is not None:

@@ -130,6 +130,8 @@ TWO = 2.0
 """Effective number of a column's records at a point that is enough, unless two are nearly all."""
 OF_TWO = 0.75
 """Largest share of two records in a column's sum of squares there."""
+OF_ONE, MANY = 0.75, 20
+"""Largest share of one record in a sum of squared residuals, of so many records or more."""
 LOOK = (
     "The command of the site that refused prints the column, as its metrics.jsonl has it; the coordinator's names the "
     "site: values far out, or a rare category, carry the column's sum, or its coefficients diverge. Declare its bounds "
@@ -163,6 +165,16 @@ def too_few(
         if heavy or number < min(least, max(own * part, TWO), own / 2):
             few.append(name)
     return f"too few of this site's records count there for {', '.join(map(repr, few))}" if few else ""
+
+
+def carried_by_one(columns: Sequence[tuple[str, Values]]) -> str:
+    """Return in words the columns whose squares [m] are those of one record nearly; "" without any.
+
+    Of few squares, as of a category, one is often most: a record far out is it of all records too.
+    """
+    many = ((name, squares) for name, squares in columns if np.count_nonzero(squares) >= MANY)
+    few = [repr(name) for name, squares in many if squares.max() > OF_ONE * squares.sum()]
+    return f"one of this site's records is most of the squared residuals of {', '.join(few)}" if few else ""
 
 
 def quartile_cuts(agreed: AgreedTable) -> dict[str, list[float]]:

@@ -50,6 +50,7 @@ from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import is_unagreed, schema_of_experiment, site_file
+from fedgossip.sites.fits.cox import cox_sums
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
@@ -280,6 +281,12 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     ties = options.pop("ties", BRESLOW)
     if ties not in (BRESLOW, EFRON):
         raise ConfigError(f"model.source = {source!r}: ties={ties}", f"It is {BRESLOW} or {EFRON}.")
+    errors = options.pop("errors", "model")
+    if errors not in ("model", cox_sums.ROBUST):
+        raise ConfigError(f"model.source = {source!r}: errors={errors}", f"It is model or {cox_sums.ROBUST}.")
+    if errors == cox_sums.ROBUST and ties == EFRON:
+        text = f"model.source = {source!r}: errors={errors} beside ties={EFRON}"
+        raise ConfigError(text, f"Robust errors are of ties={BRESLOW}: take a fine grid.")
     least = _cox_number(source, "events", options.pop("events", str(max(COX_LEAST, agreed.suppress))), 1, 1 << 30)
     ridge = _cox_number(source, "ridge", options.pop("ridge", "0"), 0, COX_RIDGES)
     if least != math.floor(least) or least < agreed.suppress:
@@ -296,6 +303,7 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
         strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
         agreed=agreed.digest, steps=COX_STEPS, codes=codes or msgspec.UNSET,
+        errors=errors if errors == cox_sums.ROBUST else msgspec.UNSET,
         suppress=agreed.suppress if codes else msgspec.UNSET,
     )  # fmt: skip
 

@@ -109,8 +109,9 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
     own = f"; each {d.strata_column} has a hazard of its own" if d.strata_column else ""
     ties = "" if d.ties == "breslow" else "; ties are Efron's"
     ridge = f"; a ridge of {number(d.ridge)}" if d.ridge else ""
+    errors = f"; errors are {d.errors}" if d.errors else ""
     return [
-        paragraph(f"{text}, {used}{own}{ties}{agree}{ridge}."),
+        paragraph(f"{text}, {used}{own}{ties}{agree}{ridge}{errors}."),
         paragraph(f"{cost[0].upper()}{cost[1:]}.") if (cost := cost_of_grid(fit)) else None,
         _estimates(fit.coefficients, "hazard ratio"),
         _of_ratios(fit.coefficients, "hazard ratio"),

@@ -101,7 +101,10 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
     converged = state.stage == OVER and newton.left <= CONVERGED and state.number("null_records") > 0
     deviation = np.array(d.deviation)
     estimates = (newton.point if converged else newton.best) / deviation
-    spread = covariance(newton, 1.0) / np.outer(deviation, deviation)
+    spread = covariance(newton, 1.0)
+    if layout.robust:  # Lin and Wei
+        spread = spread @ np.array(state["squares"]) @ spread
+    spread = spread / np.outer(deviation, deviation)
     errors = np.sqrt(np.diag(spread))
     null = -float(state["null"]) / 2 if state.number("null_records") == records else None
     likelihood = float(state["likelihood"]) if converged else None

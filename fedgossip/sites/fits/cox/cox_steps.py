@@ -1,11 +1,11 @@
 """The coordinator's part in a fit of proportional hazards: the sums of a round advance the state.
 
-    counts  ->  risk  ->  moments  ->  risk  -> ...  ->  last  ->  over
+    counts  ->  risk  ->  moments  ->  risk  -> ...  ->  last  ->  [squares]  ->  over
                   ^          |  other sites than before, so the point is requested again
                   +----------+
 
-The state that sites receive has the point and the hazards, no S1.  An incomplete round is requested again; the fit
-continues with the present sites.
+The state that sites receive has the point and the hazards, and S1 / S0 before squares, of robust errors, alone.  An
+incomplete round is requested again; the fit continues with the present sites.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fedgossip.data.agreed.sums_task import SumsTask
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox import RiskSums, Whole, linear_predictor
 from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxLayout, Numbers, SiteHazards, TimedRecords
-from fedgossip.sites.fits.design_columns import too_few
+from fedgossip.sites.fits.design_columns import carried_by_one, too_few
 from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, halved, is_worse, moved
 from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets
 
-COUNTS, RISK, MOMENTS, LAST, OVER = range(5)
+COUNTS, RISK, MOMENTS, LAST, OVER, SQUARES = range(6)
 PAIRS = "pairs", "right", "pairs_pairs", "pairs_right", "right_right"
 """Of the concordance; products as of `concordance`, of twice the right ones."""
 NEAR = 1e-4
@@ -41,20 +41,23 @@ NEAR = 1e-4
 """
 CLOSE = 1e-20
 """Newton's g' A^-1 g below which the fit ends: an estimate then moves by 1e-10 of its error."""
+LEVEL = 1e-3
+"""Largest gradient, in units of the root of its variance, at which robust errors are computed."""
 AGAIN = 10
 """Maximum number of incomplete rounds, beside the needed ones."""
 
 
 def rounds_of(layout: CoxLayout) -> int:
-    return 2 + 2 * layout.design.steps + AGAIN
+    return 2 + layout.robust + 2 * layout.design.steps + AGAIN
 
 
 def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
-    return _shapes_of(layout.width, layout.strata, layout.reported_times, tied=bool(layout.tied))
+    sizes = layout.width, layout.strata, layout.reported_times
+    return _shapes_of(*sizes, tied=layout.tied, robust=layout.robust)
 
 
 @cache  # of numbers: a design with declared columns has no hash
-def _shapes_of(p: int, s: int, k: int, *, tied: bool) -> Mapping[str, tuple[int, ...]]:
+def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool) -> Mapping[str, tuple[int, ...]]:
     single = (
         "stage", "told", "unused", "smallest", "sites", "fewest", "records", "steps", "left", "deviance", "null",
         "null_records", "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", *PAIRS,
@@ -66,6 +69,8 @@ def _shapes_of(p: int, s: int, k: int, *, tied: bool) -> Mapping[str, tuple[int,
         **dict.fromkeys(("information", "asked_between"), (p, p)),
         **dict.fromkeys(("at_risk", "events", "hazard"), (s, k)),
         "spared": (s, k) if tied else (0,),
+        "means": (s, k, p) if robust else (0,),
+        "squares": (p, p) if robust else (0,),
     }
 
 
@@ -143,6 +148,8 @@ class FittedHazards:
                 self._take_moments(*self.layout.moments(numbers))
             case 3:
                 self._take_last(*self.layout.last(numbers, published), sites)
+            case 5:
+                self._take_squares(*self.layout.squares(numbers))
 
     def _choose_times(self, counts: Sequence[TimeCounts], sites: int) -> None:
         """Choose the reported times; without any the fit is over."""
@@ -250,11 +257,23 @@ class FittedHazards:
             case 2:
                 fits = (after.stage == RISK and self._alike(after, ("stage",))) or self._stepped_to(after)
             case 3:
-                free = "stage", "hazard", "events", "likelihood", *PAIRS, "fewest"
-                fits = after.stage in (RISK, OVER) and self._alike(after, free)
+                free = "stage", "hazard", "events", "likelihood", *PAIRS, "fewest", "means"
+                ends = (RISK, SQUARES if self.layout.robust else OVER)
+                fits = after.stage in ends and self._alike(after, free) and after.is_level()
+            case 5:
+                fits = after.stage in (RISK, OVER) and self._alike(after, ("stage", "squares"))
             case _:
                 fits = False
         return "" if fits else "the point is not that of the step, or what was fixed before is not what it was"
+
+    def is_level(self) -> bool:
+        """Whether the means of those at risk, if they are there, are those of a point without gradient."""
+        if self.stage != SQUARES:
+            return True
+        told = len(self.ends)
+        shift = np.einsum("sk,skp->p", self["events"][:, :told], self["means"][:, :told])
+        shift += self.layout.design.ridge * self["point"]
+        return bool((np.abs(shift - self["asked_shift"]) <= LEVEL * np.sqrt(np.diag(self["information"]))).all())
 
     def _alike(self, after: FittedHazards, free: Sequence[str]) -> bool:
         return all(np.array_equal(self[name], after[name]) for name in self._views if name not in free)
@@ -296,6 +315,16 @@ class FittedHazards:
         self["events"][:, :published] = sums.events
         self._set(likelihood=sums.log_likelihood, stage=OVER, **dict(zip(PAIRS, pairs, strict=True)))
         self._set(fewest=min(self.number("fewest"), sites))
+        if self.layout.robust:
+            there = sums.events > 0
+            self["means"][:, :published][there] = sums.s1[there] / sums.s0[there][:, None]
+            self._set(stage=SQUARES)
+
+    def _take_squares(self, records: int, squares: Values) -> None:
+        if records != self.number("records"):
+            self._set(stage=RISK)
+            return
+        self._set(squares=squares, stage=OVER)
 
 
 @dataclass(frozen=True)
@@ -341,6 +370,8 @@ def requested_sums(site: SiteHazards, x: Vector) -> Vector:
             numbers = site.moments(ends, point, fitted.hazard, fitted.spared)
         case 3:
             numbers = site.last(ends, point)
+        case 5:
+            numbers = site.squares(ends, point, fitted.hazard, fitted["means"][:, : len(ends)])
         case _:
             numbers = []
     return site.layout.vector(numbers)
@@ -387,8 +418,12 @@ class CoxTask(SumsTask):
 
     def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
         state, records = self._state(model), self._sites[node].records
+        named = list(zip(self.layout.design.columns, records.columns, strict=True))
+        if state.stage == SQUARES:
+            means = state["means"][:, : len(state.ends)]
+            u = self._sites[node].scores(state.ends, np.array(state["point"]), state.hazard, means)
+            return carried_by_one([(name, one * one) for (name, _), one in zip(named, u.T, strict=True)])
         if state.stage not in (RISK, LAST):  # the moments are at the point of the risk before them
             return ""
         weights = np.exp(linear_predictor(records.columns, np.array(state["point"])))
-        named = list(zip(self.layout.design.columns, records.columns, strict=True))
         return too_few(weights, 1.0, named, self._suppress)

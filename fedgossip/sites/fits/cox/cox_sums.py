@@ -32,6 +32,7 @@ from fedgossip.sites.fits.survival.survival_sums import counted
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
 BRESLOW, EFRON = "breslow", "efron"
+ROBUST = "robust"
 LAST_FIRST = 7
 """Numbers of the last sum before those of each told time."""
 TOLD = 100
@@ -76,6 +77,8 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     steps: int
     codes: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
     """Columns of each source column, where none is of numbers: the categories but the reference."""
+    errors: str | msgspec.UnsetType = msgspec.UNSET
+    """ROBUST; unset: those of the model."""
     suppress: int | msgspec.UnsetType = msgspec.UNSET
     """With `codes`: the smallest number of records of a combination of them that leave between two reported times."""
 
@@ -115,6 +118,11 @@ class CoxLayout:
         return self.design.ties == EFRON
 
     @property
+    def robust(self) -> bool:
+        """Whether sites learn the means of those at risk at the end, for the squares of each record's gradient."""
+        return self.design.errors == ROBUST
+
+    @property
     def reported_times(self) -> int:
         """Maximum number of reported times."""
         return min(TOLD, len(self.design.grid))
@@ -135,11 +143,16 @@ class CoxLayout:
         of_codes = f", and of each of {self.combinations} combinations of categories" if d.codes else ""
         text = f"at each of at most {self.reported_times} told times{of}, {self.width + 1} sums over all at risk then"
         text += " and as many over those with their event then" if self.tied else ""
+        robust = (
+            f"for robust errors {self.width} sums at each told time{of} over all at risk, which sites see too, and "
+        )
+        robust += f"{len(self.upper[0])} of products of the records' gradients"
         return (
             f"first the number of records{of}{of_codes}, and at {len(d.grid)} times of {d.time} those of events and "
             "censorings",
             f"then, in each of at most {d.steps} steps, {text}; {len(self.upper[0])} of products of columns over all",
             "last pairs of records at one site, those in the predicted order, and squares of each record's number",
+            *([robust] if self.robust else []),
         )
 
     @cached_property
@@ -149,7 +162,8 @@ class CoxLayout:
         more = 1 + self.width if self.tied else 0
         risk = 2 + self.width + self.strata * self.reported_times * (2 + self.width + more)
         moments = 1 + self.width + len(self.upper[0])
-        return max(counts, risk, moments, LAST_FIRST + (3 if self.tied else 2) * self.strata * self.reported_times)
+        last = (3 if self.tied else 2) + self.width * self.robust
+        return max(counts, risk, moments, LAST_FIRST + last * self.strata * self.reported_times)
 
     @cached_property
     def exact(self) -> ExactSums:
@@ -193,25 +207,32 @@ class CoxLayout:
 
     def moments(self, numbers: Numbers) -> tuple[int, Values, Values]:
         """Return the records, u [p] and M [p, p]."""
-        whole = np.zeros((self.width, self.width))
-        whole[self.upper] = _reals(numbers[1 + self.width : 1 + self.width + len(self.upper[0])])
-        whole.T[self.upper] = whole[self.upper]
+        whole = self._symmetric(numbers[1 + self.width : 1 + self.width + len(self.upper[0])])
         return numbers[0], _reals(numbers[1 : 1 + self.width]), whole
 
+    def _symmetric(self, numbers: Numbers) -> Values:
+        whole = np.zeros((self.width, self.width))
+        whole[self.upper] = whole.T[self.upper] = _reals(numbers)
+        return whole
+
     def last(self, numbers: Numbers, published: int) -> tuple[RiskSums, tuple[float, ...]]:
-        """Return the sums at the last point, without S1; comparable and concordant pairs, and `concordance`'s sums over
-        records.
+        """Return the sums at the last point, S1 for robust errors alone; comparable and concordant pairs, and
+        `concordance`'s sums over records.
         """
         records, eta, pairs, right, *squares = numbers[:LAST_FIRST]
         cells, numbers = self.strata * published, numbers[LAST_FIRST:]
-        parts = [np.array(numbers[k * cells : (k + 1) * cells], object) for k in range(2 + self.tied)]
-        events, s0 = parts[:2]
         shape, width = (self.strata, published), self.width
-        found = RiskSums(
-            records, real(eta), np.zeros(width), events.astype(np.int64).reshape(shape), _reals(s0).reshape(shape),
-            np.zeros((*shape, width)), *(_reals(one).reshape(shape) for one in parts[2:]),
-        )  # fmt: skip
+        count = 2 + self.tied + width * self.robust
+        events, *reals = (np.array(numbers[k * cells : (k + 1) * cells], object).reshape(shape) for k in range(count))
+        s0, *others = map(_reals, reals)
+        s1 = np.stack(others, axis=-1) if self.robust else np.zeros((*shape, width))
+        e0 = others if self.tied else []
+        found = RiskSums(records, real(eta), np.zeros(width), events.astype(np.int64), s0, s1, *e0)
         return found, (pairs, right / 2, *squares)
+
+    def squares(self, numbers: Numbers) -> tuple[int, Values]:
+        """Return the records, and the sum of U U' over them, [p, p]."""
+        return numbers[0], self._symmetric(numbers[1 : 1 + len(self.upper[0])])
 
 
 def _reals(numbers: npt.ArrayLike) -> Values:
@@ -280,8 +301,24 @@ class SiteHazards:
             pairs, right, squares = pairs + more, right + of_them, [a + b for a, b in zip(squares, own, strict=True)]
         parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, len(ends))]
         parts += [self._of_events(w, cells, published, len(ends))] if self.layout.tied else []
+        parts += [self._at_risk(w * one, cells, len(ends)) for one in r.columns] if self.layout.robust else []
         found = [len(r.times), *self._total(eta[published]), pairs, right, *squares]
         return [*found, *(one for part in parts for one in part)]
+
+    def squares(self, ends: Whole, point: Values, hazard: Values, means: Values) -> Numbers:
+        u = self.scores(ends, point, hazard, means)
+        return [len(u), *(self._total(u[:, a] * u[:, b])[0] for a, b in zip(*self.layout.upper, strict=True))]
+
+    def scores(self, ends: Whole, point: Values, hazard: Values, means: Values) -> Values:
+        """Return the gradient of each record, [m, p], by the hazard [s, k] and the mean of those at risk [s, k, p]."""
+        published, index, _, w = self._at(ends, point)
+        r, zero = self.records, np.zeros((len(hazard), 1, means.shape[-1]))
+        until, moved = (
+            np.concatenate([zero, np.cumsum(one, axis=1)], axis=1)[r.strata, np.minimum(index + 1, len(ends))]
+            for one in (hazard[..., None] + 0 * means, hazard[..., None] * means)
+        )
+        x, seen = np.stack(r.columns, axis=-1), means[r.strata, np.minimum(index, len(ends) - 1)]
+        return np.asarray(np.where(published[:, None], x - seen, 0.0) - w[:, None] * (x * until - moved))
 
     def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
         """Return which events are reported, each record's reported time, eta and its hazard, [m] each."""

@@ -51,7 +51,7 @@ from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, effective, too_few
+from fedgossip.sites.fits.design_columns import CUT_SHORT, LOOK, RECORDS_EACH, carried_by_one, effective, too_few
 from fedgossip.sites.fits.families.family import (
     FEW,
     Cell,
@@ -281,6 +281,9 @@ class LikelihoodFamily:
         there, begin = self.of.terms(d, site, point), self.of.terms(d, site, start)
         both = zip(there.weights, begin.weights, strict=True)
         few = next(filter(None, (too_few(w, float(unit.mean()), named, d.suppress) for w, unit in both)), "")
+        if not few and round > STEPS:
+            squares = zip(self.of.names(d), (there.scores**2).T, strict=True)
+            few = carried_by_one(list(squares))
         if few or not len(there.whole):
             return few
         least = min(d.suppress, effective(begin.whole) / 2)

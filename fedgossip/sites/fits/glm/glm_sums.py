@@ -29,7 +29,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
-from fedgossip.sites.fits.design_columns import too_few
+from fedgossip.sites.fits.design_columns import carried_by_one, too_few
 from fedgossip.sites.fits.glm.glm import (
     FAMILIES,
     ExponentialFamily,
@@ -367,7 +367,13 @@ class GlmTask(PooledSumsTask):
         if not np.isfinite(state.point).all():
             return "its sums lead to no point"
         point = state.last if round > self.layout.design.steps else state.point
-        return uneven_at(self.layout.design, self._sites[node], point, self.layout.first_point(model), self._suppress)
+        d, site = self.layout.design, self._sites[node]
+        few = uneven_at(d, site, point, self.layout.first_point(model), self._suppress)
+        if few or round <= d.steps or not self.layout.robust:
+            return few
+        residual, _ = residuals(d.of_family, site.x, site.y, point, site.offset, site.weights)
+        named = zip(("(intercept)", *d.columns), site.x.T, strict=True)
+        return carried_by_one([(name, (residual * column) ** 2) for name, column in named])
 
 
 def uneven_at(d: GlmDesign, site: SiteRecords, point: Values, first: float, least: int) -> str:
