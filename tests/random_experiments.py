@@ -210,6 +210,7 @@ UNDRAWN = (
     "data.suppress", "data.levels", "data.groups", "data.site_scores", "task.exchange", "train.compile",
     "train.processes", "train.parallel", "train.zero", "train.offload", "train.compression", "train.mesh",
     "train.microbatches", "train.count_lost", "simulation.inside", "data.common", "model.sources", "model.formula",
+    "simulation.racks",
 )  # fmt: skip
 """Keys of sites' own tables, of loops, and of several processes or a GPU for one participant; those of unlike models,
 of which tests/plans/test_unlike_models.py compares the engines."""

@@ -201,6 +201,18 @@ class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
     """Their training takes so many times as long."""
 
 
+class RacksSection(msgspec.Struct, forbid_unknown_fields=True):
+    """simulation.racks: nodes in a row share a rack, of links to the other racks."""
+
+    size: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 1
+    """Nodes of a rack, by their ids: 0 to size - 1 are the first; a coordinator or server is in the last."""
+    bandwidth: Positive | None = None
+    """Bytes per second of a rack's link to all others, each way, which its nodes share: size * simulation.bandwidth /
+    bandwidth is the oversubscription; none: no limit."""
+    latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Seconds between nodes of two racks, one way; none: as within one."""
+
+
 class InsideSection(msgspec.Struct, forbid_unknown_fields=True):
     """simulation.inside: the processes of one participant (train.processes, train.mesh), all alike, and their links."""
 
@@ -244,6 +256,8 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """Speeds of peers are exp(N(0, spread²))."""
     classes: list[DeviceSection] = msgspec.field(default_factory=list)
     """Nodes with other links or processors: { nodes = "0-3, 7", bandwidth = 1e6, slower = 4.0 }."""
+    racks: RacksSection | None = None
+    """Nodes in racks, of shared links: { size = 4, bandwidth = 1e6, latency = 1e-3 } (docs/together/parallel.md)."""
 
 
 SHARE = 0.9

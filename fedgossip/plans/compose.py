@@ -30,7 +30,7 @@ from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.plans.own_parts import check_schedule
 from fedgossip.plans.plan import Plan, hash_of, without_folders
 from fedgossip.plans.tasks import DataShares, centralised, task_of, task_of_dry_run
-from fedgossip.simulation.network import DeviceClass, NetworkSettings
+from fedgossip.simulation.network import DeviceClass, NetworkSettings, Racks
 
 __all__ = [
     "DataShares",
@@ -164,7 +164,8 @@ def network_settings(experiment: Experiment, n: int, step: StepFacts | None = No
         DeviceClass(frozenset(_nodes(one.nodes, n)), one.bandwidth, one.downlink, one.latency, one.slower)
         for one in plain.pop("classes")
     ]
-    return NetworkSettings(**plain, classes=classes)
+    racks = plain.pop("racks")
+    return NetworkSettings(**plain, classes=classes, racks=racks and Racks(**msgspec.structs.asdict(racks)))
 
 
 def _nodes(text: str, n: int) -> Iterator[int]:

@@ -7,6 +7,8 @@ both at once (full duplex):
     head  = the first time from start + latency on at which the downlink of j is free for s / down[j]
     arrival = max(start + s / up[i] + latency, head + s / down[j])
 
+Between two racks it passes their two links too, and has arrived when it is through all; no link waits for another.
+
 So m messages to one server arrive after latency + m s / down; without a downlink at once.
 
 A link cut by the script, or with a sleeping end, is reported after the detection time; until then messages wait, as in
@@ -48,6 +50,17 @@ class DeviceClass:
 
 
 @dataclass(frozen=True, slots=True)
+class Racks:
+    """Nodes in a row share a rack; what leaves one passes its link, and that of the other rack."""
+
+    size: int
+    bandwidth: float | None = None
+    """Bytes per second of a rack's link, each way; None: no limit."""
+    latency: float | None = None
+    """Seconds one way between nodes of two racks; None: as within one."""
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSettings:
     """The network and its devices: times in seconds, rates in bytes per second."""
 
@@ -73,6 +86,8 @@ class NetworkSettings:
     """Each training takes a factor in [1, 1 + this] longer, uniformly."""
     classes: Sequence[DeviceClass] = ()
     """Classes of nodes; the first that names a node counts."""
+    racks: Racks | None = None
+    """None: every node is at one switch."""
 
 
 class Passage(NamedTuple):
@@ -110,12 +125,18 @@ class SimulatedNetwork:
         self._down = [device.downlink for device in self._devices]
         self._latency_ns = [int(device.latency * NS) for device in self._devices]
         self._uplink_free = [0] * n
-        self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        """The times (from, until) at which each downlink is busy, ascending, without past ones."""
+        racks = settings.racks
+        self._rack_of = [node // racks.size for node in range(n)] if racks else []
+        self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(3 * n if racks else n)]
+        """The times (from, until) at which each downlink is busy, ascending, without past ones; behind those of the
+        nodes the links out of racks, and behind these the ones into them."""
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
 
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:
         """Return the minimum time from one node to the other."""
+        racks = self.settings.racks
+        if racks and racks.latency is not None and self._rack_of[sender] != self._rack_of[to]:
+            return int(racks.latency * NS)
         return max(self._latency_ns[sender], self._latency_ns[to])
 
     def passage(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> Passage:
@@ -124,10 +145,14 @@ class SimulatedNetwork:
 
     def times(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int) -> tuple[int, int, int]:
         """As `passage`, its times alone."""
-        up, down = self._up[sender], self._down[to]
+        up, down, racks = self._up[sender], self._down[to], self.settings.racks
+        crosses = racks is not None and self._rack_of[sender] != self._rack_of[to]
         if jitter := self.settings.jitter:
             latency = max(self._devices[sender].latency, self._devices[to].latency)
+            latency = racks.latency if crosses and racks and racks.latency is not None else latency
             delay = int((latency + jitter * self._links[sender].random()) * NS) + delay_ns
+        elif crosses:
+            delay = self.latency_ns(sender, to) + delay_ns
         else:
             latency_ns, other_ns = self._latency_ns[sender], self._latency_ns[to]
             delay = (latency_ns if latency_ns > other_ns else other_ns) + delay_ns
@@ -136,6 +161,10 @@ class SimulatedNetwork:
             start = max(now_ns, self._uplink_free[sender])
             self._uplink_free[sender] = end = start + int(size / up * NS)
         arrival = end + delay
+        if crosses and racks and racks.bandwidth:  # out of the one rack, and into the other
+            n, takes = len(self._up), int(size / racks.bandwidth * NS)
+            out = self._received_ns(n + self._rack_of[sender], start, takes, now_ns) + delay
+            arrival = max(arrival, out, self._received_ns(2 * n + self._rack_of[to], start + delay, takes, now_ns))
         if down:
             arrival = max(arrival, self._received_ns(to, start + delay, int(size / down * NS), now_ns))
         link = sender, to

@@ -10,7 +10,7 @@ from fedgossip import simulate
 from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans.compose import network_settings
-from fedgossip.simulation.network import NS, DeviceClass, NetworkSettings, SimulatedNetwork
+from fedgossip.simulation.network import NS, DeviceClass, NetworkSettings, Racks, SimulatedNetwork
 
 SIZE, A, B = 1_000_000, 0.01, 1e7
 """Bytes of a message, seconds of latency, bytes per second: one message takes A + SIZE / B = 0.11 s."""
@@ -55,6 +55,19 @@ def test_the_first_class_that_names_a_node_is_its_own() -> None:
     assert seconds(net.passage(2, 1, SIZE, 0).arrival_ns) == round(0.5 + SIZE / B, 6), "the longer latency of the two"
     assert seconds(net.passage(4, 3, SIZE, 0).arrival_ns) == round(A + SIZE / B, 6)
     assert [net.training_ns(node) for node in (0, 5)] == [4 * 50_000_000, 50_000_000]
+
+
+def test_a_message_between_racks_passes_their_links_which_it_shares() -> None:
+    racks = Racks(3, bandwidth=B, latency=2.0)
+    net = network(8, bandwidth=B, downlink=B, racks=racks)
+    crossing = [net.passage(sender, to, SIZE, 0).arrival_ns for sender, to in ((0, 3), (1, 6), (2, 7))]
+    assert [seconds(at) for at in crossing] == [round(2.0 + k * SIZE / B, 6) for k in (1, 2, 3)], "out of one rack"
+    assert seconds(net.passage(4, 5, SIZE, 0).arrival_ns) == round(A + SIZE / B, 6), "within a rack"
+    into = network(8, racks=racks)
+    last = max(into.passage(sender, to, SIZE, 0).arrival_ns for sender, to in ((0, 6), (3, 7)))
+    assert seconds(last) == round(2.0 + 2 * SIZE / B, 6), "two messages into one rack"
+    alone = network(4, bandwidth=B, racks=Racks(2))
+    assert alone.passage(0, 3, SIZE, 0) == network(4, bandwidth=B).passage(0, 3, SIZE, 0)
 
 
 def star(**simulation: Any) -> dict[str, Any]:

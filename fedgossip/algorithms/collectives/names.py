@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedgossip.algorithms.collectives.table import Move, Table, Way
@@ -72,6 +72,48 @@ def ring_naive(workers: int) -> Table:
         return tuple(found)
 
     return Table(1, tuple(moves(rank) for rank in range(m)) if m > 1 else ((),))
+
+
+# All-reduce in racks: a ring within each, rings across them for the parts, and back.
+#
+# Source: Cho, Finkler, Serrano, Kung and Hunter, BlueConnect: decomposing all-reduce for deep learning on
+# heterogeneous network hierarchy, MLSys 2019.
+
+
+def rack_size(workers: int) -> int:
+    """Return the workers of a rack: the smallest divisor of their number that is no less than its root."""
+    return next(size for size in range(1, workers + 1) if workers % size == 0 and size * size >= workers)
+
+
+def hierarchical(workers: int) -> Table:
+    """Scatter-reduce within each rack of g, all-reduce of each g-th part by rings across the R racks, all-gather
+    within: the bytes of a ring in 2 (g + R - 2) steps, of which 2 (R - 1) leave the rack, with 1/g of a vector in all.
+
+    Rank k is in rack k // g: ranks in a row share one.
+    """
+    g = rack_size(workers)
+    racks = workers // g
+
+    def around(ranks: Sequence[int], of: int, parts: Sequence[range], way: Way, shift: int) -> Iterator[Move]:
+        """Half a ring's moves of ranks[of]: one part of these, at a time."""
+        m = len(ranks)
+        for step in range(m - 1):
+            out, received = parts[(of + shift - step) % m], parts[(of + shift - step - 1) % m]
+            yield Move(Way.SEND, ranks[(of + 1) % m], out.start, out.stop)
+            yield Move(way, ranks[(of - 1) % m], received.start, received.stop)
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        rack, place = divmod(rank, g)
+        within, wide = range(rack * g, rack * g + g), [range(k * racks, (k + 1) * racks) for k in range(g)]
+        across, narrow = range(place, workers, g), [range(k, k + 1) for k in wide[(place + 1) % g]]
+        return (
+            *around(within, place, wide, Way.ADD, 0),
+            *around(across, rack, narrow, Way.ADD, 0),
+            *around(across, rack, narrow, Way.REPLACE, 1),
+            *around(within, place, wide, Way.REPLACE, 1),
+        )
+
+    return Table(workers, tuple(moves(rank) for rank in range(workers)))
 
 
 def ring_gather(workers: int) -> Table:
@@ -227,6 +269,13 @@ COLLECTIVES: Mapping[str, Collective] = {
         steps=lambda m: 2 * (m - 1),
         busiest=lambda m: 2 * (m - 1) / m,
         seconds=lambda m, d, a, b: 2 * (m - 1) * (a + d / (m * b)),
+        added=lambda m: (m - 1) / m,
+    ),
+    "hierarchical": Collective(
+        hierarchical,
+        steps=lambda m: 2 * (rack_size(m) + m // rack_size(m) - 2),
+        busiest=lambda m: 2 * (m - 1) / m,
+        seconds=lambda m, d, a, b: 2 * (rack_size(m) + m // rack_size(m) - 2) * a + 2 * (m - 1) / m * d / b,
         added=lambda m: (m - 1) / m,
     ),
     "ring-naive": Collective(

@@ -204,7 +204,7 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
 def setting_of(experiment: Experiment, size: int, element: int = 4, step: StepFacts | None = None) -> Setting | None:
     """Return the cost model's setting, `step` as the run took it; None where nodes have links of their own."""
     simulation = experiment.simulation
-    if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
+    if simulation.racks or any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
         return None
     rates = simulation.bandwidth or math.inf, simulation.downlink or math.inf
     links = EqualLinks(simulation.latency, *rates, simulation.summing / element)
