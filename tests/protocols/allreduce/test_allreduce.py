@@ -69,7 +69,7 @@ def test_methods_that_sum_exactly_have_the_same_bits() -> None:
 def test_the_bits_depend_on_the_bucket_in_a_ring_alone(method: str, workers: int) -> None:
     """Its parts are added from different ranks on, and a bucket says which part an element is in."""
     ends = {simulate(quadratic(workers, method, 3, parallel={"bucket": bucket})).digest for bucket in (0, 12, 64)}
-    assert (len(ends) == 1) == (method != "ring")
+    assert (len(ends) == 1) == (method != "ring" and (method, workers) != ("hierarchical", 3)), "one rack is a ring"
 
 
 def test_all_methods_agree_to_rounding() -> None:
