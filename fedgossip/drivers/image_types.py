@@ -54,6 +54,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
     "PreparedContribution": frozenset({"counts"}),
     "Pairing": frozenset({"declines"}),
     "PartnerSet": frozenset({"missed_after_goodbye"}),
+    "NetworkSettings": frozenset({"racks"}),
     "PushPullWorker": frozenset({"accrued", "rate", "taken"}),
     "Replicated": frozenset({"coded"}),
     "ServerManager": frozenset({"answering", "whole"}),

@@ -119,7 +119,9 @@ def _check_loop(experiment: Experiment, where: str) -> None:
 
 
 def _check_inside(e: Experiment, where: str) -> None:
-    """Raise ConfigError for steps whose time simulation.inside does not count."""
+    """Raise ConfigError for racks without a size, and for steps whose time simulation.inside does not count."""
+    if e.simulation.racks is not None and e.simulation.racks.size is None:
+        raise ConfigError(f"{where}: simulation.racks without size", "Give the nodes of a rack: racks = { size = 4 }.")
     if e.simulation.inside is None:
         return
     if e.simulation.inside.flops is None:

@@ -204,8 +204,8 @@ class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
 class RacksSection(msgspec.Struct, forbid_unknown_fields=True):
     """simulation.racks: nodes in a row share a rack, of links to the other racks."""
 
-    size: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 1
-    """Nodes of a rack, by their ids: 0 to size - 1 are the first; a coordinator or server is in the last."""
+    size: Annotated[int | None, Within(1, MOST)] = None
+    """Nodes of a rack, has to be given: 0 to size - 1 are the first; a coordinator or server is in the last."""
     bandwidth: Positive | None = None
     """Bytes per second of a rack's link to all others, each way, which its nodes share: size * simulation.bandwidth /
     bandwidth is the oversubscription; none: no limit."""

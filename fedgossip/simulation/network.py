@@ -125,9 +125,7 @@ class SimulatedNetwork:
         self._down = [device.downlink for device in self._devices]
         self._latency_ns = [int(device.latency * NS) for device in self._devices]
         self._uplink_free = [0] * n
-        racks = settings.racks
-        self._rack_of = [node // racks.size for node in range(n)] if racks else []
-        self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(3 * n if racks else n)]
+        self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(3 * n if settings.racks else n)]
         """The times (from, until) at which each downlink is busy, ascending, without past ones; behind those of the
         nodes the links out of racks, and behind these the ones into them."""
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
@@ -135,7 +133,7 @@ class SimulatedNetwork:
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:
         """Return the minimum time from one node to the other."""
         racks = self.settings.racks
-        if racks and racks.latency is not None and self._rack_of[sender] != self._rack_of[to]:
+        if racks and racks.latency is not None and sender // racks.size != to // racks.size:
             return int(racks.latency * NS)
         return max(self._latency_ns[sender], self._latency_ns[to])
 
@@ -146,7 +144,7 @@ class SimulatedNetwork:
     def times(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int) -> tuple[int, int, int]:
         """As `passage`, its times alone."""
         up, down, racks = self._up[sender], self._down[to], self.settings.racks
-        crosses = racks is not None and self._rack_of[sender] != self._rack_of[to]
+        crosses = racks is not None and sender // racks.size != to // racks.size
         if jitter := self.settings.jitter:
             latency = max(self._devices[sender].latency, self._devices[to].latency)
             latency = racks.latency if crosses and racks and racks.latency is not None else latency
@@ -163,8 +161,8 @@ class SimulatedNetwork:
         arrival = end + delay
         if crosses and racks and racks.bandwidth:  # out of the one rack, and into the other
             n, takes = len(self._up), int(size / racks.bandwidth * NS)
-            out = self._received_ns(n + self._rack_of[sender], start, takes, now_ns) + delay
-            arrival = max(arrival, out, self._received_ns(2 * n + self._rack_of[to], start + delay, takes, now_ns))
+            out = self._received_ns(n + sender // racks.size, start, takes, now_ns) + delay
+            arrival = max(arrival, out, self._received_ns(2 * n + to // racks.size, start + delay, takes, now_ns))
         if down:
             arrival = max(arrival, self._received_ns(to, start + delay, int(size / down * NS), now_ns))
         link = sender, to
