@@ -17,7 +17,7 @@ from pathlib import Path
 import fedgossip
 from fedgossip.cli import COMMANDS
 from fedgossip.cli.explain import CODE, COMMAND, EVENT, FACT, FAULT, FILE, KEY, SECTION, Term, entries
-from fedgossip.core.terms import PAGES, SITES, terms_of
+from fedgossip.core.glossary import PAGES, SITES, terms_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -16,8 +16,8 @@ import click
 from fedgossip.base.errors import EXIT_CODES, ConfigError, nearest
 from fedgossip.cli.text import echo, print_json
 from fedgossip.core import run_format, run_summary
+from fedgossip.core.glossary import terms
 from fedgossip.core.records import event_kinds
-from fedgossip.core.terms import terms
 from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
 from fedgossip.lab.lectures.topics import name_of, topics
 
@@ -84,7 +84,7 @@ def lines(entry: Term) -> Iterator[str]:
 
 SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"
 TERM = "term"
-"""A word of tables, pages and forecasts; `core/terms.toml` defines each."""
+"""A word of tables, pages and forecasts; `core/glossary.toml` defines each."""
 FILE = "file"
 """A file or a folder that a run leaves; `core/run_format` declares them."""
 FACT = "key of summary.json"

@@ -15,8 +15,8 @@ from fedgossip.base.errors import EXIT_CODES, FedgossipError
 from fedgossip.cli import COMMANDS, main
 from fedgossip.cli.explain import CODE, COMMAND, EVENT, KEY, Term, entries
 from fedgossip.cli.topology.topology import COMPARED
+from fedgossip.core.glossary import SITES, first_sentence, terms, terms_of, used_in
 from fedgossip.core.records import event_kinds
-from fedgossip.core.terms import SITES, first_sentence, terms, terms_of, used_in
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.meanings import REQUIRED, keys, written
 from fedgossip.experiment.sections import COMPARE

@@ -13,7 +13,7 @@ from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.people.keys import key_option
 from fedgossip.cli.run.participant import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
-from fedgossip.core.terms import used_in
+from fedgossip.core.glossary import used_in
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment

@@ -17,10 +17,10 @@ import msgspec
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
+from fedgossip.core.glossary import SITES, first_sentence, terms_of
 from fedgossip.core.machine import NodeId
 from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness
 from fedgossip.core.task import LocalTask, segments_of
-from fedgossip.core.terms import SITES, first_sentence, terms_of
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.plans.approvals.approvals import HowLong

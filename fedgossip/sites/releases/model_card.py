@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.core.terms import used_in
+from fedgossip.core.glossary import used_in
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import DROP, INDICATOR, MEAN, REFUSE
 from fedgossip.report.page import drawing

@@ -1,4 +1,4 @@
-"""Terms that people look up, explained in terms.toml, the one source: `fedgossip explain WORD` prints each,
+"""Terms that people look up, explained in glossary.toml, the one source: `fedgossip explain WORD` prints each,
 docs/reference/reference.md those of [pages], docs/sites/glossary.md and documents for boards those of [sites].
 """
 
