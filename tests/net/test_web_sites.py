@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import fit_sites
 import pytest
-from commands import in_process, wait_until
+from commands import in_process, typed, wait_until
+from fit_sites import every_kind
 from namespaces import Machines, machines
 from web_proxies import Authority
 
@@ -155,6 +157,29 @@ def test_mitmproxy_sees_ciphertext(
     assert b"websocket" in seen and len(seen) > 10_000
     for plain in (b"quadratic", b"loss", b"layout", b"experiment", b"rounds"):
         assert plain not in seen
+
+
+@pytest.mark.skipif(not shutil.which("mitmdump"), reason="needs mitmproxy")
+@pytest.mark.parametrize("kind", ["kaplan-meier", "glm", "cox"])
+def test_sites_that_reach_proxies_alone_fit_the_file_of_the_simulation(kind: str, sites: Sites) -> None:
+    """Three behind squid, two behind mitmproxy; the coordinator calls its relay as they do, through nginx."""
+    source = sites.home("source")
+    every_kind(source)
+    homes = fit_sites.machines(source, sites.folder, fit_sites.files(kind), f"wss://{FRONT}/fedgossip")
+    sites.fedgossip("host", "relay", "relay", "--listen", "ws://127.0.0.1:8080")
+    opened = sites.mitmproxy()
+    words = ["fit", f"{kind}.toml", "--endpoints", "endpoints.toml", "--out", "signed", "--to", "fit"]
+    for node, home in enumerate(homes):
+        lab = node in (3, 4)
+        own = ["--id", str(node)] if node < fit_sites.SITES else []
+        machine, proxy = ("lab", OPENING) if lab else ("ward", PROXY) if own else ("host", "")
+        sites.fedgossip(machine, home.name, *words, *own, *(["--ca", str(opened)] if lab else []), proxy=proxy)
+    ended = [sites.running[home.name].wait(SECONDS) for home in homes]
+    assert ended == [0] * len(homes), [sites.log(home.name)[-1500:] for home in homes]
+    simulated = typed(["fit", f"{kind}.toml", "--to", "simulated"], source)
+    assert simulated.code == 0, simulated
+    (result,) = (path for path in (source / "simulated").glob("*.json") if (homes[0] / "fit" / path.name).exists())
+    assert {(home / "fit" / result.name).read_bytes() for home in homes} == {result.read_bytes()}
 
 
 def check_digest(sites: Sites, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
