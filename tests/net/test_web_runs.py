@@ -13,12 +13,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from commands import COMMAND, free_ports, in_process, no_secrets_in, wait_until
+from commands import COMMAND, finish, free_ports, in_process, no_secrets_in, start, wait_until
 from folder_kit import FolderRun
 from relays import relay_running
 from test_host_join import People
 from web_proxies import Authority, Web, proxy_running
 
+from fedgossip.net.endpoints import block, signed
+from fedgossip.net.identity import Identity
 from fedgossip.net.relays import web_way
 
 pytestmark = pytest.mark.sockets
@@ -106,6 +108,34 @@ def test_members_that_meet_by_the_web_end_with_the_digest_of_the_simulator(
         files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
         assert not any(SECRET.encode() in one for one in files)  # nor in what was printed
     assert no_secrets_in(people.run_of("b"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["gossip", "workers"])
+def test_participants_whose_entries_name_a_relay_by_the_web_alone_end_with_the_digest_of_the_simulator(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    n, common = 2, ["e.toml", "--endpoints", "endpoints.toml", "--proxy", "none"]
+    text = GOSSIP.format(rounds=3).replace("ring", "path").replace("n = 4", f"n = {n}")
+    if kind == "workers":
+        text = f'seed = 1\nrounds = 3\ntask = {{ kind = "quadratic", dim = 5 }}\n[parallel]\nworkers = {n}\n'
+    (tmp_path / "e.toml").write_text(text)
+    with relay_running(scheme="ws") as relay:
+        blocks = []
+        for node in range(n):
+            identity = Identity.new()
+            identity.save(tmp_path / f"{node}.key")
+            blocks.append(block(node, signed(identity, relay.address)))
+        (tmp_path / "endpoints.toml").write_text("\n".join(blocks))
+        command = ["worker" if kind == "workers" else "peer", *common]
+        own = [["--id", str(node), "--key", f"{node}.key", "--out", f"out{node}"] for node in range(n)]
+        ended = [finish(one) for one in [start([*command, *words], tmp_path) for words in own]]
+        assert [one.code for one in ended] == [0] * n, ended
+        assert relay.relay.counts["put through"]
+    folders = [f"out{node}" for node in range(n)]
+    real = in_process(["collect", "e.toml", *folders, "--json"], tmp_path, monkeypatch, capsys)
+    simulated = in_process(["run", "e.toml", "--no-report", "--json"], tmp_path, monkeypatch, capsys)
+    assert json.loads(real.out)["digest"] == json.loads(simulated.out)["digest"]
 
 
 TIERS = "tiers = [{ clients = 3 }, { clients = 2, secure = false }]"
