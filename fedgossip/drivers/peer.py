@@ -90,7 +90,7 @@ from fedgossip.runs.peer_files import (
 )
 from fedgossip.runs.run_directory import describe, state_plan, write_whole
 from fedgossip.runs.trace.files import Opening, Trace, Traced
-from fedgossip.runs.trace.journal import Journal
+from fedgossip.runs.trace.journal import Journal, check_room
 from fedgossip.secure.session import Policy
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
@@ -222,6 +222,9 @@ def run_peer(
             hello = _hello_of(plan, node, task, shares, life)
             journal = stack.enter_context(_journal_of(folder, hello)) if carrier else None
             expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
+            if carrier and not resume:  # what each partner sends in a round, and its own
+                models = plan.experiment.rounds * (1 + len(plan.partners(node)))
+                check_room(folder, models * expected.payload_bytes)
             links.connect(() if members else plan.partners(node), known, expected, hello)
             if resume and not (child or carrier):  # a collector may have read further: the rows that it read stay
                 incarnations.cut_rows(folder / ROWS, life.round)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ import msgspec
 
 from fedgossip.base import owner_files
 from fedgossip.base.decoding import from_msgpack
-from fedgossip.base.errors import NotWrittenError, ResumeError
+from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.base.version import __version__
 from fedgossip.core.machine import Event
 from fedgossip.runs.trace.files import (
@@ -81,6 +82,14 @@ class _Event(msgspec.Struct, tag_field="kind", tag="event", forbid_unknown_field
 
 
 _decoder: msgspec.msgpack.Decoder[_Begun | _Noted | _Event] = msgspec.msgpack.Decoder(_Begun | _Noted | _Event)
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raise ConfigError where the disk of a folder has no room for a journal of about `size` bytes: none is cut."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        text = f"{folder}: the journal grows to about {size / 1e9:.3g} GB in this run, and {free / 1e9:.3g} GB are free"
+        raise ConfigError(text, "Name a folder on a larger disk with --out, or set fewer rounds.")
 
 
 class Journal:

@@ -177,6 +177,21 @@ def test_a_full_or_read_only_folder_is_reported_and_work_goes_on_with_room(
     check_ended(run, 3)
 
 
+def test_a_disk_that_cannot_hold_the_journal_is_refused_before_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 rounds with two neighbours: 120 models, and some hundred bytes with each of them."""
+    measured = 40 * 3 * 4 * 1000
+    usage = shutil.disk_usage(place)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=measured - 1))
+    with pytest.raises(ConfigError, match=r"the journal grows to about 0\.00048 GB .* 0\.00048 GB are free"):
+        FolderRun(place, gossip(4, 40, dim=1000)).step(0)
+    assert not list(place.glob("shared/*"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=measured))
+    (again := place / "again").mkdir()
+    assert FolderRun(again, gossip(4, 40, dim=1000)).step(0).status == "waiting"
+
+
 def test_an_old_copy_of_a_journal_is_refused_before_it_contradicts_what_was_sent(place: Path) -> None:
     run = FolderRun(place, gossip(3, 3))
     for node in (0, 1, 2, 0):
