@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from folder_kit import FolderRun, Synchroniser, federated, gossip, learned, tiers
 
-from fedgossip.base.errors import ConfigError, ResumeError
+from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.core.records import EventRow
 from fedgossip.core.run_format import JOURNAL
 from fedgossip.drivers.participant import check_journalled
@@ -190,6 +190,29 @@ def test_a_disk_that_cannot_hold_the_journal_is_refused_before_the_run(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=measured))
     (again := place / "again").mkdir()
     assert FolderRun(again, gossip(4, 40, dim=1000)).step(0).status == "waiting"
+
+
+def test_a_journal_on_a_full_disk_ends_the_step_and_goes_on_with_room(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = FolderRun(place, gossip(3, 3)), os.write
+    for node in range(3):
+        run.step(node)
+    path = os.fspath((run.own(0) / JOURNAL).resolve())
+
+    def full(file: int, data: bytes) -> int:
+        """Half of what is written fits."""
+        if os.path.realpath(f"/proc/self/fd/{file}") != path:
+            return real(file, data)
+        real(file, bytes(data)[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(NotWrittenError, match=r"journal\.bin: not written: No space"):
+            run.step(0)
+    run.over()
+    check_ended(run, 3)
 
 
 def test_an_old_copy_of_a_journal_is_refused_before_it_contradicts_what_was_sent(place: Path) -> None:
