@@ -150,16 +150,28 @@ THEIRS = {
     "log(bmi)": (-0.6757854581433793, 0.7836384744591162),
 }
 """statsmodels 0.15.0 with patsy 1.0.3, smf.logit("ill ~ age * C(sex) + C(ward) + np.log(bmi)"): params, bse."""
+ROBUST = {
+    "(intercept)": 2.8771273638090733,
+    "sex=1": 1.1451813172914103,
+    "ward=north": 0.4090416332739695,
+    "ward=south": 0.42948391331216595,
+    "age": 0.011081155534895073,
+    "age:sex=1": 0.016140745585951844,
+    "log(bmi)": 0.809661642089618,
+}
+"""The bse of the same with cov_type="HC0"."""
 
 
 def test_a_formula_is_fitted_as_statsmodels_fits_it(tmp_path: Path) -> None:
     """The column of record numbers, which the formula does not name, is not in the model."""
     records(tmp_path)
     written(tmp_path, "ill ~ age * C(sex) + ward + log(bmi)")
-    for words in (["data", "agree", "short.toml"], ["fit", "short.toml"]):
+    robust = ["fit", "short.toml", "--to", "robust", "--set", "model.source=glm:logistic?errors=robust"]
+    for words in (["data", "agree", "short.toml"], ["fit", "short.toml"], robust):
         assert (said := typed(words, tmp_path)).code == 0, said
-    fit = json.loads((tmp_path / "fits/whole/fit.json").read_text())
-    found = {one["name"]: (one["estimate"], one["error"]) for one in fit["coefficients"]}
+    read = [json.loads((tmp_path / one / "fit.json").read_text())["coefficients"] for one in ("fits/whole", "robust")]
+    found = {one["name"]: (one["estimate"], one["error"]) for one in read[0]}
+    assert {one["name"]: one["error"] for one in read[1]} == pytest.approx(ROBUST, rel=1e-8)
     assert found.keys() == THEIRS.keys()
     for name, theirs in THEIRS.items():
         assert found[name] == pytest.approx(theirs, rel=1e-8), name

@@ -32,7 +32,10 @@ from fedgossip.cli.people.pilot_steps import (
     coordinator_steps,
     site_steps,
 )
+from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.net.identity import Identity
+from fedgossip.sites.fits.glm.glm_result import GlmFit
+from fedgossip.sites.fits.glm.glm_sums import GlmDesign
 
 SITES = 3
 STUDY = """
@@ -111,6 +114,31 @@ def test_every_plan_that_sites_approve_is_read_out_and_its_hash_is_asked_last(fi
     confirmed = [one.asked[0].name for one in lead if one.asked and one.asked[0].name.startswith("same")]
     assert len(confirmed) == len(approved) == 2 + fit
     assert [one for one in hashed if one] == hashed[: len(approved)] * 2
+
+
+@pytest.mark.parametrize(("converged", "done"), [(True, 1), (False, 0)])
+def test_a_fit_that_is_not_at_its_end_ends_the_walk_and_one_of_fewer_sites_does_not(
+    converged: bool, done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both end with the code 9."""
+    identity = Identity.new()
+    owner = Owner(0, "client", bytes.fromhex(identity.verify), "what", "0")
+    step = PilotStep("fit", "the model of all sites", typed=lambda _: [["fit", "e.toml", "--to", "new:run"]])
+    d = GlmDesign(family="linear", outcome="y", columns=("a",), places=(0,), mean=(0.0,), deviation=(1.0,), steps=16)
+    fit = GlmFit(
+        design=d, sites=3, least=3, records=90, steps=3, converged=converged, dispersion=1.0, rank=2, deviance=88.0,
+        null_deviance=None, aic=None, coefficients=(), covariance=(),
+    )  # fmt: skip
+
+    def fitted(walk: Walk, placed: list[str]) -> int:
+        (walk.folder / placed[-1]).mkdir()
+        (walk.folder / placed[-1] / "fit.json").write_bytes(encoded(fit))
+        return 9
+
+    monkeypatch.setattr(Walk, "_typed", fitted)
+    with AuditLog(tmp_path / "audit.jsonl", owner, identity.sign_bytes, lambda: 1, synced=False) as log:
+        assert Walk(tmp_path, log, {}).follow([step]) == (0 if converged else 9)
+    assert [one.kind for one in entries(tmp_path / "audit.jsonl")].count("step_done") == done
 
 
 def test_a_declaration_that_a_site_writes_after_its_first_look_is_found(tmp_path: Path) -> None:

@@ -265,6 +265,17 @@ def _checked(question: Question, answer: str, base: Path) -> str:
     return str(path.resolve())
 
 
+def _is_unfinished(folder: Path) -> bool:
+    """Return whether the fit in a folder is not at its end; the same code is that of a fit of fewer sites."""
+    from fedgossip.sites.fits.fit_files import read_fit
+
+    try:
+        found = read_fit(folder)
+    except ConfigError:
+        return True
+    return found is not None and bool(getattr(found[1], "problem", ""))
+
+
 @dataclass
 class Walk:
     """One participant's way: `folder` holds all its files; relative paths in answers are of the folder it began in."""
@@ -328,6 +339,9 @@ class Walk:
             code = self._typed(placed)
             if code not in WHOLE:
                 echo(f"To go on: {command_line()}", err=True)
+                return code
+            if code and placed[0] == "fit" and _is_unfinished(self.folder / placed[placed.index("--to") + 1]):
+                echo("The fit is not at its end.  Mend the plan, with the other sites, and host a new pilot.", err=True)
                 return code
             self.note(TYPED, step=step.name, number=number, command=shlex.join(["fedgossip", *placed]), code=code)
         return None

@@ -57,7 +57,14 @@ from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayo
 from fedgossip.sites.fits.design_columns import bounds_of, check_counted, codes_of, design_columns, words_instead
 from fedgossip.sites.fits.families.correlations import Correlations
 from fedgossip.sites.fits.families.elastic_net import ElasticNet
-from fedgossip.sites.fits.families.family import FamilyLayout, FamilyTask, PredictingFamily, SumsFamily, fit_of
+from fedgossip.sites.fits.families.family import (
+    FamilyLayout,
+    FamilyTask,
+    PredictingFamily,
+    SumsFamily,
+    fit_of,
+    option_number,
+)
 from fedgossip.sites.fits.families.likelihoods import Firth, Likelihood, LikelihoodFamily, NegativeBinomial, Weibull
 from fedgossip.sites.fits.families.meta_analysis import MetaAnalysis
 from fedgossip.sites.fits.families.multinomial import Multinomial, Ordinal
@@ -287,8 +294,9 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
     if errors == cox_sums.ROBUST and ties == EFRON:
         text = f"model.source = {source!r}: errors={errors} beside ties={EFRON}"
         raise ConfigError(text, f"Robust errors are of ties={BRESLOW}: take a fine grid.")
-    least = _cox_number(source, "events", options.pop("events", str(max(COX_LEAST, agreed.suppress))), 1, 1 << 30)
-    ridge = _cox_number(source, "ridge", options.pop("ridge", "0"), 0, COX_RIDGES)
+    where = f"model.source = {source!r}: "
+    least = option_number(where, "events", options.pop("events", str(max(COX_LEAST, agreed.suppress))), 1, 1 << 30)
+    ridge = option_number(where, "ridge", options.pop("ridge", "0"), 0, COX_RIDGES)
     if least != math.floor(least) or least < agreed.suppress:
         text = f"model.source = {source!r}: events={least:g}; data.suppress is {agreed.suppress}"
         raise ConfigError(text, f"A told time has a whole number of events, {agreed.suppress} or more.")
@@ -306,16 +314,6 @@ def _cox_design(source: str, agreed: AgreedTable) -> CoxDesign:
         errors=errors if errors == cox_sums.ROBUST else msgspec.UNSET,
         suppress=agreed.suppress if codes else msgspec.UNSET,
     )  # fmt: skip
-
-
-def _cox_number(source: str, name: str, text: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise ConfigError(f"model.source = {source!r}: {name}={text}", f"It is a number from {low:g} to {high:g}.")
-    return value
 
 
 def _cox_records(layout: CoxLayout, agreed: AgreedTable, file: TableFile) -> TimedRecords:
@@ -353,7 +351,9 @@ def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, Schema
     labels = agreed.schema.labels
     if len(labels) != 2:
         text = f"{name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
-        raise ConfigError(text, "Name two, the time and then the event (1 or 0): label=days,died.")
+        raise ConfigError(
+            text, "Name two, the time and then the event (1 or 0), label=days,died, and no start of a record."
+        )
     return labels[0], labels[1]
 
 

@@ -40,6 +40,7 @@ from fedgossip.sites.fits.families.family import (
     ResultTable,
     SiteSample,
     SumBlock,
+    option_number,
     read_sample,
     regression_design,
     symmetric,
@@ -87,29 +88,18 @@ class NetOptions:
 
 def options_of(options: Mapping[str, str]) -> NetOptions:
     """Return the options, checked.  Raises ConfigError."""
-    family = options.get("family", "")
+    family, of = options.get("family", ""), "elastic-net?"
     if family not in KIND_OF:
         raise ConfigError(f"elastic-net?family={family}", nearest(family, KIND_OF))
-    l1 = _number(options, "l1", "1", 0.0, 1.0)
+    l1 = option_number(of, "l1", options.get("l1", "1"), 0.0, 1.0)
     if "lambda" in options:
         if extra := {"path", "folds"} & options.keys():
             raise ConfigError(f"elastic-net: {min(extra)} beside lambda", "Fit that lambda, or choose one of a path.")
-        return NetOptions(family, l1, _number(options, "lambda", "", 0.0, 1e6), 1, 0)
-    path, folds = (round(_number(options, name, many, 2, most)) for name, many, most in (
+        return NetOptions(family, l1, option_number(of, "lambda", options["lambda"], 0.0, 1e6), 1, 0)
+    path, folds = (round(option_number(of, name, options.get(name, many), 2, most)) for name, many, most in (
         ("path", "10", MOST), ("folds", "5", MOST // 5)
     ))  # fmt: skip
     return NetOptions(family, l1, None, path, folds)
-
-
-def _number(options: Mapping[str, str], name: str, default: str, low: float, high: float) -> float:
-    text = options.get(name, default)
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise ConfigError(f"elastic-net?{name}={text}", f"It is a number from {low:g} to {high:g}.")
-    return value
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ A vector has a place for every round; incomplete ones are zeros.  A number x cou
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -365,3 +366,14 @@ def symmetric(numbers: Values, width: int) -> Values:
     found[upper(width)] = numbers
     found.T[upper(width)] = numbers
     return found
+
+
+def option_number(where: str, name: str, text: str, low: float, high: float) -> float:
+    """Return the number of an option of model.source.  Raises ConfigError for another than from `low` to `high`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise ConfigError(f"{where}{name}={text}", f"It is a number from {low:g} to {high:g}.")
+    return value
