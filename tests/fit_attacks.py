@@ -79,7 +79,7 @@ class FitHall(Hall):
 
     def __post_init__(self) -> None:
         self.plan, self.layout, self.task = self.made
-        self.task._told.clear()
+        self.task._replied.clear()
         self.initial = self.x = self.task.initial(0)
         self.round = 0
         for node in range(SITES):

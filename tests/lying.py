@@ -119,7 +119,7 @@ class Hall:
         assert isinstance(machine, Coordinator)
         machine.interrupted, machine.round = False, round
         machine.settings = replace(machine.settings, rounds=10**9)
-        told = _Told(self, machine, set(range(plan.learners)) - set(away), twist, until)
+        told = _Delivered(self, machine, set(range(plan.learners)) - set(away), twist, until)
         with pytest.MonkeyPatch.context() as patch:
             summed = secure_round.SecureRound._summed
 
@@ -139,7 +139,7 @@ class Hall:
         return float(apart @ update / (np.linalg.norm(apart) * np.linalg.norm(update)))
 
 
-class _Told:
+class _Delivered:
     """One session on its way."""
 
     def __init__(self, hall: Hall, machine: Any, here: set[NodeId], twist: Twist, until: str) -> None:

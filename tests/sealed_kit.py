@@ -63,7 +63,7 @@ class Two:
         return self.peers[node]._links[1 - node].call
 
     def speaking(self) -> bool:
-        return all(self.call(node).speaks for node in (0, 1))
+        return all(self.call(node).sends for node in (0, 1))
 
     def rounds(self, node: int) -> list[int]:
         """The rounds of the models that a peer has heard; each element of each is checked."""

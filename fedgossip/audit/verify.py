@@ -147,7 +147,7 @@ def compare(one: TrafficRecord, other: TrafficRecord) -> list[str]:
     return [*_direction(one, other), *_direction(other, one), *_results(one, other)]
 
 
-def unheard(one: TrafficRecord, transcripts: Iterable[TrafficRecord]) -> list[str]:
+def without_transcript(one: TrafficRecord, transcripts: Iterable[TrafficRecord]) -> list[str]:
     """Return the sessions with messages of a client but without a transcript of the coordinator."""
     known = {session for other in transcripts for session in other.sessions or ()}
     first: dict[int, tuple[Crossing, int]] = {}
@@ -378,14 +378,14 @@ class _Following:
 
 COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha256", "more", "hash")
 
-_TOLD = {"bytes", "to", "from", "round", "session", "sha256"}
+_IN_COLUMNS = {"bytes", "to", "from", "round", "session", "sha256"}
 
 
 def row(entry: LogEntry) -> dict[str, object]:
     """Return an entry by COLUMNS."""
     facts = entry.facts
     peer = next((f"{word} {facts[word]}" for word in ("to", "from") if word in facts), "")
-    more = "; ".join(f"{name} {printable(str(value))}" for name, value in facts.items() if name not in _TOLD)
+    more = "; ".join(f"{name} {printable(str(value))}" for name, value in facts.items() if name not in _IN_COLUMNS)
     size, round = bytes_of(facts), facts.get("round", "")
     return {
         "number": entry.number, "time": entry.time, "kind": entry.kind, "bytes": "" if size is None else size,

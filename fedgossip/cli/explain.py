@@ -37,11 +37,11 @@ def explain(words: tuple[str, ...], as_json: bool) -> None:
     if any(one.name == " ".join(words) for one in known):  # a command of a group, or a term
         words = (" ".join(words),)
     found = list(dict.fromkeys(id(one) for word in words for one in meant(" ".join(word.split()), known)))
-    told = [one for one in known if id(one) in found]
+    chosen = [one for one in known if id(one) in found]
     if as_json:
-        print_json([dataclasses.asdict(one) for one in told])
+        print_json([dataclasses.asdict(one) for one in chosen])
         return
-    echo("\n\n".join("\n".join(lines(one)) for one in told))
+    echo("\n\n".join("\n".join(lines(one)) for one in chosen))
 
 
 def meant(word: str, known: Sequence[Term]) -> list[Term]:

@@ -437,7 +437,7 @@ class ResidentModels(Protocol):
     """All nodes' models on the device.  Only a watched round reads back from it."""
 
     @property
-    def untold(self) -> int:
+    def unread(self) -> int:
         """Maximum number of rounds between two calls of `losses`."""
         ...
 

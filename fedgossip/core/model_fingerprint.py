@@ -46,7 +46,7 @@ class Likeness:
         return tuple(found)
 
 
-NOT_SAID = Likeness()
+NO_LIKENESS = Likeness()
 
 
 def near(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:

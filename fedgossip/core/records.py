@@ -172,7 +172,7 @@ class RowWriter:
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self.lost = 0
         """Number of dropped rows."""
-        self._untold = 0
+        self._dropped = 0
         self._reason = ""
         self._place = -1, -1
 
@@ -182,12 +182,12 @@ class RowWriter:
         if self._append(row):
             return self._write_lost()
         self.lost += 1
-        self._untold += 1
+        self._dropped += 1
         return None
 
     def write_all(self, rows: Sequence[Row]) -> Iterator[EventRow]:
         """Append rows, in one piece where it fits.  Yields events as `write` returns them."""
-        if not self._untold and self._put(self._encoder.encode_lines(rows)):
+        if not self._dropped and self._put(self._encoder.encode_lines(rows)):
             self._place = _place_of(rows[-1])
             return
         for row in rows:
@@ -203,12 +203,12 @@ class RowWriter:
         return lost
 
     def _write_lost(self) -> EventRow | None:
-        if not self._untold:
+        if not self._dropped:
             return None
-        event = EventRow(*self._place, "rows_lost", {"count": self._untold, "reason": self._reason})
+        event = EventRow(*self._place, "rows_lost", {"count": self._dropped, "reason": self._reason})
         if not self._append(event):
             return None
-        self._untold = 0
+        self._dropped = 0
         return event
 
     def _append(self, row: Row) -> bool:
@@ -281,7 +281,7 @@ def event_row(peer: int, report: Report) -> EventRow | None:
     return EventRow(round=report.round, peer=peer, name=report.name, value=report.value)
 
 
-Tells = Literal[
+Implied = Literal[
     "", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again", "relayed",
     "by_web", "direct",
 ]  # fmt: skip
@@ -306,7 +306,7 @@ class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As `words`, in runs with a coordinator, where their text differs."""
     severity: Literal["grave", "noted", "quiet"] = "noted"
     """grave: shown first; noted: listed; quiet: part of normal operation, only counted."""
-    tells: Tells = ""
+    implies: Implied = ""
     open_round: bool = False
     """Whether a coordinator and its clients report it for the open round, by the number of completed rounds."""
     disturbs: bool = False

@@ -293,7 +293,7 @@ class Vocabulary:
         self._parts = {item: part for part, item in self._items.items()}
         self._decoder: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Union[tuple(self.messages)])  # noqa: UP007
         self._encoder = msgspec.msgpack.Encoder()
-        self._said = {kind: operator.attrgetter(*self._fields[kind]) for kind in messages if self._is_short(kind)}
+        self._getters = {kind: operator.attrgetter(*self._fields[kind]) for kind in messages if self._is_short(kind)}
         self._lengths: dict[Hashable, int] = {}
 
     def encoded(self, message: AnyMessage) -> bytes:
@@ -308,7 +308,7 @@ class Vocabulary:
     def length(self, message: AnyMessage) -> int:
         """Return the bytes of the header of `message`; equal headers are encoded once."""
         kind = type(message)
-        getter = self._said.get(kind)
+        getter = self._getters.get(kind)
         if getter is None:
             return len(self.encoded(message))
         parts = [(v.dtype, v.size) for v in message.vectors] if isinstance(message, Carrier) else ()

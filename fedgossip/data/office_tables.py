@@ -246,8 +246,8 @@ def read_query(file: TableFile) -> TableRows:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "Is it there, and a file?") from None
     except (sqlite3.Error, sqlite3.Warning) as error:
         what = {"not authorized": "only a SELECT is allowed, and this does more", "interrupted": "it takes too long"}
-        said = what.get(str(error), str(error))
-        raise ConfigError(f"{file.query} on {path}: {said}", "A query is one SELECT of the wanted columns.") from None
+        why = what.get(str(error), str(error))
+        raise ConfigError(f"{file.query} on {path}: {why}", "A query is one SELECT of the wanted columns.") from None
     if not found:
         raise ConfigError(f"{file.query} on {path}: no rows", "A query is one SELECT of the wanted columns.")
     for number, row in enumerate(found, 1):

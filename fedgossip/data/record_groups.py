@@ -20,7 +20,7 @@ from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 
 GROUPS = 12
 """Maximum number of groups: with more each is small, and the column is a measurement."""
-NOT_SAID = "not said"
+NO_GROUP = "not said"
 """The group of records with an empty cell."""
 
 
@@ -56,7 +56,7 @@ def _checked(groups: tuple[str, ...], column: str, where: str) -> tuple[str, ...
     if not 2 <= len(groups) <= GROUPS:
         text = f"{where}: column {column!r} has {len(groups)} different values; groups are 2 to {GROUPS}"
         raise ConfigError(text, f'Declare them: [data.columns] {column} = {{ categories = ["f", "m"] }}.')
-    return (*groups, NOT_SAID)
+    return (*groups, NO_GROUP)
 
 
 def group_rows(
@@ -68,7 +68,7 @@ def group_rows(
     found = []
     for row, cell in enumerate(table.words(place)):
         check_read(table, row, place)
-        name = NOT_SAID if is_missing(cell) else class_name(cell)
+        name = NO_GROUP if is_missing(cell) else class_name(cell)
         if name not in groups:
             known = f"The groups are {', '.join(groups[:-1])}."
             raise refused(table, row, place, f"{shown(cell)!r} is no group that all know", known)

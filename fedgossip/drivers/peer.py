@@ -455,7 +455,7 @@ class _PeerLife:
     def _whole(self, rounds: int, vector: Vector | None) -> PeerEnded:
         rows = read_rows(self.files.folder / ROWS)  # those of lives before, too
         lacking = self.plan.lacking(rows, self.node)
-        lacking_ = (*lacking.said, *of_numbers((), [vector], self.plan.segments))
+        lacking_ = (*lacking.sentences, *of_numbers((), [vector], self.plan.segments))
         if not lacking_:
             counts = ExchangeCounts(self.plan.exchanges)
             for row in rows:

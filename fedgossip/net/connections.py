@@ -43,7 +43,7 @@ from fedgossip.net.sockets import (
 from fedgossip.net.streams import stream_port
 from fedgossip.net.transport import Rejected
 
-UNHEARD_BYTES = 6 * CHUNK_BYTES
+UNREAD_BYTES = 6 * CHUNK_BYTES
 """Maximum bytes that a connection may receive without a message being taken; ZeroMQ holds two and a part of a third."""
 
 STRANGERS_MAX = 512
@@ -88,7 +88,7 @@ class _Connection:
     """Number of messages taken on this descriptor when `base` was set."""
     base: int | None = 0
     """Bytes received shortly after; None until TCP is queried."""
-    unheard: int = 0
+    unread: int = 0
     """Bytes received since."""
 
 
@@ -270,7 +270,7 @@ class Connections:
         connection = self._connections[descriptor]
         count = self._messages[descriptor]
         if count != connection.messages:  # the usual case: all of its bytes are read, and TCP need not be queried
-            connection.messages, connection.base, connection.unheard = count, None, 0
+            connection.messages, connection.base, connection.unread = count, None, 0
             self._strange.pop(descriptor, None)
             self._active.add(descriptor)
             return
@@ -279,20 +279,20 @@ class Connections:
         if (now := brought(descriptor)) is None:
             return
         total, waiting = now
-        base, before = total if connection.base is None else connection.base, connection.unheard
-        connection.base, connection.unheard = base, max(0, total - base)  # one that was broken off counts from 0
-        if connection.unheard != before:
+        base, before = total if connection.base is None else connection.base, connection.unread
+        connection.base, connection.unread = base, max(0, total - base)  # one that was broken off counts from 0
+        if connection.unread != before:
             self._active.add(descriptor)
         elif waiting:
             self._waiting.add(descriptor)
-        if connection.unheard > UNHEARD_BYTES:
+        if connection.unread > UNREAD_BYTES:
             self._hang_up(descriptor)
 
     def _hang_up(self, descriptor: int) -> None:
         connection = self._connections[descriptor]
-        total = (connection.base or 0) + connection.unheard
+        total = (connection.base or 0) + connection.unread
         break_off(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
-        connection.base, connection.unheard = total, 0  # reported once; the connection is closed in a moment
+        connection.base, connection.unread = total, 0  # reported once; the connection is closed in a moment
         self._publish(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 
     def _bound_strangers(self) -> None:
@@ -301,10 +301,10 @@ class Connections:
             self._check_strangers()
             for descriptor in list(self._strange)[: max(0, len(self._strange) - most)]:
                 shut_down(descriptor, lambda _: True)
-        if sum(self._connections[d].unheard for d in self._strange) > STRANGE_BYTES:
+        if sum(self._connections[d].unread for d in self._strange) > STRANGE_BYTES:
             self._check_strangers()
-            largest = max(self._strange, key=lambda d: self._connections[d].unheard, default=None)
-            if largest is not None and sum(self._connections[d].unheard for d in self._strange) > STRANGE_BYTES:
+            largest = max(self._strange, key=lambda d: self._connections[d].unread, default=None)
+            if largest is not None and sum(self._connections[d].unread for d in self._strange) > STRANGE_BYTES:
                 self._hang_up(largest)
 
     def _check_strangers(self) -> None:

@@ -35,7 +35,7 @@ class Lacking:
     `in_vain`: nothing happened at all; no participant learned from another.
     """
 
-    said: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
     in_vain: bool = False
 
 
@@ -218,7 +218,7 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
         if node in (None, one)
     ]
     return (
-        Lacking(tuple(_short(sentences, "participants"))) if sentences and not found.said else found
+        Lacking(tuple(_short(sentences, "participants"))) if sentences and not found.sentences else found
     )  # a more precise sentence
 
 

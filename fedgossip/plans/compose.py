@@ -20,7 +20,7 @@ from fedgossip.base import kernels
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.version import __version__
 from fedgossip.core.messages import Hello
-from fedgossip.core.model_fingerprint import NOT_SAID, Likeness
+from fedgossip.core.model_fingerprint import NO_LIKENESS, Likeness
 from fedgossip.core.run_summary import StepFacts
 from fedgossip.core.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
@@ -80,7 +80,7 @@ def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
     return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
 
 
-def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_SAID) -> Hello:
+def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NO_LIKENESS) -> Hello:
     """Return every participant's Hello, without files' paths; `data`: DataShares.digest, or empty."""
     content: dict[str, Any] = without_folders(dict(plan.fingerprint))
     off = () if content["train"]["portable"] else ("portable",)  # older run directories can be collected too

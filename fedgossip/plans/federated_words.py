@@ -120,7 +120,7 @@ def _exact_line(run: DescribedRun, exact: ExactSums) -> str:
 def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
     """Return a client's terms, for a model of `parameters` numbers of `itemsize` bytes."""
     up = run.sent_up(parameters, np.dtype(f"f{itemsize}"))
-    disclosed = [*run.telling.words(run.telling.exact), *run.telling.words(run.telling.covered)]
+    disclosed = [*run.sent_metrics.words(run.sent_metrics.exact), *run.sent_metrics.words(run.sent_metrics.covered)]
     beside = f", with {'; '.join(disclosed)}" if disclosed else ""
     sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
     without = _no_budget_line(run) if run.secure else NO_BUDGET

@@ -106,7 +106,7 @@ def adversary(plan: PrivacyPlan) -> str:
 
 def not_hidden(plan: PrivacyPlan) -> str:
     """Return the data that it does not hide, in words."""
-    disclosed = plan.telling.words(plan.telling.exact)
+    disclosed = plan.sent_metrics.words(plan.sent_metrics.exact)
     of = "summed over the clients of each round" if plan.secure else "of each client and round"
     counts = f"  As it is, {of}: {'; '.join(disclosed)}." if disclosed else ""
     return f"Who took part and when.{counts}  What was learned from earlier runs, and from choosing these numbers."
@@ -114,10 +114,10 @@ def not_hidden(plan: PrivacyPlan) -> str:
 
 def _beside(plan: PrivacyPlan) -> list[tuple[str, str]]:
     found = []
-    if covered := plan.telling.words(plan.telling.covered):
+    if covered := plan.sent_metrics.words(plan.sent_metrics.covered):
         text = "; ".join(covered).capitalize()
         found.append(("also told", f"{text}: within epsilon, as it has noise or follows from what has."))
-    if plan.tested and "tests" not in (*plan.telling.exact, *plan.telling.covered):
+    if plan.tested and "tests" not in (*plan.sent_metrics.exact, *plan.sent_metrics.covered):
         text = "What a client measures on the examples that it keeps for tests (data.local_test): it stays there."
         found.append(("not told", text))
     return found
@@ -294,7 +294,7 @@ class PrivacyPlan:
     """unit "record": number of steps of a site per round."""
     examples: Sequence[int] = ()
     """unit "record": number of examples of each client; the fewest decide."""
-    telling: SentMetrics = field(default_factory=SentMetrics)
+    sent_metrics: SentMetrics = field(default_factory=SentMetrics)
     """The metrics that clients report beside their updates."""
     secure: bool = True
     """Whether these metrics are reported by sums alone."""

@@ -120,14 +120,14 @@ def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row], vect
     `vectors`: everybody's final model.
     """
     verdict = plan.verdict(words)
-    return PARTIAL if verdict == "finished" and lacking_of(plan, rows, vectors).said else verdict
+    return PARTIAL if verdict == "finished" and lacking_of(plan, rows, vectors).sentences else verdict
 
 
 def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]) -> Lacking:
     """Return what a run lacks, including a usable model."""
     found = plan.lacking(rows)
     wrong = of_numbers(rows, plan.outcome(vectors), plan.segments)
-    return Lacking((*found.said, *wrong), found.in_vain) if wrong else found
+    return Lacking((*found.sentences, *wrong), found.in_vain) if wrong else found
 
 
 def summarize(
@@ -155,13 +155,13 @@ def summarize(
         lacking = lacking_of(plan, keeper.rows, ended.vectors)
     if not experiment.personal:  # whose mean is nobody's model
         diverged = of_learning([*networks, evaluated], experiment.score)
-        lacking = Lacking((*diverged, *lacking.said), lacking.in_vain)
+        lacking = Lacking((*diverged, *lacking.sentences), lacking.in_vain)
     added: AddedFacts = {}  # by those to whom this is returned
     return {
         "name": experiment.name or plan.name,
         "driver": driver,
         "status": ended.status,
-        "lacking": lacking.said,
+        "lacking": lacking.sentences,
         "in_vain": lacking.in_vain,
         "seed": experiment.seed,
         "n": plan.learners,

@@ -68,7 +68,7 @@ class Rounds:
     fixed: RingEncoding | None
     chances: Sequence[Callable[[int], Chances]]
     score: Score = ACCURACY
-    telling: SentMetrics = EVERYTHING
+    sent_metrics: SentMetrics = EVERYTHING
     accumulate: int | None = None
     """As in `ClientSettings`."""
     coding: UploadCodec | None = None
@@ -154,10 +154,10 @@ def _round(
         if kept:
             memory[node] = kept
         m = update.metrics
-        contribution = rounds.telling.of(PreparedContribution(
+        contribution = rounds.sent_metrics.of(PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
             effective_steps(rule, work.steps), m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
-            {name: m.get(name, 0.0) for name in rounds.telling.counts},
+            {name: m.get(name, 0.0) for name in rounds.sent_metrics.counts},
         ))  # fmt: skip
         sums.add(node, contribution)
         invite = Invite(number, task.schema, received, standing.counted.get(node, -1))

@@ -164,7 +164,7 @@ def realised_rounds(planned: Schedule, rows: Iterable[Row]) -> RealisedRounds | 
         match row:
             case PeerRow():
                 there[row.round - 1].add(row.peer)
-            case EventRow(name=name) if name != "goodbye" and kind_of(name).tells in COME_AND_GO:
+            case EventRow(name=name) if name != "goodbye" and kind_of(name).implies in COME_AND_GO:
                 return None
             case EventRow(name=name, value=list(others)) if name in LOST:
                 before = left_out[row.round].get(row.peer, frozenset())

@@ -109,17 +109,17 @@ class ResidentRun:
         phase = number % period if period else None
         found = self._models.advance(number, phase, mixing.rows_by_degree(), watched=watched)
         self._untold.append((number, self._exchange.carried(self._edges, number, self._schema, (self._like,))))
-        if watched or len(self._untold) == self._models.untold:
+        if watched or len(self._untold) == self._models.unread:
             self._write_rows(found)
 
     def _write_rows(self, measured: Disagreement | None) -> None:
-        untold, self._untold = self._untold, []
-        if not untold:
+        unread, self._untold = self._untold, []
+        if not unread:
             return
         known = self._models.losses()
-        for (number, traffic), losses in zip(untold, known, strict=False):
+        for (number, traffic), losses in zip(unread, known, strict=False):
             self._write_row(number + 1, losses.tolist(), traffic, measured)
-        if len(known) < len(untold):
+        if len(known) < len(unread):
             self._models.losses()  # which raises
 
     def _write_row(self, round: int, losses: list[float], traffic: RoundBytes, measured: Disagreement | None) -> None:

@@ -440,10 +440,10 @@ def _one_peers(outgoing: Vectors) -> Vectors:
 
 def stacked_step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
     """Return the step of all nodes at once."""
-    told = [update.metrics for update in updates]
-    if not any(told):
-        return Step(round, np.zeros((len(told), 1), kind), np.zeros((len(told), 1), kind))
-    rates, steps = (np.array([metrics.get(name, 0.0) for metrics in told], kind) for name in ("rate", "steps"))
+    found = [update.metrics for update in updates]
+    if not any(found):
+        return Step(round, np.zeros((len(found), 1), kind), np.zeros((len(found), 1), kind))
+    rates, steps = (np.array([metrics.get(name, 0.0) for metrics in found], kind) for name in ("rate", "steps"))
     return Step(round, rates[:, None], steps[:, None])
 
 
@@ -468,16 +468,16 @@ class StackedAttackers:
         """Return the results of all, [n, d], for `mixed`, the mixing of the models that honest peers would have
         sent.
         """
-        told: dict[tuple[NodeId, NodeId], Vector] = {}
+        forged: dict[tuple[NodeId, NodeId], Vector] = {}
         for peer in sorted(self.peers):
             known = range(mixing.n) if self.all_known else mixing.row(peer)
             good = {j: outgoing[j] for j in known if j not in self.peers}
             seen = ObservedModels(peer, round, self.seed, outgoing[peer], good, mixing.row, self.peers)
-            told.update({(peer, to): one for to, one in lies(self.attack, seen, mixing.targets(peer)).items()})
+            forged.update({(peer, to): one for to, one in lies(self.attack, seen, mixing.targets(peer)).items()})
         out = mixed.copy()
-        for to in sorted({to for _, to in told}):
+        for to in sorted({to for _, to in forged}):
             row = mixing.row(to)
-            out[to] = self.rule.combine(to, row, {j: told.get((j, to), outgoing[j]) for j in row})
+            out[to] = self.rule.combine(to, row, {j: forged.get((j, to), outgoing[j]) for j in row})
         return frozen(out)
 
 

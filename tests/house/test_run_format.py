@@ -116,4 +116,4 @@ def test_what_a_report_reads_of_a_record_is_written(
 
 
 def test_lists_of_runs_read_declared_keys() -> None:
-    assert {*heads._KEPT, *runs._KEPT, *runs._WHERE_TOLD} <= get_type_hints(RunSummary).keys()
+    assert {*heads._KEPT, *runs._KEPT, *runs._OPTIONAL} <= get_type_hints(RunSummary).keys()

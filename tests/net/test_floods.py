@@ -27,7 +27,7 @@ from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Contribution, Invite, Model
 from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net import connections, sockets
-from fedgossip.net.connections import UNHEARD_BYTES
+from fedgossip.net.connections import UNREAD_BYTES
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks
@@ -204,11 +204,11 @@ def test_one_that_is_not_heard_for_a_while_is_not_hung_up_on() -> None:
         def stuck() -> bool:
             """Nothing more goes out, though much is left."""
             talker.poll(1)
-            still.append(max(one.unheard for one in busy.connections._connections.values()))
+            still.append(max(one.unread for one in busy.connections._connections.values()))
             return len(still) > 100 and len(set(still[-50:])) == 1 and still[-1] > 0
 
         wait_until(stuck, SECONDS, "the network is full")
-        assert still[-1] < UNHEARD_BYTES
+        assert still[-1] < UNREAD_BYTES
 
         def all_heard() -> bool:
             talker.poll(0)

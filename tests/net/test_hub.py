@@ -375,7 +375,7 @@ def test_a_stream_is_sent_some_chunks_before_the_next_which_has_its_turn_all_the
     nothing: Any = SimpleNamespace()
     speaker = FairSender(nothing, nothing)
     for node in range(2):
-        speaker.put(ClientLine(node, Outbox(Cuts()), way=Way(node, speaks=True)), invite(0))
+        speaker.put(ClientLine(node, Outbox(Cuts()), way=Way(node, sends=True)), invite(0))
     speaker.speak()
     in_turns = [min(CHUNKS_IN_A_ROW, 1 + CHUNKS - at) for at in range(0, 1 + CHUNKS, CHUNKS_IN_A_ROW)]
     assert order == [node for taken in in_turns for node in range(2) for _ in range(taken)]

@@ -185,7 +185,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason_and_the_next_message_arr
         for lie in lies:
             if lie is OPEN:
                 hub.turns.ask(0, 7)
-                assert list(hub.turns.next(time.monotonic(), heard_all=True)) == [(0, 7)]
+                assert list(hub.turns.next(time.monotonic(), all_read=True)) == [(0, 7)]
             liar.send(*lie)
         liar.send(*greeting(HELLO))
         honest.send(*greeting(HELLO))

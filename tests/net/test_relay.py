@@ -339,7 +339,7 @@ def test_models_go_through_a_relay_that_sees_no_float_of_them(
         pair.say(value=1.2345678)
         pair.until(lambda: pair.models(1), "the model is there")
         (vector,) = pair.models(1)[0].vectors
-        assert set(vector.tolist()) == {float(np.float32(1.2345678))} and call.speaks == (calls == 2)
+        assert set(vector.tolist()) == {float(np.float32(1.2345678))} and call.sends == (calls == 2)
         assert [event for event in pair.events[0] if isinstance(event, Routed)] == [Routed(1, relay.address)]
     assert len(seen) > vector.nbytes
     assert struct.pack("<f", vector[0]) * 2 not in bytes(seen) and b"layout" not in bytes(seen)

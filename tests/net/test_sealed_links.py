@@ -101,7 +101,7 @@ def test_what_was_sent_by_curve_before_is_heard_before(pair: Two) -> None:
     pair.call(0).frames_sent += 1  # one that is on its way, or lost
     pair.send(0, 3)
     pair.turn()
-    assert way.hears and way.waits and pair.rounds(1) == []
+    assert way.receives and way.waits and pair.rounds(1) == []
     pair.peers[1].streams.count_curve_message(0, way.connection)
     pair.until(lambda: pair.rounds(1) == [3], "the model")
 
@@ -240,7 +240,7 @@ def test_a_stream_that_is_broken_is_made_anew_with_other_keys(
     wire.change = lambda _, record: [record]
     tapped.send(0, 2)
     tapped.until(lambda: 2 in tapped.rounds(1), "the model after it")
-    assert tapped.call(0).speaks and tapped.rounds(1)[0] == 0
+    assert tapped.call(0).sends and tapped.rounds(1)[0] == 0
     tickets = {bytes(sent[len(HAIL) : len(HAIL) + TICKET_BYTES]) for sent in wire.seen}
     assert len(tickets) == len(wire.seen) == 3
 
@@ -376,7 +376,7 @@ def test_models_and_contributions_go_by_streams(hub: Wheel) -> None:
     assert [event.message.round for event in hub.arrived(0, Invite)] == [0, 1, 2]  # type: ignore[union-attr]
     for node in (0, 1):
         call, line = hub.spokes[node]._call, hub.hub._clients[node].line
-        assert call.speaks and call.hears and line.way and line.way.speaks and line.way.hears
+        assert call.sends and call.receives and line.way and line.way.sends and line.way.receives
     assert all(hub.reasons(node) == [] for node in range(3))
 
 
@@ -401,7 +401,7 @@ def test_a_stream_that_breaks_is_greeted_anew(monkeypatch: pytest.MonkeyPatch, e
         hub.hub.send(0, invite(1, dim))
         hub.until(lambda: hub.arrived(2, Contribution) and hub.arrived(0, Invite), "both again")
         assert values(hub.arrived(2, Contribution)) == [(0, 7.0)] and hub.heard[1] == []
-        assert hub.spokes[0]._call.speaks
+        assert hub.spokes[0]._call.sends
 
 
 def test_a_stream_whose_bytes_are_accepted_and_dropped_is_left_for_curve(
@@ -415,7 +415,7 @@ def test_a_stream_whose_bytes_are_accepted_and_dropped_is_left_for_curve(
     tapped.send(0, 1)
     tapped.until(lambda: 1 in tapped.rounds(1), "the model by CURVE")
     assert time.monotonic() - began < 10
-    assert tapped.ups(0)[-2:] == [False, True] and not tapped.call(0).speaks
+    assert tapped.ups(0)[-2:] == [False, True] and not tapped.call(0).sends
 
 
 def test_a_stream_that_is_sound_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,8 @@ def peer_row(round: int, peer: int) -> PeerRow:
 def test_what_was_lacking_at_an_end_after_which_the_run_went_on_is_told_no_more() -> None:
     plan = compose.plan(load_experiment({"topology": {"graph": "ring", "n": 3}}))
     rows: list[Row] = [peer_row(5, 1), EventRow(5, 1, "never_exchanged", [2])]
-    assert plan.lacking(rows).said == ("Peers 1 and 2 never exchanged a model.",)
-    assert plan.lacking([*rows, peer_row(6, 1)]).said == ()
+    assert plan.lacking(rows).sentences == ("Peers 1 and 2 never exchanged a model.",)
+    assert plan.lacking([*rows, peer_row(6, 1)]).sentences == ()
 
 
 # --- federated runs --------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_client_that_was_never_drawn_has_missed_nothing_where_some_are_drawn()
     def lacking(**coordinator: Any) -> tuple[str, ...]:
         given = {"task": {"kind": "averaging"}, "coordinator": {"clients": 10, **coordinator}}
         plan = compose.plan(load_experiment(given))
-        return plan.lacking([], 3).said
+        return plan.lacking([], 3).sentences
 
     assert lacking() == ("Client 3 took part in no round: it trained nothing.",)
     assert lacking(participation=0.5) == ()

@@ -23,7 +23,7 @@ from fedgossip.secure.noise import discrete_gaussian
 SILOS = PrivacyPlan("client", clients=10, rounds=20, noise=8.0, clip=1.0, delta=1e-5, parameters=650)
 RECORDS = PrivacyPlan(
     "record", clients=10, rounds=20, noise=1.1, clip=0.5, delta=1e-5, parameters=650, batch_size=32, local_steps=10,
-    examples=(2000, 1000, 4000), telling=SentMetrics(("examples", "steps"), ("cut",)),
+    examples=(2000, 1000, 4000), sent_metrics=SentMetrics(("examples", "steps"), ("cut",)),
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from fedgossip.sites.fits.cox.cox_steps import (
     rounds_of,
     stepped,
 )
-from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, TimedRecords
+from fedgossip.sites.fits.cox.cox_sums import REPORTED_TIMES, CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.survival.survival_times import places_of
 from fedgossip.sites.plans.fits import planned_fit
 from fedgossip.sites.releases.checking import check
@@ -322,7 +322,7 @@ def test_told_times_have_enough_events_and_are_not_too_many() -> None:
     layout, sites = layout_of(2, least=15), [drawn(seed, 120, 2) for seed in range(4)]
     found = fit_of(layout, rounds(layout, sites))
     assert all(point.events == 0 or point.events >= 15 for one in found.strata for point in one.points)
-    assert found.smallest >= 15 and len(found.strata[0].points) <= TOLD
+    assert found.smallest >= 15 and len(found.strata[0].points) <= REPORTED_TIMES
     risk = [[point.risk for point in one.points] for one in found.strata]
     assert found.smallest <= min(a - b for one in risk for a, b in pairwise(one) if a > b)
 

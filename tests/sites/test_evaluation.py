@@ -32,7 +32,7 @@ from fedgossip.base.version import __version__
 from fedgossip.core.messages import Hello
 from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
-from fedgossip.data.record_groups import NOT_SAID
+from fedgossip.data.record_groups import NO_GROUP
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import PrivacySection
 from fedgossip.net import endpoints
@@ -83,7 +83,7 @@ def judged(folder: Path, *overrides: str, engine: str = "sim") -> tuple[Evaluati
         kept, _ = parted(experiment, site, examples)
         answers, y = asked(model, examples.train.subset(kept))
         with (folder / f"site-{site}.csv").open() as file:
-            sex = [row["sex"] or NOT_SAID for row in csv.DictReader(file)]
+            sex = [row["sex"] or NO_GROUP for row in csv.DictReader(file)]
         for name, part in (("answers", answers), ("y", y), ("sex", np.array(sex)[kept]), ("site", [site] * len(y))):
             parts[name].append(part)
     return found, {name: np.concatenate(values) for name, values in parts.items()}
@@ -120,9 +120,9 @@ def test_groups_are_judged_where_they_are_large_and_at_enough_sites(trained: Pat
     """Of 20 rare records, all at one site, 8 are judged: not told, nor a group to subtract them by."""
     found, pooled = judged(trained)
     told = {group.name: group for group in found.groups}
-    assert set(told) == {"f", "m", "x", "rare", NOT_SAID}
+    assert set(told) == {"f", "m", "x", "rare", NO_GROUP}
     assert told["x"].records == 0 and told["rare"].records is None and (pooled["sex"] == "rare").sum() >= SUPPRESS
-    assert told[NOT_SAID].records is None and (pooled["sex"] == NOT_SAID).sum() < SUPPRESS
+    assert told[NO_GROUP].records is None and (pooled["sex"] == NO_GROUP).sum() < SUPPRESS
     for name in "fm":
         rows = pooled["sex"] == name
         y, said = pooled["y"][rows], pooled["answers"][rows, 1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 USUAL = "0.0.0.0:7777"
 
-SAY_SECONDS = 60.0
+REPORT_SECONDS = 60.0
 """Seconds between two lines of counts, if they changed."""
 
 
@@ -91,7 +91,7 @@ async def _run(server: Relay, doors: Sequence[Door], tls: ssl.SSLContext | None)
     before = ""
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), SAY_SECONDS)
+            await asyncio.wait_for(ended.wait(), REPORT_SECONDS)
         text = ", ".join(f"{count} {name}" for name, count in sorted(server.counts.items()))
         if text and text != before:
             echo(f"{server.listening} can be called; so far {text}", err=True)

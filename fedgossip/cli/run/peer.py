@@ -253,8 +253,8 @@ def _checked(
 
     code = 0
     for one in SiteChecks(ClientSite(plan, node, key, endpoints, policy, ledger, out, time.time_ns)).all():
-        word = "REFUSED" if one.error else "WARNING" if one.advice else "-" if one.said == LATER else "ok"
-        echo(f"{word:7}  {one.what:12}  {one.said}")
+        word = "REFUSED" if one.error else "WARNING" if one.advice else "-" if one.finding == LATER else "ok"
+        echo(f"{word:7}  {one.what:12}  {one.finding}")
         if advice := one.error.advice if one.error else one.advice:
             echo(f"{'':23}{advice}")
         code = code or (one.error.exit_code if one.error else 0)

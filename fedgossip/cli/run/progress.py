@@ -63,7 +63,7 @@ class Progress:
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, roles.learners, 0.0, 0)
-        self._told = 0
+        self._printed = 0
         """The round of the last network row that a line had."""
         self._scored: tuple[float, int] | None = None
         """The accuracy that was measured last, and its round."""
@@ -94,10 +94,10 @@ class Progress:
                 if row.measured or not self._last.measured:  # without a test, each round reports
                     self._last = row
                 # a score is news once on lines that stay, and that of round 0 never: it reads as if nothing was learned
-                stale = row.round > self._last.round <= (0 if self._bar else self._told)
+                stale = row.round > self._last.round <= (0 if self._bar else self._printed)
                 shown = row if stale else self._last
                 if self._moved(row.round, describe(shown, self.roles, row.round, self.score)):
-                    self._told = shown.round
+                    self._printed = shown.round
             case PeerRow() if row.peer == self.own:
                 self._scored = self._scored if row.score is None else (row.score, row.round)
                 self._moved(row.round, describe_own(row, self._scored, self.roles, self.score))

@@ -420,7 +420,7 @@ def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:
             words = f"without training exactly 0 after {forecast['exact_after']} rounds"
         words = words if summary.get("summed", True) else "not forecast: no sum of honest models by weights"
         measured = f"{summary['measured_contraction']:.4f} measured, {words}"
-        effects = {name for name in summary["events"] if kind_of(name).tells in ("missed", "gone", "ended")}
+        effects = {name for name in summary["events"] if kind_of(name).implies in ("missed", "gone", "ended")}
         if effects or "skipped_mix" in summary["events"]:
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))

@@ -80,7 +80,7 @@ def _rounds(run: dict[str, Any]) -> str:
 
 _OF_PEERS = ("mean_peer", "worst_peer")
 _KEPT = ("status", "n", "graph", "rounds", "score", "digest", "seconds", "driver", "seed")
-_WHERE_TOLD = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
+_OPTIONAL = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
 """Keys that are copied where a file has them."""
 
 
@@ -88,7 +88,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in _folders(folder):
         if (summary := run / SUMMARY).exists():
-            found.append({"run_dir": str(run), **_read(summary, _KEPT, _WHERE_TOLD)})
+            found.append({"run_dir": str(run), **_read(summary, _KEPT, _OPTIONAL)})
         elif (run / INCOMPLETE).exists():
             found.append({"run_dir": str(run), "status": "incomplete"})
         else:

@@ -117,15 +117,15 @@ def _lines(follower: Follower) -> None:
     follower.on_row = lambda row: _print_line(lines.of(row))
     for text in lines.heading():
         _print_line(text)
-    told_quiet = False
+    warned = False
     while not follower.ended:
         if reader_left():
             return
         follower.poll()
         for text in lines.troubles():
             _print_line(text)
-        if time.time() - follower.news_at > QUIET_SECONDS and not told_quiet:
-            told_quiet = True
+        if time.time() - follower.news_at > QUIET_SECONDS and not warned:
+            warned = True
             echo(f"nothing new for {QUIET_SECONDS:.0f} s: was the run stopped?  {LEAVE}", err=True)
         _rest(follower)
     echo(_last_line(follower))

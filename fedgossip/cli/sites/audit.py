@@ -202,13 +202,13 @@ def _participant(path: Path) -> int | None:
 
 def _compared(verdict: Verification, others: list[Verification], *, every: bool) -> Verification:
     """Return the verdict with every disagreement; `every`: there are no more files."""
-    from fedgossip.audit.verify import Fault, compare, unheard
+    from fedgossip.audit.verify import Fault, compare, without_transcript
 
     mine, found = verdict.account, list[str]()
     for other in (one.account for one in others):
         found += compare(other, mine) if mine.owner is None else compare(mine, other)
     if every and mine.owner and all(other.account.owner is None for other in others):
-        found += unheard(mine, (other.account for other in others))
+        found += without_transcript(mine, (other.account for other in others))
     agreed = () if found else (f"agrees with the other side, {len(others)} files of it",)
     faults = verdict.faults + tuple(Fault(0, what) for what in found)
     return replace(verdict, faults=faults, remarks=verdict.remarks + agreed)

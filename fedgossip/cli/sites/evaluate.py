@@ -288,12 +288,12 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
     if found.groups:
         lines += ["", *_groups(found)]
     if found.layout.noise:
-        return [*lines, "", NOT_TOLD]
+        return [*lines, "", WITHHELD]
     lines += ["", *([_places(found)] if found.places else []), *(_named(found))]
     return [*lines, *_membership(found)]
 
 
-NOT_TOLD = "under a budget no loss and no site's own score is told; each site alone: fedgossip privacy membership"
+WITHHELD = "under a budget no loss and no site's own score is told; each site alone: fedgossip privacy membership"
 
 
 THRESHOLD_HEAD = ["at least", "sensitivity", "specificity", "net benefit", "of acting on all"]

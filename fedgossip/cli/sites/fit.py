@@ -117,12 +117,12 @@ def _write(
     if model is not None:
         write_model(folder / run_format.MODEL, model, write_whole)
     echo(text.decode() if as_json else "\n".join(describe(found, planned.plan.learners)))
-    told, why = str(wrote), why_not(found)
+    written, why = str(wrote), why_not(found)
     if model is not None:
-        told += f", and {folder / run_format.MODEL}"
+        written += f", and {folder / run_format.MODEL}"
     if model is not None or (run.file == run_format.FIT and not why):
-        told += f": fedgossip predict {quoted(folder)} FILE.csv"
-    echo(f"Wrote {told}", err=True)
+        written += f": fedgossip predict {quoted(folder)} FILE.csv"
+    echo(f"Wrote {written}", err=True)
     if why:
         echo("\n".join([why, *look()]), err=True)
     return 9 if why else 0
@@ -358,9 +358,9 @@ def _means(found: CurveFit) -> list[str]:
     if len(found.groups) == 2:
         one, other = found.groups
         apart = (one.mean or 0.0) - (other.mean or 0.0)
-        told = coefficient("", apart, ((one.mean_error or 0.0) ** 2 + (other.mean_error or 0.0) ** 2) ** 0.5)
-        if told.p is not None:
-            interval = f"95 % {short(told.low)} to {short(told.high)}, p {chance(told.p)}"
+        contrast = coefficient("", apart, ((one.mean_error or 0.0) ** 2 + (other.mean_error or 0.0) ** 2) ** 0.5)
+        if contrast.p is not None:
+            interval = f"95 % {short(contrast.low)} to {short(contrast.high)}, p {chance(contrast.p)}"
             lines.append(f"mean of {one.name} less that of {other.name}: {short(apart)} ({interval})")
     return lines
 

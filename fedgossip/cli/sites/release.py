@@ -91,7 +91,7 @@ def _lines(made: Release) -> list[str]:
         ["judged", _judged(made)],
         ["logs", _logs(made)],
         ["files", f"{len(made.files) + 1}"],
-        *([what, line(said, 1000)] for what, said in made.study),
+        *([what, line(text, 1000)] for what, text in made.study),
         ["signed by", made.signer],
     ]
     return [columns(rows)]

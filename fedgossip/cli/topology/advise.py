@@ -136,8 +136,8 @@ def sentence(goal: str, found: Sequence[AdvisedWay]) -> str:
 
 
 def _name(way: AdvisedWay) -> str:
-    said = {"gossip": f"Gossip on {way.name}", "alone": "Training alone"}
-    return said.get(way.kind, way.name[0].upper() + way.name[1:])
+    names = {"gossip": f"Gossip on {way.name}", "alone": "Training alone"}
+    return names.get(way.kind, way.name[0].upper() + way.name[1:])
 
 
 def _seconds(value: float) -> str:

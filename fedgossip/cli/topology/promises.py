@@ -141,8 +141,8 @@ def _rounds(value: int | None, promise: Forecast) -> str:
 
 
 def _both(typical: int | None, worst: int | None, promise: Forecast) -> str:
-    said = _rounds(worst, promise)
-    return said if typical is None else f"{typical} / {said}"
+    text = _rounds(worst, promise)
+    return text if typical is None else f"{typical} / {text}"
 
 
 def _late(promise: Forecast) -> str:

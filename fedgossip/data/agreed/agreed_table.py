@@ -475,7 +475,7 @@ class StatisticsTask(PooledSumsTask):
         """`common`: moments of the common test file, used where those of the sites may not be published."""
         self.common, self.levels = common, levels
         self.layout, self.sites, self._draw = SumLayout(schema, noise), sites, draw
-        self._said: dict[tuple[NodeId, int], Vector] = {}
+        self._sent: dict[tuple[NodeId, int], Vector] = {}
         """Noisy sums are drawn once per site and round; a repeated request returns the same numbers."""
         super().__init__(self.layout.exact, schema.digest)
         for node, site in sites.items():
@@ -508,10 +508,10 @@ class StatisticsTask(PooledSumsTask):
 
     def sums(self, job: Job) -> Vector:
         named = job.node, job.round
-        if named not in self._said:
+        if named not in self._sent:
             numbers = self.layout.hidden(self._numbers(job), job.round, self._draw(*named))
-            self._said[named] = self.layout.vector(numbers)
-        return self._said[named]
+            self._sent[named] = self.layout.vector(numbers)
+        return self._sent[named]
 
     def _numbers(self, job: Job) -> Numbers:
         site = self.sites[job.node]

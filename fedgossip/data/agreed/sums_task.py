@@ -49,7 +49,7 @@ class SumsTask(ABC):
     def __init__(self, exact: ExactSums, digest: str) -> None:
         """`digest`: of the data that all participants must share."""
         self.length, self.schema, self.exact = exact.length, digest[:16], exact
-        self._told: dict[NodeId, tuple[int, Vector]] = {}
+        self._replied: dict[NodeId, tuple[int, Vector]] = {}
         """The round and the sums that each site sent last."""
         self._looked: tuple[Vector, Vector, tuple[int, int, bytes], str] | None = None
 
@@ -65,7 +65,7 @@ class SumsTask(ABC):
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return each site's sums of the round.  Raises TrainingError where the first round collected nothing."""
         replies = [self.sums(job) for job in jobs]
-        self._told.update({job.node: (job.round, one) for job, one in zip(jobs, replies, strict=True)})
+        self._replied.update({job.node: (job.round, one) for job, one in zip(jobs, replies, strict=True)})
         return [Update(one, 1) for one in replies]
 
     # --- checks of a site -----------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class SumsTask(ABC):
 
     def find_reply(self, node: NodeId, before: AskedBefore) -> Vector | None:
         """Return a site's reply to an earlier request; None without one in this process."""
-        round, reply = self._told.get(node, (-1, None))
+        round, reply = self._replied.get(node, (-1, None))
         return reply if round == before.round else None
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:

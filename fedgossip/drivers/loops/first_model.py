@@ -18,7 +18,7 @@ from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.plans.compose import Plan
 
 
-class _HeardError(BaseException):
+class _JoinedError(BaseException):
     """The script has joined, and is not needed any more."""
 
 
@@ -31,7 +31,7 @@ class _FirstModel:
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:  # noqa: ARG002
         self.found = described(self.plan, exchanged, "the first model")
-        raise _HeardError
+        raise _JoinedError
 
 
 def first_model_of(plan: Plan, script: Sequence[str]) -> Described:
@@ -45,7 +45,7 @@ def first_model_of(plan: Plan, script: Sequence[str]) -> Described:
     sys.argv, sys.path[:] = list(script), [str(Path(script[0]).resolve().parent), *path]
     try:
         runpy.run_path(script[0], run_name="__main__")
-    except _HeardError:
+    except _JoinedError:
         pass
     except FedgossipError:
         raise

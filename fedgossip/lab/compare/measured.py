@@ -167,7 +167,7 @@ def _away(rows: Sequence[Row], own: Sequence[PeerRow], seconds: float) -> float:
     """Return the seconds that dead learners were away, all together."""
     states_of: dict[int, list[str]] = {}
     for row in rows:
-        if isinstance(row, EventRow) and (state := kind_of(row.name).tells) in ("ended", "again"):
+        if isinstance(row, EventRow) and (state := kind_of(row.name).implies) in ("ended", "again"):
             states_of.setdefault(row.peer, []).append(state)
     total = 0.0
     for peer, states in states_of.items():

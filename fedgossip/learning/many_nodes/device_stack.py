@@ -57,7 +57,7 @@ class DeviceStack:
     `note` receives an event's name and text: smaller blocks, a round not captured.  Raises torch.cuda.OutOfMemoryError.
     """
 
-    untold = 16
+    unread = 16
     """Maximum number of rounds with losses still on the device."""
 
     def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:

@@ -64,7 +64,7 @@ class JobBlocks:
         self, stack: ModuleStack | None, reason: str, sharing: GpuSharing, device: torch.device, rounds: int
     ) -> None:
         self._stack, self._reason, self._sharing, self._device = stack, reason, sharing, device
-        self._rounds, self._told = rounds, set[str]()
+        self._rounds, self._reported = rounds, set[str]()
         self._block = LARGEST_BLOCK
         if stack is not None and device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
@@ -115,8 +115,8 @@ class JobBlocks:
         self._once(Report("not_captured", reason, round))
 
     def _once(self, report: Report) -> None:
-        if report.name not in self._told:
-            self._told.add(report.name)
+        if report.name not in self._reported:
+            self._reported.add(report.name)
             self._write(report)
 
     def _in_blocks(self, stack: ModuleStack, jobs: Sequence[Assignment]) -> list[JobResult]:

@@ -53,7 +53,7 @@ class _Block(NamedTuple):
 class HostStack:
     """n models of an engine's shape, which take `steps` steps of plain SGD a round."""
 
-    untold = 1
+    unread = 1
     """Maximum number of rounds with unread losses."""
 
     def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:  # noqa: ARG002
@@ -243,12 +243,12 @@ class ResidentStack:
     ) -> None:
         self._stack, self._batches, self._settings = stack, batches, settings
         self._rounds, self._diverged = rounds, diverged
-        self._untold: list[tuple[int, float]] = []  # rounds with losses still on the device, and their rates
+        self._unread: list[tuple[int, float]] = []  # rounds with losses still on the device, and their rates
         self._failed: TrainingError | None = None
 
     @property
-    def untold(self) -> int:
-        return self._stack.untold
+    def unread(self) -> int:
+        return self._stack.unread
 
     def load(self, models: Vector) -> None:
         with self._errors_of("loading the models"):
@@ -262,7 +262,7 @@ class ResidentStack:
         with self._errors_of(f"round {round}"):
             mixing = stack.mixing_of(phase, groups)
             found: Disagreement | None = (stack.watched if watched else stack.advance)(indices, lr, mixing, phase)
-        self._untold.append((round, lr))
+        self._unread.append((round, lr))
         return found
 
     def losses(self) -> Sequence[npt.NDArray[np.float64]]:
@@ -271,7 +271,7 @@ class ResidentStack:
             raise self._failed
         with self._errors_of("reading the losses"):
             losses, finite = self._stack.losses()
-        rounds, self._untold = self._untold, []
+        rounds, self._unread = self._unread, []
         for place, (round, lr) in enumerate(rounds):
             whole = finite[place] & np.isfinite(losses[place])
             if not whole.all():

@@ -163,7 +163,7 @@ class ClientLinks(Wakeable):
     def _changes_over(self) -> bool:
         """Send by the sealed stream, if one is up; return whether."""
         call, outbox = self._call, self._outbox
-        if not call.up or not (call.speaks or (outbox.between and outbox)):
+        if not call.up or not (call.sends or (outbox.between and outbox)):
             return False
         try:
             while call.speak() and (pair := self._next()) is not None and call.send(pair):
@@ -342,7 +342,7 @@ class ClientLinks(Wakeable):
             self._outbox.put(self._hello)
             self._flush()
         elif event == zmq.EVENT_DISCONNECTED:
-            if not self._call.hears:  # else unread messages may remain, up to its end
+            if not self._call.receives:  # else unread messages may remain, up to its end
                 self._broke(events)
         elif refused := self._greeting.failed(self._coordinator, event, self.routing.fault(self._coordinator)):
             events.append(refused)

@@ -143,12 +143,12 @@ class FairSender:
                 return given
             if not self._given(line, pair, begins=begins):
                 return given
-            if line.way is None or not line.way.speaks:
+            if line.way is None or not line.way.sends:
                 return given + 1
         return CHUNKS_IN_A_ROW
 
     def _given(self, line: ClientLine, pair: Pair, *, begins: bool) -> bool:
-        if line.way is not None and (line.way.speaks or begins):
+        if line.way is not None and (line.way.sends or begins):
             return self._sealed(line, line.way, pair)
         try:
             self._router.send(line.name, MORE_NOW)
@@ -302,15 +302,15 @@ class Turns:
         self.going.pop(node, None)
         self.waiting[node] = transfer
 
-    def next(self, now: float, *, heard_all: bool) -> Iterator[tuple[NodeId, int]]:
+    def next(self, now: float, *, all_read: bool) -> Iterator[tuple[NodeId, int]]:
         """Yield (client, transfer) for each turn that begins now.
 
-        `heard_all`: nothing is unread here.  Else the reader is slow, not the clients.
+        `all_read`: nothing is unread here.  Else the reader is slow, not the clients.
         """
         while self.waiting and len(self.going) < self.most:
-            at_speed = sum(not heard_all or now - turn.moved < QUIET_SECONDS for turn in self.going.values())
+            at_speed = sum(not all_read or now - turn.moved < QUIET_SECONDS for turn in self.going.values())
             if at_speed >= (
-                self.at_once if heard_all and self._line_is_slow(now) else min(self.at_once, TURNS_AT_SPEED)
+                self.at_once if all_read and self._line_is_slow(now) else min(self.at_once, TURNS_AT_SPEED)
             ):
                 return
             if not self.going or at_speed >= TURNS_AT_SPEED:  # one more, then another look: it may have been a moment

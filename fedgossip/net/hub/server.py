@@ -167,11 +167,11 @@ class CoordinatorLinks(Wakeable):
             events.append(Rejected(None, "unknown_key", text, "Is its key in the list of clients?"))
         if self.router in ready:
             self._receive(events)
-        heard_all = self.router not in ready
+        all_read = self.router not in ready
         if self.streams.fileno() in ready and not self._turn_streams(events):
-            heard_all = False
+            all_read = False
         self.streams.tick()
-        self._take_turns(events, heard_all=heard_all)
+        self._take_turns(events, all_read=all_read)
         self._listening.leave(time.monotonic())
         return events
 
@@ -325,14 +325,14 @@ class CoordinatorLinks(Wakeable):
                 self.streams.drop(way)
         client.line.way = None
 
-    def _take_turns(self, events: list[LinkEvent], *, heard_all: bool) -> None:
+    def _take_turns(self, events: list[LinkEvent], *, all_read: bool) -> None:
         now = self._listening.at(time.monotonic())
-        for node in self.turns.stalled(now) if heard_all else ():
+        for node in self.turns.stalled(now) if all_read else ():
             self.turns.forget(node)
             self._clients[node].assembler.give_up()
             self.traffic.note_frame(node, more=False)
             events.append(Rejected(node, "stalled", f"client {node} went silent in the middle of a message"))
-        for node, transfer in self.turns.next(now, heard_all=heard_all):
+        for node, transfer in self.turns.next(now, all_read=all_read):
             self._speaker.send_control(self._clients[node].line, outbox.word(outbox.GO, transfer))
 
     def _probe(self) -> None:
@@ -375,7 +375,7 @@ class CoordinatorLinks(Wakeable):
             if client.next and client.next.descriptor == descriptor:
                 client.next = None
             elif client.up and client.here and client.here.descriptor == descriptor:
-                if client.line.way is not None and client.line.way.hears:  # unread messages may remain, up to its end
+                if client.line.way is not None and client.line.way.receives:  # unread messages may remain
                     client.here = replace(client.here, descriptor=-1)
                 else:
                     self._lost(client, events)

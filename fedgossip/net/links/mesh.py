@@ -529,7 +529,7 @@ class Links(Wakeable):
 
     def _broke(self, link: PartnerLink, events: list[LinkEvent]) -> None:
         """Handle a broken link: its message under way is lost; greet again."""
-        lost = link.call.speaks
+        lost = link.call.sends
         self.streams.failed(link.call)
         if lost and link.up:
             hang_up_beside(link.call)

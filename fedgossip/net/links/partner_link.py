@@ -47,7 +47,7 @@ class PartnerLink:
         """Store the messages that the partner may lack when the link is restored: the last model or two, and a
         goodbye.
         """
-        models = [said for said in self.recent if isinstance(said, OfARound)]
+        models = [one for one in self.recent if isinstance(one, OfARound)]
         if isinstance(message, OfARound) and message.round > (models[-1].round if models else -1):
             self.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
         elif isinstance(message, Leaving):
@@ -103,7 +103,7 @@ class PartnerLink:
         return sound
 
     def _changes_over(self) -> bool:
-        return self.call.up and (self.call.speaks or (self.outbox.between and bool(self.outbox)))
+        return self.call.up and (self.call.sends or (self.outbox.between and bool(self.outbox)))
 
     def _flush_stream(self) -> bool:
         """Send as much as the stream takes; return whether it is sound."""

@@ -256,7 +256,7 @@ class Routing:
         self._fault: Fault | None = None
         self._whereabouts: Callable[[], str] | None = None
         self._where, self._looked_at = "", time.monotonic()
-        self._untold: set[NodeId] = set()  # peers without a message from us since we moved
+        self._uninformed: set[NodeId] = set()  # peers without a message from us since we moved
 
     def reach(self, ways: Ways) -> None:
         """Use relays, and check our own addresses now and then.  Call it before the first connection."""
@@ -288,7 +288,7 @@ class Routing:
     def forget(self, node: NodeId) -> None:
         """Stop routing to `node`."""
         self._endpoints.pop(node, None)
-        self._untold.discard(node)
+        self._uninformed.discard(node)
         if self._reachability:
             self._reachability.forget(node)
 
@@ -296,8 +296,8 @@ class Routing:
         """The link to `node` is up, or broken."""
         if self._reachability:
             self._reachability.linked(node, up=up)
-        if up and node in self._untold:
-            self._untold.discard(node)
+        if up and node in self._uninformed:
+            self._uninformed.discard(node)
             events.append(Relocated(self._where))
 
     def moves(self, events: list[LinkEvent]) -> Iterator[tuple[NodeId, Endpoint]]:
@@ -313,7 +313,7 @@ class Routing:
         self._looked_at = time.monotonic()
         where = self._whereabouts()
         if where and where != self._where:
-            self._where, self._untold = where, set(self._endpoints)
+            self._where, self._uninformed = where, set(self._endpoints)
             for node, endpoint in list(self._endpoints.items()):
                 yield node, self.first(node, endpoint, events)
 

@@ -49,12 +49,12 @@ class SealedWay:
     frames_sent: int = 0
     """Those sent on it since the S that was sent."""
     stream: SealedStream | None = None
-    said_proof: bool = False
+    proof_sent: bool = False
     up: bool = False
     """Whether the other end has proved that it has the key."""
-    speaks: bool = False
+    sends: bool = False
     """Whether all our messages go by the stream."""
-    hears: bool = False
+    receives: bool = False
     """Whether all that the other end sends does."""
     waits_for: int = 0
     acknowledged: int = 0
@@ -107,7 +107,7 @@ class SealedWay:
     @property
     def waits(self) -> bool:
         """Whether earlier messages have yet to arrive by the CURVE connection."""
-        return self.hears and self.frames_received < self.waits_for
+        return self.receives and self.frames_received < self.waits_for
 
     @property
     def sending(self) -> bool:
@@ -116,7 +116,7 @@ class SealedWay:
     @property
     def in_use(self) -> bool:
         """Whether messages under way are lost when the stream breaks."""
-        return self.speaks or self.hears
+        return self.sends or self.receives
 
     def count_sent(self, pair: Pair) -> None:
         """Note messages taken by ZeroMQ for the CURVE connection."""
@@ -131,10 +131,10 @@ class SealedWay:
 
     def speak(self) -> bool:
         """Change over to the stream, between two messages; return whether it has.  Raises OSError."""
-        if not self.speaks:
+        if not self.sends:
             assert self.stream is not None
-            self.speaks = self.stream.send(_BEGIN, _COUNT.pack(self.frames_sent))
-        return self.speaks
+            self.sends = self.stream.send(_BEGIN, _COUNT.pack(self.frames_sent))
+        return self.sends
 
     def send(self, pair: Pair) -> bool:
         """Seal a frame and send what the network takes (small ones later, or at `flush`); False: not now.
@@ -158,7 +158,7 @@ class SealedWay:
         while not self.waits and self.stream.arrived():
             if self.stream.mark == _ACK:
                 self._acknowledged()
-            elif self.hears:
+            elif self.receives:
                 return True
             else:
                 self._begin()
@@ -173,7 +173,7 @@ class SealedWay:
             self.base = self.stream.given  # the hail and the proof
         elif self.up and (mark, len(body)) == (_BEGIN, _COUNT.size):
             (self.waits_for,) = _COUNT.unpack(body)
-            self.hears = True
+            self.receives = True
         else:
             raise SealBrokenError("a record before the one that begins")
 

@@ -123,8 +123,8 @@ class Streams:
 
     def _proves(self, call: SealedWay) -> None:
         try:
-            if call.said_proof or call.prove():
-                call.said_proof = True
+            if call.proof_sent or call.prove():
+                call.proof_sent = True
             self.watch(call)
         except OSError:
             self.failed(call)
@@ -179,7 +179,7 @@ class Streams:
     def count_received(self, way: SealedWay) -> None:
         """Count a message received by the CURVE connection beside a stream."""
         way.frames_received += 1
-        if way.hears and way.frames_received == way.waits_for:
+        if way.receives and way.frames_received == way.waits_for:
             self.watch(way)
 
     # --- all of them ------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Streams:
                 self._selector.unregister(way.stream)
             way.stream.close()
         self._calls.pop(way, None)
-        way.stream, way.up, way.speaks, way.hears, way.said_proof = None, False, False, False, False
+        way.stream, way.up, way.sends, way.receives, way.proof_sent = None, False, False, False, False
         way.swallowed = False
         way.forget_counts()
         if isinstance(way, CalledStream):

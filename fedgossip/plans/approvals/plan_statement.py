@@ -368,9 +368,9 @@ def _training(train: Mapping[str, Any]) -> str:
     return f"In each a site trains {how}: {step}."
 
 
-def _budget(privacy: Mapping[str, Any] | None, said: str) -> str:
+def _budget(privacy: Mapping[str, Any] | None, text: str) -> str:
     if privacy is None or privacy["unit"] == "none":
-        return _sentence(said)
+        return _sentence(text)
     text = f"Epsilon at most {privacy['max_epsilon']:g} at delta {privacy['delta']:g} for each {privacy['unit']}"
     how = f"noise {privacy['noise']:g}, clip {privacy['clip']:g}"
     return f"{text}, by {how}.  {meaning(privacy['max_epsilon'], privacy['unit'])}"

@@ -60,7 +60,7 @@ class SiteCheck:
     """One check: its finding, or the error."""
 
     what: str
-    said: str
+    finding: str
     error: FedgossipError | None = None
     advice: str = ""
     """What to do where a run would go on and its result, or its promise, be less than people expect."""
@@ -70,7 +70,7 @@ class SiteCheck:
 class Warned:
     """A finding that ends no run, and that people should act on."""
 
-    said: str
+    finding: str
     advice: str
 
 
@@ -99,7 +99,7 @@ class SiteChecks:
             try:
                 found = look() or LATER
                 if isinstance(found, Warned):
-                    yield SiteCheck(what, found.said, advice=found.advice)
+                    yield SiteCheck(what, found.finding, advice=found.advice)
                 else:
                     yield SiteCheck(what, found)
             except FedgossipError as error:

@@ -379,7 +379,7 @@ class FederationPlan(PlanDefaults):
             vectors=self.vectors,
             by_examples=self._by_examples,
             weight_max=self.weight_max,
-            telling=self.telling,
+            sent_metrics=self.sent_metrics,
             score=self.experiment.score,
             exact=self.exact,
             statistics=statistics_in(self.segments),
@@ -408,7 +408,7 @@ class FederationPlan(PlanDefaults):
         return rule.weight(2) > rule.weight(1) and self.unit != "client"
 
     @property
-    def telling(self) -> SentMetrics:
+    def sent_metrics(self) -> SentMetrics:
         """The metrics that clients report beside their vectors."""
         return metrics_of(
             self.unit,
@@ -555,7 +555,7 @@ class FederationPlan(PlanDefaults):
         about = seat.node, parent, rule, seat.initial, seat.schema, self.client_settings
         server = self.federated.server
         whole = server.over if isinstance(server, EndingRule) else never
-        return Client(*about, seat.resumed, answering, purse, self.telling, whole)
+        return Client(*about, seat.resumed, answering, purse, self.sent_metrics, whole)
 
     def _answering(self, seat: Seat, who: Credentials) -> Answering:
         parent = self.tree.parent(seat.node)
@@ -602,7 +602,7 @@ class FederationPlan(PlanDefaults):
         chances = [self._chances(node) for node in range(self.learners)]
         e, coding = self.experiment, self.coding(task.length, task.dtype)
         who = replace(self.federated, clients=self.client_rule(coding)), self.sampling, self.learners
-        rounds = Rounds(*who, e.rounds, self.least, fixed, chances, e.score, self.telling, coding=coding)
+        rounds = Rounds(*who, e.rounds, self.least, fixed, chances, e.score, self.sent_metrics, coding=coding)
         state = rounds.start(task)
 
         def finish(between: Callable[[], None]) -> Results:

@@ -129,7 +129,7 @@ class PrivateRun(Protocol):
     @property
     def secure(self) -> bool: ...
     @property
-    def telling(self) -> SentMetrics: ...
+    def sent_metrics(self) -> SentMetrics: ...
 
 
 def outlook(
@@ -167,7 +167,7 @@ def outlook(
             batch_size=e.train.batch_size,
             local_steps=cost_of_training(e, fewest)[1] if p.unit == "record" else 1,
             examples=tuple(examples),
-            telling=run.telling,
+            sent_metrics=run.sent_metrics,
             secure=run.secure,
             tested=e.data.local_test > 0,
             test_noise=p.test_noise,

@@ -59,7 +59,7 @@ class Numbers:
     """Whether a client's weight is its number of examples; else all weigh the same."""
     weight_max: int
     """Maximum number of examples of a client."""
-    telling: SentMetrics
+    sent_metrics: SentMetrics
     """The metrics that clients report beside the update."""
     score: Score = ACCURACY
     """The score that they measure, if any."""
@@ -106,7 +106,7 @@ class Numbers:
     def _metrics(self) -> tuple[tuple[str, float], ...]:
         s, t = self.section.secure, self.train
         most = t.local_steps or math.ceil(self.weight_max / t.examples_per_step) * (t.local_epochs or 1)
-        share = NOISY_MOST if "tests" in self.telling.covered else 1.0
+        share = NOISY_MOST if "tests" in self.sent_metrics.covered else 1.0
         score = share if self.score.share else s.score_max
         bounds = {
             "steps": effective_steps(self.clients, most),
@@ -115,12 +115,12 @@ class Numbers:
             "measured": score,
             "tested": 1.0,
         }
-        bounds |= dict.fromkeys(self.telling.counts, 1.0)
-        return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
+        bounds |= dict.fromkeys(self.sent_metrics.counts, 1.0)
+        return tuple((name, bounds[name]) for name in self.sent_metrics.fields if name in bounds)
 
     @property
     def _describe_clip(self) -> str:
-        fields = self.telling.fields
+        fields = self.sent_metrics.fields
         return next((name for name in (CLIPPED, SHORTER) if name in fields), NOTHING)
 
     def _bits(self, elements: int) -> int:

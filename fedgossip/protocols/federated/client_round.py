@@ -456,7 +456,7 @@ FACTS = (
     Fact("shorter", ("shorter",), "whether an update was shorter than the clip"),
 )
 
-SCORE_TOLD = "read_score"
+SENT_SCORE = "read_score"
 
 BLANK: Mapping[str, float | None] = {"examples": 1, "steps": 1, "loss": None, "measured": 0.0, "tested": 0}
 """The values of unsent fields of a `Contribution`."""
@@ -478,7 +478,7 @@ class SentMetrics:
     @property
     def measured(self) -> str:
         """The metric of a training that holds the score to send: with noise, where that covers it."""
-        return SCORE_TOLD if "tests" in self.covered else "score"
+        return SENT_SCORE if "tests" in self.covered else "score"
 
     def of(self, work: PreparedContribution) -> PreparedContribution:
         """Return the work with blank values for unsent facts."""

@@ -35,7 +35,7 @@ from fedgossip.protocols.gossip.awaited_round import RoundWithoutAccounts, SyncS
 from fedgossip.protocols.gossip.learner import Learner, VectorCheck
 from fedgossip.protocols.gossip.mailbox import Mailbox, MixingSchedule, Sources, leads_of
 
-SAID_ROUNDS = 2
+KEPT_ROUNDS = 2
 """Number of rounds of sums kept for requests of a neighbour: the open one, and the one before."""
 
 
@@ -96,7 +96,7 @@ class RelayGossip(RoundWithoutAccounts[RelayState]):
         effects.append(Outgoing(self.round + 1, self.learner.seen))
         sums = self._sums()
         effects += [Send(to, one) for to, one in sums.items() if to not in self.company.left]
-        self.said = {round: one for round, one in self.said.items() if round > self.round - SAID_ROUNDS}
+        self.said = {round: one for round, one in self.said.items() if round > self.round - KEPT_ROUNDS}
         self.said[self.round] = sums
         return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 

@@ -136,8 +136,8 @@ class SyncGossip(AwaitedRound[State]):
         self.company.meets(self.own.met, self.round)
         self.carried.expect(self.open.sources.all)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
-        hear = [to for to in targets if to not in self.company.left] if self.company.left else targets
-        effects += self.ledger.models(self.round, outgoing, hear)
+        receivers = [to for to in targets if to not in self.company.left] if self.company.left else targets
+        effects += self.ledger.models(self.round, outgoing, receivers)
         effects += [Send(j, self.ledger.account(j, self.round)) for j in self._open_beside(targets)]
         return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 

@@ -181,7 +181,7 @@ def some(rng: np.random.Generator, nodes: Sequence[NodeId], count: int) -> list[
 PAGES = 4
 """Maximum number of pages of updates in reply to one comparison; the rest follows with the next."""
 
-REFUSALS_TOLD = 100
+REFUSALS_REPORTED = 100
 """Maximum number of kinds of refused updates that are reported; more are only dropped."""
 
 
@@ -227,7 +227,7 @@ class Dissemination:
         """Count a refused update, and report it once per kind and member: updates are forwarded, and so repeat."""
         life = getattr(refusal.news, "incarnation", "")
         key = f"{refusal.reason} {refusal.news.node} {life}"
-        first = key not in self.refusals and len(self.refusals) < REFUSALS_TOLD
+        first = key not in self.refusals and len(self.refusals) < REFUSALS_REPORTED
         if first or key in self.refusals:
             self.refusals[key] = self.refusals.get(key, 0) + 1
         kind, about = type(refusal.news).__name__.lower(), refusal.news.node

@@ -237,14 +237,14 @@ class Roster:
 
     def _out(self, round: int) -> frozenset[NodeId]:
         left = {node for node, entry in self.entries.items() if 0 <= entry.until <= round}
-        said = {
+        standing = {
             node: tuple(one for one in judges if one.until <= round and one.by not in left)
             for node, judges in self._standing.items()
         }
         there = {node for node in self.entries if self._there(node, round)}
         if self.own in self.entries and self.own not in left:  # a joiner will be asked for its verdict too
             there.add(self.own)
-        return excluded(said, self._mute, frozenset(there), self.own)
+        return excluded(standing, self._mute, frozenset(there), self.own)
 
     def voice(self, judge: NodeId, round: int) -> bool:
         """Return whether verdicts of `judge` count in or about `round`."""

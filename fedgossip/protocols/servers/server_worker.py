@@ -520,9 +520,9 @@ class PulledShards:
         Raises ProtocolError for an invalid piece.
         """
         of = piece.digest if isinstance(piece, RowsPulled) else ""
-        said_before = wanted is None or piece.shard in self.here or piece.clock < wanted
+        repeated = wanted is None or piece.shard in self.here or piece.clock < wanted
         self._check(sender, piece, alive)
-        if said_before or of != parts.digest(piece.shard):
+        if repeated or of != parts.digest(piece.shard):
             return False
         coded = isinstance(piece, CodedPulled)
         length, kind = self._size(piece.shard, parts, coded=coded)

@@ -399,7 +399,7 @@ def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
 
 
 def _follow(fallen: set[int], returned: set[int], event: ReportedEvent) -> None:
-    meaning = kind_of(event.name).tells
+    meaning = kind_of(event.name).implies
     if event.peer is not None and meaning == "ended":
         fallen.add(event.peer)
     elif event.peer is not None and meaning == "again":

@@ -238,10 +238,10 @@ def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:
         )
     drawn = figure("consensus", figures.consensus(run, "consensus", forecast), title, caption)
     facts = facts_table("What the graph promised", _forecast_rows(run))
-    said = sentence(run, forecast)
+    text = sentence(run, forecast)
     if drawn is None and facts is None:
         return None
-    return section("How well the peers agree", paragraph(said, "lead") if said else None, grid(drawn, facts))
+    return section("How well the peers agree", paragraph(text, "lead") if text else None, grid(drawn, facts))
 
 
 def _forecast_rows(run: RecordedRun) -> Iterable[tuple[str, str, str]]:

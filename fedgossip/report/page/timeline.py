@@ -97,7 +97,7 @@ def paint(figure: Figure, all_of: Sequence[NamedTimeline]) -> None:
         Patch(facecolor=COLOURS[what], label=all_of[0].words.get(what, what)) for what in there
     ]
     for befell in dict.fromkeys(mark.what for one in all_of for mark in one.timeline.marks):
-        if style := MARKS.get(kind_of(befell).tells):
+        if style := MARKS.get(kind_of(befell).implies):
             keys.append(Line2D([], [], color=style[1], marker=style[0], linestyle="", label=befell))
     if any(one.timeline.rounds for one in all_of):
         keys.append(Line2D([], [], color=INK, marker="|", markersize=8, linestyle="", label=ROUND_ENDS))
@@ -130,7 +130,7 @@ def _paint_one(axes: Axes, one: NamedTimeline, unit: float) -> None:
     if len(timeline.messages) <= MOST_ARROWS:
         _paint_arrows(axes, timeline, unit)
     for mark in timeline.marks:
-        if style := MARKS.get(kind_of(mark.what).tells):
+        if style := MARKS.get(kind_of(mark.what).implies):
             axes.plot(mark.at / unit, mark.node, marker=style[0], color=style[1], markersize=6, zorder=5)
     axes.set_ylim(len(one.names) - 0.45, -0.55)
     axes.set_yticks(range(len(one.names)), one.names)

@@ -109,12 +109,12 @@ class LocalServer:
         self.port: int = self._server.server_address[1]
         self.url = f"http://{HOST}:{self.port}/"
         self.hosts = {f"{name}:{self.port}" for name in (HOST, "localhost")}
-        self._tells_users = hasattr(os, "getuid") and bool(users_of((HOST, self.port), ("0.0.0.0", 0)))
+        self._has_users = hasattr(os, "getuid") and bool(users_of((HOST, self.port), ("0.0.0.0", 0)))
         self._thread = guarded_thread(self._server.serve_forever, "page", 0.1)
 
     def is_own(self, near: tuple[str, int]) -> bool:
         """Whether a connection is of this process's user, or of root; true where this machine does not report it."""
-        users = users_of(near, (HOST, self.port)) if self._tells_users else {0}
+        users = users_of(near, (HOST, self.port)) if self._has_users else {0}
         return bool(users) and users <= {0, os.getuid()}
 
     def __enter__(self) -> Self:

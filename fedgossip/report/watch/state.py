@@ -28,7 +28,7 @@ MOST_WITNESSES = 64
 
 ENDED = ("finished", "partial", "exhausted")
 """Final states of a peer or a run that ended normally."""
-FALLEN = tuple(name for name, kind in event_kinds().items() if kind.tells == "ended")
+FALLEN = tuple(name for name, kind in event_kinds().items() if kind.implies == "ended")
 """Events that end a peer; the name is its state."""
 SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "starting", "left", "stopped",
            "leading", "training", "ready", "answered", "done", "elsewhere")  # fmt: skip
@@ -180,7 +180,7 @@ class State:
             return
         if self.led:
             self.led.event(row)
-        match kind_of(row.name).tells:
+        match kind_of(row.name).implies:
             case "gone" | "suspected" | "missed" as mark:
                 for node in named(row.value):
                     self._mark(_witness(row), node, mark, row.round)
@@ -202,7 +202,7 @@ class State:
     def _mark_present(self, peer: Peer, row: EventRow) -> None:
         """Mark a participant as present for `peer`, or, if it reported itself, for all."""
         nodes = self._known(row.value)
-        itself = not nodes or kind_of(row.name).tells == "there"
+        itself = not nodes or kind_of(row.name).implies == "there"
         for node in nodes or [peer.node]:
             for by in list(self.peers[node].seen_by) if itself else [peer.node]:
                 self._lift(by, node)

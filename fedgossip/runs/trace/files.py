@@ -104,7 +104,7 @@ class _Opening(_Record, tag="opening"):
     """Elements at the end of the vector that are statistics."""
 
 
-class _Told(_Record, tag="told"):
+class _Delivered(_Record, tag="told"):
     now_ns: int
     event: str
     fields: dict[str, Any]
@@ -115,7 +115,9 @@ class _Answered(_Record, tag="answered"):
     effects: list[str]
 
 
-_decoder: msgspec.msgpack.Decoder[_Opening | _Told | _Answered] = msgspec.msgpack.Decoder(_Opening | _Told | _Answered)
+_decoder: msgspec.msgpack.Decoder[_Opening | _Delivered | _Answered] = msgspec.msgpack.Decoder(
+    _Opening | _Delivered | _Answered
+)
 
 
 def _number(value: object) -> object:
@@ -174,7 +176,7 @@ class Trace:
         """Write an event, before the machine sees it, which may use up the vectors that it brings."""
         if self._file:
             fields, arrays = taken_apart(event)
-            self._write(_Told(now_ns, type(event).__name__, fields, shapes_of(arrays)), arrays)
+            self._write(_Delivered(now_ns, type(event).__name__, fields, shapes_of(arrays)), arrays)
 
     def answered(self, effects: Sequence[Effect | str]) -> None:
         """Write the effects of the event; a text stands for itself."""
@@ -298,7 +300,7 @@ class Reading:
         while (record := self._next()) is not None:
             header, arrays = record
             number += 1
-            if not isinstance(header, _Told):
+            if not isinstance(header, _Delivered):
                 raise self._broken(f"event {number} is missing")
             try:
                 event = put_together(header.event, header.fields, arrays)
@@ -309,7 +311,7 @@ class Reading:
             answer = self._next()
             yield TraceEntry(number, header.now_ns, event, _lines(answer))
 
-    def _next(self) -> tuple[_Opening | _Told | _Answered, list[Array]] | None:
+    def _next(self) -> tuple[_Opening | _Delivered | _Answered, list[Array]] | None:
         at = self._file.tell()
         frame = self._file.read(FRAME.size)
         if not frame:
@@ -342,7 +344,7 @@ class Reading:
         self._file.close()
 
 
-def _lines(record: tuple[_Opening | _Told | _Answered, list[Array]] | None) -> list[str] | None:
+def _lines(record: tuple[_Opening | _Delivered | _Answered, list[Array]] | None) -> list[str] | None:
     return record[0].effects if record and isinstance(record[0], _Answered) else None
 
 

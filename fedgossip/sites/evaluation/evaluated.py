@@ -511,12 +511,12 @@ def _parts(numbers: Numbers, name: str, published: PublishedFigures) -> tuple[Re
     parts = [("part", name, str(part)) for part in range(DECILES)]
     positives = [numbers[*part, "positives"] for part in parts]
     counts = [numbers[*part, "records"] for part in parts]
-    untold, few = published.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
+    hidden, few = published.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
     found = []
     for part, count in enumerate(counts):
         bounds = part / DECILES, (part + 1) / DECILES
-        if not count or part in untold or part in few:
-            found.append(ReliabilityPart(*bounds, None if part in untold else count, None, None))
+        if not count or part in hidden or part in few:
+            found.append(ReliabilityPart(*bounds, None if part in hidden else count, None, None))
             continue
         predicted = _mean(numbers[*parts[part], "said"], count)
         found.append(ReliabilityPart(*bounds, count, predicted, positives[part] / count))

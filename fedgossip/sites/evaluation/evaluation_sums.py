@@ -483,7 +483,7 @@ class EvaluationTask(PooledSumsTask):
     ) -> None:
         super().__init__(layout.exact, layout.digest)
         self.layout, self._sites, self._least, self._draw = layout, sites, least, draw
-        self._said: dict[NodeId, Vector] = {}
+        self._sent: dict[NodeId, Vector] = {}
         """Noisy sums are drawn once per site; a repeated request returns the same numbers."""
 
     def sums(self, job: Job) -> Vector:
@@ -507,8 +507,8 @@ class EvaluationTask(PooledSumsTask):
         return named_places(self.layout.bounds, lambda name: not self.layout.noise and not signed & {*name})
 
     def _hidden(self, node: NodeId) -> Vector:
-        if node not in self._said:
+        if node not in self._sent:
             site, noisy = self._sites[node], self.layout.noisy
             numbers = noisy.hidden(noisy.of_records(site.answers, site.y, site.groups), self._draw(node, 0))
-            self._said[node] = self.layout.vector({("sites",): 1} | dict(numbers))
-        return self._said[node]
+            self._sent[node] = self.layout.vector({("sites",): 1} | dict(numbers))
+        return self._sent[node]

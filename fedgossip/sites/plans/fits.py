@@ -197,8 +197,8 @@ def _design(source: str, agreed: AgreedTable) -> GlmDesign:
         raise ConfigError(f"glm:{family}: {len(labels)} label columns", "One model has one outcome: name one column.")
     classes = labels[0].categories
     if family == "logistic" and len(classes) != 2:
-        classes_told = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
-        raise ConfigError(f"glm:logistic: {labels[0].name!r} has {classes_told}", "It is of two: yes and no.")
+        count = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
+        raise ConfigError(f"glm:logistic: {labels[0].name!r} has {count}", "It is of two: yes and no.")
     check_counted(agreed, labels)
     if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
         text = f"glm:gamma: {labels[0].name!r} has few different values"

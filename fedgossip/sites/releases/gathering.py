@@ -326,7 +326,7 @@ def privacy_of(
         honest=plan.least if budget.unit == "client" else None,
         batch_size=plan.experiment.train.batch_size,
         examples=(plan.experiment.train.batch_size,) * plan.learners,
-        telling=plan.telling,
+        sent_metrics=plan.sent_metrics,
         secure=plan.secure,
         tested=plan.experiment.data.local_test > 0,
     )

@@ -172,11 +172,15 @@ def test_the_plan_names_every_fact_that_messages_carry_and_no_other(
     plan = compose.plan(load_experiment(content))
     assert isinstance(plan, FederationPlan)
     found = set(carried(*taps.at))
-    assert found == {*plan.telling.exact, *plan.telling.covered}
+    assert found == {*plan.sent_metrics.exact, *plan.sent_metrics.covered}
     if unit != "none":
         numbers = {"noise": 1.0, "clip": 1.0, "delta": 1e-5, "parameters": 650, "examples": (100,)}
         said = dict(
-            lines(forecast(PrivacyPlan(unit, 5, 1, telling=plan.telling, secure=secure, tested=kept > 0, **numbers)))
+            lines(
+                forecast(
+                    PrivacyPlan(unit, 5, 1, sent_metrics=plan.sent_metrics, secure=secure, tested=kept > 0, **numbers)
+                )
+            )
         )
         for fact in FACTS:
             covered = fact.name in ("cut", "shorter", "tests")

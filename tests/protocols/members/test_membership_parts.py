@@ -14,7 +14,7 @@ from fedgossip.core.machine import NodeId, Send, SetTimer
 from fedgossip.core.messages import Entry, MembershipUpdate, Suspicion
 from fedgossip.protocols.members.failure_detector import (
     BLAMES_KEPT,
-    REFUSALS_TOLD,
+    REFUSALS_REPORTED,
     Blames,
     Dissemination,
     FailureDetector,
@@ -155,6 +155,6 @@ def test_each_kind_of_refused_news_is_told_once_and_all_are_counted(what: list[t
     spread = Dissemination(0, SETTINGS, seeds.stream(4, "spread"))
     told = [spread.refuse(NewsRefusal(reason, Suspicion(node, 1, 2)), 5, 0) for reason, node in what]  # type: ignore[arg-type]
     assert sum(map(len, told)) == len(set(what)) and sum(spread.refusals.values()) == len(what)
-    for number in range(2 * REFUSALS_TOLD):
+    for number in range(2 * REFUSALS_REPORTED):
         spread.refuse(NewsRefusal("range", Suspicion(100 + number, 1, 2)), 5, 0)
-    assert len(spread.refusals) <= REFUSALS_TOLD
+    assert len(spread.refusals) <= REFUSALS_REPORTED

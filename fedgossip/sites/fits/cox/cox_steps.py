@@ -27,7 +27,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import SumsTask
 from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox import RiskSums, Whole, linear_predictor
-from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxLayout, Numbers, SiteHazards, TimedRecords
+from fedgossip.sites.fits.cox.cox_sums import REPORTED_TIMES, CoxLayout, Numbers, SiteHazards, TimedRecords
 from fedgossip.sites.fits.design_columns import carried_by_one, too_few
 from fedgossip.sites.fits.glm.glm import Newton, PointSums, Values, halved, is_worse, moved
 from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets
@@ -156,7 +156,7 @@ class FittedHazards:
         self._set(sites=sites, fewest=sites)
         strata, combined = counts[: self.layout.strata], counts[self.layout.strata :]
         events = sum(int(one.events.sum()) for one in strata)
-        least = max(self.layout.design.least, -(-events // TOLD))
+        least = max(self.layout.design.least, -(-events // REPORTED_TIMES))
         fewest = self.layout.design.suppress or 1
         ends = ends_of_risk_sets(strata, least, apart=self.layout.tied, inside=combined, fewest=fewest)
         if not ends:

@@ -35,7 +35,7 @@ BRESLOW, EFRON = "breslow", "efron"
 ROBUST = "robust"
 LAST_FIRST = 7
 """Numbers of the last sum before those of each told time."""
-TOLD = 100
+REPORTED_TIMES = 100
 """Maximum number of reported times."""
 LARGEST = 1 << 180
 """Maximum magnitude of a site's number."""
@@ -125,7 +125,7 @@ class CoxLayout:
     @property
     def reported_times(self) -> int:
         """Maximum number of reported times."""
-        return min(TOLD, len(self.design.grid))
+        return min(REPORTED_TIMES, len(self.design.grid))
 
     @cached_property
     def upper(self) -> tuple[Whole, Whole]:
