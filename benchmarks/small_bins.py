@@ -21,8 +21,8 @@ from sklearn.metrics import roc_auc_score
 
 from fedgossip import load_experiment
 from fedgossip.data.table_files import TableFile
-from fedgossip.sites.fits.trees.tree_result import trees_fit
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, SiteTable, grown_alone
+from fedgossip.sites.fits.tree_result import trees_fit
+from fedgossip.sites.fits.tree_sums import GrowingTrees, SiteMargins, SiteTable, grown_alone
 from fedgossip.sites.plans.fits import planned_fit
 from fedgossip.sites.plans.sums import PlannedFit
 from fedgossip.sites.plans.trees import read_table

@@ -28,7 +28,7 @@ from small_bins import table, tables
 from fedgossip import load_experiment
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.secure import fixed_point
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
+from fedgossip.sites.fits.tree_sums import GrowingTrees, SiteMargins, grown_alone
 from fedgossip.sites.plans.fits import planned_fit
 
 SITES = 5

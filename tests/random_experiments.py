@@ -19,7 +19,7 @@ from fedgossip.algorithms.gossip.names import METHODS
 from fedgossip.algorithms.robust.attacks import ATTACKS
 from fedgossip.algorithms.robust.robust_mixing import COMBINATIONS
 from fedgossip.experiment.run_sections import FORECAST_LEVELS
-from fedgossip.learning.personal.names import PERSONAL
+from fedgossip.learning.personal.methods import PERSONAL
 from fedgossip.learning.settings import SLOTS
 from fedgossip.protocols.gossip.pairing import RULES
 

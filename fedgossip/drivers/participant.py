@@ -23,7 +23,7 @@ from fedgossip.drivers.members import Informed, member_of
 from fedgossip.experiment import BEST, FederatedExperiment, GossipExperiment
 from fedgossip.net.connections import check_clients
 from fedgossip.net.endpoints import Endpoints, Members
-from fedgossip.net.folders.folder_links import FolderLinks
+from fedgossip.net.folder_links import FolderLinks
 from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.hub.server import CoordinatorLinks, TierLinks
 from fedgossip.net.identity import Identity
@@ -39,8 +39,8 @@ from fedgossip.plans.gossip.gossip import peer_of
 from fedgossip.plans.plan import Plan
 from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.runs.incarnations import MakeMachine
+from fedgossip.runs.journal import Journal
 from fedgossip.runs.mask_ledger import private_maker
-from fedgossip.runs.trace.journal import Journal
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.session import Policy
 

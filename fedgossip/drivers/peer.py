@@ -65,7 +65,7 @@ from fedgossip.drivers.participant import (
 )
 from fedgossip.net.endpoints import Endpoint, Endpoints, Members, block, load_endpoints, signed
 from fedgossip.net.faulty import Faults
-from fedgossip.net.folders.folder_links import FolderLinks
+from fedgossip.net.folder_links import FolderLinks
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.relays.reachability import DIRECT, Ways
@@ -79,6 +79,7 @@ from fedgossip.runs import incarnations
 from fedgossip.runs.checkpoints import SECONDS, Checkpoints
 from fedgossip.runs.collect import last_word
 from fedgossip.runs.incarnations import Life
+from fedgossip.runs.journal import Journal, check_room
 from fedgossip.runs.peer_files import (
     LifeTotals,
     PeerEnded,
@@ -89,8 +90,7 @@ from fedgossip.runs.peer_files import (
     write_ended,
 )
 from fedgossip.runs.run_directory import describe, state_plan, write_whole
-from fedgossip.runs.trace.files import Opening, Trace, Traced
-from fedgossip.runs.trace.journal import Journal, check_room
+from fedgossip.runs.trace import Opening, Trace, Traced
 from fedgossip.secure.session import Policy
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0

@@ -33,7 +33,7 @@ from fedgossip.plans.gossip.gossip import peer_of
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.collect import last_word
 from fedgossip.runs.incarnations import trace_path
-from fedgossip.runs.trace.files import Opening, Reading, TraceEntry, TraceError, described, refusal
+from fedgossip.runs.trace import Opening, Reading, TraceEntry, TraceError, described, refusal
 
 
 @dataclass(frozen=True)

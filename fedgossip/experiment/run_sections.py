@@ -24,7 +24,7 @@ from fedgossip.algorithms.robust.robust_mixing import COMBINATIONS
 from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, KnownNames, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.core.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 from fedgossip.data.custom import NamesCode
-from fedgossip.learning.personal.names import PERSONAL
+from fedgossip.learning.personal.methods import PERSONAL
 from fedgossip.learning.settings import HOGWILD
 from fedgossip.protocols.gossip.pairing import RULES
 from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names

@@ -52,7 +52,7 @@ from fedgossip.experiment.run_sections import (
 from fedgossip.faults import Fault
 from fedgossip.learning.models import architectures
 from fedgossip.learning.one_model.flat import LORA
-from fedgossip.learning.personal.names import OF_LOGITS
+from fedgossip.learning.personal.methods import OF_LOGITS
 from fedgossip.learning.settings import TrainSettings
 
 GIVEN = "given"

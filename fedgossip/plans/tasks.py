@@ -43,8 +43,7 @@ from fedgossip.learning.linear.sparse_steps import SparseLogistic, SparseSteps
 from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.learning.personal.base import PersonalMethod, check_steps
 from fedgossip.learning.personal.logits import FedDF
-from fedgossip.learning.personal.methods import Ifca, MeanRegularised
-from fedgossip.learning.personal.names import OF_LOGITS, method_of
+from fedgossip.learning.personal.methods import OF_LOGITS, Ifca, MeanRegularised, method_of
 from fedgossip.learning.personal.personal_task import PersonalTask
 from fedgossip.plans.own_parts import codec_named, own_partition, own_task
 from fedgossip.secure.primitives import Entropy

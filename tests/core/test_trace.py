@@ -49,7 +49,7 @@ from fedgossip.core.task import Segment
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.runs.trace.files import _MESSAGES, Opening, Reading, Trace, Traced, TraceError, described, put_together
+from fedgossip.runs.trace import _MESSAGES, Opening, Reading, Trace, Traced, TraceError, described, put_together
 from fedgossip.topology import Mixing, Topology, build
 
 VECTOR = frozen(np.arange(5, dtype=np.float32))

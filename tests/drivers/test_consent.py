@@ -46,7 +46,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
 from fedgossip.plans import compose
 from fedgossip.report.board.pages import Catalogue
-from fedgossip.runs.trace.files import Opening
+from fedgossip.runs.trace import Opening
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('RAN').write_text('ran')\n"
 EVERY = {kind.experiment: tuple(keys_of_code(kind.experiment)) for kind in RUN_KINDS.values()}

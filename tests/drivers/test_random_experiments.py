@@ -35,7 +35,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.experiment.reading import RUN_KINDS
 from fedgossip.experiment.run_sections import BY_LOSSES, FORECAST_LEVELS
 from fedgossip.faults import KINDS
-from fedgossip.learning.personal.names import PERSONAL
+from fedgossip.learning.personal.methods import PERSONAL
 from fedgossip.learning.settings import SLOTS
 from fedgossip.plans import compose
 from fedgossip.protocols.gossip.pairing import RULES

@@ -31,7 +31,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.plans import compose
 from fedgossip.plans.parallel.parameter_server import ServerPlan
-from fedgossip.runs.trace.files import Opening, Trace, Traced
+from fedgossip.runs.trace import Opening, Trace, Traced
 
 pytestmark = pytest.mark.sockets
 

@@ -26,7 +26,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.report.watch.follow import _json
 from fedgossip.runs import checkpoints
 from fedgossip.runs.checkpoints import RefusedError
-from fedgossip.runs.trace.files import MAGIC, Reading, TraceError
+from fedgossip.runs.trace import MAGIC, Reading, TraceError
 from fedgossip.secure import frames
 
 PACKAGE = Path(__file__).parents[2] / "fedgossip"

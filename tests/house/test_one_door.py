@@ -69,7 +69,7 @@ NOT_FROM_OUTSIDE = {
     # locks, folders, and files that are written: what is opened is not read
     "drivers/fork_server.py": 1, "learning/one_model/sharing.py": 4,
     "drivers/loops/seats.py": 2, "net/identity.py": 2, "base/owner_files.py": 5, "plans/federated/policy.py": 2,
-    "runs/run_directory.py": 1, "net/folders/pair_folder.py": 1, "runs/incarnations.py": 1, "audit/transcript.py": 1,
+    "runs/run_directory.py": 1, "net/pair_folder.py": 1, "runs/incarnations.py": 1, "audit/transcript.py": 1,
     # bytes that the door has read, and a file that was just written
     "lab/edge/onnx_model.py": 1, "lab/edge/compression.py": 1, "topology/graphs/graph_formats.py": 1,
     # what the door has opened, and a database, which it has checked

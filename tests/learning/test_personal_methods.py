@@ -22,7 +22,7 @@ from fedgossip.data.partitions import partition
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.one_model.batches import Batches
 from fedgossip.learning.personal.logits import FedDF
-from fedgossip.learning.personal.names import METHODS, method_of
+from fedgossip.learning.personal.methods import METHODS, method_of
 from fedgossip.learning.personal.personal_task import PersonalTask
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask

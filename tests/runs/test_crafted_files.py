@@ -25,8 +25,8 @@ from fedgossip.drivers.replay import replay_trace
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.runs import checkpoints
-from fedgossip.runs.checkpoints import About, RefusedError, Stored, keeper
-from fedgossip.runs.trace.files import FRAME, MAGIC, Opening, Reading, Trace, Traced, TraceError
+from fedgossip.runs.checkpoints import About, RefusedError, Stored
+from fedgossip.runs.trace import FRAME, MAGIC, Opening, Reading, Trace, Traced, TraceError
 
 MUTANTS = 200
 EVIL: list[Any] = [
@@ -91,7 +91,7 @@ def closed(path: Path, header: Any, body: bytes, monkeypatch: pytest.MonkeyPatch
     """Write it as one would who knows how: with the hash that it then has."""
     if isinstance(header, dict) and isinstance(meta := header.get("__metadata__"), dict) and "about" in meta:
         meta["about"] = json.dumps(meta["about"])
-        monkeypatch.setattr(keeper, "_hash", lambda *_: meta.get("sha256"))
+        monkeypatch.setattr(checkpoints, "_hash", lambda *_: meta.get("sha256"))
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
 

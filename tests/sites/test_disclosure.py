@@ -43,8 +43,8 @@ from fedgossip.sites.fits.survival.survival_curves import CurveFit
 from fedgossip.sites.fits.survival.survival_curves import fit_of as curves_of
 from fedgossip.sites.fits.survival.survival_sums import ALL, CurveDesign, counted
 from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_risk_sets, places_of, reported_risk
-from fedgossip.sites.fits.trees.tree_result import trees_fit
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
+from fedgossip.sites.fits.tree_result import trees_fit
+from fedgossip.sites.fits.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
 
 SITE = 20
 """Records of a site, at most."""

@@ -353,7 +353,7 @@ def test_a_point_of_proportional_hazards_is_that_of_the_step(kinds: dict[str, Ma
 
 
 def test_a_split_of_trees_keeps_the_records_that_there_were(kinds: dict[str, Made]) -> None:
-    from fedgossip.sites.fits.trees.tree_sums import GrowingTrees
+    from fedgossip.sites.fits.tree_sums import GrowingTrees
 
     hall = FitHall({}, made=kinds["trees"])
     for _ in range(2):

@@ -20,7 +20,7 @@ from fedgossip.secure.encoding import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, EvaluationTask, SiteAnswers
 from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards, initial, requested_sums
 from fedgossip.sites.fits.cox.cox_sums import LAST_FIRST
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
+from fedgossip.sites.fits.tree_sums import GrowingTrees, SiteMargins, grown_alone
 from fedgossip.sites.plans.evaluation import evaluated_from
 from fedgossip.sites.plans.fits import planned_fit
 

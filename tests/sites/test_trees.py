@@ -32,8 +32,8 @@ from fedgossip.learning.models.trees import (
 )
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.encoding import ExactSums, as_vector, long_numbers, long_words, words_in
-from fedgossip.sites.fits.trees.tree_result import tree_options
-from fedgossip.sites.fits.trees.tree_sums import (
+from fedgossip.sites.fits.tree_result import tree_options
+from fedgossip.sites.fits.tree_sums import (
     GrowingTrees,
     SiteMargins,
     SiteTable,

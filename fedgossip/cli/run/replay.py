@@ -14,7 +14,7 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.drivers.replay import Replayed
-    from fedgossip.runs.trace.files import TraceEntry
+    from fedgossip.runs.trace import TraceEntry
 
 
 @click.command()
@@ -56,7 +56,7 @@ def _unrecorded(recorded: Collection[int], lives: int) -> str:
 
 
 def _show(entry: TraceEntry) -> None:
-    from fedgossip.runs.trace.files import described
+    from fedgossip.runs.trace import described
 
     echo(f"{entry.number:6d}  {entry.now_ns / 1e9:9.4f} s  {described(entry.event)}")
     for line in entry.answer or []:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedgossip.sites.fits.families.family import FamilyFit
     from fedgossip.sites.fits.glm.glm_result import Coefficient, GlmFit
     from fedgossip.sites.fits.survival.survival_curves import CurveFit, GroupCurve
-    from fedgossip.sites.fits.trees.tree_result import TreesFit
+    from fedgossip.sites.fits.tree_result import TreesFit
     from fedgossip.sites.plans.sums import PlannedFit
 
 

@@ -1,6 +1,6 @@
 """Personal models: a model of its own at each participant, beside what it exchanges with the others.
 
-It imports `core`, `base` and `learning.settings`; numpy alone.  A method (`base.PersonalMethod`, table in `names`)
+It imports `core`, `base` and `learning.settings`; numpy alone.  A method (`base.PersonalMethod`, `methods.METHODS`)
 defines what is trained with what, what is sent, and which model answers.  `personal_task.PersonalTask` wraps any task
 with a method.
 

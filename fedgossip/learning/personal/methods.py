@@ -1,4 +1,4 @@
-"""Personal models: APFL, FedRep, pFedMe, finetuning, Ditto, mean-regularised models, and IFCA.
+"""The personal methods by name (METHODS): APFL, FedRep, pFedMe, finetuning, Ditto, mean-regularised models, IFCA.
 
 **APFL, FedRep and pFedMe** take each step of plain SGD themselves, on gradients of the task.  Each step of a node sees
 the next batch of its line; g(x) is the gradient there, eta = train.lr.
@@ -37,20 +37,22 @@ coordinator.options makes up for it.  The models begin at the usual one, each wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.base.errors import ConfigError
-from fedgossip.base.limits import ABOVE_0, Within
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.limits import ABOVE_0, Within, limits_of
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector, frozen, linear, subtract
 from fedgossip.core.task import Job, Segment, Update, statistics_in
-from fedgossip.learning.personal.base import OfWholeModels, OwnModels
+from fedgossip.learning.personal.base import OfWholeModels, OwnModels, PersonalMethod
+from fedgossip.learning.personal.logits import FedDF, FedMD
 
 ALPHA = "alpha"
 
@@ -357,3 +359,56 @@ class Ifca:
         """Return the cluster of the least loss on the round's batches, the first of equals."""
         losses = [models.losses(jobs, [part[j] for part in parts]) for j in range(self.clusters)]
         return [int(np.argmin(of_job)) for of_job in zip(*losses, strict=True)]
+
+
+METHODS: Mapping[str, tuple[type[Any], str]] = {
+    "finetune": (Finetune, "the shared model, trained further"),
+    "ditto": (Ditto, "a model pulled to the shared one"),
+    "mr-mtl": (MeanRegularised, "models pulled to their mean"),
+    "apfl": (Apfl, "a learned mixture with the shared model"),
+    "fedrep": (FedRep, "a head on a shared body"),
+    "pfedme": (PFedMe, "the Moreau envelope's model"),
+    "ifca": (Ifca, "the model of a cluster"),
+    "feddf": (FedDF, "distilled from the mean logits for common examples"),
+    "fedmd": (FedMD, "distilled from them, and trained further"),
+}
+
+OF_LOGITS = ("feddf", "fedmd")
+"""Methods that exchange logits in place of models."""
+
+PERSONAL: Mapping[str, str] = {name: what for name, (_, what) in METHODS.items()}
+
+WRITTEN = {"lambda": "pull"}
+"""Options whose names are words of Python."""
+
+
+def method_of(key: str, text: str) -> PersonalMethod:
+    """Return the method that `key` = NAME?OPTION=VALUE&... names.  Raises ConfigError for what is not known."""
+    name, _, query = text.partition("?")
+    if name not in METHODS:
+        raise ConfigError(f"{key} = {text!r} is not known", nearest(name, METHODS))
+    made, _ = METHODS[name]
+    types = {field.name: field.type for field in fields(made)}
+    written = {option: word for word, option in WRITTEN.items()}
+    limits, known = dict(limits_of(made)), [written.get(option, option) for option in types]
+    options: dict[str, Any] = {}
+    for word, value in parse_qsl(query, keep_blank_values=True):
+        option = WRITTEN.get(word, word)
+        if word not in known:
+            raise ConfigError(f"{key} = {text!r}: {name} has no option {word!r}", nearest(word, known))
+        options[option] = (
+            value if option not in limits else _number(key, text, word, value, whole="int" in types[option])
+        )
+        limit = limits.get(option)
+        if limit is not None and not limit.allows(options[option]):
+            raise ConfigError(f"{key} = {text!r}: {word} = {value} {limit.refusal}", limit.advice(options[option]))
+    found: PersonalMethod = made(**options)
+    return found
+
+
+def _number(key: str, text: str, word: str, value: str, *, whole: bool) -> float:
+    try:
+        return int(value) if whole else float(value)
+    except ValueError:
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{key} = {text!r}: {word} = {value!r} is not {kind}", f"Write {word}=1, say.") from None

@@ -1,6 +1,6 @@
 """Invites: the line of text, discovery in a local network, and the admission of new members.
 
-It imports `net`, `net.links`, `net.folders` and `protocols.members`; `drivers.invite_joining` uses it.  A joiner:
+It imports `net`, `net.links`, `net.folder_links` and `protocols.members`; `drivers.invite_joining` uses it.  A joiner:
 InviteProof (bound to the keys of both) -> Proposal (the experiment, shown to a person) -> FileQuery, FilePart (the
 common test set) -> Enrol, repeated every 2 s -> Gathering -> Beginning (all entries, with the organiser's admissions).
 

@@ -28,7 +28,12 @@ from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, Not
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.core.messages import FILE_PART, AnyMessage, Enrol, Gathering, Invitations, Invited, TurnedAway
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError
-from fedgossip.net.folders.pair_folder import (
+from fedgossip.net.identity import Identity, raw
+from fedgossip.net.invites.invitation import ASK_ANEW, Invitation
+from fedgossip.net.invites.invite_admission import InviteAdmission
+from fedgossip.net.invites.invite_client import ANSWER_SECONDS, refusal_error, who_asks
+from fedgossip.net.invites.invite_server import QUESTION_BYTES, QUESTIONS, WRONG_MAX
+from fedgossip.net.pair_folder import (
     LISTED,
     MESSAGE,
     Direction,
@@ -41,11 +46,6 @@ from fedgossip.net.folders.pair_folder import (
     names_in,
     parsed,
 )
-from fedgossip.net.identity import Identity, raw
-from fedgossip.net.invites.invitation import ASK_ANEW, Invitation
-from fedgossip.net.invites.invite_admission import InviteAdmission
-from fedgossip.net.invites.invite_client import ANSWER_SECONDS, refusal_error, who_asks
-from fedgossip.net.invites.invite_server import QUESTION_BYTES, QUESTIONS, WRONG_MAX
 
 GUESTS_MAX = 256
 """Maximum number of guests, beside those that were let in, whose requests are read at one look."""

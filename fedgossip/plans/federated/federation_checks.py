@@ -21,7 +21,7 @@ from fedgossip.data.objectives import CONVEX, SPARSE, SUMS
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.experiment.run_sections import BY_LOSSES
 from fedgossip.learning.linear.convex import LASSO
-from fedgossip.learning.personal.names import OF_LOGITS
+from fedgossip.learning.personal.methods import OF_LOGITS
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.federated.secure_encoding import ROOM

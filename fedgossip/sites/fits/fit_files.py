@@ -8,13 +8,13 @@ from typing import Any
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES, MODEL, TABLES
 from fedgossip.data.agreed.sums_task import read_sums_file
+from fedgossip.sites.fits import tree_result
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.families import family
 from fedgossip.sites.fits.families.family import FamilyFit
 from fedgossip.sites.fits.glm.glm_result import FORMAT, GlmFit
 from fedgossip.sites.fits.survival.survival_curves import CurveFit
-from fedgossip.sites.fits.trees import tree_result
-from fedgossip.sites.fits.trees.tree_result import TreesFit
+from fedgossip.sites.fits.tree_result import TreesFit
 
 Fit = GlmFit | CoxFit
 AnyFit = Fit | CurveFit | TreesFit | FamilyFit

@@ -20,8 +20,8 @@ from fedgossip.experiment import FederatedExperiment
 from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign, encoded_trees
 from fedgossip.plans import compose
 from fedgossip.sites.fits.design_columns import check_counted
-from fedgossip.sites.fits.trees.tree_result import TreeOptions, TreesFit, TreesTask, tree_options, trees_fit
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer, trees_file
+from fedgossip.sites.fits.tree_result import TreeOptions, TreesFit, TreesTask, tree_options, trees_fit
+from fedgossip.sites.fits.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer, trees_file
 from fedgossip.sites.plans.sums import SumsRun
 
 NUMBERS = 1 << 22

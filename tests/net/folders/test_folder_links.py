@@ -16,9 +16,9 @@ from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Expected, Hello, Leaving, Model
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.folders.folder_links import FolderLinks
-from fedgossip.net.folders.pair_folder import FILES, LISTED, VERSION
+from fedgossip.net.folder_links import FolderLinks
 from fedgossip.net.identity import Identity
+from fedgossip.net.pair_folder import FILES, LISTED, VERSION
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected
 
 LENGTH = 200_000

@@ -19,7 +19,7 @@ from fedgossip.core.records import EventRow
 from fedgossip.core.run_format import JOURNAL
 from fedgossip.drivers.participant import check_journalled
 from fedgossip.experiment import checked
-from fedgossip.net.folders import folder_links, pair_folder
+from fedgossip.net import folder_links, pair_folder
 from fedgossip.plans import compose
 
 

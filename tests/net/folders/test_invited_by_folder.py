@@ -331,7 +331,7 @@ def test_a_folder_that_cannot_be_written_is_reported_and_tried_again(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedgossip.net.folders.pair_folder.PairWriter.put", full)
+        patch.setattr("fedgossip.net.pair_folder.PairWriter.put", full)
         desk.host.look()
         assert "No space left on device; it is tried again" in desk.host.fault
     desk.host.look()

@@ -26,7 +26,7 @@ from fedgossip.lab.costs.methods import Buckets, collective
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.plans import compose
 from fedgossip.protocols.allreduce.reduction import Reduction
-from fedgossip.runs.trace.files import Reading
+from fedgossip.runs.trace import Reading
 from fedgossip.simulation.network import share_until
 
 NAMES = sorted(COLLECTIVES)

@@ -3,7 +3,7 @@
 A machine's state is a function of its events: a resumed process makes the same machine and passes it the same events
 (`Host`).  Each event has a seed, drawn when it is written, for the random bytes of its handling.
 
-    file      "fgjourn1", then records as in a trace (`files`): an opening, then one for each event
+    file      "fgjourn1", then records as in a trace (`trace`): an opening, then one for each event
     secrets   the seeds are those of a run's masks: the file is its owner's alone, and removed at the end of the run
 
 Source of the random bytes: SHAKE256 (NIST FIPS 202) of the seed and a counter.
@@ -30,7 +30,7 @@ from fedgossip.base.decoding import from_msgpack
 from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.base.version import __version__
 from fedgossip.core.machine import Event
-from fedgossip.runs.trace.files import (
+from fedgossip.runs.trace import (
     ENCODER,
     FRAME,
     HEADER_BYTES_MAX,

@@ -4,6 +4,19 @@ A partner's link is up when its greeting is there, and never down: the machines'
 numbered per direction from 1; `resume` continues after those in a journal, and a replayed machine sends the same
 messages under the same numbers, each written once.  A message counts as received at the `poll` after the one that
 returned it: its owner has stored it by then.
+
+    DIR/fedgossip-1a2b3c4d5e6f7a8b/        one run: its experiment and the keys of all
+      from-000002-to-000000/               written by participant 2 alone
+        greeting.fgm                       its Hello and its key of this run; stays
+        0000000007.fgm                     message 7: written as 0000000007.PART, synced, renamed
+        received.fgm                       number of the last message that 2 has on its own disk from 0
+
+Each file has one writer, so a synchroniser has nothing to merge, and there are no locks.  A reader asks for the next
+number's file, and for copies only where it is missing (`pair_folder`).  A message is acknowledged when it is in the
+reader's journal, then removed by its writer; one that disappears earlier is written again.
+
+The owner of the folder sees who sends to whom, when, and how many bytes; it can delay, delete and restore old files,
+which stops a run and never changes its result.
 """
 
 from __future__ import annotations
@@ -28,7 +41,8 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import AnyMessage, Expected, Hello
 from fedgossip.core.wire import HEADER_BYTES_MAX, Assembler, FrameError, packed
 from fedgossip.net.endpoints import Endpoint, Endpoints
-from fedgossip.net.folders.pair_folder import (
+from fedgossip.net.identity import Identity, check_public, raw
+from fedgossip.net.pair_folder import (
     FILES,
     GREETING,
     LISTED,
@@ -46,7 +60,6 @@ from fedgossip.net.folders.pair_folder import (
     names_in,
     public_of,
 )
-from fedgossip.net.identity import Identity, check_public, raw
 from fedgossip.net.sockets import Wakeable, Waker
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected, Traffic, Woken
 

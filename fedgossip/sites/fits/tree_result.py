@@ -21,7 +21,7 @@ from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import SumsTask
 from fedgossip.learning.models.trees import MOST_BINS, TreesDesign, rounded
 from fedgossip.secure.session_history import AskedBefore
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, SiteTable, TreesLayout
+from fedgossip.sites.fits.tree_sums import GrowingTrees, SiteMargins, SiteTable, TreesLayout
 
 FORMAT = 1
 

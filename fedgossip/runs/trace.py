@@ -8,6 +8,9 @@ replayed; `fedgossip replay` reports the first differing event.
     headers   opening (once, first) | told | answered, in turn
 
 All integers are little-endian.  A record cut short by a kill ends the trace.  Nothing is unpickled.
+
+A record is written before its event is handled, as received vectors may be used up; then a line per effect, vectors by
+hash.  The opening holds the experiment, the first vector, and its tensors' places (`Plan.segments`).
 """
 
 from __future__ import annotations
