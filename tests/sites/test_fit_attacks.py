@@ -31,6 +31,7 @@ from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox_steps import NEAR, RISK, FittedHazards
 from fedgossip.sites.fits.design_columns import effective, too_few
 from fedgossip.sites.fits.families.family import FamilyDesign, FamilyLayout, FamilyTask, PooledRound, SiteSample
+from fedgossip.sites.fits.families.likelihoods import LikelihoodFamily
 from fedgossip.sites.fits.glm.glm import Newton
 from fedgossip.sites.plans.fits import FAMILIES
 
@@ -287,23 +288,49 @@ def test_a_scale_at_which_the_longest_time_makes_up_all_sums_is_refused(kinds: d
     assert 2 <= len(answered) < 8 and max(answered) < 1 / 4, answered
 
 
-def test_no_record_makes_up_a_column_of_failure_times(kinds: dict[str, Made], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the hazards exp(-x b / s), which no sum has, all of the sum of a column was one record's at such points."""
-    _, layout, task = kinds["weibull"]
-    d, family, site = layout.design, layout.family, task._sites[0]
-    site = SiteSample(np.column_stack([site.x[:, :2], np.arange(50) < 8]), site.y)  # eight are of the other arm
-    pooled = [PooledRound(SITES, 50, {"first": site.y.sum(axis=0)})]
-    start, rng, answered = family.state(d, pooled).point, np.random.default_rng(0), 0
+@pytest.mark.parametrize("name", ["weibull", "negative-binomial", "multinomial"])
+def test_no_record_makes_up_a_column_where_weights_depend_on_outcomes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is expected of each record all of a column's sum was one record's: half, or as at the start, is answered.
+
+    The weights are exp((log t - x b) / s), mu r (r + y) / (r + mu)^2, and p q of two classes.
+    """
+    rng, n = np.random.default_rng(4), 50
+    x = np.column_stack([np.ones(n), rng.normal(size=n), np.arange(n) < 8])  # eight are of the other arm
+    y = np.column_stack([rng.exponential(100, n), rng.random(n) < 0.7]).astype(float)
+    if name == "negative-binomial":
+        y = rng.poisson(np.exp(x[:, 1] / 2) * rng.exponential(1, n)).astype(float)[:, None]
+    elif name == "multinomial":
+        y = np.digitize(x[:, 1] + rng.logistic(size=n), [-0.5, 1]).astype(float)[:, None]
+    site, family = SiteSample(x, y), FAMILIES[name]
+    d = FamilyDesign(family=name, outcome="t,d" if name == "weibull" else "y", columns=("age", "arm"), places=(0, 1),
+                     mean=(0.0, 0.0), deviation=(1.0, 1.0), suppress=5, classes=("a", "b", "c"))  # fmt: skip
+    assert isinstance(family, LikelihoodFamily)
+    pooled = [PooledRound(SITES, n, {"first": family.of.first(d, y)})]
+    start, answered = family.state(d, pooled).point, 0
+
+    def shares(point: np.ndarray, column: np.ndarray) -> tuple[float, float]:
+        if name == "weibull":
+            weights = np.exp((np.log(y[:, 0]) - x @ point[:-1]) / math.exp(point[-1]))
+        elif name == "multinomial":
+            odds = np.exp(x @ point.reshape(2, 3).T)
+            weights = odds.prod(axis=1) / (1 + odds.sum(axis=1)) ** 2
+        else:
+            mu, r = np.exp(x @ point[:-1]), math.exp(-point[-1])
+            weights = mu * r * (r + y[:, 0]) / (r + mu) ** 2
+        parts = np.sort(weights * column**2)[::-1]
+        return float(parts[0] / parts.sum()), float(parts[:2].sum() / parts.sum())
+
     for _ in range(300):
-        point = np.array([*(start[:-1] + rng.normal(0, 2, len(start) - 1)), rng.uniform(-3, 1)])
+        point = np.array([*(start[:-1] + rng.normal(0, 2, len(start) - 1)), rng.uniform(-3, 2)])
         monkeypatch.setattr(family, "state", lambda *_, point=point: Newton(point, point))
         if family.uneven(d, site, 1, pooled):
             continue
         answered += 1
-        z = (np.log(site.y[:, 0]) - site.x @ point[:-1]) / math.exp(point[-1])
-        for column in site.x.T:
-            parts = np.sort(np.exp(z) * column**2)[::-1] / (np.exp(z) * column**2).sum()
-            assert effective(column**2) < 4 or (parts[0] <= 1 / 2 and parts[:2].sum() <= 3 / 4)
+        for column in x.T:
+            (one, two), (first, both) = shares(point, column), shares(start, column)
+            assert one <= max(1 / 2, first) + 1e-9 and two <= max(3 / 4, both) + 1e-9
     assert answered > 20
 
 

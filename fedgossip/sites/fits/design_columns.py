@@ -146,12 +146,14 @@ def effective(weights: Values, unit: float = 0.0) -> float:
 
 
 def too_few(
-    weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float, part: float = 0.25
+    weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: float, begin: Values | None = None
 ) -> str:
     """Return in words a sum with fewer than `least` effective records; "" where all have enough.
 
-    Of a column a `part` of the number without weights is enough, but two, or half of fewer than four: no record is more
-    than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.
+    Of a column a quarter of the number without weights is enough, but two, or half of fewer than four: no record is
+    more than half of a column's sum of squares at a site, nor two of four or more above OF_TWO of it.  `begin`: weights
+    by outcomes at the start, [m]; then two are enough, or as many as at the start, for an honest point has few of a
+    column with much of such weights.
     """
     far = [name for name, values in columns if effective(values * values) < least]
     if effective(weights, unit) < least:
@@ -160,11 +162,19 @@ def too_few(
     few = []
     for name, values in columns:
         own, there = effective(squares := values * values), weights * squares
-        number = effective(there)
-        heavy = least > number and own >= 2 * TWO and np.partition(there, -2)[-2:].sum() > OF_TWO * there.sum()
-        if heavy or number < min(least, max(own * part, TWO), own / 2):
+        number, wanted, most = effective(there), max(own / 4, TWO), OF_TWO
+        if begin is not None:
+            wanted, most = min(effective(begin * squares), TWO), max(_of_two(begin * squares), OF_TWO)
+        heavy = least > number and own >= 2 * TWO and _of_two(there) > most
+        if heavy or number < min(least, wanted, own / 2):
             few.append(name)
     return f"too few of this site's records count there for {', '.join(map(repr, few))}" if few else ""
+
+
+def _of_two(parts: Values) -> float:
+    """Return the share of the two largest in a sum; 0 of nothing."""
+    total = float(parts.sum())
+    return float(np.partition(parts, -2)[-2:].sum()) / total if total > 0 else 0.0
 
 
 def carried_by_one(columns: Sequence[tuple[str, Values]]) -> str:

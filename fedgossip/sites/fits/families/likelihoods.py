@@ -90,12 +90,11 @@ class LikelihoodTerms(NamedTuple):
     information: Values
     """Minus its second derivatives, or their expectation, summed over records: [k, k]."""
     weights: Sequence[Values]
-    """Weights of the records in the information, [m], of each set of coefficients of all columns."""
+    """Weights of the records in the information, [m], of each set of coefficients of all columns, and of each two."""
     more: Values = np.zeros(0)
     """Further sums."""
     whole: Values = np.zeros(0)
-    """Weights of the records in all sums where these depend on outcomes too, [m]: at an honest point few of a column
-    have much of them, so two are enough."""
+    """Weights of the records in the information where they depend on outcomes too, [m]."""
 
 
 class Likelihood(ABC):
@@ -287,7 +286,7 @@ class LikelihoodFamily:
         if few or not len(there.whole):
             return few
         least = min(d.suppress, effective(begin.whole) / 2)
-        return too_few(there.whole, float(begin.whole.mean()), named, least, 0.0)
+        return too_few(there.whole, float(begin.whole.mean()), named, least, begin.whole)
 
     def result(self, d: FamilyDesign, pooled: Sequence[PooledRound], agreed: AgreedTable) -> FamilyResult | None:  # noqa: ARG002
         if not pooled[0].sites:
@@ -401,7 +400,7 @@ class NegativeBinomial(Likelihood):
         information[-1, :-1] = information[:-1, -1] = site.x.T @ ((y - mu) * mu * r / whole**2)
         information[-1, -1] = -(r * r * by_r2 + r * by_r).sum()
         expected = mu * r / whole  # whatever the counts
-        return LikelihoodTerms(likelihood, scores, information, [expected])
+        return LikelihoodTerms(likelihood, scores, information, [expected], whole=w)
 
     def model(self, d: FamilyDesign, point: Values) -> FamilyModel:  # noqa: ARG002
         return FamilyModel(RATES, point[None, :-1])

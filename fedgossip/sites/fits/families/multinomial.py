@@ -18,6 +18,7 @@ Source: McCullagh, JRSS B 42 (1980).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -70,7 +71,8 @@ class Multinomial(Likelihood):
             for b in range(others):
                 w = p[:, a] * ((a == b) - p[:, b])
                 information[a * width : (a + 1) * width, b * width : (b + 1) * width] = site.x.T @ (site.x * w[:, None])
-        return LikelihoodTerms(log_p[np.arange(len(of)), of], scores, information, [one * (1 - one) for one in p.T])
+        weights = [*(one * (1 - one) for one in p.T), *(one * other for one, other in combinations(p.T, 2))]
+        return LikelihoodTerms(log_p[np.arange(len(of)), of], scores, information, weights)
 
     def model(self, d: FamilyDesign, point: Values) -> FamilyModel:
         rows = point.reshape(len(d.classes) - 1, -1)
