@@ -175,7 +175,7 @@ def run_peer(
     this process's part of a fault script.  `members`: peers may join and leave; `join`: the run has begun.  `masked`,
     `spent`: files of a key's masks and a client's spent budget, by default in the folder.  `learning`: the task and
     partition, where made; `data`: own source, where the experiment names none.  `ways`: routes beside addresses.
-    `asked_to_stop`: once set, the peer says goodbye.  `first_work` is called before the first number of its data, see
+    `asked_to_stop`: once set, the peer leaves.  `first_work` is called before the first number of its data, see
     `Ports`.
 
     `carrier`: messages are files of a shared folder.  Every event is then in a journal, and `resume` goes on after the

@@ -1,7 +1,7 @@
 """The folder RUN/cluster, on a disk common to all nodes, through which the tasks of a job and their launcher agree.
 
     job.json             the spec of each participant, and the location of the rest for the nodes
-    stop                 exists when all are to say goodbye and end
+    stop                 exists when all must leave and end
     JOB-LIFE/            of each life of the job: a preempted job is queued again, as another life
         03.here          the process of participant 3, and its host
         03.toml          its address and public key;  endpoints.toml: those of all, once all exist

@@ -2,7 +2,7 @@
 
     python -m fedgossip.drivers.clusters.node RUN/cluster PROBE
 
-The job's environment determines the participant.  On Slurm's SIGTERM before its time is over it says goodbye, its
+The job's environment determines the participant.  On Slurm's SIGTERM before its time is over it leaves, its
 checkpoint is on disk, and the job is queued again.
 """
 

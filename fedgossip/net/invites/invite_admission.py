@@ -1,7 +1,7 @@
 """Admission by an invite: requests in, replies out; no socket, no clock.
 
 A secret admits as many keys as there are seats: a key that repeats its request keeps its seat.  An admission is signed
-by the organiser, and on disk before it is sent.  Before the begin a seat without a repeated request for HOLD_SECONDS
+by the organiser, and on disk before it is sent.  Before the run a seat without a repeated request for HOLD_SECONDS
 goes to the next key.
 """
 

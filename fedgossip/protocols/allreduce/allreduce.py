@@ -96,7 +96,9 @@ from fedgossip.protocols.state_transfer import StateFetch
 AT_WORK = ("training", "reducing", "catching")
 
 REPEATS_MAX, REPEATS_AT_ONCE = 20, 100
-"""Maximum number of successive views with the same members and without a new round."""
+"""Maximum number of successive views with the same members and without a new round: once they lasted as long as the
+start may take, and in whatever time.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class Roster:
 
     @classmethod
     def founding(cls, endpoints: Mapping[NodeId, tuple[str, str, str]], own: NodeId = NOBODY) -> Roster:
-        """Return the roster at the begin, {id: (address, key, verify)}: entries of incarnation 0, unsigned and never
+        """Return the first roster, {id: (address, key, verify)}: entries of incarnation 0, unsigned and never
         sent.
         """
         return cls({i: Entry(i, 0, *where, since=0) for i, where in sorted(endpoints.items())}, own=own)
