@@ -186,12 +186,15 @@ class StepFacts(TypedDict):
     """Seconds of messages between the processes, by axis of the mesh."""
     sent: dict[str, float]
     """Bytes that the busiest process sends, by axis of the mesh."""
+    copied: int
+    """Bytes that a process copies between its device and host memory (train.offload)."""
     flops: float
     """Of the whole batch, forward and back."""
     memory: int
     """Bytes of the fullest process."""
     by_way: dict[str, int]
-    """The same by ddp, and by fsdp with zero = 2 and 3, of several processes with parts of a batch."""
+    """The same by ddp, which is ZeRO's stage 0, with its stage 1, and by fsdp with zero = 2 and 3, of several processes
+    with parts of a batch."""
 
 
 class InsideFacts(TypedDict, total=False):
@@ -199,6 +202,9 @@ class InsideFacts(TypedDict, total=False):
 
     inside: StepFacts
     """A step of one participant."""
+    inside_bytes: int
+    """Bytes that the busiest process of one participant sends to the others of it in the whole run: the most of all
+    participants."""
 
 
 class ChosenFacts(TypedDict, total=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +22,7 @@ from fedgossip.core.machine import Checkpoint, Machine, NodeId, Report
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row, event_row
 from fedgossip.core.run_summary import RunSummary
-from fedgossip.core.task import Job, LocalTask, ReportingTask, segments_of, table_of
+from fedgossip.core.task import LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.core.timeline import ITEMS_OF_RUN, TimelineLog
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
@@ -368,7 +367,7 @@ def _simulator(
         return soon.machine(node, initial[node], task.schema, saved, incarnation=incarnation, own=own)
 
     timed = network.settings.per_example is not None
-    examples = examples_of(plan.experiment, shares.sizes) if timed else None
+    examples = compose.job_examples(plan.experiment, shares.sizes) if timed else None
     run = machines, links, task, network, record, keeper
     given: dict[str, Any] = {"rebirth": rebirth, "examples": examples, "timeline": timeline}
     simulator = Simulator(*run, script=script, seat=seat if vacant else None, **given)
@@ -400,26 +399,3 @@ def _stacked(
         return results
 
     return state, finish, {}
-
-
-def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> Callable[[Job], int]:
-    """Return the examples per job: a gradient's batches, or a round's steps (one each for problems with a known
-    answer).
-
-    `sizes`: of each node's data, for local epochs.
-    """
-    train = experiment.train
-    if not experiment.learns:
-        return lambda _: 1
-    parallel = getattr(experiment, "parallel", None)
-    at_once = train.processes if parallel is not None and parallel.races else 1  # a processor each, as other workers
-
-    def examples(job: Job) -> int:
-        if job.gradient and job.accumulate is not None:
-            return job.accumulate * train.batch_size
-        if train.local_steps is not None:
-            return math.ceil(train.local_steps / at_once) * train.examples_per_step
-        passes = train.passes(experiment.seed, job.node, job.round) if train.local_epochs else 1
-        return math.ceil(passes * (sizes[job.node] if sizes else train.batch_size) / at_once)
-
-    return examples

@@ -134,7 +134,9 @@ def _check_inside(e: Experiment, where: str) -> None:
         f"task.kind = {e.task.kind}: torch trains no model by it": not trains,
         "simulation.per_example": e.simulation.per_example is not None,
         "several models: its steps are of one": bool(e.personal or e.model.sources),
-        "train.offload: it does not count the copies": train.offload,
+        "train.offload: its copies need inside.pcie": train.offload and e.simulation.inside.pcie is None,
+        "zero = 1: it divides what the parts of a batch share by ddp": e.simulation.inside.zero is not None
+        and (train.parallel != "ddp" or train.parts_of_batch < 2),
         "train.compression: it counts whole messages": train.compression != "none",
         f'train.parallel = "{HOGWILD}": its processes take no step together': train.parallel == HOGWILD,
         "accumulate: it counts the messages of every batch": train.processes > 1 and accumulates,

@@ -224,6 +224,12 @@ class InsideSection(msgspec.Struct, forbid_unknown_fields=True):
     """Bytes per second that a process can send to the others; none: any number."""
     memory: Positive | None = None
     """Bytes of a process: a model that needs more is refused."""
+    pcie: Positive | None = None
+    """Bytes per second between a process's device and host memory: train.offload copies by it, and has to have
+    it."""
+    zero: Annotated[int | None, Within(1, 1)] = None
+    """1: the optimiser's memory is counted as ZeRO-1 divides it over the parts of a batch, in the same bytes; ddp
+    alone.  ZeRO-2 and 3 are train.parallel = "fsdp"."""
 
 
 class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):

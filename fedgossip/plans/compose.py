@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedgossip.base.version import __version__
 from fedgossip.core.messages import Hello
 from fedgossip.core.model_fingerprint import NO_LIKENESS, Likeness
 from fedgossip.core.run_summary import StepFacts
-from fedgossip.core.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
+from fedgossip.core.task import Job, LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.reading import RUN_KINDS
 from fedgossip.faults import FaultScript
@@ -38,6 +38,7 @@ __all__ = [
     "centralised",
     "check_task",
     "hello_of",
+    "job_examples",
     "likeness_of",
     "plan",
     "processor_of",
@@ -125,31 +126,57 @@ def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
     """
     if (inside := experiment.simulation.inside) is None or (flops := inside.flops) is None:
         return None
+    from fedgossip.learning.processes.step_costs import ZERO_1
     from fedgossip.learning.task import TorchTask
 
     if not isinstance(task, TorchTask):
         raise ConfigError("simulation.inside beside a task of your own", "It counts a model that torch trains.")
     shape = task.step_shape()
-    held = shape.fullest
     if shape.uncounted:
         text = f"simulation.inside: torch counts no FLOPs of {shape.uncounted}"
         raise ConfigError(text, "Give simulation.per_example in its place.")
-    if inside.memory is not None and held.total > inside.memory:
-        text = f"a process holds {held.total:,} bytes, more than simulation.inside.memory = {inside.memory:,.0f}"
+    holds = shape.by_way[ZERO_1] if inside.zero == 1 else shape.on_device
+    if inside.memory is not None and holds > inside.memory:
+        text = f"a process holds {holds:,} bytes, more than simulation.inside.memory = {inside.memory:,.0f}"
         mesh = 'more processes, train.parallel = "fsdp", or another train.mesh: fedgossip advise mesh ranks them'
         raise ConfigError(text, f"Divide the model by {mesh}.")
     links = EqualLinks(inside.latency or 0.0, inside.bandwidth or math.inf, inside.bandwidth or math.inf)
     times = shape.times(lambda rows: rows * shape.whole_flops / flops, links)
+    copies = {"offload": shape.copied / inside.pcie} if inside.pcie is not None and shape.copied else {}
     return {
-        "seconds": times.seconds,
+        "seconds": times.seconds + sum(copies.values()),
         "work": times.work,
         "idle": times.idle,
-        "messages": dict(times.messages),
+        "messages": {**times.messages, **copies},
         "sent": dict(shape.sent),
         "flops": experiment.train.batch_size * shape.whole_flops,
-        "memory": held.total,
+        "copied": shape.copied,
+        "memory": holds,
         "by_way": dict(shape.by_way),
     }
+
+
+def job_examples(experiment: Experiment, sizes: Sequence[int] | None = None) -> Callable[[Job], int]:
+    """Return the examples per job: a gradient's batches, or a round's steps (one each for problems with a known
+    answer).
+
+    `sizes`: of each node's data, for local epochs.
+    """
+    train = experiment.train
+    if not experiment.learns:
+        return lambda _: 1
+    parallel = getattr(experiment, "parallel", None)
+    at_once = train.processes if parallel is not None and parallel.races else 1  # a processor each, as other workers
+
+    def examples(job: Job) -> int:
+        if job.gradient and job.accumulate is not None:
+            return job.accumulate * train.batch_size
+        if train.local_steps is not None:
+            return math.ceil(train.local_steps / at_once) * train.examples_per_step
+        passes = train.passes(experiment.seed, job.node, job.round) if train.local_epochs else 1
+        return math.ceil(passes * (sizes[job.node] if sizes else train.batch_size) / at_once)
+
+    return examples
 
 
 def network_settings(experiment: Experiment, n: int, step: StepFacts | None = None) -> NetworkSettings:

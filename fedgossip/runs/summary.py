@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedgossip.base import kernels
 from fedgossip.base.scores import Score
-from fedgossip.base.vectors import Vector, consensus_distance, digest, mean
+from fedgossip.base.vectors import Vector, consensus_distance, digest, empty, mean
 from fedgossip.core.gains import OWN_TESTED, OwnScores, gains_counted, gains_of, last_scores
 from fedgossip.core.machine import NodeId
 from fedgossip.core.metrics import Network
@@ -26,7 +27,7 @@ from fedgossip.core.run_summary import (
     RefusalFacts,
     RunSummary,
 )
-from fedgossip.core.task import LocalTask
+from fedgossip.core.task import Job, LocalTask
 from fedgossip.experiment import Experiment
 from fedgossip.learning.processes.ipc import LOST
 from fedgossip.learning.settings import HOGWILD
@@ -91,10 +92,21 @@ def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
     return {**exchanged, "personal": found} if found else exchanged
 
 
-def inside_facts(experiment: Experiment, task: LocalTask, driver: str) -> InsideFacts:
-    """Return a step of a participant's processes, where the simulator took its time from them."""
-    step = compose.step_inside(experiment, task) if driver == "sim" else None
-    return {} if step is None else {"inside": step}
+def inside_facts(
+    plan: Plan, task: LocalTask, driver: str, sizes: Sequence[int] | None, rows: Sequence[Row]
+) -> InsideFacts:
+    """Return a step of a participant's processes, where the simulator took its time from them, and the run's bytes."""
+    e = plan.experiment
+    step = compose.step_inside(e, task) if driver == "sim" else None
+    if step is None:
+        return {}
+    examples, accumulate = compose.job_examples(e, sizes), getattr(getattr(e, "parallel", None), "accumulate", None)
+    sent, each = Counter[NodeId](), sum(step["sent"].values()) / e.train.batch_size
+    for row in rows:
+        if isinstance(row, PeerRow) and row.peer < plan.learners and row.seconds_training:
+            job = Job(row.peer, row.round, empty(1, "float32"), gradient=plan.gradients, accumulate=accumulate)
+            sent[row.peer] += round(examples(job) * each)
+    return {"inside": step, "inside_bytes": max(sent.values(), default=0)}
 
 
 CAUSES_KEPT = 20
@@ -197,7 +209,7 @@ def summarize(
         "kernels": kernels.used(),
         **race_facts(experiment, keeper.rows),
         **personal_facts(plan, keeper.rows),
-        **inside_facts(experiment, task, driver),
+        **inside_facts(plan, task, driver, shares.sizes, keeper.rows),
         **plan.facts(keeper.rows),
         **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
         **added,

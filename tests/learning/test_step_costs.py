@@ -17,6 +17,7 @@ from fedgossip.core.run_summary import StepFacts
 from fedgossip.lab.compare.measured import setting_of
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
+from fedgossip.runs.summary import inside_facts
 
 A, B, F = 1e-4, 1e8, 1e8
 BATCH = 32
@@ -51,6 +52,9 @@ def test_the_virtual_time_of_a_run_is_that_of_its_steps_and_the_cost_model_has_i
     step, seconds = found.summary["inside"], BATCH * FLOPS / F
     assert step["flops"] == BATCH * FLOPS and step["seconds"] == step["work"] == pytest.approx(seconds)
     assert found.summary["seconds"] == pytest.approx(2 * 3 * seconds, rel=1e-6)
+    plan = compose.plan(load_experiment(content(processes=2)))  # the rows of a run are those of its mesh
+    facts = inside_facts(plan, task_and_step(processes=2)[0], "sim", (100, 100), found.rows)
+    assert facts["inside_bytes"] == 2 * 3 * BYTES and found.summary["inside_bytes"] == 0
     setting = setting_of(load_experiment(content()), BYTES, 4, step)
     assert setting is not None and setting.times.known == pytest.approx((3 * seconds,) * 2)
 
@@ -70,6 +74,30 @@ def test_parts_of_a_batch_send_their_gradients_and_zero_its_rows_by_the_closed_f
     )  # an even share, but for rounding
     assert step["by_way"]["ddp"] == 2 * BYTES and step["by_way"]["fsdp, zero 3"] <= 2 * BYTES / 4 + 8 * each / 4
     assert step["by_way"]["fsdp, zero 2"] == step["by_way"]["fsdp, zero 3"] + BYTES
+
+
+def test_copies_pass_pcie_and_zero_1_divides_the_slots() -> None:
+    given = content(processes=2, parallel="fsdp", offload=True)
+    with pytest.raises(ConfigError, match=r"its copies need inside\.pcie"):
+        simulate(given)
+    given["simulation"]["inside"]["pcie"] = 1e6
+    plan = compose.plan(load_experiment(given))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    step, without = compose.step_inside(plan.experiment, task), task_and_step(processes=2, parallel="fsdp")[1]
+    assert step is not None and step["copied"] == 3 * BYTES / 2, "rows there for both passes, gradients back"
+    assert step["messages"]["offload"] == pytest.approx(3 * BYTES / 2 / 1e6) and step["memory"] == 0
+    assert step["seconds"] == pytest.approx(without["seconds"] + 3 * BYTES / 2 / 1e6)
+    given = content(processes=2, optimizer="adam")
+    given["simulation"]["inside"] |= {"zero": 1, "memory": 3 * BYTES}
+    plan = compose.plan(load_experiment(given))
+    step = compose.step_inside(plan.experiment, compose.task_of(plan.experiment, plan.learners)[0])
+    assert step is not None and step["memory"] == 3 * BYTES, "parameters, gradients, and half of two moments"
+    assert step["by_way"] == {
+        "ddp": 4 * BYTES,
+        "zero 1": 3 * BYTES,
+        "fsdp, zero 2": 3 * BYTES,
+        "fsdp, zero 3": 2 * BYTES,
+    }
 
 
 def test_divided_layers_send_their_sums_and_stages_their_pieces() -> None:
@@ -123,6 +151,7 @@ def test_the_flops_of_a_transformer_are_those_of_its_matrices_and_of_attention(t
         ({"simulation.per_example": 1.0}, "simulation.inside beside simulation.per_example"),
         ({"task.kind": "quadratic", "model.source": None}, "torch trains no model by it"),
         ({"train.processes": 2, "train.parallel": "hogwild"}, "its processes take no step together"),
+        ({"simulation.inside.zero": 1}, "inside beside zero = 1"),
         ({"train.processes": 2, "train.accumulate": 2}, "beside accumulate"),
         ({"simulation.inside.flops": 0}, "simulation.inside.flops"),
         ({"simulation.inside.flops": None}, "simulation.inside without flops"),
@@ -168,3 +197,9 @@ def test_the_dry_run_prints_the_step_and_what_each_stage_and_each_way_holds(tmp_
     first, second = 2 * 4 * (65 * 128 + 129 * 64), 2 * 4 * 65 * 10
     assert said.code == 0 and f"by stage, in bytes: {first:,}, {second:,}" in said.out, said.err
     assert "a step inside a participant: " in said.out and f"in bytes: by ddp {first:,}" in said.out
+    (tmp_path / "d.toml").write_text(
+        'model = { source = "mlp:64-128-64-10" }\ntopology = { graph = "ring", n = 2 }\n'
+        'train = { device = "cpu", processes = 2, momentum = 0.9 }\n'
+    )
+    held = f"by ddp {3 * BYTES:,}; by zero 1 {5 * BYTES // 2:,}; by fsdp, zero 2"
+    assert held in typed(["run", "d.toml", "--dry-run"], tmp_path).out, "by stage, without simulation.inside too"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -259,6 +259,8 @@ def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, st
     rows += _events(summary)
     if "inside" in summary:
         rows.append(("a step", describe_step(summary["inside"])))
+    if sent := summary.get("inside_bytes"):
+        rows.append(("sent inside", f"{sent:,} bytes by a process to others of its participant, in the whole run"))
     if "lost_updates" in summary:
         rows.append(("lost updates", f"{100 * summary['lost_updates']:.2g} % of the elements that the processes wrote"))
     alone = "" if summary.get("identical", True) else "  (of this run alone: processes raced)"
@@ -472,6 +474,8 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
     step = compose.step_inside(plan.experiment, task)
     if step:
         facts["inside"] = step
+    if ways := step["by_way"] if step else _ways(plan, task):
+        facts["by_way"] = ways
     if memory:
         facts["processes"] = [asdict(one) for one in memory]
     if as_json:
@@ -491,9 +495,9 @@ def show_plan(plan: Plan, *, on: str, trace_bytes: int = 0, as_json: bool) -> No
             echo(f"# {line}")
     if step:
         echo(f"# a step inside a participant: {describe_step(step)}")
-        if step["by_way"]:
-            ways = "; ".join(f"by {way} {held:,}" for way, held in step["by_way"].items())
-            echo(f"# the fullest process holds, in bytes: {ways}")
+    if ways:
+        held = "; ".join(f"by {way} {size:,}" for way, size in ways.items())
+        echo(f"# the fullest process holds, in bytes: {held}")
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
         echo(f"# {sum(shares.sizes):,} training examples, {counted}")
@@ -508,6 +512,20 @@ def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
     from fedgossip.learning.task import TorchTask
 
     return task.memory if isinstance(task, TorchTask) else ()
+
+
+def _ways(plan: Plan, task: LocalTask) -> Mapping[str, int]:
+    """Return the bytes of the fullest process by ddp and ZeRO's stages; nothing without parts of a batch."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.learning.settings import HOGWILD
+    from fedgossip.learning.task import TorchTask
+
+    train = plan.experiment.train
+    if not isinstance(task, TorchTask) or train.parts_of_batch < 2 or train.parallel == HOGWILD:
+        return {}
+    with contextlib.suppress(ConfigError):  # of lines of several lengths
+        return task.step_shape().by_way
+    return {}
 
 
 def describe_step(step: StepFacts) -> str:

@@ -19,7 +19,6 @@ from fedgossip.core.messages import TAIL
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, kind_of, read_rows
 from fedgossip.core.run_summary import StepFacts
 from fedgossip.core.task import Job
-from fedgossip.drivers.simulate import examples_of
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.lab.compare.cells import Cell, CellGrid, DoneCell, run_cells
 from fedgossip.lab.compare.names import Setting
@@ -211,7 +210,7 @@ def setting_of(experiment: Experiment, size: int, element: int = 4, step: StepFa
     plan = compose.plan(experiment)
     network = SimulatedNetwork(network_settings(experiment, plan.n, step), plan.n, experiment.seed)
     job = Job(0, 0, empty(1, "float32"), gradient=plan.gradients, accumulate=_accumulate(experiment))
-    examples = examples_of(experiment)(job)
+    examples = compose.job_examples(experiment)(job)
     known = tuple(network.known_training(node, examples) for node in range(plan.learners))
     times = TrainingTimes(known, 0.0, simulation.training_jitter)
     schedule = getattr(plan, "schedule", None) if isinstance(experiment, GossipExperiment) else None

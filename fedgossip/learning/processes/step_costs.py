@@ -189,6 +189,10 @@ WAYS = (("ddp", LET_GO), ("fsdp", 2), ("fsdp", LET_GO))
 """How the data axis can hold what its processes have in common: all of it each, or rows (ZeRO 2 and 3)."""
 
 
+ZERO_1 = "zero 1"
+"""A way that is counted alone: as ddp, and of N processes each has the optimiser's slots of 1/N of the elements."""
+
+
 def name_way(parallel: str, zero: int) -> str:
     """Return the words of one of WAYS."""
     return parallel if parallel == "ddp" else f"{parallel}, zero {zero}"
@@ -255,6 +259,11 @@ class StepShape:
                 way = replace(settings, parallel=parallel, zero=zero, offload=False)
                 held = memory_of(module, stages, plan, way, places)
                 by_way[name_way(parallel, zero)] = max(one.total for one in held)
+                if parallel == "ddp":
+                    by_way[ZERO_1] = max(
+                        one.total - one.slots + FLOAT * -(-one.slots // (FLOAT * settings.parts_of_batch))
+                        for one in held
+                    )
         unsharded = replace(settings, parallel="ddp", zero=LET_GO, offload=False)
         pieces = settings.microbatches if mesh.pipeline > 1 else 1
         first = next(iter(module.named_parameters()))[0].rpartition(".")[0]
@@ -287,6 +296,20 @@ class StepShape:
     def fullest(self) -> ProcessMemory:
         """Return the process that holds most."""
         return max(self.memory, key=lambda one: one.total)
+
+    @property
+    def copied(self) -> int:
+        """Return the bytes that a process copies over PCIe in a step with train.offload: its rows as often as they are
+        gathered, and their gradients back."""
+        times = (2 if self.settings.zero == LET_GO else 1) + 1
+        return times * self.fullest.parameters if self.settings.offload else 0
+
+    @property
+    def on_device(self) -> int:
+        """Return the most bytes of a process, without what train.offload keeps in host memory."""
+        if not self.settings.offload:
+            return self.fullest.total
+        return max(one.together + (one.activations or 0) for one in self.memory)
 
     @property
     def turns(self) -> int:
