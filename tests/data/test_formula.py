@@ -173,5 +173,7 @@ def test_a_formula_is_fitted_as_statsmodels_fits_it(tmp_path: Path) -> None:
     found = {one["name"]: (one["estimate"], one["error"]) for one in read[0]}
     assert {one["name"]: one["error"] for one in read[1]} == pytest.approx(ROBUST, rel=1e-8)
     assert found.keys() == THEIRS.keys()
+    predicted = typed(["predict", "robust", "site-0.csv"], tmp_path)
+    assert predicted.code == 0 and "not read: number\n" in predicted.err, predicted
     for name, theirs in THEIRS.items():
         assert found[name] == pytest.approx(theirs, rel=1e-8), name

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedgossip.base.cells import class_name, shown
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.untrusted_text import cell_text
-from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, plain
+from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding, parted, plain
 from fedgossip.data.columns.table_schema import declared, found_columns, number_of, read_features
 from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.data import load
@@ -47,7 +47,7 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
     else:
         added, names = {}, [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
     added |= {name: list(map(_format, column)) for name, column in zip(names, answers.T, strict=True)}
-    return with_columns(table, added), _unknown(table, model)
+    return with_columns(table, added), unknown_of(table, _encoding_of(model), model.facts.labels)
 
 
 def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
@@ -78,9 +78,11 @@ def _encoding_of(model: DescribedModel) -> TableEncoding:
     return f.encoding or plain(f.columns)
 
 
-def _unknown(table: CsvColumns, model: DescribedModel) -> Sequence[str]:
-    known = set(found_columns(table, _encoding_of(model).columns).values())
-    return [name for place, name in enumerate(table.header) if place not in known and name not in model.facts.labels]
+def unknown_of(table: CsvColumns, encoding: TableEncoding, labels: Sequence[str]) -> Sequence[str]:
+    """Return the columns of a table that a model neither reads nor makes another of."""
+    known = set(found_columns(table, encoding.columns).values())
+    read = {*labels, *(of for one in encoding.columns if one.declared for of in one.declared.made_of)}
+    return [name for place, name in enumerate(table.header) if place not in known and parted(name)[0] not in read]
 
 
 def examples_of(model: DescribedModel, source: str, base: Path | None = None) -> Dataset:

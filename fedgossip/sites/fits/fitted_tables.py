@@ -22,7 +22,7 @@ from fedgossip.data.columns.table_schema import (
     refused,
 )
 from fedgossip.data.csv_columns import CsvColumns
-from fedgossip.learning.models.scored_tables import PREDICTED, class_places, with_columns
+from fedgossip.learning.models.scored_tables import PREDICTED, class_places, unknown_of, with_columns
 from fedgossip.sites.fits.cox.cox import Whole, concordance, concordance_error
 from fedgossip.sites.fits.cox.cox_result import CoxFit
 from fedgossip.sites.fits.glm.glm import Values
@@ -72,12 +72,6 @@ def marks_of(table: CsvColumns, encoding: TableEncoding, bounds: Bounds) -> Mapp
                 if not low <= number_of(table, row, place) <= high:
                     found[row].append(f"{column.name} outside {low:g} to {high:g}")
     return {MARKS: ["; ".join(one) for one in found]} if any(found) else {}
-
-
-def unknown_of(table: CsvColumns, encoding: TableEncoding, outcomes: Sequence[str]) -> Sequence[str]:
-    """Return the columns that the fit does not use."""
-    known = set(found_columns(table, encoding.columns).values())
-    return [name for place, name in enumerate(table.header) if place not in known and name not in outcomes]
 
 
 def cells_of(values: Values) -> list[str]:

@@ -257,7 +257,7 @@ class FittedHazards:
             case 2:
                 fits = (after.stage == RISK and self._alike(after, ("stage",))) or self._stepped_to(after)
             case 3:
-                free = "stage", "hazard", "events", "likelihood", *PAIRS, "fewest", "means"
+                free = "stage", "hazard", "events", "likelihood", *PAIRS, "fewest", "means", "points"
                 ends = (RISK, SQUARES if self.layout.robust else OVER)
                 fits = after.stage in ends and self._alike(after, free) and after.is_level()
             case 5:
@@ -318,7 +318,7 @@ class FittedHazards:
         if self.layout.robust:
             there = sums.events > 0
             self["means"][:, :published][there] = sums.s1[there] / sums.s0[there][:, None]
-            self._set(stage=SQUARES)
+            self._set(stage=SQUARES, points=self["points"] + 1)
 
     def _take_squares(self, records: int, squares: Values) -> None:
         if records != self.number("records"):
