@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -147,12 +148,19 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
     from fedgossip.net.identity import Identity
     from fedgossip.net.links.mesh import Links
     from fedgossip.net.measuring import LinkSurvey
+    from fedgossip.net.relays.relay_client import ways_through
 
     identity = Identity.load(key)
     known, node = load_addresses(endpoints, identity.public)
-    links = Links(node, bind or known[node].address, identity)
+    own, others = known[node].address, [one.address for one in known.values()]
     rows, lines = [["to", "bytes", "there and back", "rate", "off by"]], []
-    try:
+    with contextlib.ExitStack() as stack:
+        reached = stack.enter_context(ways_through(identity, bind or own, own, others))
+        for fault in reached.faults:
+            echo(f"{fault}  {fault.advice}", err=True)
+        links = Links(node, reached.bind, identity)
+        stack.callback(links.close, 1.0)
+        links.routing.reach(reached.ways)
         echo(f"{node} at {links.address}: waiting for {len(known) - 1} others, which take turns", err=True)
         for one in LinkSurvey(node, links, known, wait).measured():
             try:
@@ -163,8 +171,6 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
             lines.append(line)
             most, rate = f"to {one.sizes[-1]:,}", f"{line.rate / 1e6:,.3g} MB/s"
             rows.append([str(one.node), most, f"{line.latency * 1e3:.3f} ms", rate, f"{line.residual:.0%}"])
-    finally:
-        links.close(1.0)
     echo(columns(rows))
     if lines:
         latency, rate = max(one.latency for one in lines) / 2, f"{min(one.rate for one in lines):.2g}"

@@ -132,6 +132,10 @@ def test_participants_whose_entries_name_a_relay_by_the_web_alone_end_with_the_d
         ended = [finish(one) for one in [start([*command, *words], tmp_path) for words in own]]
         assert [one.code for one in ended] == [0] * n, ended
         assert relay.relay.counts["put through"]
+        survey = ["doctor", "--links", "--endpoints", "endpoints.toml", "--proxy", "none"]
+        surveys = [start([*survey, "--key", f"{node}.key"], tmp_path) for node in range(n)]
+        measured = [finish(one) for one in surveys]
+        assert [one.code for one in measured] == [0] * n and "MB/s" in measured[0].out, measured
     folders = [f"out{node}" for node in range(n)]
     real = in_process(["collect", "e.toml", *folders, "--json"], tmp_path, monkeypatch, capsys)
     simulated = in_process(["run", "e.toml", "--no-report", "--json"], tmp_path, monkeypatch, capsys)

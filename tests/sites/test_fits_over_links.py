@@ -13,6 +13,8 @@ from fit_sites import SITES, by_hand, every_kind, files, fit_on, machines
 from relays import relay_running
 from web_proxies import Authority, proxy_running
 
+from fedgossip.base.errors import NetworkError
+
 pytestmark = pytest.mark.sockets
 
 FILE = {"kaplan-meier": "survival.json", "cox": "fit.json", "glm": "fit.json", "trees": "trees-fit.json"}
@@ -58,6 +60,21 @@ def test_the_code_of_a_site_that_takes_no_part_is_that_of_its_records_whatever_i
     monkeypatch.setattr("fedgossip.cli.run.participant.Participant.take_part", lambda *_: ended)
     said = typed(["fit", "kaplan-meier.toml", "--endpoints", "endpoints.toml", "--id", "1"], site)
     assert said.code == code and "site 1 took no part: " in said.err, said
+
+
+def test_a_relay_without_tls_in_the_endpoints_has_a_notice(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise NetworkError("stopped", "")
+
+    monkeypatch.setattr("fedgossip.cli.run.participant.Participant._run", stopped)
+    for address, notices in (("ws://relay.example.org", 1), ("wss://relay.example.org", 0), ("ws://127.0.0.1", 0)):
+        where = tmp_path / address.replace("/", "")
+        where.mkdir()
+        site = machines(folder, where, files("glm"), address)[0]
+        said = typed(["fit", "glm.toml", "--endpoints", "endpoints.toml", "--id", "0"], site)
+        assert said.code == 3 and said.err.count(f"{address} is without TLS") == notices, said
 
 
 def test_exact_sums_have_no_tiers(folder: Path, tmp_path: Path) -> None:

@@ -200,6 +200,8 @@ class Participant:
     def _announce(self, bind: str, waiting: str) -> None:
         for line in self.plan.banner:
             echo(line, err=True)
+        if not (self.carrier or self.ways):  # an invite's are shown before
+            _print_open_relays([one.address for one in self.known.values()])
         where = f"{self.title} at {bind}" if listens(self.plan, self.carrier)(self.node) else self.title
         if self.carrier:
             where, waiting = f"{self.title} by the folder {self.carrier.root}", "looking for messages"
@@ -360,6 +362,15 @@ class Participant:
         if incarnation_of(self.out) < 0:
             raise ResumeError(f"{self.out}: no run has begun here", "Leave --resume out to start.")
         return self.out
+
+
+def _print_open_relays(addresses: Sequence[str]) -> None:
+    from fedgossip.net.endpoints import addresses_of
+    from fedgossip.net.relays.web_way import without_tls
+
+    for one in dict.fromkeys(one for text in addresses for one in addresses_of(text)):
+        if note := without_tls(one):
+            echo(note, err=True)
 
 
 def is_over(folder: Path) -> bool:

@@ -97,7 +97,7 @@ class Reachability:
                 known.up, known.due = False, 0.0
                 return known.now
             self._leaving += [known] if known else []
-            first = Route(node, direct[0]) if direct else self._relayed(node, relays[0], key)
+            first = Route(node, direct[0]) if direct else self._relayed(node, relays[0], key) if relays else None
             now = first or Route(node, addresses[0])
             self._peers[node] = _Reached(node, key, direct, relays, now, time.monotonic())
             return now
