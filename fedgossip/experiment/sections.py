@@ -84,7 +84,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     multinomial, ordinal, negative-binomial, firth, elastic-net?family=logistic and weibull, for `fedgossip fit`
     (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md)."""
     formula: str = ""
-    """The columns of a model of tables of the sites' own, `ill ~ age + sex + age:bmi`: a short way of writing label and
+    """The columns of a model of tables of the sites' own, "ill ~ age + sex + age:bmi": a short way of writing label and
     keep of data.source and data.test, made columns of data.columns, offset and strata (docs/sites/tables.md)."""
     sources: Annotated[list[str], architectures.CODE] = msgspec.field(default_factory=list)
     """Models of unlike participants, which exchange logits (feddf, fedmd): participant i has the one at i modulo their
