@@ -114,7 +114,7 @@ def test_machines_by_hand_go_on_when_a_leaf_is_killed_and_started_again(folder: 
 
     wait_until(lambda: len(counts()) > 2, 120, "three rounds")
     processes[6].send_signal(signal.SIGKILL)
-    processes[6].wait()
+    finish(processes[6])
     time.sleep(0.5)
     processes[6] = start(at(6, "--resume"), folder)
     ended: list[Output] = [finish(process, 200) for process in processes.values()]

@@ -43,6 +43,8 @@ PUT_THROUGH_SECONDS = 15.0
 """Time for the one that is called to answer."""
 AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.5, 15.0
 """Time before a relay that is away is called again; twice as long each time, up to the longest."""
+USUAL_PORT = 5700
+"""Port of a participant that relays alone reach; PORT_ABOVE it sealed streams are looked for, below 65536."""
 LISTEN_SECONDS = 6.0
 """Time for a relay to accept a listener, before it is reported."""
 IDLE_SECONDS = 3600.0
@@ -271,7 +273,7 @@ def ways_through(identity: Identity, bind: str, own: str, others: Iterable[str])
     direct = next((one for one in addresses_of(bind) if one and not is_relay(one)), "")
     with contextlib.ExitStack() as stack:
         if relays and (not direct or direct.endswith(":*")):
-            port = port_of(stack.enter_context(hold_port(0, exactly=False)))
+            port = port_of(stack.enter_context(hold_port(USUAL_PORT, exactly=False)))
             direct = f"{(direct or f'{TCP}{LOOPBACK}:*')[:-1]}{port}"
         agent = stack.enter_context(contextlib.closing(RelayClient(identity)))
         for relay in relays:
