@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -180,11 +181,7 @@ def _run() -> int:
         advice = "The code of a model, loss or metric of yours did it; with FEDGOSSIP_TRACEBACK=1 it is shown where."
         code = _fail(f"stopped in its midst by sys.exit({error.code!r})", advice, 5, error)
     except OSError as error:
-        advice = "Choose a folder that can be written and has room, with --out."
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            advice = "A file is where a folder was expected: give another folder with --out."
-        where = f"{error.filename}: " if error.filename else ""
-        code = _fail(f"{where}{error.strerror or error}", advice, 2, error)
+        code = _fail(*_of_disk(error), 2, error)
     except MemoryError as error:
         advice = "Use a smaller model, fewer peers, or a machine with more memory."
         code = _fail(f"out of memory: {error}", advice, 2, error)
@@ -194,6 +191,17 @@ def _run() -> int:
 
 
 FAULT = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
+
+
+def _of_disk(error: OSError) -> tuple[str, str]:
+    """Return the message and the advice for a path that could not be used."""
+    place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    if isinstance(error, FileNotFoundError) and place and not place.parent.exists():  # the name may be of a part
+        return f"there is no folder {place.parent}", "Make it, or name another place."
+    advice = "Choose a folder that can be written and has room, with --out."
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        advice = "A file is where a folder was expected: give another folder with --out."
+    return f"{place}: {error.strerror}" if place else str(error.strerror or error), advice
 
 
 def _fail(message: str, advice: str, code: int, error: BaseException | None) -> int:

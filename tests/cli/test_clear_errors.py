@@ -317,6 +317,29 @@ def test_times_that_an_engine_ignores_are_named_before_the_run(
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["topology", "draw", "ring", "-n", "4", "--out", "no/such/ring.svg"], "there is no folder no/such"),
+        (
+            ["host", "e.toml", "-n", "2", "--folder", "h", "--relay", "nothing"],
+            "--relay: 'relay://nothing' is no address",
+        ),
+        (
+            ["host", "e.toml", "-n", "2", "--folder", "h", "--address", "a b"],
+            "--address: 'tcp://a b:5700' is no address",
+        ),
+    ],
+)
+def test_a_place_that_is_none_is_named_and_nothing_is_left(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.toml").write_text(RING)
+    found = in_process(words, tmp_path, monkeypatch, capsys)
+    assert found.code == 2 and f"error: {said}" in found.err, found.err
+    assert [one.name for one in tmp_path.iterdir()] == ["e.toml"]
+
+
 def test_a_first_model_that_is_not_finite_is_named_and_no_rate_is_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,7 +151,9 @@ def host(
     from fedgossip.drivers.proposals import hash_of_proposal, learning_of, proposal_of
     from fedgossip.net.invites.invite_folder import AwaitedError
 
-    calls = _Calls(addresses, relays, _front(web, web_listen, cert, cert_key), invite_port, port, announce)
+    called = [relay_address(one) for one in relays]
+    given_addresses(addresses, PEER_PORT)  # refused before a folder is made
+    calls = _Calls(addresses, tuple(called), _front(web, web_listen, cert, cert_key), invite_port, port, announce)
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = invite_joining.seats_of(plan, folder=carrier is not None)
     if carrier:
@@ -197,6 +199,7 @@ class _Calls:
 
     addresses: tuple[str, ...]
     relays: tuple[str, ...]
+    """Their addresses, checked."""
     front: _Front | None
     invite_port: int | None
     port: int | None
@@ -244,7 +247,7 @@ def _open_sockets(
     from fedgossip.net.invites.invite_server import InviteServer
     from fedgossip.net.relays.addresses import Whereabouts, own_addresses
 
-    through, front = [relay_address(one) for one in calls.relays], calls.front
+    through, front = list(calls.relays), calls.front
     inside = {front.url: _open_front(stack, front, hosted)} if front else {}
     through += inside
     agent = None
