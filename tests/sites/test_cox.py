@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ from fedgossip import ConfigError, load_experiment
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.data.agreed.sums_task import encoded
+from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.sites.fits.cox.cox import concordance, concordance_error, exact_totals, real
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
@@ -44,7 +46,7 @@ from fedgossip.sites.fits.cox.cox_steps import (
 )
 from fedgossip.sites.fits.cox.cox_sums import REPORTED_TIMES, CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.sites.fits.survival.survival_times import places_of
-from fedgossip.sites.plans.fits import planned_fit
+from fedgossip.sites.plans.fits import planned_fit, time_and_event
 from fedgossip.sites.releases.checking import check
 
 GRID = tuple(float(time) for time in range(20, 401, 20))
@@ -690,6 +692,13 @@ def test_what_cannot_be_fitted_is_refused(
     assert refused.value.advice
     if "strata=" in overrides[0]:
         assert '[data.columns."age"] categories = ["0", "1"], and agree again' in refused.value.advice
+
+
+def test_three_labels_as_of_delayed_entry_are_refused() -> None:
+    labels = [SchemaColumn(name, label=True) for name in ("start", "stop", "died")]
+    with pytest.raises(ConfigError, match="cox: 3 label columns, start, stop, died") as refused:
+        time_and_event("cox", SimpleNamespace(schema=TableSchema(tuple(labels))))  # type: ignore[arg-type]
+    assert refused.value.advice.endswith("delayed entry is refused.")
 
 
 @pytest.mark.parametrize(

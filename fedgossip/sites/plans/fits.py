@@ -352,7 +352,7 @@ def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, Schema
     if len(labels) != 2:
         text = f"{name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
         raise ConfigError(
-            text, "Name two, the time and then the event (1 or 0), label=days,died, and no start of a record."
+            text, "Name two, the time and then the event (1 or 0), label=days,died; delayed entry is refused."
         )
     return labels[0], labels[1]
 
