@@ -113,6 +113,11 @@ class NetSums:
     left_out: float = 0.0
     """Deviance of the records left out."""
 
+    def outside(self, whole: NetSums) -> NetSums:
+        """Return the sums of the records left out, by those of all at the same point."""
+        gradient, information = whole.gradient - self.gradient, whole.information - self.information
+        return NetSums(whole.records - self.records, self.left_out, gradient, information)
+
     def away(self, step: Values) -> NetSums:
         """Return the sums of a linear model a step from their point."""
         turned = self.information @ step
@@ -283,13 +288,9 @@ class ElasticNet:
         half = k * (k + 1) // 2
 
         def each(m: int) -> Mapping[str, SumBlock]:
-            real = {"deviance": SumBlock(m, positive=True), "left out": SumBlock(m, positive=True)}
-            return {
-                "of": SumBlock(m, counts=True),
-                **real,
-                "gradient": SumBlock(m * k),
-                "information": SumBlock(m * half),
-            }
+            found = {"of": SumBlock(m, counts=True)}
+            found |= dict.fromkeys(("deviance", "left out"), SumBlock(m, positive=True))
+            return found | {"gradient": SumBlock(m * k), "information": SumBlock(m * half)}
 
         begin = {"first": SumBlock(2), "products": SumBlock(half), "outcomes": SumBlock(k)}
         if o.family == "linear":
@@ -390,25 +391,20 @@ class ElasticNet:
             exp = (None if name == INTERCEPT else math.exp(min(value, 700.0)),) if ratio else ()
             rows.append((name, value, None if name == INTERCEPT else value * scale, *exp))
         tables = [ResultTable("estimates", head, tuple(rows))]
-        null = path.null
+        remarks = [f"deviance {published(sums.deviance):.8g} ({published(path.null):.8g} of the mean alone)"]
         if o.folds and path.chosen is not None:
-            _, sparse = best_of(path.found)
             points: list[tuple[Cell, ...]] = []
             for one in path.found:
-                these = one.model.sums
-                assert these is not None
-                used, mean = int((one.model.best[1:] != 0).sum()), published(float(one.judged.mean()), sums.records)
-                points.append((one.size, used, published(these.deviance), mean, published(error_of(one), sums.records)))
+                assert one.model.sums is not None
+                judged = (published(value, sums.records) for value in (float(one.judged.mean()), error_of(one)))
+                used = int((one.model.best[1:] != 0).sum())
+                points.append((one.size, used, published(one.model.sums.deviance), *judged))
             tables.append(ResultTable("path", ("lambda", "columns", "deviance", "judged", "std. error"), tuple(points)))
+            text = f"judged: mean deviance of a record of {o.folds} folds, each by the model without it; lambda "
+            remarks.append(f"{text}{path.found[best_of(path.found)[1]].size:.6g} is as good, to one standard error")
         used = int((estimates[1:] != 0).sum())
         what = {1.0: "lasso", 0.0: "ridge"}.get(o.l1, f"elastic net of l1 {o.l1:g}")
         of = f"{d.outcome} = {d.classes[1]}" if d.classes else d.outcome
-        remarks = [f"deviance {published(sums.deviance):.8g} ({published(null):.8g} of the mean alone)"]
-        if o.folds and path.chosen is not None:
-            apart = f"lambda {path.found[sparse].size:.6g} is as good, to one standard error"
-            remarks.append(
-                f"judged: mean deviance of a record of {o.folds} folds, each by the model without it; {apart}"
-            )
         remarks.append("estimates are drawn to 0, and have no errors: those of the columns chosen would be too small")
         remarks += [f"compared with: {', '.join(d.against)}"] if d.against else []
         if loss_error:
@@ -445,11 +441,8 @@ class ElasticNet:
         found = self._found(d, pooled, agreed)
         if found is None or not found[0].is_over:
             return None
-        path, estimates, _ = found
-        family = path.options.family
-        return FamilyModel(
-            SOURCE_OF[family], layer_of(family, np.asarray(np.linalg.solve(in_units(d), estimates), np.float64))
-        )
+        family, point = found[0].options.family, np.linalg.solve(in_units(d), found[1])
+        return FamilyModel(SOURCE_OF[family], layer_of(family, np.asarray(point, np.float64)))
 
 
 def _sums_of(one: PooledRound, k: int) -> list[NetSums]:
@@ -464,15 +457,10 @@ def _extrapolate(path: NetPath, sums: Sequence[NetSums], begin: Values) -> None:
     for _ in range((EACH + 1) * len(path.sizes) + STEPS):
         if path.is_over:
             return
-        there = []
-        for model, one in zip(path.models, sums, strict=False):
-            outside = replace(
-                one, deviance=one.left_out, gradient=whole.gradient - one.gradient,
-                information=whole.information - one.information,
-            )  # fmt: skip
-            step = model.point - begin
-            there.append(replace(one.away(step), left_out=outside.away(step).deviance))
-        path.take(there)
+        steps = [model.point - begin for model in path.models]
+        inside = [one.away(step) for one, step in zip(sums, steps, strict=False)]
+        left_out = [one.outside(whole).away(step).deviance for one, step in zip(sums, steps, strict=False)]
+        path.take([replace(one, left_out=value) for one, value in zip(inside, left_out, strict=True)])
 
 
 def _models_of(path: NetPath, records: int) -> Sequence[npt.NDArray[np.bool_]]:
