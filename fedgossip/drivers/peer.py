@@ -19,7 +19,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -63,7 +63,7 @@ from fedgossip.drivers.participant import (
     made_by,
     transport_of,
 )
-from fedgossip.net.endpoints import Endpoint, Endpoints, Members, block, load_endpoints, signed
+from fedgossip.net.endpoints import Endpoints, Members, block, load_endpoints, signed
 from fedgossip.net.faulty import Faults
 from fedgossip.net.folder_links import FolderLinks
 from fedgossip.net.host import Host, Ports
@@ -190,18 +190,14 @@ def run_peer(
     with contextlib.ExitStack() as stack:
         with _logged_errors(folder):
             check_open_files(plan, [node])
-            links: Transport
-            refused = list[EventRow]()
+            refused: Sequence[EventRow] = ()
             if carrier:
-                links = folder_links(node, identity, carrier, folder)
+                links: Transport = folder_links(node, identity, carrier, folder)
             else:
                 reached = stack.enter_context(_reached(node, identity, bind, endpoints, ways))
+                refused = _refusals(node, reached)
                 bind = _same_port(folder, reached.bind) if resume else reached.bind
                 links = transport_of(plan, node, bind, identity, reached.ways)
-                refused = [
-                    EventRow(0, node, "refused", {"from": node, "reason": "relay", "text": f"{one}  {one.advice}"})
-                    for one in reached.faults
-                ]
         stack.enter_context(contextlib.closing(links))
         stop = stack.enter_context(Stopper(links, child=child, asked=asked_to_stop))
         # a refused resume changes nothing
@@ -216,15 +212,12 @@ def run_peer(
             task = faults.on_task(task) if faults else task
             begin = incarnations.next_after if resume and not carrier else incarnations.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
-            known = (
-                endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan, stop, wait_seconds)
-            )
+            known = _await_endpoints(endpoints, plan, stop, wait_seconds)
             hello = _hello_of(plan, node, task, shares, life)
             journal = stack.enter_context(_journal_of(folder, hello)) if carrier else None
             expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
-            if carrier and not resume:  # what each partner sends in a round, and its own
-                models = plan.experiment.rounds * (1 + len(plan.partners(node)))
-                check_room(folder, models * expected.payload_bytes)
+            if carrier and not resume:
+                _check_journal_fits(folder, plan, node, expected)
             links.connect(() if members else plan.partners(node), known, expected, hello)
             if resume and not (child or carrier):  # a collector may have read further: the rows that it read stay
                 incarnations.cut_rows(folder / ROWS, life.round)
@@ -245,6 +238,20 @@ def _reached(
         return contextlib.nullcontext(RelayAccess(bind, ways))
     others = (one.address for other, one in endpoints.items() if other != node)
     return ways_through(identity, bind, endpoints[node].address, others)
+
+
+def _refusals(node: NodeId, reached: RelayAccess) -> Sequence[EventRow]:
+    """Return a row for each relay that could not be used."""
+    return [
+        EventRow(0, node, "refused", {"from": node, "reason": "relay", "text": f"{one}  {one.advice}"})
+        for one in reached.faults
+    ]
+
+
+def _check_journal_fits(folder: Path, plan: Plan, node: NodeId, expected: Expected) -> None:
+    """Raise where the disk has no room for what each partner sends in every round, and for the own messages."""
+    models = plan.experiment.rounds * (1 + len(plan.partners(node)))
+    check_room(folder, models * expected.payload_bytes)
 
 
 def _journal_of(folder: Path, hello: Hello) -> Journal:
@@ -476,7 +483,9 @@ def _same_port(folder: Path, bind: str) -> str:
         return bind
 
 
-def _await_endpoints(path: Path, plan: Plan, stop: Stopper, seconds: float) -> dict[NodeId, Endpoint]:
+def _await_endpoints(path: Endpoints | Path, plan: Plan, stop: Stopper, seconds: float) -> Endpoints:
+    if not isinstance(path, Path):
+        return path
     until = time.monotonic() + seconds
     while not path.exists():
         if stop() or time.monotonic() > until:

@@ -16,6 +16,7 @@ from fedgossip.experiment.run_sections import (
     PrivacySection,
     SecureSection,
     ServerSection,
+    SimulationSection,
     TopologySection,
 )
 from fedgossip.experiment.sections import (
@@ -28,7 +29,6 @@ from fedgossip.experiment.sections import (
     GossipExperiment,
     ModelSection,
     ParallelExperiment,
-    SimulationSection,
     TaskSection,
 )
 

@@ -23,7 +23,7 @@ import msgspec
 
 from fedgossip.base.limits import ABOVE_0, KnownNames, Limit, between
 from fedgossip.experiment.reading import RUN_KINDS, keys_of, section_in
-from fedgossip.experiment.sections import COMPARE, CompareSection
+from fedgossip.experiment.run_sections import COMPARE, CompareSection
 from fedgossip.faults import KINDS
 
 Struct = type[msgspec.Struct]

@@ -30,11 +30,10 @@ from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import SOURCES
 from fedgossip.data.table_files import OF_TABLES, QUERY, SQL, database_path
 from fedgossip.experiment.checks import check, check_federated, check_gossip, check_parallel
+from fedgossip.experiment.run_sections import COMPARE, CompareSection
 from fedgossip.experiment.sections import (
-    COMPARE,
     ENDLESS,
     ENDLESS_WORD,
-    CompareSection,
     DataSection,
     Experiment,
     FederatedExperiment,

@@ -1,8 +1,10 @@
-"""The sections of one kind of run alone.
+"""The sections that not every run has: those of one kind, of simulations, and of a comparison.
 
 gossip      [topology], [algorithm], [adversary], [forecast]
 federated   [coordinator], and in it [secure] and [privacy]
 parallel    [parallel], and in it [server] and [outer]
+simulated   [simulation], and in it [[classes]] and [inside]
+several     [compare]
 """
 
 from __future__ import annotations
@@ -70,6 +72,10 @@ BY_LOSSES = ("power-of-choice", "oort")
 """Sampling by reported losses."""
 
 Count = Annotated[int | None, Within(1, MOST)]
+
+
+WEIGHT_MAX = 10_000
+"""Maximum number of examples of a client in a secure sum, by default."""
 
 
 class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -378,3 +384,102 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     server: ServerSection = msgspec.field(default_factory=ServerSection)
     """Servers that have the model, where workers do not reduce it among themselves."""
+
+
+SecondsOr0Given = Annotated[float | None, Within(0, LONGEST_SECONDS)]
+Rate = Annotated[float | None, Within(ABOVE_0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
+
+
+class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[[simulation.classes]]: nodes with other links or processors; keys left out are as for all."""
+
+    nodes: str
+    """Node ids and ranges of them: "0-3, 7"; a coordinator is the last."""
+    bandwidth: Positive | None = None
+    """Bytes per second that such a node can send, over all its links."""
+    downlink: Positive | None = None
+    """Bytes per second that it can receive."""
+    latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Seconds of its links, one way."""
+    slower: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    """Their training takes so many times as long."""
+
+
+class RacksSection(msgspec.Struct, forbid_unknown_fields=True):
+    """simulation.racks: nodes in a row share a rack, of links to the other racks."""
+
+    size: Annotated[int | None, Within(1, MOST)] = None
+    """Nodes of a rack, has to be given: 0 to size - 1 are the first; a coordinator or server is in the last."""
+    bandwidth: Positive | None = None
+    """Bytes per second of a rack's link to all others, each way, which its nodes share: size * simulation.bandwidth /
+    bandwidth is the oversubscription; none: no limit."""
+    latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Seconds between nodes of two racks, one way; none: as within one."""
+
+
+class InsideSection(msgspec.Struct, forbid_unknown_fields=True):
+    """simulation.inside: the processes of one participant (train.processes, train.mesh), all alike, and their links."""
+
+    flops: Positive | None = None
+    """FLOP per second of a process; has to be given."""
+    latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Seconds of a message between two of them, one way; none: 0."""
+    bandwidth: Positive | None = None
+    """Bytes per second that a process can send to the others; none: any number."""
+    memory: Positive | None = None
+    """Bytes of a process: a model that needs more is refused."""
+    pcie: Positive | None = None
+    """Bytes per second between a process's device and host memory: train.offload copies by it, and has to have
+    it."""
+    zero: Annotated[int | None, Within(1, 1)] = None
+    """1: the optimiser's memory is counted as ZeRO-1 divides it over the parts of a batch, in the same bytes; ddp
+    alone.  ZeRO-2 and 3 are train.parallel = "fsdp"."""
+
+
+class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
+
+    latency: SecondsOr0 = 0.005
+    """Seconds of a virtual link, one way."""
+    jitter: SecondsOr0 = 0.0
+    """Seconds by which that varies."""
+    bandwidth: Rate = None
+    """Bytes per second that a peer can send, over all its links; none: any number."""
+    downlink: Rate = None
+    """Bytes per second that a peer can receive, over all its links: a server with many senders waits for all of them;
+    none: unlimited."""
+    detection: SecondsOr0 = 1.0
+    """Seconds of silence after which a link is reported lost; a shorter cut only delays messages."""
+    training: SecondsOr0 = 0.05
+    """Seconds of a round's training."""
+    per_example: SecondsOr0Given = None
+    """Seconds of training per example, in place of `training`: a smaller batch takes less time."""
+    inside: InsideSection | None = None
+    """In place of both: { flops = 1e12, latency = 5e-6, bandwidth = 1e10, memory = 1.6e10 }, of each process of a
+    participant.  A step takes the model's FLOPs, layer by layer, the messages of `train.mesh` and the idle turns of its
+    stages (docs/together/parallel.md)."""
+    summing: SecondsOr0 = 0.0
+    """Seconds per element that a participant adds up: in collectives, servers, coordinators, synchronous gossip."""
+    training_jitter: Annotated[float, Within(0, 1e6)] = 0.0
+    """The share by which that varies."""
+    speed_spread: Annotated[float, Within(0, 10)] = 0.0
+    """Speeds of peers are exp(N(0, spread²))."""
+    classes: list[DeviceSection] = msgspec.field(default_factory=list)
+    """Nodes with other links or processors: { nodes = "0-3, 7", bandwidth = 1e6, slower = 4.0 }."""
+    racks: RacksSection | None = None
+    """Nodes in racks, of shared links: { size = 4, bandwidth = 1e6, latency = 1e-3 } (docs/together/parallel.md)."""
+
+
+COMPARE = "compare"
+EQUALS = ("examples", "seconds", "bytes")
+
+
+class CompareSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[compare]: for `fedgossip compare`, in a file that may have the sections of several kinds of run."""
+
+    equal: Annotated[str, OneOf(EQUALS)] = "examples"
+    """Equal resource for the comparison of losses: `examples` (all run to their end), `seconds` or `bytes` (the least
+    use of any)."""
+    target: Annotated[float | None, Within(0)] = None
+    """The test loss to which seconds and bytes are counted; none: the least that all paradigms reach."""

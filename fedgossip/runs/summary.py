@@ -26,6 +26,7 @@ from fedgossip.core.run_summary import (
     RaceFacts,
     RefusalFacts,
     RunSummary,
+    ScoreFacts,
 )
 from fedgossip.core.task import Job, LocalTask
 from fedgossip.experiment import Experiment
@@ -150,24 +151,10 @@ def summarize(
     last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
     outcome = plan.outcome(ended.vectors)
     there = [vector for vector in outcome if vector is not None]
-    evaluated = next((row for row in reversed(networks) if row.measured), last)
-    if evaluated is not last and there:  # the run ended before the round that would have been evaluated
-        evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
-        record.fill(evaluated, there)
-        if not evaluated.measured:  # stopped loops leave no process to measure
-            evaluated = next((row for row in reversed(networks) if row.measured), evaluated)
+    evaluated = _last_evaluated(networks, last, there, record)
     whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment
-    counts = keeper.events  # rows are of all lives, counts also of what has no row
-    events = {name: max(counts.get(name, 0), ended.counts.get(name, 0)) for name in {**counts, **ended.counts}}
-    if keeper.lost:
-        events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
-    lacking = Lacking(keeper.missed if ended.status == "finished" else ())
-    if ended.status == PARTIAL:
-        lacking = lacking_of(plan, keeper.rows, ended.vectors)
-    if not experiment.personal:  # whose mean is nobody's model
-        diverged = of_learning([*networks, evaluated], experiment.score)
-        lacking = Lacking((*diverged, *lacking.sentences), lacking.in_vain)
+    lacking = _lacking(plan, keeper, ended, [*networks, evaluated])
     added: AddedFacts = {}  # by those to whom this is returned
     return {
         "name": experiment.name or plan.name,
@@ -180,15 +167,7 @@ def summarize(
         "roles": plan.roles.plain,
         "rounds": last.round,
         "digest": digest(there) if whole else None,
-        "score": {
-            "name": experiment.score.name,
-            "better": experiment.score.better,
-            "unit": experiment.score.unit,
-            "averaged": evaluated.score_averaged,
-            "mean_peer": evaluated.score_mean_peer,
-            "worst_peer": evaluated.score_worst_peer,
-            "round": evaluated.round,
-        },
+        "score": _scores(experiment.score, evaluated),
         **(chosen(record) if record.best else best_of(experiment.score, [*networks, evaluated])),
         "test_loss": evaluated.test_loss,
         "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
@@ -200,7 +179,7 @@ def summarize(
         "dtype": task.dtype.name,
         "schema": task.schema,
         "measured_contraction": record.measured_contraction(),
-        "events": dict(sorted(events.items())),
+        "events": _events(keeper, ended),
         "refusals": refusals(keeper.rows),
         "data": _data(shares),
         "versions": compose.versions(),
@@ -213,6 +192,47 @@ def summarize(
         **plan.facts(keeper.rows),
         **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
         **added,
+    }
+
+
+def _last_evaluated(
+    networks: Sequence[NetworkRow], last: NetworkRow, there: Sequence[Vector], record: Network
+) -> NetworkRow:
+    """Return the row with the newest scores; of a run that ended between two evaluations, of its final models."""
+    measured = next((row for row in reversed(networks) if row.measured), last)
+    if measured is last or not there:
+        return measured
+    final = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
+    record.fill(final, there)
+    return final if final.measured else measured  # stopped loops leave no process to measure
+
+
+def _events(keeper: Keeper, ended: RunOutcome) -> dict[str, int]:
+    counts = keeper.events  # rows are of all lives, counts also of what has no row
+    events = {name: max(counts.get(name, 0), ended.counts.get(name, 0)) for name in {**counts, **ended.counts}}
+    if keeper.lost:
+        events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
+    return dict(sorted(events.items()))
+
+
+def _lacking(plan: Plan, keeper: Keeper, ended: RunOutcome, networks: Sequence[NetworkRow]) -> Lacking:
+    lacking = Lacking(keeper.missed if ended.status == "finished" else ())
+    if ended.status == PARTIAL:
+        lacking = lacking_of(plan, keeper.rows, ended.vectors)
+    if plan.experiment.personal:  # whose mean is nobody's model
+        return lacking
+    return Lacking((*of_learning(networks, plan.experiment.score), *lacking.sentences), lacking.in_vain)
+
+
+def _scores(score: Score, evaluated: NetworkRow) -> ScoreFacts:
+    return {
+        "name": score.name,
+        "better": score.better,
+        "unit": score.unit,
+        "averaged": evaluated.score_averaged,
+        "mean_peer": evaluated.score_mean_peer,
+        "worst_peer": evaluated.score_worst_peer,
+        "round": evaluated.round,
     }
 
 

@@ -455,11 +455,8 @@ class Simulator:
 
     # --- links ----------------------------------------------------------------------------------------------------
 
-    def _look_at(self, node: NodeId, event: Look, *_: object) -> None:
-        self._look(node, event.other)
-
-    def _look(self, node: NodeId, other: NodeId) -> None:
-        link = node, other
+    def _look(self, node: NodeId, event: Look, *_: object) -> None:
+        link = node, (other := event.other)
         if link not in self.connections.down and self._is_lost(link):
             self._count("lost", self.connections.give_up(link))
             self._handle(node, PeerGone(other))
@@ -511,7 +508,9 @@ class Simulator:
 
     def _apply_fault(self, happening: Happening) -> None:
         match happening:
-            case Turn(name="link_down" | "link_up") if self._decided() and not self._heals(happening):
+            case Turn(name=("link_down" | "link_up") as way) if self._decided() and not (
+                way == "link_up" and self.connections.cuts
+            ):
                 return  # a flap without an end is over with the run: else a link would return for ever
             case Turn(_, name, peer, value):
                 self._note(name, peer, value)
@@ -525,9 +524,6 @@ class Simulator:
                 self._sleep(node, back_ns) if kind == "sleep" else self._crash(node, back_ns)
                 if of_series and self._progress.struck():
                     self._note("struck_in_vain", node, MOST_IN_VAIN)
-
-    def _heals(self, turn: Turn) -> bool:
-        return turn.name == "link_up" and bool(self.connections.cuts)
 
     def _decided(self) -> bool:
         """Whether all counting participants have finished or are dead for ever."""
@@ -599,7 +595,7 @@ class Simulator:
         **dict.fromkeys(
             (Started, Stopping, PeerJoined, PeerGone, Rostered, Moved, RowsChosen, ModelMeasured), _pass_on
         ),
-        Look: _look_at,
+        Look: _look,
         Received: _receive,
         Fired: _fire,
         Trained: _end_training,

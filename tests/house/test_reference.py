@@ -19,7 +19,7 @@ from fedgossip.core.glossary import SITES, first_sentence, terms, terms_of, used
 from fedgossip.core.records import event_kinds
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.meanings import REQUIRED, keys, written
-from fedgossip.experiment.sections import COMPARE
+from fedgossip.experiment.run_sections import COMPARE
 from fedgossip.lab.compare.cells import compare_section
 
 ALL = list(entries())

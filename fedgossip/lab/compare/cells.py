@@ -39,7 +39,8 @@ from fedgossip.core.run_summary import RunSummary
 from fedgossip.data.objectives import SPARSE
 from fedgossip.experiment import Experiment, SimulationSection, load_experiment
 from fedgossip.experiment.reading import RUN_KINDS, checked
-from fedgossip.experiment.sections import COMPARE, CompareSection, TaskSection
+from fedgossip.experiment.run_sections import COMPARE, CompareSection
+from fedgossip.experiment.sections import TaskSection
 from fedgossip.lab.compare.names import Paradigm, paradigm_of
 from fedgossip.lab.sweeps.cells import FAILED, INTERRUPTED, CellOutcome, check_same, outcome_in, run_cell, run_claimed
 from fedgossip.lab.sweeps.sweep import on_cluster

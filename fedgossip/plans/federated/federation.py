@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from fedgossip.algorithms.federated.adapter_distance import adapters_in
 from fedgossip.algorithms.federated.base import ClientRule, EndingRule, Federated, is_over
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.running_statistics import with_statistics
-from fedgossip.algorithms.sampling import BySize, Oort, Poisson, PowerOfChoice, Sampling, Uniform
+from fedgossip.algorithms.sampling import Sampling, Uniform
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector
@@ -31,16 +30,15 @@ from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
-from fedgossip.data.custom import is_function
-from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
+from fedgossip.experiment import CoordinatorSection, FederatedExperiment
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
-from fedgossip.plans.federated.availability import available_sampling
+from fedgossip.plans.federated.availability import sampling_of
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
-from fedgossip.plans.federated.secure_encoding import BITS_MANY, Numbers
+from fedgossip.plans.federated.secure_encoding import Numbers, weight_max_for
 from fedgossip.plans.federated.tree import TierGroup, Tree, tree_of
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
-from fedgossip.plans.own_parts import codec_named, own_sampling
+from fedgossip.plans.own_parts import codec_named
 from fedgossip.plans.plan import (
     EXHAUSTED,
     PARTIAL,
@@ -76,8 +74,6 @@ from fedgossip.simulation.cohorts import Rounds, check_cohorts, run_rounds
 FEDBUFF = "fedbuff"
 SEATED_MOST = 1_000
 """Maximum number of clients that all have a machine from the start of a simulation, and receive its last model."""
-WEIGHT_MAX = 10_000
-"""Maximum number of examples of a client in a secure sum, by default."""
 
 
 @dataclass(frozen=True)
@@ -192,20 +188,7 @@ class FederationPlan(PlanDefaults):
 
     @property
     def fingerprint(self) -> Mapping[str, object]:  # made anew: those that hash it leave keys out in place
-        content = self.experiment.to_dict()
-        for key in ("start_timeout", "return_timeout", "silence"):
-            content["coordinator"].pop(key, None)
-        if not self.section.privacy.test_noise:  # folders and policies from before it
-            content["coordinator"]["privacy"].pop("test_noise", None)
-        if self.section.secure.score_max == SecureSection().score_max:
-            content["coordinator"]["secure"].pop("score_max", None)
-        if not self.section.codec:
-            content["coordinator"].pop("codec", None)
-        if (available := self.section.available) and available.startswith("trace:"):  # each may keep it elsewhere
-            content["coordinator"]["available"] = f"trace:{Path(available.removeprefix('trace:')).name}"
-        content["coordinator"]["secure"].setdefault("weight_max", WEIGHT_MAX)  # as releases before had it
-        content.pop("track", None)  # each may track for itself
-        return content
+        return self.experiment.shared()
 
     @property
     def patience(self) -> tuple[float, float]:
@@ -219,38 +202,15 @@ class FederationPlan(PlanDefaults):
     @cached_property
     def sampling(self) -> Sampling:
         """The sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
-        s, rule = self.section, self._sampling
-        if s.available is None:
-            return rule
-        whole = self.invited if self.secure else 0
-        return available_sampling(
-            s.available, rule, self.experiment.seed, self.learners, self.experiment.rounds, whole, self.least
-        )
-
-    @property
-    def _sampling(self) -> Sampling:
-        s, seed, clients = self.section, self.experiment.seed, range(self.learners)
-        if s.sampling == "poisson":
-            return Poisson(seed, clients, self.cohort / self.learners)
-        if s.sampling == "size":
-            if self.sizes is None:
-                advice = 'Set coordinator.sampling = "uniform".'
-                raise ConfigError("clients with data of their own: nobody knows who has how many examples", advice)
-            return BySize(seed, dict(enumerate(self.sizes)), self.cohort, s.over_selection)
-        if is_function(s.sampling):
-            return own_sampling(s.sampling, seed, self.learners, self.cohort)
-        uniform = Uniform(seed, clients, self.cohort, s.over_selection)
-        if s.sampling == "power-of-choice":
-            return PowerOfChoice(uniform, s.candidates or 2 * self.invited)
-        return Oort(uniform) if s.sampling == "oort" else uniform
+        e, cohort = self.experiment, (self.cohort, self.invited, self.least)
+        return sampling_of(self.section, e.seed, e.rounds, self.learners, *cohort, self.sizes)
 
     @property
     def client_settings(self) -> ClientSettings:
         """Return whether clients test the model of a round: they do so in the rounds that are evaluated."""
         e, s = self.experiment, self.section
         every = e.eval.every if self._tests_at_clients else 0
-        session = nanoseconds(PHASES * s.deadline)
-        patience = e.stop.patience * e.eval.every
+        session, patience = nanoseconds(PHASES * s.deadline), e.stop.patience * e.eval.every
         return ClientSettings(e.rounds, nanoseconds(s.silence), session_ns=session, test_every=every, patience=patience)
 
     @property
@@ -330,9 +290,7 @@ class FederationPlan(PlanDefaults):
         total = own.total if own else None
         if not self.spends(node):
             return None
-        if self.unit == "client":
-            return purse_of(p, 1.0, 1, log, before, total=total)
-        if self.exact is not None:  # each round is one release, of all records
+        if self.unit == "client" or self.exact is not None:  # each round is one release, of all records
             return purse_of(p, 1.0, 1, log, before, total=total)
         if node not in self.trained_on:
             advice = "A run with a budget of privacy can be neither recorded nor replayed."
@@ -388,14 +346,7 @@ class FederationPlan(PlanDefaults):
     @property
     def weight_max(self) -> int:
         """Maximum examples of a client in a secure sum: the experiment's, else as all sizes need it and bits allow."""
-        s = self.section.secure
-        if s.weight_max is not None:
-            return s.weight_max
-        largest = max(self.sizes or (), default=0)
-        fits = 2 ** ((s.bits or BITS_MANY) - 1) - 1
-        steps = (first * 10**power for power in range(4, 10) for first in (1, 2, 5))
-        wanted = next((step for step in steps if step >= largest), WEIGHT_MAX)
-        return wanted if wanted <= fits else WEIGHT_MAX
+        return weight_max_for(self.section.secure, max(self.sizes or (), default=0))
 
     @property
     def most_examples(self) -> int | None:

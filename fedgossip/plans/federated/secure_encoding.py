@@ -25,7 +25,8 @@ from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.federated.base import ClientRule, effective_steps
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.scores import ACCURACY, Score
-from fedgossip.experiment import CoordinatorSection
+from fedgossip.experiment import CoordinatorSection, SecureSection
+from fedgossip.experiment.run_sections import WEIGHT_MAX
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.protocols.federated.client_round import SentMetrics
 from fedgossip.secure.encoding import ExactSums, NoiseRule, RingEncoding, client_sigma, rounded_norm
@@ -42,6 +43,16 @@ CLIP_ROOM = 64
 
 ROOM = 1 << (RING_BITS - 1)
 """The bound below which every number of a sum stays."""
+
+
+def weight_max_for(section: SecureSection, largest: int) -> int:
+    """Return the section's maximum, else one for a client with `largest` examples, where the bits allow it."""
+    if section.weight_max is not None:
+        return section.weight_max
+    fits = 2 ** ((section.bits or BITS_MANY) - 1) - 1
+    steps = (first * 10**power for power in range(4, 10) for first in (1, 2, 5))
+    wanted = next((step for step in steps if step >= largest), WEIGHT_MAX)
+    return wanted if wanted <= fits else WEIGHT_MAX
 
 
 @dataclass(frozen=True)
