@@ -28,7 +28,7 @@ from fedgossip.data.agreed.sums_task import encoded
 from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.sites.fits.cox.cox import concordance, concordance_error, exact_totals, real
-from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_result import CoxFit, attenuation, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import (
     LAST,
     MOMENTS,
@@ -223,6 +223,15 @@ def test_robust_errors_are_those_of_statsmodels(strata: int) -> None:
     assert fit.converged and [point.time for point in fit.strata[0].points] == list(d.grid)
     assert [one.estimate for one in fit.coefficients] == pytest.approx(estimates, rel=1e-8)
     assert [one.error for one in fit.coefficients] == pytest.approx(errors, rel=1e-8)
+
+
+def test_robust_errors_change_no_estimate_and_hardly_what_the_grid_costs() -> None:
+    sites = [drawn(seed, 60) for seed in range(3)]
+    robust = CoxLayout(msgspec.structs.replace(layout_of().design, errors="robust"))
+    found, plain = fit_of(robust, rounds(robust, sites)), fit_of(layout_of(), rounds(layout_of(), sites))
+    assert [one.estimate for one in found.coefficients] == [one.estimate for one in plain.coefficients]
+    assert found.ratio == plain.ratio and found.points == plain.points + 1  # S1 is opened once more
+    assert attenuation(found) == pytest.approx(attenuation(plain), rel=0.1)
 
 
 def test_means_that_no_honest_coordinator_sends_are_refused() -> None:
