@@ -35,6 +35,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.core.machine import NodeId
 
@@ -254,3 +255,26 @@ def _several(count: int, over: float) -> int:
 def participating(clients: int, participation: float) -> int:
     """Return how many a share of `clients` is: at least one."""
     return max(1, round(clients * participation))
+
+
+def sampling_named(
+    name: str,
+    seed: int,
+    clients: Sequence[NodeId],
+    cohort: int,
+    over_selection: float,
+    candidates: int,
+    sizes: Sequence[int] | None,
+) -> Sampling:
+    """Return the rule of that name; `candidates` of power-of-choice.  Raises ConfigError for sizes that are None."""
+    if name == "poisson":
+        return Poisson(seed, clients, cohort / len(clients))
+    if name == "size":
+        if sizes is None:
+            advice = 'Set coordinator.sampling = "uniform".'
+            raise ConfigError("clients with data of their own: nobody knows who has how many examples", advice)
+        return BySize(seed, dict(enumerate(sizes)), cohort, over_selection)
+    uniform = Uniform(seed, clients, cohort, over_selection)
+    if name == "power-of-choice":
+        return PowerOfChoice(uniform, candidates)
+    return Oort(uniform) if name == "oort" else uniform

@@ -206,6 +206,13 @@ def of_clients(row: PeerRow, wanted: int) -> tuple[int, int]:
     return max(0, wanted - (row.clients or 0)), wanted
 
 
+def of_updates(row: PeerRow | EventRow) -> tuple[int, int]:
+    """Return (missing, wanted) updates from a row of a buffered coordinator: counted, late or failed ones."""
+    if isinstance(row, EventRow):
+        return (1, 1) if row.name in ("missed", "stale") else (0, 0)
+    return 0, row.clients or 0
+
+
 def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Roles, node: NodeId | None) -> Lacking:
     """Return what is lacking, with the participants that missed half or more of their exchanges; or with `node`."""
     attendance = ExchangeCounts(of)

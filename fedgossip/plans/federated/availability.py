@@ -1,4 +1,4 @@
-"""The clients that can be invited to a round, as a function of its number, and the rule that draws from them.
+"""The clients that can be invited to a round, as a function of its number.
 
     day:SHARE?rounds=N       each client for SHARE of every N rounds, from a place drawn for it
     trace:FILE.csv?round=T   a table of client, start and end, where T units of the table are a round
@@ -22,25 +22,13 @@ from urllib.parse import parse_qsl
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.algorithms.sampling import (
-    BySize,
-    Draw,
-    Oort,
-    Poisson,
-    PowerOfChoice,
-    ReportedLoss,
-    Sampling,
-    SamplingByLosses,
-    Uniform,
-)
+from fedgossip.algorithms.sampling import Draw, ReportedLoss, Sampling, SamplingByLosses
 from fedgossip.base import outside_files
 from fedgossip.base.cells import number_in
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.seeds import stream
 from fedgossip.core.machine import NodeId
 from fedgossip.data.custom import function, given_by, is_function
-from fedgossip.experiment import CoordinatorSection
-from fedgossip.plans.own_parts import own_sampling
 
 KEY = "coordinator.available"
 COLUMNS = ["client", "start", "end"]
@@ -98,46 +86,6 @@ class AvailableByLosses(AvailableSampling):
 
     def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, ReportedLoss]) -> Draw:
         return self.rule.choose(round, self.attending(round, here), seen)
-
-
-def sampling_of(
-    section: CoordinatorSection,
-    seed: int,
-    rounds: int,
-    clients: int,
-    cohort: int,
-    invited: int,
-    least: int,
-    sizes: Sequence[int] | None,
-) -> Sampling:
-    """Return the rule that draws a round's clients from those that can be invited to it.
-
-    Raises ConfigError for sampling by sizes that are None, and where `available_sampling` does.
-    """
-    rule = _rule(section, seed, clients, cohort, invited, sizes)
-    if section.available is None:
-        return rule
-    whole = invited if section.secure.on else 0
-    return available_sampling(section.available, rule, seed, clients, rounds, whole, least)
-
-
-def _rule(
-    s: CoordinatorSection, seed: int, clients: int, cohort: int, invited: int, sizes: Sequence[int] | None
-) -> Sampling:
-    everybody = range(clients)
-    if s.sampling == "poisson":
-        return Poisson(seed, everybody, cohort / clients)
-    if s.sampling == "size":
-        if sizes is None:
-            advice = 'Set coordinator.sampling = "uniform".'
-            raise ConfigError("clients with data of their own: nobody knows who has how many examples", advice)
-        return BySize(seed, dict(enumerate(sizes)), cohort, s.over_selection)
-    if is_function(s.sampling):
-        return own_sampling(s.sampling, seed, clients, cohort)
-    uniform = Uniform(seed, everybody, cohort, s.over_selection)
-    if s.sampling == "power-of-choice":
-        return PowerOfChoice(uniform, s.candidates or 2 * invited)
-    return Oort(uniform) if s.sampling == "oort" else uniform
 
 
 def available_sampling(

@@ -19,26 +19,27 @@ from fedgossip.algorithms.federated.adapter_distance import adapters_in
 from fedgossip.algorithms.federated.base import ClientRule, EndingRule, Federated, is_over
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.running_statistics import with_statistics
-from fedgossip.algorithms.sampling import Sampling, Uniform
+from fedgossip.algorithms.sampling import Sampling, Uniform, sampling_named
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.messages import Invite
 from fedgossip.core.metrics import Network
-from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.records import NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
 from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import PARAMETER, LocalTask, Segment, statistics_in
+from fedgossip.data.custom import is_function
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment
-from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
-from fedgossip.plans.federated.availability import sampling_of
+from fedgossip.plans.completeness import Lacking, of_clients, of_federation, of_updates, with_exchanges
+from fedgossip.plans.federated.availability import available_sampling
 from fedgossip.plans.federated.credentials import Credentials, DrawnMembers, Logged, Own
 from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
-from fedgossip.plans.federated.secure_encoding import Numbers, weight_max_for
+from fedgossip.plans.federated.secure_encoding import Numbers, check_weights, weight_max_for
 from fedgossip.plans.federated.tree import TierGroup, Tree, tree_of
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
-from fedgossip.plans.own_parts import codec_named
+from fedgossip.plans.own_parts import codec_named, own_sampling
 from fedgossip.plans.plan import (
     EXHAUSTED,
     PARTIAL,
@@ -102,8 +103,8 @@ class FederationPlan(PlanDefaults):
     """Whether clients take their seats with their first invitation, in a simulation."""
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Self:
-        length = segments[-1].stop if segments else 0
-        apart = with_statistics(self.federated, length - statistics_in(segments), length)
+        length, statistics = (segments[-1].stop if segments else 0), statistics_in(segments)
+        apart = with_statistics(self.federated, length - statistics, length) if statistics else self.federated
         return replace(super().with_segments(segments), federated=apart)
 
     def check_statistics(self, tensor: str) -> None:
@@ -175,8 +176,7 @@ class FederationPlan(PlanDefaults):
 
     def client_rule(self, coding: UploadCodec | None) -> ClientRule:
         """Return the client's rule."""
-        rule = self.federated.clients
-        return CodedClient(rule, coding, added=self.secure) if coding else rule
+        return CodedClient(self.federated.clients, coding, added=self.secure) if coding else self.federated.clients
 
     def sent_up(self, length: int, kind: np.dtype[np.floating]) -> int:
         """Return the bytes of vectors in a client's answer to the first round; those of a masked vector."""
@@ -202,8 +202,14 @@ class FederationPlan(PlanDefaults):
     @cached_property
     def sampling(self) -> Sampling:
         """The sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
-        e, cohort = self.experiment, (self.cohort, self.invited, self.least)
-        return sampling_of(self.section, e.seed, e.rounds, self.learners, *cohort, self.sizes)
+        s, e, n = self.section, self.experiment, self.learners
+        known = s.over_selection, s.candidates or 2 * self.invited, self.sizes
+        own = own_sampling(s.sampling, e.seed, n, self.cohort) if is_function(s.sampling) else None
+        rule = own or sampling_named(s.sampling, e.seed, range(n), self.cohort, *known)
+        if s.available is None:
+            return rule
+        limits = self.invited if self.secure else 0, self.least
+        return available_sampling(s.available, rule, e.seed, n, e.rounds, *limits)
 
     @property
     def client_settings(self) -> ClientSettings:
@@ -272,7 +278,7 @@ class FederationPlan(PlanDefaults):
 
     def agreed_before(self, node: NodeId) -> Sequence[Mapping[str, object]]:
         """Return a client's spending on the statistics of this run, where no ledger records it."""
-        tables = node < self.learners and self.exact is None
+        tables = node < self.learners and self.exact is None and self.unit == "record"
         return statistics_spends(self.experiment) if tables else ()
 
     def _chances(self, node: NodeId, own: Credentials | None = None) -> Callable[[int], Chances]:
@@ -301,12 +307,8 @@ class FederationPlan(PlanDefaults):
     def with_shares(self, shares: DataShares) -> FederationPlan:
         """Raises ConfigError where a secure sum cannot hold the number of examples of one that is held here."""
         sized = replace(self, sizes=tuple(shares.sizes) if shares.sizes else None, trained_on=shares.trained_on)
-        most, held = sized.weight_max, max(shares.trained_on.values(), default=0)
-        if self.secure and self._by_examples and 1 < most < held:
-            node = next(node for node, count in shares.trained_on.items() if count == held)
-            text = f"{self.roles.label(node)} has {held:,} examples, and coordinator.secure.weight_max = {most:,}"
-            usual = 10 ** math.ceil(math.log10(held))
-            raise ConfigError(text, f"All set it alike, to what the largest may have: weight_max = {usual}.")
+        if self.secure and self._by_examples:
+            check_weights(sized.weight_max, shares.trained_on, self.roles)
         return sized
 
     # --- a secure sum ---------------------------------------------------------------------------------------------
@@ -502,8 +504,7 @@ class FederationPlan(PlanDefaults):
         answering = Abstaining(Reason.SCHEMA.value) if seat.node in self.abstaining else answering
         rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
         purse = self._purse(seat.node, who)
-        parent = self.tree.parent(seat.node)
-        about = seat.node, parent, rule, seat.initial, seat.schema, self.client_settings
+        about = seat.node, self.tree.parent(seat.node), rule, seat.initial, seat.schema, self.client_settings
         server = self.federated.server
         whole = server.over if isinstance(server, EndingRule) else never
         return Client(*about, seat.resumed, answering, purse, self.sent_metrics, whole)
@@ -585,9 +586,8 @@ class FederationPlan(PlanDefaults):
     def exchanges(self, row: Row) -> tuple[int, int]:
         if isinstance(row, NetworkRow) or row.peer != self.coordinator:
             return 0, 0
-        if self.buffered:  # updates: those that a step counted, and those that came too late or not at all
-            unused = isinstance(row, EventRow) and row.name in ("missed", "stale")
-            return (1, 1) if unused else (0, row.clients or 0 if isinstance(row, PeerRow) else 0)
+        if self.buffered:
+            return of_updates(row)
         if not isinstance(row, PeerRow) or not row.round:
             return 0, 0
         return of_clients(row, self.sampling.draw(row.round - 1, range(self.learners)).wanted)

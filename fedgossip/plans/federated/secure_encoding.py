@@ -18,6 +18,7 @@ algorithm 1 and theorem 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedgossip.algorithms.codecs.base import LinearCodec
@@ -25,6 +26,8 @@ from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.federated.base import ClientRule, effective_steps
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.core.machine import NodeId
+from fedgossip.core.roles import Roles
 from fedgossip.experiment import CoordinatorSection, SecureSection
 from fedgossip.experiment.run_sections import WEIGHT_MAX
 from fedgossip.learning.settings import TrainSettings
@@ -53,6 +56,16 @@ def weight_max_for(section: SecureSection, largest: int) -> int:
     steps = (first * 10**power for power in range(4, 10) for first in (1, 2, 5))
     wanted = next((step for step in steps if step >= largest), WEIGHT_MAX)
     return wanted if wanted <= fits else WEIGHT_MAX
+
+
+def check_weights(most: int, examples: Mapping[NodeId, int], roles: Roles) -> None:
+    """Raise ConfigError where one that is held here has more examples than a secure sum can hold."""
+    held = max(examples.values(), default=0)
+    if 1 < most < held:
+        node = next(node for node, count in examples.items() if count == held)
+        text = f"{roles.label(node)} has {held:,} examples, and coordinator.secure.weight_max = {most:,}"
+        usual = 10 ** math.ceil(math.log10(held))
+        raise ConfigError(text, f"All set it alike, to what the largest may have: weight_max = {usual}.")
 
 
 @dataclass(frozen=True)
