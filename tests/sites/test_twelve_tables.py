@@ -203,7 +203,8 @@ def test_a_public_table_is_fitted_as_in_one_place_and_dirty_as_clean(name: str, 
         away = float(np.abs((estimates[: len(theirs[0])] - theirs[0]) / theirs[1]).max())
         off = float(np.abs(errors[: len(theirs[1])] / theirs[1] - 1).max())
         print(f"{name}: {len(whole)} records, estimates within {away:.1e} errors, errors within {off:.1e}")
-        digits = 0.05 if name == "veterans" else NEAR.get(name, 1e-7)  # few of a category have no event: two digits
+        # few of a category have no event: two digits; few have the most visits: the intercept's error is not exact
+        digits = {"veterans": 0.05, "randhie": 2e-3}.get(name, NEAR.get(name, 1e-7))
         assert away < NEAR.get(name, 1e-8) and off < digits
     if table.source.startswith("cox"):
         time, event = table.label.split(",")
