@@ -11,6 +11,7 @@ from commands import in_process
 
 from fedgossip.base.errors import ConfigError, NotWrittenError, TrainingError
 from fedgossip.base.limits import CalledWith, check_call
+from fedgossip.cli import _of_disk
 from fedgossip.data import custom, data, partitions
 from fedgossip.data.tables import read_csv
 from fedgossip.experiment import load_experiment
@@ -320,24 +321,24 @@ def test_times_that_an_engine_ignores_are_named_before_the_run(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["topology", "draw", "ring", "-n", "4", "--out", "no/such/ring.svg"], "there is no folder no/such"),
-        (
-            ["host", "e.toml", "-n", "2", "--folder", "h", "--relay", "nothing"],
-            "--relay: 'relay://nothing' is no address",
-        ),
-        (
-            ["host", "e.toml", "-n", "2", "--folder", "h", "--address", "a b"],
-            "--address: 'tcp://a b:5700' is no address",
-        ),
+        (["--relay", "nothing"], "--relay: 'relay://nothing' is no address"),
+        (["--address", "a b"], "--address: 'tcp://a b:5700' is no address"),
     ],
 )
-def test_a_place_that_is_none_is_named_and_nothing_is_left(
+def test_an_address_that_is_none_is_refused_before_a_folder_is_made(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "e.toml").write_text(RING)
-    found = in_process(words, tmp_path, monkeypatch, capsys)
+    found = in_process(["host", "e.toml", "-n", "2", "--folder", "h", *words], tmp_path, monkeypatch, capsys)
     assert found.code == 2 and f"error: {said}" in found.err, found.err
     assert [one.name for one in tmp_path.iterdir()] == ["e.toml"]
+
+
+def test_a_folder_that_is_not_there_is_named_and_not_the_part_that_would_be_written_there(tmp_path: Path) -> None:
+    lost = FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / "no" / ".7298548c.part"))
+    assert _of_disk(lost) == (f"there is no folder {tmp_path / 'no'}", "Make it, or name another place.")
+    (tmp_path / "no").mkdir()
+    assert "Choose a folder" in _of_disk(lost)[1]
 
 
 def test_a_first_model_that_is_not_finite_is_named_and_no_rate_is_blamed(
