@@ -55,7 +55,9 @@ class Within:
 
 @dataclass(frozen=True)
 class OneOf:
-    """A value of a table or of a list; with `own` also "module:function", code of the user's own."""
+    """A value of a table or of a list, or None where the type has it; with `own` also "module:function", code of the
+    user's own.
+    """
 
     words: Collection[str]
     own: bool = False
@@ -63,7 +65,11 @@ class OneOf:
     refusal = "is not known"
 
     def allows(self, value: object) -> bool:
-        return value in self.words or (self.own and isinstance(value, str) and OWN_NAME.fullmatch(value) is not None)
+        return (
+            value is None
+            or value in self.words
+            or (self.own and isinstance(value, str) and OWN_NAME.fullmatch(value) is not None)
+        )
 
     def advice(self, value: object) -> str:
         return nearest(str(value), [*(word for word in self.words if word), *(["module:function"] if self.own else [])])

@@ -135,6 +135,9 @@ def _check_inside(e: Experiment, where: str) -> None:
         "simulation.per_example": e.simulation.per_example is not None,
         "several models: its steps are of one": bool(e.personal or e.model.sources),
         "train.offload: its copies need inside.pcie": train.offload and e.simulation.inside.pcie is None,
+        "links and bandwidth: both give the same number": bool(
+            e.simulation.inside.links and e.simulation.inside.bandwidth
+        ),
         "zero = 1: it divides what the parts of a batch share by ddp": e.simulation.inside.zero is not None
         and (train.parallel != "ddp" or train.parts_of_batch < 2),
         "train.compression: it counts whole messages": train.compression != "none",

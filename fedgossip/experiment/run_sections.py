@@ -418,6 +418,18 @@ class RacksSection(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds between nodes of two racks, one way; none: as within one."""
 
 
+LINKS = {
+    "nvlink4": 18 * 25e9,
+    "nvlink3": 12 * 25e9,
+    "pcie5": 16 * 32e9 / 8 * 128 / 130,
+    "pcie4": 16 * 16e9 / 8 * 128 / 130,
+    "infiniband-ndr": 400e9 / 8,
+    "ethernet-100g": 100e9 / 8,
+}
+"""Bytes per second each way that standards and makers name: 18 and 12 NVLinks of an H100 and an A100, 16 lanes of PCIe
+with its code of 128 bits in 130, one port of a network."""
+
+
 class InsideSection(msgspec.Struct, forbid_unknown_fields=True):
     """simulation.inside: the processes of one participant (train.processes, train.mesh), all alike, and their links."""
 
@@ -427,6 +439,8 @@ class InsideSection(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds of a message between two of them, one way; none: 0."""
     bandwidth: Positive | None = None
     """Bytes per second that a process can send to the others; none: any number."""
+    links: Annotated[str | None, OneOf(LINKS)] = None
+    """The bandwidth by the name of a link, in place of a number: nvlink4, pcie5."""
     memory: Positive | None = None
     """Bytes of a process: a model that needs more is refused."""
     pcie: Positive | None = None

@@ -25,6 +25,7 @@ from fedgossip.core.run_summary import StepFacts
 from fedgossip.core.task import Job, LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.reading import RUN_KINDS
+from fedgossip.experiment.run_sections import LINKS
 from fedgossip.faults import FaultScript
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.plans.own_parts import check_schedule
@@ -140,7 +141,8 @@ def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
         text = f"a process holds {holds:,} bytes, more than simulation.inside.memory = {inside.memory:,.0f}"
         mesh = 'more processes, train.parallel = "fsdp", or another train.mesh: fedgossip advise mesh ranks them'
         raise ConfigError(text, f"Divide the model by {mesh}.")
-    links = EqualLinks(inside.latency or 0.0, inside.bandwidth or math.inf, inside.bandwidth or math.inf)
+    rate = LINKS[inside.links] if inside.links else inside.bandwidth or math.inf
+    links = EqualLinks(inside.latency or 0.0, rate, rate)
     times = shape.times(lambda rows: rows * shape.whole_flops / flops, links)
     copies = {"offload": shape.copied / inside.pcie} if inside.pcie is not None and shape.copied else {}
     return {

@@ -88,10 +88,13 @@ def test_copies_pass_pcie_and_zero_1_divides_the_slots() -> None:
     assert step["messages"]["offload"] == pytest.approx(3 * BYTES / 2 / 1e6) and step["memory"] == 0
     assert step["seconds"] == pytest.approx(without["seconds"] + 3 * BYTES / 2 / 1e6)
     given = content(processes=2, optimizer="adam")
+    del given["simulation"]["inside"]["bandwidth"]
+    given["simulation"]["inside"]["links"] = "nvlink4"
     given["simulation"]["inside"] |= {"zero": 1, "memory": 3 * BYTES}
     plan = compose.plan(load_experiment(given))
     step = compose.step_inside(plan.experiment, compose.task_of(plan.experiment, plan.learners)[0])
     assert step is not None and step["memory"] == 3 * BYTES, "parameters, gradients, and half of two moments"
+    assert step["messages"]["data"] == pytest.approx(2 * (A + BYTES / 2 / 450e9)), "900 GB/s of an H100, both ways"
     assert step["by_way"] == {
         "ddp": 4 * BYTES,
         "zero 1": 3 * BYTES,
@@ -151,6 +154,8 @@ def test_the_flops_of_a_transformer_are_those_of_its_matrices_and_of_attention(t
         ({"simulation.per_example": 1.0}, "simulation.inside beside simulation.per_example"),
         ({"task.kind": "quadratic", "model.source": None}, "torch trains no model by it"),
         ({"train.processes": 2, "train.parallel": "hogwild"}, "its processes take no step together"),
+        ({"simulation.inside.links": "pcie5"}, "beside links and bandwidth"),
+        ({"simulation.inside.links": "nvlnk4"}, "nvlnk4"),
         ({"simulation.inside.zero": 1}, "inside beside zero = 1"),
         ({"train.processes": 2, "train.accumulate": 2}, "beside accumulate"),
         ({"simulation.inside.flops": 0}, "simulation.inside.flops"),
