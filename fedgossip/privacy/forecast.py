@@ -293,7 +293,9 @@ class PrivacyPlan:
     local_steps: int = 1
     """unit "record": number of steps of a site per round."""
     examples: Sequence[int] = ()
-    """unit "record": number of examples of each client; the fewest decide."""
+    """unit "record": number of examples of each client."""
+    decides: int | None = None
+    """unit "record": number of examples of the client with the largest epsilon; None: the fewest."""
     sent_metrics: SentMetrics = field(default_factory=SentMetrics)
     """The metrics that clients report beside their updates."""
     secure: bool = True
@@ -338,8 +340,10 @@ class PrivacyPlan:
 
     @property
     def rate(self) -> float:
-        """q of the client that is drawn most, as it is accounted; 1 for clients: the participants are known."""
-        return 1.0 if self.unit == "client" else round_rate(min(1.0, self.batch_size / min(self.examples)))
+        """q of the client with the largest epsilon, as it is accounted; 1 for clients: the participants are known."""
+        if self.unit == "client":
+            return 1.0
+        return round_rate(min(1.0, self.batch_size / (self.decides or min(self.examples))))
 
     @property
     def tests(self) -> Mechanism:

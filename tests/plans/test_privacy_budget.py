@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from accounts import next_rate
 
 from fedgossip.base.errors import BudgetError, ConfigError
+from fedgossip.cli.init import written
 from fedgossip.experiment import load_experiment
-from fedgossip.plans.federated.privacy_budget import cost_of_training, purse_of
+from fedgossip.plans import compose
+from fedgossip.plans.federated.privacy_budget import cost_of_training, outlook, purse_of
 from fedgossip.privacy import accounting
 from fedgossip.privacy.accounting import Mechanism, epsilon, steps_within
 from fedgossip.privacy.budget import Budget, Spend, resumed
@@ -162,3 +165,16 @@ def test_what_a_site_signs_of_its_spending_is_the_same_for_many_numbers_of_recor
     whole_lines = [numbers for numbers in signed.values() if 1000 not in numbers]
     assert all(len(numbers) >= max(numbers) // 16 for numbers in whole_lines if "local_steps" in steps)
     assert len(signed) <= 2 * 4 * 6, "four of each to a doubling, and six doublings"
+
+
+def test_the_epsilon_of_a_plan_is_that_of_the_client_that_spends_most(tmp_path: Path):
+    """Batches of 16: 32 examples are 2 steps an epoch at a half each, 36 are 3, each accounted at a half too."""
+    for name, content in written("hospitals"):
+        (tmp_path / name).write_bytes(content)
+    overrides = ['coordinator.privacy={unit="record",noise=2.5,max_epsilon=8.0}']
+    plan = compose.plan(load_experiment(tmp_path / "experiment.toml", overrides))
+    each = [outlook(plan, client) for client in range(5)]
+    found = outlook(plan)
+    assert found.epsilon == max(one.epsilon for one in each)
+    assert found.rounds_within == min(one.rounds_within for one in each) == 8 and not found.fits
+    assert max(range(5), key=lambda client: each[client].epsilon) == 1 and min(found.plan.examples) == 32

@@ -115,6 +115,19 @@ def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]
     return round_rate(private_rate(experiment.train, examples)), steps if given else round_steps(steps)
 
 
+def costliest(experiment: Experiment, examples: Sequence[int]) -> int:
+    """Return the number of examples of the client with the largest epsilon: with local_epochs not always the fewest, as
+    an epoch of a larger client may have more steps at the same accounted rate.
+    """
+    from fedgossip.privacy.accounting import Mechanism, epsilon
+
+    p = experiment.budget
+    assert p is not None and p.unit == "record", "only records are drawn"
+    costs = {cost_of_training(experiment, size): size for size in sorted(set(examples), reverse=True)}
+    spends = {(rate, steps): Mechanism(p.noise, rate, steps * experiment.rounds) for rate, steps in costs}
+    return costs[max(spends, key=lambda cost: (epsilon([spends[cost]], p.delta), cost))]
+
+
 class PrivateRun(Protocol):
     """The properties of a federated run that determine what its budget is worth; see `federation`."""
 
@@ -151,7 +164,7 @@ def outlook(
     task, shares = task_of_dry_run(e, run.learners, None if seen_by is None else [seen_by], unagreed=True)
     known = list(shares.trained_on.values())
     examples = known * (run.learners if len(known) == 1 else 1)
-    fewest = min(examples, default=1)
+    decides = costliest(e, examples) if p.unit == "record" and examples else None
     return forecast(
         PrivacyPlan(
             unit=p.unit,
@@ -165,8 +178,9 @@ def outlook(
             max_epsilon=p.max_epsilon,
             honest=run.least if p.unit == "client" else None,
             batch_size=e.train.batch_size,
-            local_steps=cost_of_training(e, fewest)[1] if p.unit == "record" else 1,
+            local_steps=cost_of_training(e, decides)[1] if decides else 1,
             examples=tuple(examples),
+            decides=decides,
             sent_metrics=run.sent_metrics,
             secure=run.secure,
             tested=e.data.local_test > 0,
