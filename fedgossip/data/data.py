@@ -153,10 +153,13 @@ def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str =
         order = stream(seed, purpose).permutation(len(dataset))
         held_out = _ranks(dataset.labels, order, test)
     if held_out.all() or not held_out.any():
+        advice = "Choose a share that gives both sides an example each."
+        if dataset.classes and len(np.unique(dataset.labels)) == len(dataset):
+            advice = "A class with one example stays in training, and here are no others: is the label an identifier?"
         raise ConfigError(
             f"{dataset.name}: {'test' if purpose == 'split' else purpose} = {test} of {len(dataset)} examples leaves "
             "one side empty",
-            "Choose a share that gives both sides an example each.",
+            advice,
         )
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 

@@ -342,6 +342,13 @@ def test_a_split_keeps_the_share_of_every_class():
     assert np.all(np.abs(share - 0.2) < 0.004)
 
 
+def test_labels_that_are_all_unlike_are_refused_with_their_cause_and_not_the_share():
+    data = Dataset("d", np.zeros((10, 1), np.float32), np.arange(10), 10)
+    with pytest.raises(ConfigError, match="one side empty") as found:
+        split_indices(data, 0.2, 0)
+    assert "is the label an identifier?" in found.value.advice
+
+
 def test_a_split_is_a_function_of_its_seed():
     digits = load("digits")
     assert np.array_equal(split_indices(digits, 0.2, 1)[1], split_indices(digits, 0.2, 1)[1])

@@ -76,8 +76,36 @@ def test_a_loop_that_leaves_by_a_good_exit_has_come_to_its_end(within: bool, nod
 
 @pytest.mark.parametrize("within", [True, False], ids=["with", "bare"])
 def test_a_loop_that_leaves_by_a_bad_exit_does_not_hang_and_its_code_is_told(within: bool) -> None:
-    with pytest.raises(TrainingError, match="loop 1 ended with code 3 after its run"):
+    with pytest.raises(TrainingError, match="loop 1 ended with code 3\n") as found:  # in its midst
         fedgossip.simulate_loop(leaving(1, 3, within=within), 2, overrides=["train.local_steps=2"])
+    assert found.value.advice == "Its rounds until then count."
+
+
+@pytest.mark.parametrize(
+    "how", [["--simulate"], pytest.param([], marks=[pytest.mark.long, pytest.mark.sockets])], ids=["sim", "launched"]
+)
+def test_the_words_by_which_a_loop_left_a_partial_run_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: list[str]
+) -> None:
+    (tmp_path / "loop.py").write_text(
+        """import sys, torch, fedgossip
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with fedgossip.join(model, optimizer) as peer:
+    for at in range(2):
+        if peer.node == 1:
+            sys.exit("no data here")
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        peer.step()
+"""
+    )
+    words = ["launch", "-n", "2", "--graph", "ring", "--local-steps", "1", *how, "loop.py"]
+    said = in_process(words, tmp_path, monkeypatch, capsys)
+    code = "'no data here'" if how else "1: no data here"
+    assert said.code == 9 and f"loop 1 ended with code {code}" in said.err, said
 
 
 def test_the_exit_of_a_main_that_returned_nothing_wrong_is_no_failure() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import msgspec
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
 from fedgossip.base.kernels import PYTHON
+from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT, LOG, OVER, PEERS, SEAT
@@ -304,14 +306,16 @@ class _Launch:
     def _await_scripts(self, run: Run) -> None:
         """Wait for the scripts after the run; report those that failed."""
         codes = self.scripts.wait()
-        wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
-        for node, code in wrong.items():
-            last_words = self.scripts.last_words(node)
-            raise TrainingError(
-                f"the script of loop {node} ended with code {code} after its run"
-                + (f": {last_words}" if last_words else ""),
-                f"The run itself is whole, in {self.out}; all that it printed is in {self.folders[node] / LOG}.",
-            )
+        status = run.summary["status"]
+        for node in [node for node, code in codes.items() if code > 0]:
+            last_words, log = self.scripts.last_words(node), self.folders[node] / LOG
+            ended = f"the script of loop {node} ended with code {codes[node]}"
+            words = f": {last_words}" if last_words else ""
+            if status == "finished":
+                advice = f"The run itself is whole, in {self.out}; all that it printed is in {log}."
+                raise TrainingError(f"{ended} after its run{words}", advice)
+            if status == "partial" and last_word(self.folders[node]):  # one without is reported as dead
+                print(printable(f"fedgossip: {ended}{words}; all that it printed is in {log}"), file=sys.stderr)
 
 
 def check_launchable(plan: Plan) -> None:

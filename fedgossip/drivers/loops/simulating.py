@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.base.untrusted_text import printable
+from fedgossip.base.untrusted_text import line, printable
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.model_fingerprint import Likeness
@@ -357,25 +357,29 @@ def _simulated(
         ended = _end(task, task.loops if task else loops, run, error)
     if ended is not None:
         node, raised = ended
-        text = f"raised {type(raised).__name__} after its run: {raised}"
+        text = f"loop {node} raised {type(raised).__name__} after its run: {raised}"
+        found = TrainingError(text, "The run itself is whole.")
         if isinstance(raised, SystemExit):
-            text = f"ended with code {raised.code!r} after its run"
-        raise TrainingError(f"loop {node} {text}", "The run itself is whole.") from raised
+            found = TrainingError(f"loop {node} ended with code {raised.code!r}", "Its rounds until then count.")
+        if run is not None and run.summary["status"] == "partial":
+            print(f"fedgossip: {line(str(found), 1000)}", file=sys.stderr, flush=True)
+        else:
+            raise found from raised
     return run
 
 
 def _end(
     task: SimulatedLoops | None, loops: Sequence[_Loop], run: Run | None, error: FedgossipError
 ) -> tuple[NodeId, BaseException] | None:
-    """End every loop; return the first error after a completed run."""
+    """End every loop; return the first error after a run that was not stopped."""
     whole = run is not None and run.summary["status"] != "interrupted"
-    finished = run is not None and run.summary["status"] == "finished"
+    ended = run is not None and run.summary["status"] in ("finished", "partial")
     found = None
     for loop in loops:
         released = Released(error=error)
         if task is not None and run is not None and whole:
             released = task.released(loop.node, run.vectors[loop.node])
         raised = loop.end(released)
-        if finished and raised is not None and found is None:
+        if ended and raised is not None and found is None:
             found = loop.node, raised
     return found
