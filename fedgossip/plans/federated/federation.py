@@ -213,7 +213,7 @@ class FederationPlan(PlanDefaults):
 
     @property
     def client_settings(self) -> ClientSettings:
-        """Return whether clients test the model of a round: they do so in the rounds that are evaluated."""
+        """Return what clients receive of the experiment: rounds, deadlines, and when they test the model of a round."""
         e, s = self.experiment, self.section
         every = e.eval.every if self._tests_at_clients else 0
         session, patience = nanoseconds(PHASES * s.deadline), e.stop.patience * e.eval.every
