@@ -209,10 +209,10 @@ def test_a_wrong_server_key_is_told_to_the_caller(identities: list[Identity]) ->
 def test_a_partner_that_hangs_up_once_or_twice_is_not_said_to_have_another_key() -> None:
     """So does a process that loads its data for longer than a handshake may take, or is started again."""
     greeting, event = Greeting(), int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-    told = [greeting.failed(1, event) for _ in range(HANG_UPS)]
+    told = [greeting.failed(1, event, None) for _ in range(HANG_UPS)]
     assert told[:-1] == [None, None] and reasons([one for one in told if one]) == ["hung_up"]
     greeting.reached = True
-    assert greeting.failed(1, event) is None
+    assert greeting.failed(1, event, None) is None
 
 
 # --- partners that lie --------------------------------------------------------------------------------------------

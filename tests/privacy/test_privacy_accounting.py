@@ -198,7 +198,7 @@ def test_the_tighter_account_of_samples_is_opacus_s_own_without_its_package():
 
 @pytest.mark.sockets
 def test_the_room_is_entered_without_torch_and_opacus():
-    rooms = "from fedgossip.privacy import accounting, budget, forecast, wording"
+    rooms = "from fedgossip.privacy import accounting, budget, forecast"
     code = f"import sys; {rooms}; print('torch' in sys.modules, 'opacus' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]

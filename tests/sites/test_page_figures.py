@@ -88,7 +88,7 @@ def test_noise_moves_an_accuracy_and_an_auroc_as_far_as_the_page_on_judging_says
 def test_a_coordinator_sees_of_a_cox_fit_what_the_page_on_survival_says() -> None:
     """By the numbers of each sum: no second moment of a single time, and neighbouring times apart by enough records."""
     text = page_on("survival")
-    assert "no second moment of a single time is told" in text and "at least `events` records at all sites" in text
+    assert "no second moment of a single time is sent" in text and "at least `events` records at all sites" in text
     layout, whole = layout_of(), drawn(3, 300)
     p, grid, site = layout.width, len(layout.design.grid), site_of(layout, whole)
     state, stages = FittedHazards(layout, initial(layout)), []

@@ -518,10 +518,13 @@ def _ways(plan: Plan, task: LocalTask) -> Mapping[str, int]:
     """Return the bytes of the fullest process by ddp and ZeRO's stages; nothing without parts of a batch."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.learning.settings import HOGWILD
-    from fedgossip.learning.task import TorchTask
 
     train = plan.experiment.train
-    if not isinstance(task, TorchTask) or train.parts_of_batch < 2 or train.parallel == HOGWILD:
+    if train.parts_of_batch < 2 or train.parallel == HOGWILD:
+        return {}
+    from fedgossip.learning.task import TorchTask
+
+    if not isinstance(task, TorchTask):
         return {}
     with contextlib.suppress(ConfigError):  # of lines of several lengths
         return task.step_shape().by_way
