@@ -261,6 +261,7 @@ def test_a_loop_that_may_not_join_leaves_its_launcher_the_advice_and_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDGOSSIP_LOOP", str(tmp_path / "seat.json"))
+    monkeypatch.setattr("fedgossip.drivers.loops.joining._here", {})  # no test in this process has joined
     with pytest.raises(ConfigError) as refused:
         fedgossip.join(torch.nn.Linear(2, 1), None)
     reported = first_failure([last_word(tmp_path)])
