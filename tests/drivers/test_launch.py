@@ -257,6 +257,14 @@ def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(
     assert "ended with code 1 before it joined: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in said.err
 
 
+def test_a_simulated_script_with_a_syntax_error_shows_its_own_line_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.py").write_text("for at in range(2)\n    pass\n")
+    said = in_process(["launch", "-n", "2", "--simulate", "train.py"], folder, monkeypatch, capsys)
+    assert said.code == 5 and "for at in range(2)" in said.out and "simulating.py" not in said.out, said
+
+
 def test_a_loop_that_may_not_join_leaves_its_launcher_the_advice_and_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

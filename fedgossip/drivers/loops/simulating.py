@@ -115,6 +115,8 @@ def _show_traceback(failure: FedgossipError, script: Path) -> None:
     named = [frame.filename for frame in found.stack]
     if str(script) in named:
         found.stack = traceback.StackSummary.from_list(found.stack[named.index(str(script)) :])
+    elif isinstance(raised, SyntaxError):  # of the script: its line is part of the error
+        found.stack = traceback.StackSummary()
     sys.stdout.write(printable("".join(found.format(chain=False)), keep="\n\t"))
     sys.stdout.flush()
 
