@@ -19,7 +19,7 @@ from fedgossip.base.cells import is_number, number_in, shown, with_point
 from fedgossip.base.errors import ConfigError
 from fedgossip.data import csv_text, office_tables
 from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, own_declaration, parted
-from fedgossip.data.table_files import CSV, ENDINGS, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows
+from fedgossip.data.table_files import CSV, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows, kind_of
 
 _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
 """The head of a column without a name, and the name that pandas writes in its place."""
@@ -186,7 +186,7 @@ class CsvColumns:
 
 def _rows(file: TableFile) -> TableRows:
     """Return the cells of a table.  Raises ConfigError, naming file and row."""
-    kind = file.kind or next((kind for kind in ENDINGS if file.path.suffix.lower() in ENDINGS[kind]), CSV)
+    kind = file.kind or kind_of(file.path.name) or CSV
     allowed = OF_KIND.get(kind, ("encoding",))
     if given := [name for name in OF_FILE if getattr(file.declared, name) and name not in allowed]:
         advice = f"Leave it out; it has {', '.join(allowed)}." if allowed else "Leave it out."

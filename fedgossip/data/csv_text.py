@@ -119,7 +119,8 @@ def _decoded(path: Path, encoding: str) -> tuple[str, list[str]]:
         content = outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)
     except OSError as error:
         why = error.strerror or error
-        raise ConfigError(f"{path}: cannot be read: {why}", "It is comma-separated text in UTF-8.") from error
+        advice = "Is it in another folder?" if isinstance(error, FileNotFoundError) else UTF8
+        raise ConfigError(f"{path}: cannot be read: {why}", advice) from error
     for beginning, (what, advice) in _BEGINNINGS.items():
         if content.startswith(beginning):
             raise ConfigError(f"{path}: {what}", advice)

@@ -26,7 +26,7 @@ from fedgossip.data.custom import NamesCode
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.data.ragged import Ragged
-from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_path
+from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_path, kind_of
 
 DATA = CalledWith((), "Write def data(): return x, y")
 """Signature of a user's own data source."""
@@ -320,7 +320,10 @@ def _load(
     if kind not in SOURCES:
         if custom.is_function(source):
             return _from_user(source, custom.call(source, base, DATA), task)
-        raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*SOURCES, "module:function"]))
+        advice = nearest(kind, [*SOURCES, "module:function"])
+        if table := kind_of(source.partition("?")[0]):
+            advice = f"Of a file, say its kind: {table}:{source}{'' if 'label=' in source else '?label=COLUMN'}"
+        raise ConfigError(f"unknown data source {source!r}", advice)
     one = SOURCES[kind]
     path, _, query = rest.partition("?")
     options = _options(source, query, one.options)

@@ -40,6 +40,13 @@ CELLS_MOST = 1 << 28
 UNDECLARED = FileDeclaration()
 
 
+def kind_of(path: str) -> str:
+    """Return the kind of table that a file's ending means; "" for none."""
+    ending = Path(path).suffix.lower()
+    endings = {CSV: (".csv", ".tsv"), **ENDINGS}
+    return next((kind for kind, known in endings.items() if ending in known), "")
+
+
 @dataclass(frozen=True)
 class TableFile:
     """A file with a table, and the declared part of its format."""

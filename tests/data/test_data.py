@@ -325,7 +325,15 @@ def test_a_function_in_the_folder_of_the_experiment_is_called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "advice"), [("digit", "digits"), ("cvs", "csv"), ("digits:x", "Write digits"), ("csv:", "csv:PATH")]
+    ("source", "advice"),
+    [
+        ("digit", "digits"),
+        ("cvs", "csv"),
+        ("digits:x", "Write digits"),
+        ("csv:", "csv:PATH"),
+        ("odd.csv", "csv:odd.csv?label=COLUMN"),
+        ("in/A.XLSX?label=y", "excel:in/A.XLSX?label=y"),
+    ],
 )
 def test_an_unknown_source_is_refused_with_the_nearest(source, advice):
     assert advice in refused(source)

@@ -18,7 +18,7 @@ def title(schedule: Schedule) -> str:
     """Return the head of a table or a drawing."""
     graph = schedule.mixing(0).topology
     if schedule.period == 1:
-        word = "arcs" if graph.directed else "edges"
+        word = ("arc" if graph.directed else "edge") + ("" if graph.edge_count == 1 else "s")
         return f"{graph.name}: {graph.n} nodes, {graph.edge_count} {word}, {schedule.rule} weights"
     rounds = f"{schedule.period} rounds that repeat" if schedule.period else "every round drawn afresh"
     return f"{schedule.name}: {schedule.n} nodes, {rounds}, {schedule.rule} weights"
