@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from logging import Logger
 from typing import Any
 
@@ -16,6 +18,12 @@ RECORD = "fedgossip"
 """The name under which a message has its frame."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def check_version(package: str, framework: str, tested: Sequence[str]) -> None:
+    """Warn of another version than those of `tested`, which are without their last number."""
+    if (found := version(package)).split(".")[:2] not in [one.split(".") for one in tested]:
+        warnings.warn(f"{framework} {found} is untested; tested: {' and '.join(tested)}", stacklevel=3)
 
 
 def model_bytes(arrays: Arrays) -> bytes:

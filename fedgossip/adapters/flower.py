@@ -11,15 +11,13 @@ The mod keeps the client's state in `Context.state`, as a ClientApp may be a new
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from logging import getLogger
 from typing import Any
 
 import numpy.typing as npt
 
-from fedgossip.adapters.exchange import RECORD, check_length, give, model_bytes, moved, take
+from fedgossip.adapters.exchange import RECORD, check_length, check_version, give, model_bytes, moved, take
 from fedgossip.base.errors import ConfigError, missing
 from fedgossip.secure import Reason, RoundAbandoned, SumClient, SumServer
 
@@ -37,11 +35,6 @@ BY_REPLY = tuple(getattr(strategy, name) for name in _COMPARING)
 """Strategies that compare single replies, which a sum hides."""
 
 _LOG = getLogger("flwr")
-
-
-def _check_version() -> None:
-    if (found := version("flwr")).split(".")[:2] not in [tested.split(".") for tested in TESTED]:
-        warnings.warn(f"Flower {found} is untested; tested: {' and '.join(TESTED)}", stacklevel=3)
 
 
 def _numbers(arrays: Any) -> dict[str, npt.NDArray[Any]]:
@@ -65,7 +58,7 @@ class SecureSumMod:
     """
 
     def __init__(self, client: Callable[[Context, bytes], SumClient], *, weighted_by_key: str = "num-examples") -> None:
-        _check_version()
+        check_version("flwr", "Flower", TESTED)
         self._client, self._weighted_by = client, weighted_by_key
 
     def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -102,7 +95,7 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
     """
 
     def __init__(self, inner: Any, server: SumServer, clients: Sequence[int], *, timeout: float = 600.0) -> None:
-        _check_version()
+        check_version("flwr", "Flower", TESTED)
         if isinstance(inner, BY_REPLY) or not isinstance(inner, strategy.FedAvg):
             text = f"{type(inner).__name__} inside a secure sum, which discloses the mean of all replies alone"
             raise ConfigError(text, "Use FedAvg, FedAvgM, FedProx, FedAdam, FedYogi or FedAdagrad.")

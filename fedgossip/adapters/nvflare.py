@@ -13,15 +13,13 @@ moved by the weighted mean of all changes, and the means of the declared metrics
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.adapters.exchange import RECORD, check_length, give, model_bytes, moved, take
+from fedgossip.adapters.exchange import RECORD, check_length, check_version, give, model_bytes, moved, take
 from fedgossip.base.errors import ConfigError, missing
 from fedgossip.secure import Reason, RoundAbandoned, SumClient, SumServer
 
@@ -44,11 +42,6 @@ TESTED = ("2.9",)
 Model = dict[str, npt.NDArray[Any]]
 
 
-def _check_version() -> None:
-    if (found := version("nvflare")).split(".")[:2] not in [tested.split(".") for tested in TESTED]:
-        warnings.warn(f"NVFlare {found} is untested; tested: {' and '.join(TESTED)}", stacklevel=3)
-
-
 def _numbers(params: Any) -> Model:
     if any(not isinstance(one, np.ndarray) for one in params.values()):
         text = "a model with arrays that are not numpy's"
@@ -65,7 +58,7 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
 
     def __init__(self, inner: Executor, train_task: str = "train") -> None:
         super().__init__()
-        _check_version()
+        check_version("nvflare", "NVFlare", TESTED)
         self.inner, self.train_task = inner, train_task
         self._client: SumClient | None = None
 
@@ -152,7 +145,7 @@ class SecureSums:
         RoundAbandoned where a site does not follow the protocol.
         """
         if not hasattr(self, "_sums"):
-            _check_version()
+            check_version("nvflare", "NVFlare", TESTED)
             self._sums, self._sum_round = self.make_server(self.fl_ctx), 0
         server, before = self._sums, _numbers(data.params)
         check_length(server, before)

@@ -215,6 +215,6 @@ def test_a_model_of_another_length_is_refused_before_anything_is_sent() -> None:
 
 
 def test_an_untested_version_warns_with_the_tested_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "version", lambda _: "1.99.0")
+    monkeypatch.setattr("fedgossip.adapters.exchange.version", lambda _: "1.99.0")
     with pytest.warns(UserWarning, match=r"Flower 1\.99\.0 is untested; tested: 1\.42$"):
         secured()

@@ -193,6 +193,12 @@ def test_a_model_of_another_length_is_refused_before_anything_is_sent() -> None:
     assert sites.sent == []
 
 
+def test_an_untested_version_warns_with_the_tested_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgossip.adapters.exchange.version", lambda _: "3.1.0")
+    with pytest.warns(UserWarning, match=r"NVFlare 3\.1\.0 is untested; tested: 2\.9"):
+        Site(Trainer())
+
+
 JOB = """
 import numpy as np
 from nvflare.app_common.workflows.fedavg import FedAvg
