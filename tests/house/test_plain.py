@@ -116,6 +116,7 @@ PRINTS = {"cli/text.py": "the one place", "drivers/fork_server.py": "one line, b
     "drivers/loops/coordinating.py": "one line, by plain.line",
     "drivers/loops/loop_handle.py": "one line, by plain.line",
     "drivers/loops/joining.py": "a number of participants",
+    "drivers/loops/launching.py": "one line, by plain.printable",
     "drivers/loops/simulating.py": "the traceback of the user's own script, by plain.printable",
     "drivers/loops/scripts.py": "what the user's own script printed, by plain.printable",
 }
