@@ -13,7 +13,7 @@ moved by the weighted mean of all changes, and the means of the declared metrics
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,13 +53,15 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
     """An executor of "train" and "fedgossip" that sends frames of a secure sum in place of `inner`'s results.
 
     The weight of a result is its meta property NUM_STEPS_CURRENT_ROUND; its metrics are those that the encoding
-    declares.  Other tasks are `inner`'s.  The client's state is that of this process: it ends with the job.
+    declares.  `clear_tasks`: others of `inner`, whose metrics are sent in the clear.  All other tasks, and models as
+    results, are refused: "submit_model" would send this site's own, and so may any name that a server makes up.  The
+    client's state is that of this process: it ends with the job.
     """
 
-    def __init__(self, inner: Executor, train_task: str = "train") -> None:
+    def __init__(self, inner: Executor, train_task: str = "train", clear_tasks: Sequence[str] = ()) -> None:
         super().__init__()
         check_version("nvflare", "NVFlare", TESTED)
-        self.inner, self.train_task = inner, train_task
+        self.inner, self.train_task, self.clear_tasks = inner, train_task, list(clear_tasks)
         self._client: SumClient | None = None
 
     def make_client(self, fl_ctx: FLContext) -> SumClient:
@@ -71,24 +73,31 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
         self.inner.handle_event(event_type, fl_ctx)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Return the reply; for training without an invitation to a secure sum, and in a round that is given up, an
-        error without a number of this site's.
+        """Return the reply; for a task that is refused, and in a round that is given up, an error without a number of
+        this site's.
         """
-        if task_name not in (self.train_task, RECORD):
-            return self.inner.execute(task_name, shareable, fl_ctx, abort_signal)
         try:
-            return self._answered(task_name, shareable, fl_ctx, abort_signal)
+            if task_name in (self.train_task, RECORD):
+                return self._answered(task_name, shareable, fl_ctx, abort_signal)
+            if task_name not in self.clear_tasks:
+                raise RoundAbandoned(Reason.POLICY, f"a task {task_name!r}, which is not among clear_tasks")
+            reply = self.inner.execute(task_name, shareable, fl_ctx, abort_signal)
+            if reply.get_return_code() == ReturnCode.OK and from_shareable(reply).data_kind != DataKind.METRICS:
+                raise RoundAbandoned(Reason.SCHEMA, f"the task {task_name!r} would send more than metrics in the clear")
+            return reply
         except RoundAbandoned as error:
             self.log_error(fl_ctx, f"secure sum: {error}")
             return make_reply(ReturnCode.EXECUTION_RESULT_ERROR)
 
     def _answered(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         asked = shareable.pop(RECORD, None)
-        if not isinstance(asked, dict) or not isinstance(asked.get("frame"), bytes):
+        if not isinstance(asked, dict) or not isinstance(asked.get("frame"), bytes):  # of a server that may lie
             raise RoundAbandoned(Reason.POLICY, f"a task {task_name} without an invitation to a secure sum")
         client = self._client = self._client or self.make_client(fl_ctx)
         if task_name == RECORD:
             return _framed(client.place, client.answer(asked["frame"]))
+        if not isinstance(round := asked.get("round"), int):
+            raise RoundAbandoned(Reason.POLICY, "an invitation without a round")
         before = _numbers(from_shareable(shareable).data)
         frame = client.answer(asked["frame"], model_bytes(before))  # joins first: another model is refused
         reply = self.inner.execute(task_name, shareable, fl_ctx, abort_signal)
@@ -104,9 +113,8 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
         declared = dict(client.encoding.ring.metrics)
         metrics = {name: value for name, value in found.items() if name in declared}
         metrics[WEIGHT] = trained.meta.get(WEIGHT, 1)
-        give(
-            client, asked["round"], before, after, metrics, WEIGHT, None
-        )  # NVFlare may stream a job's log to the server
+        log = None  # NVFlare may stream a job's log to the server
+        give(client, round, before, after, metrics, WEIGHT, log)
         return _framed(client.place, frame)
 
 
@@ -193,7 +201,7 @@ class SecureSums:
 
         for task, sites in tasks:
             task.result_received_cb = received
-            self.broadcast(task=task, targets=sites, fl_ctx=self.fl_ctx)
+            self.broadcast(task=task, targets=sites, fl_ctx=self.fl_ctx, min_responses=0)  # 0: of all; by default 1
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(self._task_check_period)
         return replies
