@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import resource
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -348,6 +347,44 @@ class _Contents:
         return number
 
 
+_Way = tuple[int, int, int | None]
+"""The last step to a state: (the place of the state before, the number of the step there, of a cut its place)."""
+
+_NONE = 255
+"""No step is left to branch to."""
+
+
+class _Seen:
+    """All states that were seen, in their order, each with the last step to it: 200 bytes a state."""
+
+    def __init__(self) -> None:
+        self.states: list[bytes] = []
+        self.ways: list[_Way] = []
+        self.begins = bytearray()
+        """The number of the first step of each that was not taken at once."""
+        self.last: _Way | None = None
+        """The last step of a chain that is not at its end."""
+        self._places: dict[bytes, int] = {}
+
+    def place(self, state: State) -> int | None:
+        return self._places.get(msgspec.msgpack.encode(state))
+
+    def add(self, state: State, way: _Way) -> int:
+        packed = msgspec.msgpack.encode(state)
+        self._places[packed] = place = len(self.states)
+        self.states.append(packed)
+        self.ways.append(way)
+        self.begins.append(1)
+        return place
+
+    def at(self, place: int) -> State:
+        return msgspec.msgpack.decode(self.states[place], type=State)
+
+
+def _cut(action: Action, place: int) -> Action:
+    return Action("cut", action.at, (action, place))
+
+
 class Explorer:
     """Explores one world within a budget.  `most_mb`: the limit of memory of this process."""
 
@@ -604,74 +641,97 @@ class Explorer:
         From each state on the run goes on without further faults until a state that was seen: in a cycle, or after
         LONGEST steps, it is wrong, for that run does not end.  Raises OutOfRoomError.
         """
-        found, began = Found(), time.process_time()
-        origin: dict[State, tuple[State, Action] | None] = {}
-        stack: deque[tuple[State, Action]] = deque()
-        state: State = self.start()
-        last: tuple[State, Action] | None = None
+        found, began, seen, place = Found(), time.process_time(), _Seen(), 0
+        way: _Way = (-1, 0, None)
         try:
-            while len(origin) < most:
-                chain: set[State] = set()
-                while state not in origin:
-                    origin[state] = last
-                    last = None
-                    chain.add(state)
-                    if not len(origin) % 4096:
-                        self._check_room(len(origin), len(stack))
-                    actions = self.actions(state)
-                    if ended := self.check(state, actions):
-                        found.ends += 1
-                    if state.now_ns < self.world.until_ns:
-                        stack += [(state, action) for action in actions[0 if ended else 1 :]]
-                    if ended:
-                        break
-                    if len(chain) > LONGEST:
-                        raise WrongError(f"no end after {LONGEST} steps without a fault")
-                    last = state, actions[0]
-                    state = self.after(*last)
-                    stack += self._cuts(*last)
-                else:
-                    if state in chain:
-                        raise WrongError("the run goes round in a circle without a fault")
-                if not stack:
-                    break
-                last = stack.popleft()
-                state = last[0]
-                state = self.after(*last)
-                stack += self._cuts(*last)
+            found.ends += self._go_on(seen, self.start(), way)
+            while place < len(seen.states) and len(seen.states) < most:
+                state = seen.at(place)
+                for number, action in enumerate(self._steps_from(state)):
+                    if number < seen.begins[place] and not state.left.crashes:
+                        continue
+                    way = place, number, None
+                    after = self.after(state, action)
+                    cuts = self._cuts(state, action)
+                    if number >= seen.begins[place]:
+                        found.ends += self._go_on(seen, after, way)
+                    for cut in range(cuts):
+                        way = place, number, cut
+                        found.ends += self._go_on(seen, self.after(state, _cut(action, cut)), way)
+                place += 1
         except WrongError as error:
             found.wrong = str(error)
-            found.schedule = self._minimised(self._path(origin, state, last), found.wrong)
-        found.states, found.steps = len(origin), self.steps
-        found.complete = not stack and not found.wrong
+            found.schedule = self._minimised(self._path(seen, seen.last or way), found.wrong)
+        found.states, found.steps = len(seen.states), self.steps
+        found.complete = place == len(seen.states) and not found.wrong
         found.seconds, found.megabytes = time.process_time() - began, _megabytes()
         return found
 
-    def _cuts(self, state: State, action: Action) -> list[tuple[State, Action]]:
-        """Return the crashes within the step that was just taken from `state`."""
-        node, may = action.at, self.world.may_crash
-        if not (self._offered and state.left.crashes and (may is None or node in may)):
-            return []
-        return [(state, Action("cut", node, (action, place))) for place in range(len(self._offered))]
+    def _go_on(self, seen: _Seen, state: State, way: _Way) -> int:
+        """See `state`, and what follows by first steps up to a seen state; return the number of new ends, 0 or 1."""
+        first = len(seen.states)
+        while (known := seen.place(state)) is None:
+            place = seen.add(state, way)
+            seen.last = way  # the way to a state that is wrong
+            if not len(seen.states) % 4096:
+                self._check_room(len(seen.states))
+            actions = self.actions(state)
+            ended = self.check(state, actions)
+            if ended:
+                seen.begins[place] = 0 if state.now_ns < self.world.until_ns else _NONE
+                seen.last = None
+                return 1
+            if place - first > LONGEST:
+                raise WrongError(f"no end after {LONGEST} steps without a fault")
+            seen.last = way = place, 0, None
+            state = self.after(state, self._reduced(state, actions)[0])
+        if known >= first:
+            raise WrongError("the run goes round in a circle without a fault")
+        seen.last = None
+        return 0
 
-    def _check_room(self, states: int, waiting: int) -> None:
+    def _steps_from(self, state: State) -> list[Action]:
+        return self._reduced(state, self.actions(state))
+
+    def _reduced(self, state: State, actions: list[Action]) -> list[Action]:
+        """Return enough of `actions`: those of one participant whose every link has a message under way.
+
+        A step of another participant only appends to these links, so it commutes with each of them (a persistent set;
+        Godefroid, Partial-order methods, 1996).  Not while a fault is left: their budget is common to all.
+        What one participant does and remembers is found all the same; of the sums over several, those at the ends.
+        """
+        if any(state.left) or len(actions) < 2 or actions[-1].what == "return":  # who returns is linked to all present
+            return actions
+        full = {link for link, _ in state.mail}
+        for node, known in enumerate(self.world.links):
+            if all((other, node) in full or self.nodes.of[state.nodes[other]].finished for other in known):
+                own = [action for action in actions if action.at == node]
+                if own and len(own) < len(actions):
+                    return own
+        return actions
+
+    def _cuts(self, state: State, action: Action) -> int:
+        """Return the number of crashes within the step that was just taken from `state`."""
+        may = self.world.may_crash
+        return len(self._offered) if state.left.crashes and (may is None or action.at in may) else 0
+
+    def _check_room(self, states: int) -> None:
         if _megabytes() > self.most_mb:
             raise OutOfRoomError(
-                f"{states} states seen, {waiting} branches left, {len(self.nodes.of)} participants' contents:"
+                f"{states} states seen, {len(self.nodes.of)} participants' contents:"
                 f" {_megabytes()} MB are more than {self.most_mb}; take a smaller run or budget"
             )
 
     # --- schedules ------------------------------------------------------------------------------------------------
 
-    def _path(self, origin: Mapping[State, Any], state: State, last: tuple[State, Action] | None) -> Schedule:
-        """Return the actions to `state`, or, behind it, the action that failed."""
+    def _path(self, seen: _Seen, way: _Way) -> Schedule:
+        """Return the actions from the start, the last of them by `way`."""
         path: list[Action] = []
-        if last is not None:
-            state, action = last
-            path = [action]
-        while (come := origin.get(state)) is not None:
-            state, action = come
-            path.append(action)
+        place, number, cut = way
+        while place >= 0:
+            action = self._steps_from(seen.at(place))[number]
+            path.append(action if cut is None else _cut(action, cut))
+            place, number, cut = seen.ways[place]
         return tuple(reversed(path))
 
     def replay(self, schedule: Sequence[Action]) -> str:
