@@ -17,7 +17,7 @@ from fedgossip.report.watch import snapshot
 from fedgossip.report.watch.federation import Federation, federation_of, star
 from fedgossip.report.watch.places import find
 from fedgossip.report.watch.snapshot import places
-from fedgossip.report.watch.state import State
+from fedgossip.report.watch.state import MOST_PEERS, State
 from fedgossip.report.watch.table import learned
 from tests.commands import in_process
 from tests.written import conditions, peer_row, read
@@ -48,6 +48,19 @@ def told(*rows: Row, wanted: int = N) -> State:
     for row in rows:
         state.take(row)
     return state
+
+
+def test_a_population_too_large_to_list_shows_its_coordinator_and_whoever_has_a_row() -> None:
+    clients = 2 * MOST_PEERS
+    state = State(federated_roles(clients), 20, None, Federation(clients, wanted=2))
+    assert state.round == state.progress == 0
+    for row in (peer_row(clients - 1, 1), peer_row(7, 1), peer_row(clients, 1, clients=2)):
+        state.take(row)
+    state.take(EventRow(0, clients, "gone", [clients - 2]))
+    assert sorted(state.peers) == [7, clients - 2, clients - 1, clients]
+    assert state.leading == 1 and state.led and state.led.answered(state.peers.values()) == 0
+    assert state.condition(state.peers[clients - 2]) == "gone"
+    assert sum(state.counts().values()) == clients and state.unlisted[0] == clients - 3
 
 
 def written(path: Path, *rows: Row, section: str = "", status: str = "") -> Path:

@@ -113,7 +113,8 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
     state = follower.state
     down = state.links()
     curves = state.curves | (state.led.curves if state.led else {})
-    all_listed = len(state.peers) <= MOST_NODES
+    number = len(state.peers) + state.unlisted[0]
+    all_listed = number <= MOST_NODES
     shown = in_order(state) if all_listed else state.by_interest()[:LISTED]
     tested, distance = state.tested, state.distance
     return {
@@ -122,7 +123,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "driver": DRIVERS.get(follower.driver, line(follower.driver)),
         "round": state.round,
         "rounds": state.rounds,
-        "n": len(state.learners),
+        "n": len(state.learners) + state.unlisted[0],
         "seconds": round(follower.seconds, 1),
         "pace": follower.rounds_per_second,
         "read": follower.read_share,
@@ -138,7 +139,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "links": len(state.edges),
         "counts": list(state.counts().items()),
         "peers": [_peer(state, peer, down) for peer in shown],
-        "others": len(state.peers) - len(shown),
+        "others": number - len(shown),
         "down": [[u, v, word] for (u, v), word in sorted(down.items())] if all_listed else [],
         "led": _leader_state(state, state.led) if state.led else None,
         "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in curves.items()},

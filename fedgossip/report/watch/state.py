@@ -22,7 +22,8 @@ from fedgossip.topology import Topology
 
 EVENTS_KEPT = 200
 MOST_PEERS = 100_000
-"""Without an experiment that gives the number of peers, maximum id: rows of higher ones are skipped."""
+"""Maximum number that is listed from the start: of more, those of whom a row is read.  Without an experiment that
+gives their number, maximum id: rows of higher ones are skipped."""
 MOST_WITNESSES = 64
 """Maximum number of peers whose reports on one peer are kept."""
 
@@ -49,7 +50,8 @@ class State:
         self.score = score
         self.roles, self.n, self.rounds = roles, roles.n, rounds
         self.led = Led(federation) if federation else None
-        self.peers: dict[int, Peer] = {node: Peer(node) for node in range(min(self.n, MOST_PEERS))}
+        listed = range(self.n) if self.n <= MOST_PEERS else [roles.leader] if roles.leader is not None else []
+        self.peers: dict[int, Peer] = {node: Peer(node) for node in listed}
         self.network: NetworkRow | None = None
         self.tested: NetworkRow | None = None
         """The newest row with a measurement on the test set."""
@@ -80,13 +82,21 @@ class State:
             self.neighbours.setdefault(v, []).append(u)
 
     def peer(self, node: object) -> Peer | None:
-        """Return the peer with this id, a new one where their number is unknown; None for an invalid id."""
+        """Return the peer with this id, a new one where it is not listed yet; None for an invalid id."""
         if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < (self.n or MOST_PEERS):
             return None
-        return self.peers.setdefault(node, Peer(node, watched=False)) if not self.n else self.peers.get(node)
+        if node not in self.peers:
+            self.peers[node] = Peer(node, watched=bool(self.n))
+        return self.peers[node]
 
     def _known(self, value: object) -> list[int]:
-        return [node for node in named(value) if node in self.peers]
+        return [node for node in named(value) if node in self.peers or (self.n and self.peer(node))]
+
+    @property
+    def unlisted(self) -> tuple[int, str]:
+        """Return the number of peers of a large population without a row, and their state."""
+        number = self.n - len(self.peers) if self.n else 0
+        return (number, self.condition(Peer(-1))) if number > 0 else (0, "")
 
     @property
     def learners(self) -> list[Peer]:
@@ -110,7 +120,7 @@ class State:
         """Completed rounds of the mean peer; of the coordinator, if there is one."""
         if self.led:
             return self.leading
-        return sum(peer.round for peer in self.peers.values()) / len(self.peers)
+        return sum(peer.round for peer in self.peers.values()) / max(1, len(self.peers))
 
     @property
     def leading(self) -> int:
@@ -303,6 +313,8 @@ class State:
         for peer in self.learners:
             word = self.condition(peer)
             found[word] = found.get(word, 0) + 1
+        number, word = self.unlisted
+        found[word] = found.get(word, 0) + number
         return {word: found[word] for word in SERIOUS if word in found}
 
     def by_interest(self) -> list[Peer]:

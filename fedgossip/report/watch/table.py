@@ -232,6 +232,9 @@ def rest(state: State, shown: list[Peer]) -> list[RenderableType]:
         if peer.node not in there:
             word = state.condition(peer)
             counts[word] = counts.get(word, 0) + 1
+    number, word = state.unlisted
+    if number:
+        counts[word] = counts.get(word, 0) + number
     if not counts:
         return []
     named = ", ".join(f"{count} {word}" for word, count in counts.items())
