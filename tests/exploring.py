@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import resource
 import time
+from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -359,7 +360,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.states: list[bytes] = []
-        self.ways: list[_Way] = []
+        self._ways = array("q")  # 2^40 places, 2^12 steps, 2^11 cuts
         self.begins = bytearray()
         """The number of the first step of each that was not taken at once."""
         self.last: _Way | None = None
@@ -373,9 +374,15 @@ class _Seen:
         packed = msgspec.msgpack.encode(state)
         self._places[packed] = place = len(self.states)
         self.states.append(packed)
-        self.ways.append(way)
+        before, number, cut = way
+        self._ways.append((before + 1) << 23 | number << 11 | (0 if cut is None else cut + 1))
         self.begins.append(1)
         return place
+
+    def way(self, place: int) -> _Way:
+        packed = self._ways[place]
+        cut = packed & 0x7FF
+        return (packed >> 23) - 1, packed >> 11 & 0xFFF, cut - 1 if cut else None
 
     def at(self, place: int) -> State:
         return msgspec.msgpack.decode(self.states[place], type=State)
@@ -731,7 +738,7 @@ class Explorer:
         while place >= 0:
             action = self._steps_from(seen.at(place))[number]
             path.append(action if cut is None else _cut(action, cut))
-            place, number, cut = seen.ways[place]
+            place, number, cut = seen.way(place)
         return tuple(reversed(path))
 
     def replay(self, schedule: Sequence[Action]) -> str:
