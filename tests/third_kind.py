@@ -24,7 +24,7 @@ from fedgossip.core.task import LocalTask, Segment
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.reading import RUN_KINDS, RunKind
 from fedgossip.plans.completeness import Lacking
-from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, RunOutlook, Seat, nanoseconds
+from fedgossip.plans.plan import PARTIAL, Arrays, Plan, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.federated.client import Client, ClientSettings
 from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 
@@ -59,7 +59,7 @@ class Onlooker:
 
 
 @dataclass(frozen=True)
-class ShardsPlan(PlanDefaults):
+class ShardsPlan(Plan):
     experiment: ShardsExperiment
     segments: tuple[Segment, ...] = ()
 

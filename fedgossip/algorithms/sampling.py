@@ -58,7 +58,6 @@ class Sampling(Protocol):
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
         """The cohort of `round` of those that are `here`."""
-        ...
 
 
 class ReportedLoss(NamedTuple):
@@ -78,7 +77,6 @@ class SamplingByLosses(Protocol):
     def draw(self, round: int, here: Collection[NodeId]) -> Draw: ...
     def choose(self, round: int, here: Collection[NodeId], seen: Mapping[NodeId, ReportedLoss]) -> Draw:
         """The cohort of `round` of those that are `here`; `seen`: of clients that reported a loss."""
-        ...
 
 
 @dataclass(frozen=True)

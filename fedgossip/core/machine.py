@@ -383,7 +383,6 @@ class Machine(Protocol):
 
         Raises ProtocolError for a message that is impossible now; the state is then unchanged.
         """
-        ...
 
 
 @runtime_checkable

@@ -439,11 +439,9 @@ class ResidentModels(Protocol):
     @property
     def unread(self) -> int:
         """Maximum number of rounds between two calls of `losses`."""
-        ...
 
     def load(self, models: Vector) -> None:
         """Begin from models [n, d]."""
-        ...
 
     def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
         """Train all nodes in `round`, mix their models by `groups`; return their disagreement where `watched`.
@@ -451,17 +449,14 @@ class ResidentModels(Protocol):
         `phase`: equal for equal groups; None: a graph used once.  Raises TrainingError where the device fails, or one
         node does not fit.
         """
-        ...
 
     def losses(self) -> Sequence[npt.NDArray[np.float64]]:
         """Return the losses [n] of every round since the last call, up to the first non-finite one: the next call
         raises TrainingError.
         """
-        ...
 
     def models(self) -> Vector:
         """Return the current models [n, d], frozen, in host memory."""
-        ...
 
 
 @runtime_checkable
@@ -473,4 +468,3 @@ class ResidentTask(LocalTask, Protocol):
 
         `note` receives an event's name and text, now or later, where the task falls back.
         """
-        ...

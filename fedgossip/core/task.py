@@ -110,21 +110,17 @@ class LocalTask(Protocol):
     @property
     def length(self) -> int:
         """d, the number of elements of a vector."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
         """float32, or float64 for numerical experiments."""
-        ...
 
     @property
     def schema(self) -> str:
         """Hash of the layout (names, shapes, type): vectors of equal schemas can be averaged."""
-        ...
 
     def initial(self, node: NodeId) -> Vector:
         """Return the frozen initial vector [d] of `node`."""
-        ...
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return one update per job, in order; never change `job.vector`.
@@ -132,12 +128,10 @@ class LocalTask(Protocol):
         An update's bits depend on its job alone, as the simulator trains many peers in one call and a real peer one.
         Raises TrainingError, naming the node, for a loss or update that is not finite.
         """
-        ...
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return metrics on the common test set, one mapping per vector: "loss" and the metrics of the run by name, by
         default "accuracy"."""
-        ...
 
 
 @runtime_checkable
@@ -146,14 +140,12 @@ class StatefulTask(LocalTask, Protocol):
 
     def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
         """Return the state of `node` by name; training replaces these arrays and never changes them."""
-        ...
 
     def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the result of `state`, of this process or an earlier one; {}: as before the first job.
 
         Raises ConfigError for the state of another task.
         """
-        ...
 
 
 @runtime_checkable
@@ -167,7 +159,6 @@ class GradientTask(LocalTask, Protocol):
         Raises ConfigError, even for no jobs, without gradients; TrainingError, naming the node, for a loss or gradient
         that is not finite.
         """
-        ...
 
 
 @runtime_checkable
@@ -178,7 +169,6 @@ class StretchTask(GradientTask, Protocol):
         """Return the bits of `gradients` for one job; call `deliver` with each final stretch, from any thread (repeats
         and gaps are harmless).
         """
-        ...
 
 
 @runtime_checkable
@@ -188,7 +178,6 @@ class SegmentedTask(LocalTask, Protocol):
     @property
     def segments(self) -> Sequence[Segment]:
         """Return the tensors in the order of the vector: they cover [0, length) and do not overlap."""
-        ...
 
 
 @runtime_checkable
@@ -197,7 +186,6 @@ class ComparableTask(LocalTask, Protocol):
 
     def likeness(self) -> Likeness:
         """Return the properties that must agree with other participants beside the schema."""
-        ...
 
 
 @runtime_checkable
@@ -207,7 +195,6 @@ class UsableTask(LocalTask, Protocol):
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
         """Return the model of `vector` with the local tensors of `node`; without a node, with those of all known
         nodes."""
-        ...
 
 
 @runtime_checkable
@@ -221,17 +208,14 @@ class RowTask(GradientTask, Protocol):
     @property
     def table(self) -> KeyedTable:
         """Return the number of rows, the width, and the initial rows."""
-        ...
 
     @property
     def watched(self) -> Keys:
         """Return the rows that the run is measured by and all workers end with: at least one, equal at all workers."""
-        ...
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
         """Return the rows that the batches of a gradient job need, ascending: a function of (seed, node, round,
         batches)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,14 +234,12 @@ class StackedTask(LocalTask, Protocol):
 
     def trains_stacks(self, n: int) -> bool:
         """Whether its settings allow it for nodes 0 to n - 1; they then have no state between rounds."""
-        ...
 
     def train_stack(self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]) -> StackTraining:
         """Write into into[i] the difference that `train` returns for node i in `round` from models[i], bit for bit.
 
         Separate arrays [n, d]; `each` is called with finished rows.  Raises TrainingError as `train`.
         """
-        ...
 
 
 @runtime_checkable
@@ -266,7 +248,6 @@ class ReportingTask(LocalTask, Protocol):
 
     def report_to(self, write: Callable[[Report], None]) -> None:
         """From now on call `write`, in the training thread, with facts for readers of the run; each fact once."""
-        ...
 
 
 @runtime_checkable
@@ -276,7 +257,6 @@ class IdleTask(LocalTask, Protocol):
     @property
     def idle(self) -> bool:
         """Whether no job ever changes a vector or reports anything, so that all nodes can be skipped."""
-        ...
 
 
 @runtime_checkable
@@ -285,7 +265,6 @@ class HeldTask(LocalTask, Protocol):
 
     def dismiss(self) -> None:
         """Cancel the current training: `train` must return or raise now."""
-        ...
 
 
 METHODS = ("length", "dtype", "schema", "initial", "train", "evaluate")

@@ -181,25 +181,20 @@ class RunProcesses(Protocol):
     @property
     def exited(self) -> Mapping[int, int | None]:
         """The exit codes of ended processes; None for an unknown code."""
-        ...
 
     def start(self, spec: dict[str, Any]) -> None:
         """Start one participant, or queue its start: `await_addresses` starts all of them."""
-        ...
 
     def signal(self, node: int, number: int) -> None: ...
 
     def poll(self, timeout: float) -> None:
         """Wait for news, at most `timeout` seconds.  Raises NetworkError where there will be none."""
-        ...
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
         """Return once all participants have received the addresses of the others.  Raises FedgossipError."""
-        ...
 
     def stop(self) -> None:
         """Request all to end, and end them; return when none is left."""
-        ...
 
     def __enter__(self) -> Self: ...
 

@@ -47,7 +47,6 @@ class SettlingRun(Protocol):
 
     def settle(self) -> None:
         """Bring all of it to its attributes, and to the record."""
-        ...
 
 
 @runtime_checkable
@@ -56,7 +55,6 @@ class SeatedRun(Protocol):
 
     def occupy(self, nodes: Iterable[NodeId]) -> None:
         """Make the machines of these nodes: an image has their attributes."""
-        ...
 
 
 @dataclass(frozen=True)

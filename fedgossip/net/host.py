@@ -105,17 +105,14 @@ class EventJournal(Protocol):
     @property
     def began_ns(self) -> int:
         """When the run began, in nanoseconds since 1970."""
-        ...
 
     @property
     def memory(self) -> Mapping[str, npt.NDArray[Any]] | None:
         """The task's state after the last training."""
-        ...
 
     def __iter__(self) -> Iterator[tuple[int, Event]]: ...
     def write(self, now_ns: int, event: Event, memory: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
         """Put an event on disk.  Raises NotWrittenError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

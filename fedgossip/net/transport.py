@@ -96,61 +96,48 @@ class Transport(Protocol):
     @property
     def address(self) -> str:
         """The address at which it is called, or that it calls: for people to read."""
-        ...
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
         """The participants that it sends to and receives from."""
-        ...
 
     @property
     def bytes_sent(self) -> int: ...
     @property
     def traffic(self) -> Traffic:
         """Bytes of vectors on each link, and the times of traffic."""
-        ...
 
     @property
     def dropped(self) -> int:
         """The number of messages that a live link was too slow to take."""
-        ...
 
     @property
     def idle(self) -> bool:
         """Whether everything that can be sent has been handed to the network."""
-        ...
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Begin with these partners; `hello` is the first word on every connection."""
-        ...
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
         """Add a partner, or move one.  Raises ConfigError or NetworkError; nothing is changed then."""
-        ...
 
     def part(self, node: NodeId) -> None:
         """Remove a partner: stop calling it, and refuse its key."""
-        ...
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
         """Queue `message` without blocking.  A message may be lost where the link is down."""
-        ...
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
         """Wait at most `timeout_ms` for something to happen; return what happened."""
-        ...
 
     def wake(self) -> None:
         """Make `poll` return a Woken; callable from any thread."""
-        ...
 
     def wake_on_signals(self) -> None:
         """Let a signal make `poll` return a Woken, until `close`."""
-        ...
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Send for at most `drain_seconds`, then close everything."""
-        ...
 
 
 SAME_FILE = "Start every peer from the same experiment file, model and data, with the same fedgossip."

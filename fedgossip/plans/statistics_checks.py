@@ -1,4 +1,4 @@
-"""Checks, before training (`PlanDefaults.with_segments`), that a method can average running statistics unchanged;
+"""Checks, before training (`Plan.with_segments`), that a method can average running statistics unchanged;
 advice names an accepted run.
 """
 

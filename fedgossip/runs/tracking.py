@@ -43,15 +43,12 @@ class Tracker(Protocol):
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         """A run of this name, with these settings, "section.key" each."""
-        ...
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
         """The measurements after so many rounds."""
-        ...
 
     def end(self, status: str, values: Mapping[str, float]) -> None:
         """The run ended so, with these numbers."""
-        ...
 
 
 class CsvTracker:

@@ -34,27 +34,22 @@ class RingEncoding(Protocol):
     @property
     def length(self) -> int:
         """Number of elements of an update."""
-        ...
 
     @property
     def words(self) -> int:
         """Number of coordinates of the masked vector."""
-        ...
 
     @property
     def ring_bits(self) -> int:
         """Return the number of bits of a number."""
-        ...
 
     @property
     def schema(self) -> bytes:
         """Return the hash of the coordinates: of their number, order and meaning."""
-        ...
 
     @property
     def together(self) -> bool:
         """Return whether all sums of a run, and of later runs with the same numbers, are over the same clients."""
-        ...
 
     @property
     def clip_l2(self) -> float: ...
@@ -73,23 +68,18 @@ class RingEncoding(Protocol):
 
     def clipped_at(self, clip: float) -> RingEncoding:
         """Return the same encoding with another clip."""
-        ...
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
         """Raise RoundAbandoned where the sum of `n` clients with noise `sigma` could wrap around."""
-        ...
 
     def encode(self, update: Vector, samples: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:
         """Return the client's coordinates.  Raises RoundAbandoned."""
-        ...
 
     def clients_in(self, total: Words) -> int:
         """Return the number of clients that a sum states in its count: each client adds one."""
-        ...
 
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:
         """Return the values in the sum over `clients`.  Raises RoundAbandoned."""
-        ...
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,7 +193,6 @@ class SumEncoding(Protocol):
     @property
     def ring(self) -> RingEncoding:
         """Return the coordinates of the masked vector."""
-        ...
 
     def encode(self, values: Values, weight: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised: ...
     def decode(

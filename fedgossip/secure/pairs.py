@@ -53,23 +53,18 @@ class Pairs(Protocol):
 
     def keys_for(self, of: Iterable[int]) -> Sequence[RunKey]:
         """Return the keys to send to a neighbour: one's own, and the known ones of these peers."""
-        ...
 
     def news(self, key: RunKey) -> bool:
         """Return whether the key is new.  Raises ProtocolError for one without its owner's signature."""
-        ...
 
     def take(self, key: RunKey) -> None:
         """Use this new key for masks with its owner from now on."""
-        ...
 
     def knows(self, other: int) -> bool:
         """Return whether masks with this peer are possible."""
-        ...
 
     def key(self, other: int, receiver: int, round: int, words: int) -> bytes:
         """Return the key of the mask that this peer and `other` put on their messages to `receiver`."""
-        ...
 
 
 def run_of(*parts: str) -> bytes:

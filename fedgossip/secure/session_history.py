@@ -50,7 +50,6 @@ class Questions(Protocol):
 
     def check(self, node: int, round: int, model: Vector, before: AskedBefore | None) -> None:
         """Raise RoundAbandoned (POINT) for a request to refuse; `before`: None for the first one."""
-        ...
 
 
 class Past:

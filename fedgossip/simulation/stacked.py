@@ -219,11 +219,9 @@ class StackedExchange(Protocol):
 
     def mix_all(self, groups: RowGroups, outgoing: Vectors) -> Vectors:
         """Return the mixed result of the outgoing vectors, [n, d] each, frozen."""
-        ...
 
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
         """Return the traffic of each peer in `round`, without losses."""
-        ...
 
 
 class ModelExchange:

@@ -19,7 +19,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.learning import task
 from fedgossip.plans import compose, tasks
 from fedgossip.plans.federated import federation
-from fedgossip.plans.plan import PlanDefaults
+from fedgossip.plans.plan import Plan
 from fedgossip.protocols.federated.client import Client
 
 CLIENTS = 1_200
@@ -177,7 +177,7 @@ def test_other_plans_have_no_vacant_seat() -> None:
     plan = compose.plan(
         load_experiment({"rounds": 1, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}})
     )
-    assert isinstance(plan, PlanDefaults) and not plan.with_engine("sim").vacant
+    assert isinstance(plan, Plan) and not plan.with_engine("sim").vacant
     small = compose.plan(load_experiment(crowd(1_000)))
     assert not small.with_engine("sim").vacant
     assert len(compose.plan(load_experiment(crowd())).with_engine("sim").vacant) == CLIENTS

@@ -32,11 +32,9 @@ class Sender(Protocol):
 
     def start(self, layout: VectorLayout) -> Memory:
         """Return the initial memory: zeros."""
-        ...
 
     def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
         """Return the message for a vector [d], and the memory after it was counted."""
-        ...
 
 
 @dataclass(frozen=True)

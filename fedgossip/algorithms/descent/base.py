@@ -43,13 +43,11 @@ class Descent(Protocol[State]):
 
     def start(self, x: Vector) -> State:
         """Return the state before the first step, with memory of zeros."""
-        ...
 
     def step(self, state: State, gradient: Vector, rate: float) -> State:
         """Return the state after a step of `rate` along `gradient`, [d] of the model's type; an unfrozen gradient's
         memory is reused.
         """
-        ...
 
 
 def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, rate: float) -> Any:

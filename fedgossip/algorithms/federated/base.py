@@ -60,24 +60,19 @@ class ClientRule(Protocol):
     @property
     def vectors(self) -> int:
         """Numbers of vectors down, and up."""
-        ...
 
     @property
     def gradient(self) -> bool:
         """Whether a client gives the mean gradient at received[0], in place of an update from it."""
-        ...
 
     def weight(self, examples: int) -> float:
         """Return the weight of a contribution in the mean; above 0."""
-        ...
 
     def terms(self, received: Vectors, memory: Vectors) -> Terms:
         """Return the terms added to the gradients of local training from received[0]."""
-        ...
 
     def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         """(what goes up, the memory if that is counted)."""
-        ...
 
 
 class ServerRule(Protocol[State]):
@@ -85,15 +80,12 @@ class ServerRule(Protocol[State]):
 
     def start(self, x: Vector) -> State:
         """Return the state of a run with the initial model `x` [d]."""
-        ...
 
     def broadcast(self, state: State) -> Vectors:
         """Return the vectors for clients; the model first."""
-        ...
 
     def step(self, state: State, aggregate: Aggregate) -> State:
         """Return the state after a round with the result `aggregate`; nothing is changed in place."""
-        ...
 
 
 @runtime_checkable
@@ -102,7 +94,6 @@ class EndingRule(Protocol):
 
     def over(self, x: Vector) -> bool:
         """Whether the run ends with this model [d]; a function of it alone."""
-        ...
 
 
 def is_over(server: object, x: Vector) -> bool:
@@ -116,7 +107,6 @@ class FallibleRule(Protocol):
 
     def failures(self, state: Any) -> Mapping[str, object] | None:
         """Return the facts of what failed in the last step, for the event `line_search_failed`; None: nothing."""
-        ...
 
 
 def failures_of(server: object, state: object) -> Mapping[str, object] | None:
@@ -130,7 +120,6 @@ class CountingRule(Protocol):
 
     def effective(self, steps: int) -> float:
         """Return what so many steps of one client count in `Aggregate.steps`."""
-        ...
 
 
 def effective_steps(rule: object, steps: int) -> float:
@@ -146,11 +135,9 @@ class Accumulator(Protocol):
 
         Raises NotSummableError for elements that are not finite, or too large; nothing is then changed.
         """
-        ...
 
     def aggregate(self) -> Aggregate:
         """Of at least one contribution; what was added is used up."""
-        ...
 
 
 class Aggregation(Protocol):
@@ -159,11 +146,9 @@ class Aggregation(Protocol):
     @property
     def least(self) -> int:
         """With fewer of them there is no aggregate."""
-        ...
 
     def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> Accumulator:
         """A fresh one for a round of so many vectors [length] of type `kind`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -100,40 +100,31 @@ class GossipAlgorithm(Protocol[State]):
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Return the outgoing vectors of a round, one slot each."""
-        ...
 
     @property
     def needs(self) -> Needs:
         """Requirements on a run; one that violates them is refused at the start."""
-        ...
 
     def start(self, x: Vector) -> State:
         """Return the state of a peer with the initial vector `x`, [d]; of all peers where it is [n, d]."""
-        ...
 
     def trained(self, state: State, update: Vector | None, step: Step) -> tuple[State, Vectors]:
         """(the state until the round is mixed, what goes out), after local training gave `update` (None: no change)."""
-        ...
 
     def mixed(self, state: State, mixed: Vectors) -> State:
         """The state after the mixing of what went out, own and neighbours'; `state` is the one `trained` gave."""
-        ...
 
     def model(self, state: State) -> Vector:
         """The vector to train from, and to evaluate."""
-        ...
 
     def seen(self, state: State, outgoing: Vectors) -> Vector:
         """Return the model before the mixing of `outgoing`, for records."""
-        ...
 
     def corrected(self, state: State, differences: Vectors) -> State:
         """The state after `differences`, one per outgoing vector, have been added to what was mixed."""
-        ...
 
     def rejoined(self, state: State, model: Vector) -> State:
         """The state of a peer that goes on from `model` among others than before: what tracks them begins anew."""
-        ...
 
 
 @runtime_checkable
@@ -142,7 +133,6 @@ class SendsModels(Protocol[State]):
 
     def moved(self, state: State, models: Vector) -> tuple[State, Vectors]:
         """Return the result of `trained`, where the sum `models` is computed already."""
-        ...
 
 
 def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:

@@ -48,11 +48,9 @@ class Attack(Protocol):
     @property
     def aimed(self) -> bool:
         """Whether the vector depends on the receiver."""
-        ...
 
     def vector(self, seen: ObservedModels, to: int) -> Vector:
         """Return the vector for peer `to`, [d], frozen."""
-        ...
 
 
 class SignFlip:

@@ -43,16 +43,13 @@ class Combination(Protocol):
     @property
     def linear(self) -> bool:
         """Whether it is the weighted sum."""
-        ...
 
     @property
     def tolerates(self) -> int:
         """Number of malicious neighbours that it tolerates: a neighbourhood needs more."""
-        ...
 
     def combine(self, node: int, row: Row, models: Models) -> Vector:
         """Return what peer `node` goes on with, [d], frozen, in the models' type; nothing is changed."""
-        ...
 
 
 class Linear:

@@ -92,7 +92,6 @@ class LoopPlace(Protocol):
     @property
     def experiment(self) -> Experiment | None:
         """The run's; None: that of a loop alone."""
-        ...
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop: ...
 

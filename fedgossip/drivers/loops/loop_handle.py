@@ -47,15 +47,12 @@ class Driver(Protocol):
 
     def alive(self) -> bool:
         """Whether orders may still follow."""
-        ...
 
     def stop(self) -> None:
         """Say goodbye, as soon as possible, at a person's request."""
-        ...
 
     def needs_loop(self) -> bool:
         """Whether a finished loop may still receive requests to measure a model."""
-        ...
 
 
 @dataclass(frozen=True)

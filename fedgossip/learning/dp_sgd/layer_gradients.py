@@ -56,21 +56,17 @@ class LayerGradients(Protocol):
     @property
     def elements(self) -> int:
         """Return how many numbers are stored per example for its gradient."""
-        ...
 
     def squares(self) -> Tensor:
         """Return the squared lengths [b], float64: at most 2^-12 of them too small, inf where float32 has no number."""
-        ...
 
     def without(self, bad: Tensor) -> LayerGradients:
         """Return these gradients with zeros for the marked examples [b]."""
-        ...
 
     def sums(self, weights: Tensor) -> Iterator[Tensor]:
         """Yield the sum of the gradients, each times its weight [b], parameter after parameter, float64, flat; a large
         one in the parts of `parts`, each to be used before the next.
         """
-        ...
 
     def single_sums(self, weights: Tensor, into: Sequence[Tensor]) -> Iterator[Tensor]:
         """Write the result of `sums` into a float32 tensor of each parameter, and yield their parts, flat, as it does.
@@ -78,11 +74,9 @@ class LayerGradients(Protocol):
         An element is off by at most b / (2^24 - b) of its terms' sum of magnitudes, and by 2^-70 where they leave
         float32.
         """
-        ...
 
     def each(self) -> list[Tensor]:
         """Return the gradients, float32 [b, *shape] per parameter."""
-        ...
 
 
 class Factors(NamedTuple):

@@ -320,7 +320,6 @@ class PerExample(Protocol):
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         """Return [b, *shape] per trained parameter, in their order, of b >= 1 examples; the module is in training."""
-        ...
 
 
 def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExample:

@@ -183,27 +183,21 @@ class Top(Protocol):
 
         `fill` is called with at most `block` nodes at a time.
         """
-        ...
 
     def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
         """Return the targets of a step's examples [k * rows], on the device, without a read by the host."""
-        ...
 
     def part(self, targets: torch.Tensor, nodes: slice, rows: int) -> torch.Tensor:
         """Return the targets of some nodes of a step."""
-        ...
 
     def fill(self, ws: Workspace, targets: torch.Tensor, picked: torch.Tensor) -> None:
         """Write the error into ws.top and minus the losses into `picked` [k * rows]."""
-        ...
 
     def labels(self, labels: Array) -> Array:
         """Return labels [rows, ...] of a test set in the form for `picked`."""
-        ...
 
     def picked(self, ws: Workspace, labels: torch.Tensor) -> torch.Tensor:
         """Return the negative losses [k, rows] of test examples shared by all nodes."""
-        ...
 
 
 class ClassTop:

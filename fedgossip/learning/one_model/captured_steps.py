@@ -61,11 +61,9 @@ class Stepping(Protocol):
 
     def step(self, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         """Take a step on one batch, with or without the terms of a federated client; return its loss."""
-        ...
 
     def changed(self) -> Sequence[torch.Tensor]:
         """Return all tensors that a step changes and a later one reads, in their places."""
-        ...
 
 
 Room = Callable[[int], bool]

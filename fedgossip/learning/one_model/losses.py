@@ -156,18 +156,15 @@ class Passes(Protocol):
 
     def announce(self, rows: int) -> None:
         """Receive the number of examples of the next batch, over all processes."""
-        ...
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float, watched: Watch) -> torch.Tensor:
         """Add the gradient of one piece of a batch, times `weight` and `factor`; return its loss, times `weight`.
 
         0 in a process that sees no loss.
         """
-        ...
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         """Return the module's outputs for examples; in a process without outputs, anything."""
-        ...
 
 
 class WholePasses:

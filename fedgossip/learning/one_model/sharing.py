@@ -158,19 +158,15 @@ class Memory(Protocol):
 
     def free(self) -> int:
         """Return the bytes free now, for any process."""
-        ...
 
     def began(self) -> None:
         """Begin a job: its allocations count from here on."""
-        ...
 
     def peak(self) -> int:
         """Return the maximum bytes of this process since `began`, beyond its bytes then."""
-        ...
 
     def give_back(self) -> None:
         """Release unused memory of this process to the device."""
-        ...
 
 
 class Slots:

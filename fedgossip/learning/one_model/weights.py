@@ -56,37 +56,29 @@ class Held(Protocol):
     @property
     def gradients(self) -> Sequence[torch.Tensor]:
         """Return the sums of the backward passes since `forget_gradients`, one [1, k] per value."""
-        ...
 
     def forget_gradients(self) -> None: ...
 
     def combine_gradients(self) -> None:
         """Add other processes' parts of the gradient; call once after the backward passes of a batch."""
-        ...
 
     def clip(self, longest: float) -> None:
         """Scale the whole gradient down to this length where it is longer."""
-        ...
 
     def finite(self) -> bool:
         """Return whether every element of the whole gradient is finite."""
-        ...
 
     def refresh(self) -> None:
         """Update the module to the present `values`."""
-        ...
 
     def load(self, vector: Vector) -> None:
         """Take up a vector [length]: the parameters that travel, and the buffers in it."""
-        ...
 
     def load_own(self, personal: Line | None) -> None:
         """Take up a node's personal parameters; None: those that every node begins with."""
-        ...
 
     def store(self, vector: Line, personal: Line) -> None:
         """Write the held elements to their places in a vector [length] and in personal parameters."""
-        ...
 
 
 class FlatWeights:

@@ -139,42 +139,33 @@ class PersonalMethod(Protocol):
     @property
     def follows(self) -> bool:
         """Whether the shared model is trained as it would be alone, so that any algorithm can exchange it."""
-        ...
 
     @property
     def private(self) -> bool:
         """Whether all that is sent follows from trainings of the task, which hide single examples if they are to."""
-        ...
 
     @property
     def whole(self) -> bool:
         """Whether what is sent is one whole model, which a participant could answer with."""
-        ...
 
     @property
     def stepped(self) -> bool:
         """Whether it takes each step of plain SGD itself, on gradients of the task."""
-        ...
 
     def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the tensors of a sent vector, from those of the model."""
-        ...
 
     def first(self, models: OwnModels, x: Vector) -> Vector:
         """Return the first vector that is sent, from the first model [d]."""
-        ...
 
     def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
         """Train the own models and what is sent; return the updates of the latter, in order."""
-        ...
 
     def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
         """Return the model [d] with which each job's node answers, given a received vector."""
-        ...
 
     def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:
         """Return the models [d] in a sent vector: one, or those of several clusters."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -35,16 +35,13 @@ class DistillingTask(LocalTask, Protocol):
 
     def answers(self, node: NodeId, model: Vector) -> Vector:
         """Return the logits of the node's model for the common examples."""
-        ...
 
     def distil(self, node: NodeId, rounds: Sequence[int], model: Vector, logits: Vector) -> Vector:
         """Return the node's model trained towards logits, a part for each of `rounds`, whose batches it draws."""
-        ...
 
     @property
     def student(self) -> Vector:
         """The first weights of the model that shows what a teacher is worth."""
-        ...
 
 
 STUDENT: NodeId = -1

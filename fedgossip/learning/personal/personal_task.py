@@ -43,7 +43,6 @@ class TestingTask(LocalTask, Protocol):
 
     def test_own(self, node: NodeId, round: int, vector: Vector) -> Mapping[str, float]:
         """Return {"score", "tested"} of a vector, on so many held-out examples of the node; {} without any."""
-        ...
 
 
 class PersonalTask:

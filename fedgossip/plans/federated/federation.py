@@ -45,7 +45,7 @@ from fedgossip.plans.plan import (
     PARTIAL,
     Arrays,
     JoiningTerms,
-    PlanDefaults,
+    Plan,
     Results,
     RunOutlook,
     Seat,
@@ -78,7 +78,7 @@ SEATED_MOST = 1_000
 
 
 @dataclass(frozen=True)
-class FederationPlan(PlanDefaults):
+class FederationPlan(Plan):
     """The plan of a federated run; see plans.plan.Plan.  `federated` is the algorithm."""
 
     experiment: FederatedExperiment

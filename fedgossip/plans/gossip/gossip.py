@@ -62,7 +62,7 @@ from fedgossip.plans.gossip.gossip_words import (
 )
 from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.own_parts import codec_named
-from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Plan, PlanDefaults, Results, RunOutlook, Seat
+from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Plan, Results, RunOutlook, Seat
 from fedgossip.plans.statistics_checks import check_gossip_statistics
 from fedgossip.plans.tasks import check_personal_peers, example_counts
 from fedgossip.protocols.gossip.attacker import Attacker
@@ -97,7 +97,7 @@ GAMMA = 0.9
 
 
 @dataclass(frozen=True)
-class GossipPlan(PlanDefaults):
+class GossipPlan(Plan):
     """A gossip run before training.  `topology`: the links of one period, or of the first round; `spectrum`: None where
     the graph changes.
     """

@@ -29,7 +29,7 @@ from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.run_sections import ASYNC
 from fedgossip.plans.completeness import Lacking, with_exchanges
 from fedgossip.plans.own_parts import codec_named
-from fedgossip.plans.plan import PARTIAL, PlanDefaults
+from fedgossip.plans.plan import PARTIAL, Plan
 from fedgossip.plans.statistics_checks import check_parallel_statistics
 from fedgossip.protocols.allreduce.coded_fragments import (
     CodedFragments,
@@ -43,7 +43,7 @@ from fedgossip.protocols.allreduce.round_sums import CodedSums, DenseSums, Round
 
 
 @dataclass(frozen=True)
-class SharedSteps(PlanDefaults):
+class SharedSteps(Plan):
     """A run with [parallel], before training."""
 
     experiment: ParallelExperiment

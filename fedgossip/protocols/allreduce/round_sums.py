@@ -142,19 +142,15 @@ class RoundSums(Protocol):
     @property
     def collective(self) -> Callable[[int], Table]:
         """(workers) -> table of moves."""
-        ...
 
     def length(self, round: int) -> int:
         """Return the number of elements that represent a gradient in a round, without the TAIL."""
-        ...
 
     def of(self, rank: int, workers: int, round: int) -> RoundSum:
         """Return the sum of a round at one rank, before it begins."""
-        ...
 
     def gradient(self, found: Vector, round: int) -> Vector:
         """Return the mean gradient [d] of a sum's result; it may share its memory."""
-        ...
 
 
 def weight_of(examples: int, metrics: Mapping[str, float]) -> float:

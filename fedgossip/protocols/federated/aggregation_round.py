@@ -92,42 +92,33 @@ class Exchange(Protocol):
     @property
     def counted(self) -> Iterable[NodeId]:
         """The clients whose contributions are in the aggregate."""
-        ...
 
     @property
     def waiting(self) -> Iterable[NodeId]:
         """The invited clients without an answer; at the end, those left out of the round."""
-        ...
 
     @property
     def cut(self) -> bool:
         """Whether a deadline ended the round."""
-        ...
 
     def begin(self) -> list[Effect]: ...
     def belongs(self, message: Answer) -> bool:
         """Return whether the message is of this round, and not of an earlier one."""
-        ...
 
     def handle(self, sender: NodeId, message: Answer) -> list[Effect]:
         """Handle a message that belongs to this round."""
-        ...
 
     def lost(self, node: NodeId) -> list[Effect]:
         """Note that a client is gone, or has left."""
-        ...
 
     def back(self, node: NodeId, *, another: bool) -> list[Effect]:
         """Handle a returning client, or one that has lost its invitation; `another` life of it, or the same."""
-        ...
 
     def expired(self) -> list[Effect]:
         """End the phase at its deadline."""
-        ...
 
     def facts(self) -> Mapping[str, object]:
         """Return the facts for the records."""
-        ...
 
 
 class Summation(Protocol):
@@ -136,32 +127,26 @@ class Summation(Protocol):
     @property
     def least(self) -> int:
         """Minimum number of clients of a sum."""
-        ...
 
     @property
     def life(self) -> int:
         """Number of the coordinator's life; 0 is the first."""
-        ...
 
     @property
     def members(self) -> frozenset[NodeId] | None:
         """The fixed members of every further sum; None where they may change."""
-        ...
 
     def cohort(self, sampling: Sampling, round: int, here: Collection[NodeId], left: Collection[NodeId]) -> Draw:
         """Return the clients to invite; some may be away.  `left`: those that will not return."""
-        ...
 
     def exchange(
         self, round: int, draw: Draw, here: Collection[NodeId], invite: Invite, counted: Mapping[NodeId, int]
     ) -> Exchange: ...
     def saved(self) -> Mapping[str, object]:
         """Return the facts for a checkpoint that the next life needs."""
-        ...
 
     def forget(self, node: NodeId) -> None:
         """Drop the announcements of a client's earlier life."""
-        ...
 
 
 class PlainRound:
@@ -436,11 +421,9 @@ class RoundBudget(Protocol):
     @property
     def epsilon(self) -> float:
         """The spent epsilon."""
-        ...
 
     def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
         """Spend the cost of one round, and return its lines of the log.  Raises BudgetError; nothing is spent then."""
-        ...
 
 
 def spent(facts: Mapping[str, int | float | str]) -> Log:

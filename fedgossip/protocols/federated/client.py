@@ -62,7 +62,6 @@ class Answering(Protocol):
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
         """`before`: that of the last invitation.  Raises ProtocolError for an invitation to another form of answer."""
-        ...
 
 
 class Plainly:

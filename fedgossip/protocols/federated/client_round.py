@@ -112,11 +112,9 @@ class Summand(Protocol):
     @property
     def clients(self) -> int:
         """Number of clients in it."""
-        ...
 
     def integers(self, fixed: RingEncoding, chances: Chances, noise: Noise) -> Quantised:
         """Return its words in the ring.  Raises RoundAbandoned."""
-        ...
 
 
 class ClientPart(Protocol):
@@ -125,22 +123,18 @@ class ClientPart(Protocol):
     @property
     def over(self) -> bool:
         """Whether the part is over: it returns nothing more."""
-        ...
 
     def begin(self) -> list[Effect]: ...
     def trained(self, work: PreparedContribution) -> list[Effect]: ...
     def handle(self, message: Message) -> list[Effect]: ...
     def again(self) -> list[Effect]:
         """Return the effects that repeat the last message."""
-        ...
 
     def give_up(self) -> list[Effect]:
         """End the part: another round has begun, or the coordinator is silent."""
-        ...
 
     def coordinator_restarted(self) -> list[Effect]:
         """Handle a restart of the coordinator, which loses this round."""
-        ...
 
 
 class OneAnswer:

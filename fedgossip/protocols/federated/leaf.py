@@ -66,7 +66,6 @@ class SumAnswering(Protocol):
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> SumPart:
         """`before`: that of the last invitation.  Raises ProtocolError for an invitation to another form of answer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,9 @@ class Clipping(Protocol):
     @property
     def clip(self) -> float:
         """The clip of the next round."""
-        ...
 
     def after(self, shorter: float, clients: int) -> Clipping:
         """Return the next one after this noisy sum of the clients' half bits."""
-        ...
 
 
 class SecureSumming:

@@ -137,7 +137,6 @@ class Rule(Protocol):
 
         `times_ns` is the answer time of each partner; one without an answer so far has no entry.
         """
-        ...
 
 
 @dataclass(frozen=True)

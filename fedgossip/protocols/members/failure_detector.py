@@ -59,15 +59,12 @@ class Detectable(Protocol):
 
     def word(self) -> tuple[int, str]:
         """Return our round and the digest of our roster, which every ping carries."""
-        ...
 
     def watched(self) -> set[NodeId]:
         """Return the members to ping."""
-        ...
 
     def helpers(self, silent: NodeId) -> Sequence[NodeId]:
         """Return the members that can ping `silent` in our place, ascending."""
-        ...
 
 
 @dataclass(slots=True)

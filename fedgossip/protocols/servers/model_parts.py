@@ -42,74 +42,57 @@ class ModelParts(Protocol):
     @property
     def model(self) -> Vector:
         """The vector that the run is measured by, [d]."""
-        ...
 
     @property
     def ready(self) -> bool:
         """Whether the elements to pull are known."""
-        ...
 
     @property
     def always_whole(self) -> bool:
         """Whether `model` is all that a gradient needs, in every round, and before the first too."""
-        ...
 
     def choose(self, clock: int) -> list[Effect]:
         """Request the choice of the elements to pull for a clock."""
-        ...
 
     def chosen(self, event: RowsChosen) -> None:
         """Take the choice.  Raises TrainingError for an invalid one."""
-        ...
 
     def fits(self, clock: int) -> bool:
         """Return whether the chosen elements are those of this clock."""
-        ...
 
     def length(self, shard: int) -> int:
         """Return the number of elements to pull of a shard."""
-        ...
 
     def digest(self, shard: int) -> str:
         """Return the digest of their list of keys; empty where they are all."""
-        ...
 
     def pull(self, epoch: int, shard: int, clock: int, first: int) -> list[Message]:
         """Return the messages that request them."""
-        ...
 
     def take(self, pulled: Mapping[int, Vector], clock: int) -> None:
         """Take the pulled elements of all shards for a clock; those of earlier ones are dropped."""
-        ...
 
     def training(self, clock: int, accumulate: int | None) -> Train:
         """Request the gradient at the pulled model."""
-        ...
 
     def divide(self, gradient: Vector | None, clock: int) -> None:
         """Take the gradient of a clock, to be pushed in parts."""
-        ...
 
     def push(self, facts: PushFacts) -> tuple[list[Message], list[Chunk]]:
         """Return the push of a shard: messages to precede it, and the chunks to send until they are acknowledged."""
-        ...
 
     @property
     def saved(self) -> Mapping[str, Vector]:
         """The vectors of a checkpoint beside the model."""
-        ...
 
     def resend_lists(self, shards: Iterable[int]) -> None:
         """Send key lists again for these shards: they have new owners."""
-        ...
 
     def wanted(self, epoch: int, shard: int, digest: str) -> list[Message]:
         """Return the list of keys that a server requests, if it is still in use."""
-        ...
 
     def summary(self) -> list[Effect]:
         """Report the run's traffic, at its end."""
-        ...
 
 
 class WholeParts:

@@ -34,35 +34,28 @@ class Schedule(Protocol):
     @property
     def n(self) -> int:
         """The number of nodes, the same in every round."""
-        ...
 
     @property
     def name(self) -> str:
         """Name of the schedule, in summaries and errors."""
-        ...
 
     @property
     def rule(self) -> str:
         """Name of the weights."""
-        ...
 
     @property
     def stochastic(self) -> Stochastic:
         """Property of every round; see mixing.Stochastic."""
-        ...
 
     @property
     def period(self) -> int:
         """After how many rounds the mixings repeat; 0 where they never do."""
-        ...
 
     def mixing(self, round: int) -> Mixing:
         """Return the mixing of `round`, counted from 0."""
-        ...
 
     def partners(self, node: int) -> tuple[int, ...]:
         """Return all nodes that `node` may ever send to or receive from, ascending."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
