@@ -36,8 +36,8 @@ def explain(words: tuple[str, ...], as_json: bool) -> None:
     known = list(entries())
     if any(one.name == " ".join(words) for one in known):  # a command of a group, or a term
         words = (" ".join(words),)
-    found = list(dict.fromkeys(id(one) for word in words for one in meant(" ".join(word.split()), known)))
-    chosen = [one for one in known if id(one) in found]
+    found = {id(one): one for word in words for one in meant(" ".join(word.split()), known)}
+    chosen = list(found.values())
     if as_json:
         print_json([dataclasses.asdict(one) for one in chosen])
         return

@@ -22,6 +22,7 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import CalledWith
 from fedgossip.base.seeds import stream
 from fedgossip.data import custom
+from fedgossip.data.columns.table_schema import no_file
 from fedgossip.data.custom import NamesCode
 from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
@@ -352,8 +353,7 @@ def _checked(source: DataSource, path: Path | None) -> Path | None:
     if source.place in (NOTHING, USUAL_FOLDER) or path is None:
         return path
     if not ((source.place != FOLDER and path.is_file()) or (source.place != FILE and path.is_dir())):
-        what = FOLDER if source.place == FOLDER else FILE
-        raise ConfigError(f"there is no {what} {path}", "A relative path starts at the folder of the experiment file.")
+        raise no_file(path, FOLDER if source.place == FOLDER else FILE)
     return path
 
 

@@ -62,7 +62,9 @@ def partition(
     split, known = KINDS[kind]
     for name in params:
         if name not in known:
-            advice = nearest(name, known) if known else "It takes none."
+            near = nearest(name, known)
+            what = near if near.startswith("Did") else f"It takes {' and '.join(known) or 'none'}."
+            advice = f"{what}  --set 'data.partition={{kind=\"{kind}\"}}' replaces all of the file's."
             raise ConfigError(f"partition {kind!r}: unknown parameter {name!r}", advice)
     classes = np.asarray(labels)
     classes = classes if classes.ndim == 1 else classes[:, -1]

@@ -88,7 +88,7 @@ def file_kept_in(run: Path) -> Path:
 def checked(content: dict[str, Any], where: str) -> Experiment:
     """Return `content` as an Experiment.  Raises ConfigError for the first key that is unknown or wrong."""
     for path, key, known in _unknown(content, _known_keys(), ""):
-        raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
+        raise ConfigError(f"{where}: unknown key {path + key!r}", _near_key(path, key, known))
     kind = kind_in(content, where)
     content = _raced(content)
     endless = content.get("rounds") == ENDLESS_WORD
@@ -243,6 +243,16 @@ def _unknown(content: Mapping[str, Any], known: dict[str, Any], path: str) -> It
         elif key == "faults" and isinstance(value, Sequence):
             for number, entry in enumerate(value):
                 yield from _unknown_of_fault(entry, f"faults[{number}]")
+
+
+def _near_key(path: str, key: str, known: Sequence[str]) -> str:
+    """Return the nearest known key; for a key outside the sections, the sections that have one of this name."""
+    having = [
+        f"{section}.{key}"
+        for section, kind in sorted(_known_keys().items())
+        if (found := section_in(kind)) and key in keys_of(found)
+    ]
+    return f"Did you mean {' or '.join(having)}?" if having and not path else nearest(key, known)
 
 
 def section_in(kind: Any) -> type | None:

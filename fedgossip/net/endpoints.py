@@ -14,6 +14,7 @@ others' `admission`, and a [[revoked]] block, which removes a member.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
 import socket
 import tomllib
@@ -45,8 +46,8 @@ WEB = ("wss://", "ws://")
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)"
 _ADDRESS = re.compile(
-    rf"(?:tcp|relay)://{_HOST}:(?P<port>\d{{1,5}})|ipc://[^\x00-\x1f\x7f]{{1,100}}"
-    rf"|wss?://{_HOST}(?::(?P<web_port>\d{{1,5}}))?(?:/[\w./~%-]*)?",
+    rf"(?:tcp|relay)://(?P<host>{_HOST}):(?P<port>\d{{1,5}})|ipc://[^\x00-\x1f\x7f]{{1,100}}"
+    rf"|wss?://(?P<web_host>{_HOST})(?::(?P<web_port>\d{{1,5}}))?(?:/[\w./~%-]*)?",
     re.ASCII,
 )
 
@@ -240,11 +241,23 @@ def check_address(address: str, where: str) -> None:
         advice = "The address of a relay needs none; those of a proxy belong into HTTPS_PROXY, or a file: --proxy FILE."
         raise ConfigError(f"{where}: an address with a user or a password", advice)
     ports = [int(one["port"] or one["web_port"] or 1) for one in found if one]
-    if len(address) > ADDRESS_LETTERS or len(ports) < len(found) or not all(0 < port < 65536 for port in ports):
+    hosts = [one["host"] or one["web_host"] or "" for one in found if one]
+    right = len(ports) == len(found) and all(0 < port < 65536 for port in ports) and all(map(is_host, hosts))
+    if len(address) > ADDRESS_LETTERS or not right:
         advice = (
             "Write tcp://HOST:PORT, or several with commas between them; relay://HOST:PORT or wss://HOST for a relay."
         )
         raise ConfigError(f"{where}: {address!r} is no address", advice)
+
+
+def is_host(host: str) -> bool:
+    """Return whether `host` can be called: a name that ends in a number is an IPv4 address, and 1.2.3.4.5 is none."""
+    if "." not in host or not host.rpartition(".")[2].isdecimal():
+        return True
+    with contextlib.suppress(ValueError):
+        ipaddress.IPv4Address(host)
+        return True
+    return False
 
 
 def check_reachable(address: str, where: str) -> None:

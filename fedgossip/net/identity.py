@@ -27,6 +27,12 @@ from fedgossip.base.errors import ConfigError, NotWrittenError
 _KEY, _SIGNATURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
 
 
+def check_unused(path: Path) -> None:
+    """Raise ConfigError where there is a key already."""
+    if os.path.lexists(path):  # a link that leads nowhere is one too
+        raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.")
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A CURVE25519 key pair, Z85 text of 40 characters each."""
@@ -69,7 +75,8 @@ class Identity:
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.") from None
+            check_unused(path)
+            raise
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(text)

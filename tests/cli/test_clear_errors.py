@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import in_process
+from commands import in_process, typed
 
 from fedgossip.base.errors import ConfigError, NotWrittenError, TrainingError
 from fedgossip.base.limits import CalledWith, check_call
@@ -354,3 +354,47 @@ def test_a_first_model_that_is_not_finite_is_named_and_no_rate_is_blamed(
     assert said.code == 5 and "peer -1" not in said.err
     assert "round 0, the run: the loss of the first model is nan, its first wrong tensor weight\n" in said.err
     assert "the first model is not finite, before any training, in weight\nLook at model.source" in said.err
+
+
+def test_a_host_that_ends_in_a_number_is_an_address_of_four(tmp_path: Path) -> None:
+    for host in ("1.2.3.4.5", "300.1.1.1", "host.7"):
+        out = typed(["keys", "new", "--address", f"tcp://{host}:5700"], tmp_path)
+        assert out.code == 2 and "is no address" in out.errors[0] and not any(tmp_path.iterdir())
+        assert typed(["relay", "--listen", f"{host}:5700"], tmp_path).errors[0].endswith("no address")
+
+
+def test_a_second_key_is_refused_before_its_address_is_found_out(tmp_path: Path) -> None:
+    typed(["keys", "new", "--client"], tmp_path)
+    out = typed(["keys", "new"], tmp_path)
+    assert out.code == 2 and out.err.startswith("error: peer.key: there is a key already")
+
+
+def test_explanations_keep_the_order_of_their_words(tmp_path: Path) -> None:
+    out = typed(["explain", "7", "train.lr", "6"], tmp_path).out
+    assert out.startswith("7 ") and out.index("train.lr  (key)") < out.index("\n6  (exit code)")
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "advice"),
+    [
+        ("lr=1", "unknown key 'lr'", "Did you mean train.lr?"),
+        ("n=1", "unknown key 'n'", "Did you mean topology.n?"),
+        ("data.partition.kind=iid", "unknown parameter 'alpha'", "--set 'data.partition={kind=\"iid\"}'"),
+        ("data.source=csv:.", "is a folder, and a table is a file", "NAME.csv"),
+    ],
+)
+def test_an_override_is_refused_with_what_its_user_meant(
+    tmp_path: Path, override: str, error: str, advice: str
+) -> None:
+    typed(["init", "digits", "."], tmp_path)
+    out = typed(["run", "experiment.toml", "--dry-run", "--set", override], tmp_path)
+    assert out.code == 2 and error in out.errors[0] and advice in out.err
+
+
+def test_a_release_names_a_wrong_folder_before_a_missing_key(tmp_path: Path) -> None:
+    assert typed(["release", "nowhere"], tmp_path).errors[0].startswith("error: nowhere/summary.json")
+
+
+def test_a_certificate_of_a_relay_that_listens_at_no_wss_is_refused(tmp_path: Path) -> None:
+    out = typed(["relay", "--listen", "127.0.0.1:0", "--cert", "none.pem"], tmp_path)
+    assert out.code == 2 and "--cert and --key are for wss://" in out.errors[0]

@@ -61,8 +61,9 @@ def keys() -> None:
 def new(out: Path, node: int, address: str | None, calls: bool) -> None:
     """Make a key pair, and print the block for endpoints.toml; the key file keeps the block too."""
     from fedgossip.net.endpoints import block, check_reachable, signed
-    from fedgossip.net.identity import Identity
+    from fedgossip.net.identity import Identity, check_unused
 
+    check_unused(out)  # before it asks for an address
     where = "" if calls else address if address is not None else _own_address()
     if not calls:
         check_reachable(where, "--address")

@@ -59,10 +59,12 @@ def make(run: Path, use: Path, logs: tuple[Path, ...], endpoints: Path | None, k
     """Make a release of RUN, the directory of a federated run: a page, card.html, and one signed zip with all of it."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.identity import Identity
+    from fedgossip.report.page.reading import read_run
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.releases.gathering import ReleaseSources, gathered
     from fedgossip.sites.releases.released import write_signed
 
+    read_run(run)  # a wrong folder is refused before a missing key
     identity = Identity.load(key)
     made, contents = gathered(ReleaseSources(run, use, logs, endpoints), identity.verify)
     path = out or Path(f"{_plain(made.name)}-release.zip")

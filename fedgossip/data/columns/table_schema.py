@@ -279,11 +279,18 @@ def schema_of(
     return TableSchema(tuple(columns), missing, query_digest(query) if query else msgspec.UNSET)
 
 
+def no_file(path: Path, what: str = "file") -> ConfigError:
+    """Return why data cannot be read at `path`, where no `what` is: a file, or a folder."""
+    if path.is_dir():
+        return ConfigError(f"{path} is a folder, and a table is a file", f"Name the file in it: {path / 'NAME.csv'}")
+    return ConfigError(f"there is no {what} {path}", "A relative path starts at the folder of the experiment file.")
+
+
 def there(file: TableFile | Path) -> TableFile | Path:
     """Return the file.  Raises ConfigError where there is none."""
     path = file if isinstance(file, Path) else file.path
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}", "A relative path starts at the folder of the experiment file.")
+        raise no_file(path)
     return file
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgossip.base.errors import ConfigError, NetworkError, PeerError
-from fedgossip.net.endpoints import RELAY
+from fedgossip.net.endpoints import RELAY, is_host
 from fedgossip.net.relays.roster_file import (
     ALIVE,
     CALL,
@@ -108,7 +108,7 @@ class Door:
     def of(text: str, where: str) -> Door:
         """Read HOST:PORT, wss://HOST:PORT or ws://HOST:PORT, `where` it is written.  Raises ConfigError."""
         found = re.fullmatch(r"(?:(wss?)://)?(\[[0-9a-fA-F:.]+\]|[\w.-]*):(\d{1,5})/?", text)
-        if found is None or int(found[3]) > 65535:
+        if found is None or int(found[3]) > 65535 or not is_host(found[2]):
             advice = "Write HOST:PORT, such as 0.0.0.0:7777, or wss://0.0.0.0:443."
             raise ConfigError(f"{where} {text}: no address", advice)
         return Door(found[1] or TCP_DOOR, found[2].strip("[]"), int(found[3]))
@@ -117,6 +117,9 @@ class Door:
 def tls_of(schemes: Collection[str], certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """Return how callers of wss:// are served, None where there is none.  Raises ConfigError."""
     if "wss" not in schemes:
+        if certificate or key:
+            text = "--cert and --key are for wss://, and this relay listens at no such address"
+            raise ConfigError(text, "Add --listen wss://0.0.0.0:443, or leave them out.")
         return None
     if certificate is None:
         advice = "Name a certificate and its key: --cert FILE --key FILE; or listen at ws:// behind nginx or Caddy."
