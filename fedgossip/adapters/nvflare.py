@@ -44,8 +44,8 @@ Model = dict[str, npt.NDArray[Any]]
 
 def _numbers(params: Any) -> Model:
     if any(not isinstance(one, np.ndarray) for one in params.values()):
-        text = "a model with arrays that are not numpy's"
-        raise ConfigError(text, "Exchange numpy: params_exchange_format = ExchangeFormat.NUMPY, its default.")
+        advice = "Exchange numpy: params_exchange_format = ExchangeFormat.NUMPY, its default."
+        raise ConfigError("a model with arrays that are not numpy's", advice)
     return {name: one.copy() for name, one in params.items()}  # an executor may train in place
 
 
@@ -73,9 +73,7 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
         self.inner.handle_event(event_type, fl_ctx)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Return the reply; for a task that is refused, and in a round that is given up, an error without a number of
-        this site's.
-        """
+        """Return the reply; for a refused task, and in an abandoned round, an error without this site's numbers."""
         try:
             if task_name in (self.train_task, RECORD):
                 return self._answered(task_name, shareable, fl_ctx, abort_signal)
@@ -95,7 +93,7 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
             raise RoundAbandoned(Reason.POLICY, f"a task {task_name} without an invitation to a secure sum")
         client = self._client = self._client or self.make_client(fl_ctx)
         if task_name == RECORD:
-            return _framed(client.place, client.answer(asked["frame"]))
+            return _shareable(place=client.place, frame=client.answer(asked["frame"]) or b"")
         if not isinstance(round := asked.get("round"), int):
             raise RoundAbandoned(Reason.POLICY, "an invitation without a round")
         before = _numbers(from_shareable(shareable).data)
@@ -110,28 +108,25 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
         if trained.data_kind == DataKind.WEIGHT_DIFF:
             before = {name: np.zeros_like(one) for name, one in before.items()}
         found = trained.meta.get(MetaKey.INITIAL_METRICS) or {}
-        declared = dict(client.encoding.ring.metrics)
-        metrics = {name: value for name, value in found.items() if name in declared}
-        metrics[WEIGHT] = trained.meta.get(WEIGHT, 1)
-        log = None  # NVFlare may stream a job's log to the server
-        give(client, round, before, after, metrics, WEIGHT, log)
-        return _framed(client.place, frame)
+        declared = {name: found[name] for name, _ in client.encoding.ring.metrics if name in found}
+        metrics = {**declared, WEIGHT: trained.meta.get(WEIGHT, 1)}
+        give(client, round, before, after, metrics, WEIGHT, None)  # no log: NVFlare may stream it to the server
+        return _shareable(place=client.place, frame=frame or b"")
 
 
 WEIGHT = MetaKey.NUM_STEPS_CURRENT_ROUND
 
 
-def _framed(place: int, frame: bytes | None) -> Shareable:
-    reply = make_reply(ReturnCode.OK)
-    reply[RECORD] = {"place": place, "frame": frame or b""}
-    return reply
+def _shareable(**record: object) -> Shareable:
+    made = make_reply(ReturnCode.OK)
+    made[RECORD] = record
+    return made
 
 
 class SecureSums:
     """The base, before FedAvg or another controller that sends models by `send_model`, of one with secure sums.
 
-    `stage_seconds`: of each later stage, after which a silent site has dropped.  A round with too few leaves the model
-    as it is, and warns.
+    `stage_seconds`: of each later stage; a silent site has then dropped.  With too few the model stays, with a warning.
     """
 
     stage_seconds = 600
@@ -149,7 +144,7 @@ class SecureSums:
         timeout: int = 0,
         callback: Callable[[FLModel], object] | None = None,
     ) -> None:
-        """Train at the sites and give `callback` one result for all.  Raises ConfigError for a model of another length,
+        """Train at the sites and give `callback` one result.  Raises ConfigError for a model of another length, and
         RoundAbandoned where a site does not follow the protocol.
         """
         if not hasattr(self, "_sums"):
@@ -176,28 +171,25 @@ class SecureSums:
                 raise
             self.warning(f"secure sum: round {self._sum_round} leaves the model as it is: {error}")
         # a weight of 1, by which the only result is multiplied and divided: no rounding
-        meta = {WEIGHT: 1, "client_name": RECORD, RECORD: {"weight": weight}}
-        result = FLModel(ParamsType.FULL, moved(before, mean), metrics=metrics or None, meta=meta)
-        result.current_round = data.current_round
+        facts = {"meta": {WEIGHT: 1, "client_name": RECORD, RECORD: {"weight": weight}}, "metrics": metrics or None}
+        result = FLModel(ParamsType.FULL, moved(before, mean), current_round=data.current_round, **facts)
         if callback:
             callback(result)
 
     def _staged(self: Any, frames: dict[int, bytes], senders: dict[int, str]) -> Iterable[tuple[str, Any]]:
-        asked = []
-        for place, frame in frames.items():
-            message = Shareable()
-            message[RECORD] = {"frame": frame}
-            asked.append((Task(name=RECORD, data=message, timeout=self.stage_seconds), [senders[place]]))
-        return self._asked(asked)  # type: ignore[no-any-return]
+        return self._asked(  # type: ignore[no-any-return]
+            (Task(name=RECORD, data=_shareable(frame=frame), timeout=self.stage_seconds), [senders[place]])
+            for place, frame in frames.items()
+        )
 
-    def _asked(self: Any, tasks: list[tuple[Task, list[str]]]) -> list[tuple[str, Any]]:
+    def _asked(self: Any, tasks: Iterable[tuple[Task, list[str]]]) -> list[tuple[str, Any]]:
         """Send the tasks, each to its sites, and return the replies: (site, record, or why there is none)."""
         replies: list[tuple[str, Any]] = []
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001  # NVFlare passes them by name
             code, record = client_task.result.get_return_code(), client_task.result.get(RECORD)
-            found = record if code == ReturnCode.OK and isinstance(record, dict) else f"an error: {code}"
-            replies.append((client_task.client.name, found))
+            good = code == ReturnCode.OK and isinstance(record, dict)
+            replies.append((client_task.client.name, record if good else f"an error: {code}"))
 
         for task, sites in tasks:
             task.result_received_cb = received
