@@ -323,9 +323,10 @@ def test_times_that_an_engine_ignores_are_named_before_the_run(
     [
         (["--relay", "nothing"], "--relay: 'relay://nothing' is no address"),
         (["--address", "a b"], "--address: 'tcp://a b:5700' is no address"),
+        (["--links", "folder:none"], "none: no such folder"),
     ],
 )
-def test_an_address_that_is_none_is_refused_before_a_folder_is_made(
+def test_an_address_or_folder_that_is_none_is_refused_before_a_folder_is_made(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "e.toml").write_text(RING)
@@ -398,3 +399,9 @@ def test_a_release_names_a_wrong_folder_before_a_missing_key(tmp_path: Path) -> 
 def test_a_certificate_of_a_relay_that_listens_at_no_wss_is_refused(tmp_path: Path) -> None:
     out = typed(["relay", "--listen", "127.0.0.1:0", "--cert", "none.pem"], tmp_path)
     assert out.code == 2 and "--cert and --key are for wss://" in out.errors[0]
+
+
+@pytest.mark.parametrize("option", ["--ranks", "--restarts"])
+def test_options_of_processes_are_refused_of_simulated_loops(tmp_path: Path, option: str) -> None:
+    out = typed(["launch", "-n", "2", "--simulate", option, "2", "train.py"], tmp_path)
+    assert out.code == 2 and f"--simulate and {option}" in out.errors[0] and not any(tmp_path.iterdir())

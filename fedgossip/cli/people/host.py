@@ -149,7 +149,7 @@ def host(
     from fedgossip.drivers import invite_joining
     from fedgossip.drivers.participant import check_journalled, check_open_files
     from fedgossip.drivers.proposals import hash_of_proposal, learning_of, proposal_of
-    from fedgossip.net.invites.invite_folder import AwaitedError
+    from fedgossip.net.invites.invite_folder import AwaitedError, check_folder
 
     called = [relay_address(one) for one in relays]
     given_addresses(addresses, PEER_PORT)  # refused before a folder is made
@@ -158,6 +158,7 @@ def host(
     seats = invite_joining.seats_of(plan, folder=carrier is not None)
     if carrier:
         calls.check_none()
+        check_folder(carrier.root)
         check_journalled(plan)
     check_open_files(plan, [seats.own])  # before anyone is invited
     loop = script_of(plan.experiment, script)

@@ -116,6 +116,7 @@ def host(
     from fedgossip.plans import compose
 
     given, through = read_answers(answers), [relay_address(one) for one in relays]
+    given_addresses(addresses, PEER_PORT)  # refused before a folder is made
     whole, size = _shared(experiment, overrides)
     plan = _federation(compose.plan(whole.experiment))
     seats = invite_joining.seats_of(plan)

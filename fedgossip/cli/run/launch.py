@@ -154,7 +154,8 @@ def launch(
     from fedgossip.plans import compose
     from fedgossip.runs.run_directory import new_path
 
-    _check_given(script, stopped, out, experiment, ranks, simulate=simulate)
+    of_processes = [name for name, given in {"--ranks": ranks > 1, "--restarts": restarts > 0}.items() if given]
+    _check_given(script, stopped, out, experiment, of_processes, simulate=simulate)
     wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem if script else "")
     file = resume.experiment_in(stopped) if stopped else experiment
     if stopped:
@@ -223,12 +224,18 @@ class _LaunchDrive:
 
 
 def _check_given(
-    script: Path | None, stopped: Path | None, out: Path | None, experiment: Path | None, ranks: int, *, simulate: bool
+    script: Path | None,
+    stopped: Path | None,
+    out: Path | None,
+    experiment: Path | None,
+    of_processes: Sequence[str],
+    *,
+    simulate: bool,
 ) -> None:
     if script is None and stopped is None:
         raise click.UsageError("which script?  Give it, or --resume RUN.")
-    if simulate and ranks > 1:
-        raise click.UsageError("--simulate and --ranks: simulated loops are threads of one process")
+    if simulate and of_processes:
+        raise click.UsageError(f"--simulate and {of_processes[0]}: simulated loops are threads of one process")
     if stopped and (simulate or out or experiment):
         given = "--simulate" if simulate else "--out" if out else "--experiment"
         raise click.UsageError(f"--resume and {given}: a launched run goes on in its folder, by its own experiment")
