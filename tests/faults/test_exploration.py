@@ -57,7 +57,7 @@ RUNS: Mapping[str, Run] = {
     "secure rounds, 3 clients, 2 rounds": Run(lambda: secure(3, 2)),
     "members, 3": Run(lambda: members(3, 8.0)),
 }
-LONG = 10**7
+LONG = 10**6
 """Maximum number of states of one run in the long form."""
 
 
