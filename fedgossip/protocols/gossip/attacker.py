@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, lies
-from fedgossip.base.vectors import Vector
+from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Effect, Event, Finish, Machine, NodeId, Received, RoundDone, Send
 from fedgossip.core.messages import Model
 from fedgossip.protocols.gossip.mailbox import MixingSchedule
@@ -45,6 +45,9 @@ class Attacker:
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         """Handle one event; see machine.Machine.  Messages refused by the honest machine are ignored."""
+        if isinstance(event, Received) and isinstance(event.message, Model):
+            for vector in event.message.vectors:
+                frozen(vector)  # else the machine would make the sum of the round in its memory
         effects = self.machine.handle(event, now_ns)
         match event:
             case Received(sender, Model() as model) if sender not in self.attackers:
