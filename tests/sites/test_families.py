@@ -28,6 +28,7 @@ from fedgossip.data.columns.declarations import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import TableSchema
 from fedgossip.sites.fits.families.family import FamilyDesign, FamilyFit, FamilyLayout, FamilyTask
 from fedgossip.sites.fits.families.likelihoods import SiteSample
+from fedgossip.sites.fits.families.meta_analysis import own_model
 from fedgossip.sites.fits.families.table_one import fisher, together
 from fedgossip.sites.plans.fits import FAMILIES
 
@@ -570,3 +571,41 @@ def test_a_family_tells_not_how_few_share_two_categories(name: str, request: pyt
                  for one in told if one is not None]  # fmt: skip
         assert not short or few == all(short), (seed, told)
     assert seen == {"refused", "rounded", "exact"}
+
+
+# --- an outcome that does not vary ------------------------------------------------------------------------------------
+
+OF_ONE_VALUE = {
+    "label=score&drop=kind,died": [
+        "glm:linear", "glm:linear?errors=robust", "glm:poisson", "glm:gamma", "negative-binomial",
+        "meta-analysis?family=linear", "elastic-net?family=linear&lambda=0.1",
+    ],
+    "label=kind&drop=score,died": ["glm:logistic", "multinomial", "ordinal", "firth", "trees:3x2"],
+    "label=score,died&drop=kind": ["weibull"],
+}  # fmt: skip
+"""Models by the query of their tables."""
+
+
+@pytest.mark.parametrize("query", OF_ONE_VALUE)
+def test_an_outcome_of_one_value_is_refused_by_every_model(query: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    for name in [*(f"site-{site}" for site in range(SITES)), "test"]:
+        rows = [f"{age},5,middle,{k % 2}" for k, age in enumerate(rng.integers(20, 90, 60))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,score,kind,died", *rows]) + "\n")
+    sources = OF_ONE_VALUE[query]
+    more = "" if query.startswith("label=kind") else NUMBERS
+    (tmp_path / "e.toml").write_text(own_tables("e", query, source=sources[0], more=more))
+    assert (said := typed(["data", "agree", "e.toml"], tmp_path)).code == 0, said
+    for source in sources:
+        said = typed(["fit", "e.toml", "--to", "fit", "--set", f"model.source={source}"], tmp_path)
+        assert said.code == 2 and query[6:].partition("&")[0].split(",")[0] in said.errors[0], (source, said)
+        assert "one value" in said.errors[0] or "1 class" in said.errors[0] or "all 300" in said.errors[0], said
+
+
+def test_a_site_that_its_own_model_fits_exactly_has_no_error_to_weigh_it_by() -> None:
+    rng = np.random.default_rng(4)
+    x = np.column_stack([np.ones(60), rng.normal(size=60)])
+    for y in (np.full(60, 5.0), 3 * x[:, 1] - 2):
+        with pytest.raises(ConfigError, match="fits each exactly"):
+            own_model("linear", x, y)
+    assert own_model("linear", x, 3 * x[:, 1] + rng.normal(size=60))[1] > 0

@@ -104,6 +104,15 @@ def bounds_of(agreed: AgreedTable) -> tuple[tuple[str, float, float], ...]:
     return tuple((one.name, one.low, one.high) for one in there)  # type: ignore[misc]
 
 
+def check_outcome(agreed: AgreedTable) -> None:
+    """Raise ConfigError for an outcome, or a time to an event, that has one value at all sites."""
+    name = agreed.schema.labels[0].name
+    (known,) = (one for one in agreed.columns if one.name == name)
+    if known.deviation == 0 or len(known.categories) == 1:
+        text = f"column {name!r}: one value in all {known.count} records, so there is nothing to explain"
+        raise ConfigError(text, "Take another label, or look how the sites' files write it.")
+
+
 def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
     """Raise ConfigError for columns with a category so rare that a sum discloses its records; for numbers with few
     distinct values too.

@@ -54,7 +54,14 @@ from fedgossip.sites.fits.cox import cox_sums
 from fedgossip.sites.fits.cox.cox_result import CoxFit, cox_fit
 from fedgossip.sites.fits.cox.cox_steps import CoxServer, CoxTask, rounds_of
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
-from fedgossip.sites.fits.design_columns import bounds_of, check_counted, codes_of, design_columns, words_instead
+from fedgossip.sites.fits.design_columns import (
+    bounds_of,
+    check_counted,
+    check_outcome,
+    codes_of,
+    design_columns,
+    words_instead,
+)
 from fedgossip.sites.fits.families.correlations import Correlations
 from fedgossip.sites.fits.families.elastic_net import ElasticNet
 from fedgossip.sites.fits.families.family import (
@@ -199,6 +206,7 @@ def _design(source: str, agreed: AgreedTable) -> GlmDesign:
     if family == "logistic" and len(classes) != 2:
         count = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
         raise ConfigError(f"glm:logistic: {labels[0].name!r} has {count}", "It is of two: yes and no.")
+    check_outcome(agreed)
     check_counted(agreed, labels)
     if family == "gamma" and any(one.is_coded for one in agreed.columns if one.label):
         text = f"glm:gamma: {labels[0].name!r} has few different values"

@@ -28,7 +28,7 @@ from fedgossip.data.agreed.sums_task import PooledSumsTask
 from fedgossip.data.columns.declarations import TableEncoding
 from fedgossip.data.table_files import TableFile
 from fedgossip.secure.encoding import ExactSums, as_vector, integers_of, words_in, words_of
-from fedgossip.sites.fits.design_columns import check_counted, design_columns
+from fedgossip.sites.fits.design_columns import check_counted, check_outcome, design_columns
 from fedgossip.sites.fits.glm.glm import Values, scaled
 from fedgossip.sites.fits.glm.glm_sums import LARGEST, RECORDS, SHIFT, real_of, whole_of
 
@@ -331,6 +331,7 @@ def regression_design(family: str, options: Mapping[str, str], agreed: AgreedTab
     Raises ConfigError as `design_columns`, and for disclosing classes or events.
     """
     labels = agreed.schema.labels
+    check_outcome(agreed)
     check_counted(agreed, labels)
     c = design_columns(agreed, family)
     return FamilyDesign(

@@ -41,6 +41,8 @@ from fedgossip.sites.fits.glm.glm import FAMILIES, Values, covariance, moved, re
 LEAST = 5
 """Minimum number of sites."""
 STEPS = 40
+EXACT = 1e-20
+"""Share of an outcome's sum of squares below which residuals are rounding alone."""
 KIND_OF = {name: CLASSIFICATION if name == "logistic" else REGRESSION for name in FAMILIES}
 ESTIMATES = ("", "fixed", "fixed from", "fixed to", "random", "random from", "random to", "p")
 BETWEEN = ("", "Q", "p", "I²", "tau²", "another site from", "another site to")
@@ -154,7 +156,7 @@ def _fixed(first: PooledRound) -> tuple[Values, Values, Values]:
 def own_model(name: str, x: Values, y: Values) -> tuple[Values, Values]:
     """Return the estimates of a site's own model without its intercept, and their squared errors.
 
-    Raises ConfigError for equal outcomes, dependent columns, or separation.
+    Raises ConfigError for dependent columns, separation, or outcomes without residuals: equal ones, say.
     """
     family, advice = FAMILIES[name], "It takes no part: its records alone determine no such model."
     try:
@@ -168,5 +170,7 @@ def own_model(name: str, x: Values, y: Values) -> tuple[Values, Values]:
     if not state.converged or state.silent or state.sums is None:
         raise ConfigError("the model of this site's own records diverges, or its columns depend on each other", advice)
     squares = math.fsum(residuals(family, x, y, state.last)[1])
+    if family.disperses and squares <= EXACT * math.fsum((y - y.mean()) ** 2):  # equal outcomes too
+        raise ConfigError("the model of this site's own records fits each exactly: its estimates have no error", advice)
     dispersion = squares / (len(y) - x.shape[1]) if family.disperses else 1.0
     return state.last[1:], np.diag(covariance(state, dispersion))[1:]
