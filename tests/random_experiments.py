@@ -117,7 +117,7 @@ ROWS: Sequence[Row] = (
         {"train": {"precision": "bfloat16"}}, {"train": {"portable": True}}, {"train": {"buffers": "local"}},
         {"train": {"local_steps": None, "local_epochs": 1, "batch_size": 64}},
         {"train": {"local_steps": None, "local_epochs": 2, "fewest_epochs": 1, "slowed": 0.5, "batch_size": 64}},
-        {"train": {"prefetch": 2}},
+        {"train": {"prefetch": 2}}, {"train": {"threads": 2}},
     ]),
     ("learned", 0.1, [{"train": {"personal": one}} for one in ("layer1*", "*bias*", "nothing*")]),
     ("learned", 0.4, [{"data": {"partition": one}} for one in (
@@ -210,10 +210,10 @@ UNDRAWN = (
     "data.suppress", "data.levels", "data.groups", "data.site_scores", "task.exchange", "train.compile",
     "train.processes", "train.parallel", "train.zero", "train.offload", "train.compression", "train.mesh",
     "train.microbatches", "train.count_lost", "simulation.inside", "data.common", "model.sources", "model.formula",
-    "simulation.racks", "train.threads",
+    "simulation.racks",
 )  # fmt: skip
 """Keys of sites' own tables, of loops, and of several processes or a GPU for one participant; those of unlike models,
-of which tests/plans/test_unlike_models.py compares the engines; threads, since equal bits are promised at 1 alone."""
+of which tests/plans/test_unlike_models.py compares the engines."""
 
 
 class _Dice:
