@@ -87,8 +87,7 @@ def file_kept_in(run: Path) -> Path:
 
 def checked(content: dict[str, Any], where: str) -> Experiment:
     """Return `content` as an Experiment.  Raises ConfigError for the first key that is unknown or wrong."""
-    for path, key, known in _unknown(content, _known_keys(), ""):
-        raise ConfigError(f"{where}: unknown key {path + key!r}", _near_key(path, key, known))
+    check_keys(content, where)
     kind = kind_in(content, where)
     content = _raced(content)
     endless = content.get("rounds") == ENDLESS_WORD
@@ -245,6 +244,12 @@ def _unknown(content: Mapping[str, Any], known: dict[str, Any], path: str) -> It
                 yield from _unknown_of_fault(entry, f"faults[{number}]")
 
 
+def check_keys(content: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for the first key that no kind of run has."""
+    for path, key, known in _unknown(content, _known_keys(), ""):
+        raise ConfigError(f"{where}: unknown key {path + key!r}", _near_key(path, key, known))
+
+
 def _near_key(path: str, key: str, known: Sequence[str]) -> str:
     """Return the nearest known key; for a key outside the sections, the sections that have one of this name."""
     having = [
@@ -397,6 +402,7 @@ def kind_in(content: Mapping[str, object], where: str) -> RunKind:
         raise ConfigError(f"{where}: [{COMPARE}], so this is a comparison of several runs", advice)
     for section in content:
         if section not in kind.experiment.__struct_fields__:
+            check_keys(content, where)
             advice = kind.instead.get(section, "Leave it out.")
             raise ConfigError(f"{where}: [{section}] is a section of other runs than [{given[0]}]", advice)
     return kind

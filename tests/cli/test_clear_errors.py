@@ -392,13 +392,23 @@ def test_an_override_is_refused_with_what_its_user_meant(
     assert out.code == 2 and error in out.errors[0] and advice in out.err
 
 
+@pytest.mark.parametrize("command", [["host", "--peers", "2"], ["compare"], ["forecast"], ["launch", "--simulate"]])
+def test_every_command_names_the_section_of_an_override(tmp_path: Path, command: list[str]) -> None:
+    typed(["init", "digits", "."], tmp_path)
+    file = ["--experiment", "experiment.toml"] if command[0] == "launch" else ["experiment.toml"]
+    script = ["train.py"] if command[0] == "launch" else []
+    before = sorted(tmp_path.iterdir())
+    out = typed([*command, *file, "--set", "lr=1", *script], tmp_path)
+    assert out.code == 2 and "Did you mean train.lr?" in out.err and sorted(tmp_path.iterdir()) == before, out
+
+
 def test_a_release_names_a_wrong_folder_before_a_missing_key(tmp_path: Path) -> None:
     assert typed(["release", "nowhere"], tmp_path).errors[0].startswith("error: nowhere/summary.json")
 
 
 def test_a_certificate_of_a_relay_that_listens_at_no_wss_is_refused(tmp_path: Path) -> None:
     out = typed(["relay", "--listen", "127.0.0.1:0", "--cert", "none.pem"], tmp_path)
-    assert out.code == 2 and "--cert and --key are for wss://" in out.errors[0]
+    assert out.code == 2 and "a certificate is for wss://" in out.errors[0]
 
 
 @pytest.mark.parametrize("option", ["--ranks", "--restarts"])

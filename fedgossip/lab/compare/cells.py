@@ -38,7 +38,7 @@ from fedgossip.core.records import Row
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.data.objectives import SPARSE
 from fedgossip.experiment import Experiment, SimulationSection, load_experiment
-from fedgossip.experiment.reading import RUN_KINDS, checked
+from fedgossip.experiment.reading import RUN_KINDS, check_keys, checked
 from fedgossip.experiment.run_sections import COMPARE, CompareSection
 from fedgossip.experiment.sections import TaskSection
 from fedgossip.lab.compare.names import Paradigm, paradigm_of
@@ -195,7 +195,8 @@ Content = Mapping[str, Any]
 
 
 def compare_section(content: Content, where: str) -> CompareSection:
-    """Return [compare] of the file.  Raises ConfigError."""
+    """Return [compare] of the file.  Raises ConfigError, for a key that no paradigm has too."""
+    check_keys(content, where)
     try:
         found = msgspec.convert(content.get(COMPARE, {}), CompareSection)
     except msgspec.ValidationError as error:

@@ -118,8 +118,8 @@ def tls_of(schemes: Collection[str], certificate: Path | None, key: Path | None)
     """Return how callers of wss:// are served, None where there is none.  Raises ConfigError."""
     if "wss" not in schemes:
         if certificate or key:
-            text = "--cert and --key are for wss://, and this relay listens at no such address"
-            raise ConfigError(text, "Add --listen wss://0.0.0.0:443, or leave them out.")
+            text = "a certificate is for wss://, and the relay listens at no such address"
+            raise ConfigError(text, "Let it listen at wss://0.0.0.0:443, or leave the certificate and its key out.")
         return None
     if certificate is None:
         advice = "Name a certificate and its key: --cert FILE --key FILE; or listen at ws:// behind nginx or Caddy."
