@@ -20,7 +20,7 @@ from fedgossip.cli.run.progress import event_text
 from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.experiment.reading import content_of
 from fedgossip.lab.compare.cells import Cell, experiment_for, workers_of
-from fedgossip.lab.compare.measured import MeasuredCell, Point, _parts
+from fedgossip.lab.compare.measured import MeasuredCell, Point, _parts, setting_of
 from fedgossip.lab.compare.names import PARADIGMS, Setting, paradigm_of
 from fedgossip.lab.compare.verdict import comparison, sentence
 from fedgossip.lab.costs.base import TrainingTimes
@@ -390,3 +390,18 @@ def test_a_backend_of_cells_that_there_is_not_is_refused(compared: Any, file: Pa
     assert found.code == 2 and "slrum:gpu" in found.err
     found = compared("-j", "4", "--out", "c")
     assert found.code == 2 and "--backend" in found.err
+
+
+@pytest.mark.parametrize(
+    ("simulation", "modelled"),
+    [
+        ({"bandwidth": 1e6}, True),
+        ({"bandwidth": 1e6, "classes": [{"nodes": "0", "slower": 2.0}]}, True),
+        ({"bandwidth": 1e6, "racks": {"size": 2, "bandwidth": 1e6}}, False),
+        ({"bandwidth": 1e6, "classes": [{"nodes": "0", "bandwidth": 1e5}]}, False),
+    ],
+)
+def test_unequal_links_have_no_model_and_no_formula(simulation: dict[str, Any], modelled: bool) -> None:
+    parallel = {"method": "ring", "workers": 4}
+    run = load_experiment({"rounds": 1, "task": {"kind": "quadratic"}, "parallel": parallel, "simulation": simulation})
+    assert (setting_of(run, 40) is not None) == modelled
