@@ -1,9 +1,9 @@
-"""The experiment file: `sections` declare its keys, `reading` reads it, and `checks` refuse what cannot run.
+"""The experiment file: `sections` declares its keys, `reading` reads it, and `checks` refuses what cannot run.
 
-It imports `learning`, `protocols`, `faults`, `data` and below, and no torch.  `kinds` has a line for each kind of run,
-by the section that this kind alone has.  A file: `reading` decodes TOML into the structs of `sections`, refuses
-unknown keys with the nearest known one, checks each value against the limits in its annotation, and then calls the
-check of its kind.
+It imports `learning`, `protocols`, `faults`, `data` and below, and no torch.  `reading.RUN_KINDS` has one line per kind
+of run, keyed by the section that only this kind has.  Steps for a file: `reading` decodes TOML into the structs of
+`sections`, refuses unknown keys with the nearest known one, checks each value against the limits in its annotation, and
+calls the check of its kind.
 """
 
 from fedgossip.experiment.checks import ignored_by, ignores

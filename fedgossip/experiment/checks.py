@@ -50,11 +50,11 @@ from fedgossip.experiment.sections import (
 from fedgossip.learning.settings import HOGWILD
 
 OF_ROUNDS = {GossipExperiment.kind: "algorithm"}
-"""The section that has the deadlines of a kind of run, where that is not the section by which it is known."""
+"""Section with the deadlines of a kind of run, if not the section that selects the kind."""
 
 
 def check(experiment: Experiment, where: str) -> None:
-    """Raise ConfigError, naming the key, for what no run can be made of; `where` names the file."""
+    """Raise ConfigError, naming the key, for an experiment that cannot run; `where` is the file's name in errors."""
     _check_loop(experiment, where)
     for key, value, limit in _limited(experiment):
         if not limit.allows(value):
@@ -92,7 +92,7 @@ OF_LOOPS = ("local_steps", "buffers", "portable")
 
 
 def _check_loop(experiment: Experiment, where: str) -> None:
-    """Raise ConfigError for keys that a user's own loop decides itself: they would have no effect."""
+    """Raise ConfigError for keys without effect on a user's own loop or task, which decides them itself."""
     loops, own = experiment.loops, experiment.own_task
     if experiment.task.options and not own:
         raise ConfigError(f"{where}: task.options are of a task of your own", 'Set task.kind = "module:Class".')
@@ -119,7 +119,7 @@ def _check_loop(experiment: Experiment, where: str) -> None:
 
 
 def _check_inside(e: Experiment, where: str) -> None:
-    """Raise ConfigError for racks without a size, and for steps whose time simulation.inside does not count."""
+    """Raise ConfigError for racks without a size, and for steps that simulation.inside cannot time."""
     if e.simulation.racks is not None and e.simulation.racks.size is None:
         raise ConfigError(f"{where}: simulation.racks without size", "Give the nodes of a rack: racks = { size = 4 }.")
     if e.simulation.inside is None:
@@ -151,7 +151,7 @@ def _check_inside(e: Experiment, where: str) -> None:
 
 
 def check_gossip(e: GossipExperiment, where: str) -> None:
-    """Raise ConfigError for values of [topology] and [algorithm] that cannot be."""
+    """Raise ConfigError for invalid values of [topology] and [algorithm]."""
     name = e.algorithm.name
     if name not in METHODS and name != GIVEN and not ALGORITHM_CODE.named_by(name):
         raise ConfigError(f"{where}: algorithm.name = {name!r} is not known", nearest(name, METHODS))
@@ -184,7 +184,7 @@ def _check_objective(experiment: Experiment, where: str) -> None:
 
 
 def _check_of_model(e: Experiment, where: str) -> None:
-    """Raise ConfigError where a metric of (model, task) cannot be measured, or a participant needs it for itself."""
+    """Raise ConfigError if a metric of (model, task) cannot be measured, or participants measure the score."""
     what = f"{where}: task.metrics names a function of (model, task)"
     if e.loops or e.task.kind in SUMS:
         advice = "Report the number from your loop." if e.loops else "Leave it out."
@@ -210,7 +210,7 @@ def _check_convex(e: Experiment, where: str) -> None:
 
 
 def check_parallel(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for values of [parallel] that cannot be."""
+    """Raise ConfigError for invalid values of [parallel]."""
     workers = e.parallel.workers
     if workers > WORKERS_MAX:
         advice = "Use [topology] for peers that know their neighbours alone, or [coordinator]."
@@ -241,7 +241,7 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_server(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for values of [parallel.server] that cannot be."""
+    """Raise ConfigError for invalid values of [parallel.server]."""
     s, method = e.parallel.server, e.parallel.method
     usual = msgspec.structs.asdict(ServerSection())
     if other := [(key, value) for key, value in msgspec.structs.asdict(s).items() if value != usual[key]]:
@@ -266,7 +266,7 @@ def _check_server(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_downpour(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for workers that cannot step between two pulls."""
+    """Raise ConfigError for n_fetch and n_push that do not fit the run."""
     s = e.parallel.server
     if s.n_fetch == s.n_push == 1 or min(s.n_fetch, s.n_push) < 1:  # limits are checked later
         return
@@ -299,7 +299,7 @@ def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_lbfgs(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for what makes the gradient another function of the model in every round, or two steps."""
+    """Raise ConfigError for settings that change the gradient's function per round, or take a second step."""
     p, beside = e.parallel, f'{where}: parallel.method = "{LBFGS}"'
     if p.method != LBFGS:
         return
@@ -360,11 +360,11 @@ def _check_unequal_work(e: Experiment, where: str) -> None:
 
 
 OF_SEVERAL = ("descent", "l1", "accumulate", "bucket", "codec", "outer")
-"""Keys of [parallel] for the sum over participants and the step along it."""
+"""Keys of [parallel] that apply to a sum over several participants and to the step along it."""
 
 
 def _check_codec(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for a codec that there is not, or that does not go with the rest."""
+    """Raise ConfigError for an unknown codec, or one that conflicts with other keys."""
     p = e.parallel
     _check_pull_codec(p.server.pull_codec, where)
     if not p.codec:
@@ -388,7 +388,7 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_outer(e: ParallelExperiment, where: str) -> None:
-    """Raise ConfigError for what an outer step after local training has no use for."""
+    """Raise ConfigError for keys that conflict with an outer step after local training."""
     p = e.parallel
     if p.outer.lr <= 0:  # less is refused as any value out of range is
         usual = msgspec.structs.asdict(OuterSection(lr=p.outer.lr))
@@ -420,7 +420,7 @@ def _check_outer(e: ParallelExperiment, where: str) -> None:
 
 
 def _check_pull_codec(name: str, where: str) -> None:
-    """Raise ConfigError for a codec by which a model cannot be given back."""
+    """Raise ConfigError for a codec too lossy, or too random, to encode a model."""
     try:
         codec = make_codec(name) if name else None
     except ConfigError as error:
@@ -431,7 +431,7 @@ def _check_pull_codec(name: str, where: str) -> None:
 
 
 def check_federated(experiment: FederatedExperiment, where: str) -> None:
-    """Raise ConfigError for values of [coordinator] that cannot be."""
+    """Raise ConfigError for invalid values of [coordinator]."""
     c = experiment.coordinator
     if 0 < c.privacy.test_noise < TEST_NOISE_LEAST:
         advice = f"Set it to 0, so that nothing is told, or to at least {TEST_NOISE_LEAST:g}."
@@ -441,7 +441,7 @@ def check_federated(experiment: FederatedExperiment, where: str) -> None:
 
 
 TEST_NOISE_LEAST = 0.5
-"""The smallest that is drawn exactly (`secure.noise`); one release with it is epsilon 11 at delta 1e-5."""
+"""Smallest test_noise that is drawn exactly (`secure.noise`); one release with it costs epsilon 11 at delta 1e-5."""
 
 
 def _check_test(test: float | str, where: str) -> None:
@@ -454,7 +454,7 @@ def _check_test(test: float | str, where: str) -> None:
 
 
 def _check_common(e: Experiment, where: str) -> None:
-    """Raise ConfigError for common examples, or unlike models, that no method exchanges logits of."""
+    """Raise ConfigError for data.common or model.sources without an exchange of logits, or invalid with it."""
     common, usual = e.data.common, type(e.data)().common
     if not e.exchanges_logits:
         for key, given in (("model.sources", e.model.sources), ("data.common", common if common != usual else "")):
@@ -475,14 +475,14 @@ def _check_common(e: Experiment, where: str) -> None:
 
 
 def _check_unread(e: Experiment, where: str) -> None:
-    """Raise ConfigError for a key of data or of a model beside a problem that has neither."""
+    """Raise ConfigError for keys of [data] or [model] if the problem has neither."""
     sections = ("data", "model") if e.task.kind in OF_FORMULAS and not e.own_task else ()
     for key in (key for name in sections for key in _set_in(e, name)):
         raise ConfigError(f"{where}: {key} of {e.task.kind}, which learns from no data", "Leave it out.")
 
 
 def _set_in(e: Experiment, name: str) -> Iterator[str]:
-    """Yield the keys of a section that have a default and another value."""
+    """Yield the keys of a section that differ from their default."""
     section = getattr(e, name)
     for field in msgspec.structs.fields(section):
         made = field.default_factory
@@ -492,15 +492,15 @@ def _set_in(e: Experiment, name: str) -> Iterator[str]:
 
 
 def ignores(engine: str, key: str) -> bool:
-    """Return whether an engine ignores a key: real processes have no virtual times, and stacked arrays no times."""
+    """Return whether an engine ignores a key: real processes have no virtual times, stacked arrays have none."""
     virtual = key.partition(".")[0] == "simulation"
     return engine != "sim" and (virtual or (engine == "stacked" and key.endswith("deadline")))
 
 
 def ignored_by(engine: str, given: Experiment | Mapping[str, object]) -> list[str]:
-    """Return a line, to be printed before a run, on the keys of an experiment that its engine ignores; or none.
+    """Return a line on the keys that the engine ignores, to be printed before a run; an empty list if there are none.
 
-    `given`: also the content of a file, which need not be complete.
+    `given` may also be the content of an incomplete file.
     """
     if isinstance(given, Mapping):
         sections = {name: one for name, one in given.items() if isinstance(one, Mapping)}
@@ -523,8 +523,7 @@ def _check_validation(e: Experiment, where: str) -> None:
 
 
 def _check_selection(e: Experiment, where: str) -> None:
-    """Raise ConfigError where rounds cannot be compared: no score, a score of the test set, or no evaluating
-    participant."""
+    """Raise ConfigError if rounds cannot be compared: no score, one of the test set, or no evaluating participant."""
     if not e.selects:
         return
     key = f'eval.keep = "{BEST}"' if e.eval.keep == BEST else f"stop.patience = {e.stop.patience}"
@@ -578,7 +577,7 @@ def _check_buckets(data: DataSection, where: str) -> None:
 
 
 def _check_agreed(e: Experiment, where: str) -> None:
-    """Raise ConfigError for what only statistics of all sites can do, without them, and for data that have none."""
+    """Raise ConfigError for keys that need missing statistics of all sites, and for data without statistics."""
     data = e.data
     if data.scale != FEDERATED:
         if data.scale == TEST and data.partition.get("kind") != "own":

@@ -33,22 +33,22 @@ NONE, REQUIRED = "none", "required"
 
 @dataclass(frozen=True)
 class Key:
-    """One key: `name` as --set takes it; of a block of a list ([[faults]]), behind the name of the list."""
+    """One key: `name` as --set takes it; a key of a block in a list ([[faults]]) is prefixed with the list's name."""
 
     name: str
     type: str
     default: str
     """As TOML, or the words "none" and "required"."""
     allowed: str
-    """In words; empty where the meaning suffices."""
+    """Allowed values in words; empty if the meaning suffices."""
     meaning: str
     of: str = ""
-    """Of a block: the kinds that have it, where not all do."""
+    """Kinds of block that have the key; empty if all have it."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the file, or a block that can stand there several times, with its keys."""
+    """A section of the file, or a block that may be repeated, with its keys."""
 
     name: str
     meaning: str
@@ -57,7 +57,7 @@ class Section:
 
 @cache
 def sections() -> Sequence[Section]:
-    """Return every section, those that all kinds of run have first, in the order of their declaration."""
+    """Return every section in the order of declaration; those of all kinds of run are first."""
     found: dict[str, Section] = {}
     for kind in RUN_KINDS.values():
         for one in _sections(kind.experiment, ""):
@@ -69,7 +69,7 @@ def sections() -> Sequence[Section]:
 
 
 def keys() -> Mapping[str, Sequence[Key]]:
-    """Return the keys by their names; a key of [[faults]] can mean another thing in another kind of fault."""
+    """Return the keys by name; a key of [[faults]] may have a different meaning in each kind of fault."""
     found: dict[str, list[Key]] = {}
     for section in sections():
         for key in section.keys:
@@ -78,7 +78,7 @@ def keys() -> Mapping[str, Sequence[Key]]:
 
 
 def fault_kinds() -> Mapping[str, str]:
-    """Return what happens in each kind of fault."""
+    """Return the description of each kind of fault."""
     return {name: _line(kind.__doc__) for name, kind in KINDS.items()}
 
 
@@ -154,7 +154,7 @@ def _default(of: type, name: str) -> str:
 
 
 def written(value: object) -> str:
-    """Return a value as TOML has it; "none" for what TOML has no word for."""
+    """Return a value in TOML notation; "none" for None, which TOML cannot express."""
     if isinstance(value, dict) and value:
         return f"{{ {', '.join(f'{key} = {written(one)}' for key, one in value.items())} }}"
     return NONE if value is None else json.dumps(value)

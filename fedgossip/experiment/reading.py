@@ -1,9 +1,10 @@
-"""Reading an experiment file: TOML in, typed settings of one of the kinds of run out.
+"""Reading an experiment file: from TOML to the typed settings of one kind of run.
 
-Every key but the graph, or the number of clients, has a default.  An unknown key is an error that names the nearest.
+Every key has a default, except the graph or the number of participants.  An unknown key is an error that names the
+nearest known one.
 
-RUN_KINDS has a line for each kind of run, by the section that this kind alone has: its experiment, the checks of it,
-and its plan by name, since plans are above this room (`plans/compose` imports them).
+RUN_KINDS has one line per kind of run, keyed by the section that only this kind has: its experiment, its checks, and
+the name of its plan.  A name, because plans are above this room (`plans/compose` imports them).
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def load_experiment(
 ) -> Experiment:
     """Return the experiment of a file, or of a mapping of the same shape.
 
-    `overrides` are "section.key=value" texts (values as in TOML; a bare word is a string); `size` replaces the number
-    of those that take part, whatever the kind of run calls it, and `top` top-level keys.  Relative paths inside a file
-    are relative to that file.  Raises ConfigError, naming the key.
+    `overrides` are "section.key=value" texts (values as in TOML; a bare word is a string).  `size` replaces the number
+    of participants in any kind of run; `top` replaces top-level keys.  Relative paths inside a file are relative to
+    that file.  Raises ConfigError, naming the key.
     """
     where, content = content_of(source, overrides)
     if size is not None:
@@ -61,7 +62,7 @@ def load_experiment(
 
 
 def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """Return what errors call a file, and what stands in it, with its paths absolute, as `load_experiment` reads it."""
+    """Return the file's name for errors, and its content with absolute paths, as `load_experiment` reads it."""
     if isinstance(source, Mapping):
         where, content = "experiment", _copied(source)
     else:
@@ -77,7 +78,9 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
 
 
 def file_kept_in(run: Path) -> Path:
-    """Return the experiment file of a run directory.  Raises ConfigError for a link that leads out of it, say."""
+    """Return the path of a run directory's experiment file.  Raises ConfigError if it cannot be read, or is a link that
+    leads out of the directory.
+    """
     path = run / run_format.EXPERIMENT
     try:
         return outside_files.check_file(path, FILE_MAX)
@@ -124,7 +127,7 @@ def _check_study(experiment: Experiment, size: str, where: str) -> None:
 
 
 def _raced(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` with [train] set where the workers of [parallel] are one participant's processes."""
+    """Return `content`; for hogwild, with [train] set so that the workers are one participant's processes."""
     parallel, train = content.get("parallel"), content.get("train", {})
     if not (isinstance(parallel, Mapping) and parallel.get("method") == HOGWILD and isinstance(train, Mapping)):
         return content
@@ -176,7 +179,7 @@ def _of_its_type(text: str, place: str) -> str:
 
 
 FILE_MAX = 16 << 20
-"""Maximum number of bytes of an experiment file; a device may have no end."""
+"""Maximum number of bytes of an experiment file: reading a device may never end."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -245,13 +248,13 @@ def _unknown(content: Mapping[str, Any], known: dict[str, Any], path: str) -> It
 
 
 def check_keys(content: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for the first key that no kind of run has."""
+    """Raise ConfigError for the first key that exists in no kind of run."""
     for path, key, known in _unknown(content, _known_keys(), ""):
         raise ConfigError(f"{where}: unknown key {path + key!r}", _near_key(path, key, known))
 
 
 def _near_key(path: str, key: str, known: Sequence[str]) -> str:
-    """Return the nearest known key; for a key outside the sections, the sections that have one of this name."""
+    """Return the nearest known key; for a top-level key, the sections that have a key of this name."""
     having = [
         f"{section}.{key}"
         for section, kind in sorted(_known_keys().items())
@@ -261,7 +264,7 @@ def _near_key(path: str, key: str, known: Sequence[str]) -> str:
 
 
 def section_in(kind: Any) -> type | None:
-    """Return the section that a field of this type holds; None where it holds a value, or a list."""
+    """Return the section type that a field of this type holds; None if it holds a value or a list."""
     types = [one for one in (kind, *typing.get_args(kind)) if isinstance(one, type)]
     listed = typing.get_origin(kind) in (list, tuple)
     found = (one for one in types if not listed and (issubclass(one, msgspec.Struct) or is_dataclass(one)))
@@ -281,7 +284,7 @@ def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, lis
 
 
 def anchor_paths(content: dict[str, Any], base: Path) -> None:
-    """Make the paths of the graph and of the data absolute: the resolved experiment runs from anywhere."""
+    """Make the paths of the graph and of the data absolute, so that the resolved experiment runs from anywhere."""
     topology, data, coordinator = (content.get(key) for key in ("topology", "data", "coordinator"))
     available = str(coordinator.get("available", "")) if isinstance(coordinator, dict) else ""
     if isinstance(coordinator, dict) and available.startswith("trace:"):
@@ -302,7 +305,7 @@ def anchor_paths(content: dict[str, Any], base: Path) -> None:
 
 
 def _anchored_query(options: str, base: Path) -> str:
-    """Return the options of a source with the path of a query's file made absolute."""
+    """Return the options of a source with the path of its query file made absolute."""
     given = parse_qsl(options, keep_blank_values=True)
     if QUERY not in dict(given):
         return options
@@ -311,7 +314,7 @@ def _anchored_query(options: str, base: Path) -> str:
 
 
 def _declare_files(content: dict[str, Any], where: str) -> None:
-    """Add the format in [data.file] to the tables that the data name."""
+    """Add the format in [data.file] to the options of the tables in data.source and data.test."""
     data = content.get("data")
     declared = data.get("file") if isinstance(data, dict) else None
     if not (isinstance(data, dict) and isinstance(declared, dict) and declared):
@@ -342,17 +345,17 @@ class RunKind:
     experiment: type[Experiment]
     """The class with a field of the section's name."""
     plan: str
-    """module:function, which takes such an experiment and returns its plans.plan.Plan."""
+    """module:function that takes the experiment and returns its plans.plan.Plan."""
     least: str
-    """The minimal content of the section."""
+    """Minimal content of the section."""
     members: str
-    """The participants, in the words of advice."""
+    """Description of the participants in advice."""
     size: str
-    """The key for the number of participants."""
+    """Key for the number of participants."""
     check: Callable[[Any, str], None]
-    """Raises ConfigError for an invalid experiment of this kind; called with its file."""
+    """Raises ConfigError for an invalid experiment of this kind; called with the experiment and the file's name."""
     instead: Mapping[str, str] = field(default_factory=dict)
-    """Sections of other kinds, and what to write in place of each."""
+    """Advice for sections of other kinds: what to write in place of each."""
 
 
 RUN_KINDS: dict[str, RunKind] = {
@@ -383,11 +386,11 @@ RUN_KINDS: dict[str, RunKind] = {
         {"algorithm": "The method of a parallel run is parallel.method, and train.optimizer takes the step."},
     ),
 }
-"""By the section of the file that each of them alone has."""
+"""Kinds of run by the section that only this kind has."""
 
 
 def kind_in(content: Mapping[str, object], where: str) -> RunKind:
-    """Return the kind of run that the sections of a file describe.  Raises ConfigError for none, and for several."""
+    """Return the kind of run that the sections of a file describe.  Raises ConfigError if there is none or several."""
     given = [section for section in RUN_KINDS if section in content]
     if not given:
         least = ",  or:  ".join(f"[{section}]  {kind.least}" for section, kind in RUN_KINDS.items())

@@ -1,9 +1,9 @@
 """The experiment file, typed: keys, their meanings, and their defaults.
 
-The sections that all kinds of run have are here; the others are in `run_sections`.
+This file has the sections of all kinds of run; `run_sections` has the others.
 
-The text below a key is its meaning: `fedgossip explain` and docs/reference/reference.md print it, with what `limits`
-allow.
+The text below a key is its meaning: `fedgossip explain` and docs/reference/reference.md print it, with the values that
+`limits` allow.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ from fedgossip.learning.personal.methods import OF_LOGITS
 from fedgossip.learning.settings import TrainSettings
 
 GIVEN = "given"
-"""Stands for a graph or an algorithm that is an object, given in Python."""
+"""Placeholder for a graph or an algorithm given as a Python object."""
 
 ENDLESS = MOST
-"""Rounds of a run that lasts as long as its users' loops."""
+"""Value of `rounds` for a run that ends with its users' loops."""
 ENDLESS_WORD = "endless"
-"""Their notation in a file."""
+"""Its notation in a file."""
 
 VALIDATION = "validation"
-"""The value of eval.on for data.validation instead of the test set."""
+"""Value of eval.on for data.validation instead of the test set."""
 
 LAST, BEST = "last", "best"
 """Values of eval.keep: the models that a run saves."""
@@ -81,19 +81,22 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
     channels, hidden), `resnet:20`, `resnet:20-gn`, `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads),
     `module:function`; `mlp:64-32-10?exit=1` and `cnn:16-32-64?exit=1` with an early exit (docs/use/edge.md);
-    `gpt:2-64-4?experts=4&top=2` with experts (docs/together/parallel.md);
-    `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, `glm:gamma`, and
-    trees:100x6 (number and depth of boosted trees), kaplan-meier?every=30&until=720&by=COLUMN (survival),
-    cox?every=30&until=720 (proportional hazards), table1?by=COLUMN, correlations, meta-analysis?family=logistic,
-    multinomial, ordinal, negative-binomial, firth, elastic-net?family=logistic and weibull, for `fedgossip fit`
-    (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md, docs/sites/statistics.md)."""
+    `gpt:2-64-4?experts=4&top=2` with experts (docs/together/parallel.md); `words:ROWS-WIDTH-CLASSES`, at parameter
+    servers; `glm:logistic`, `glm:linear`, `glm:poisson`, `glm:gamma`, and trees:100x6 (number and depth of boosted
+    trees), kaplan-meier?every=30&until=720&by=COLUMN (survival), cox?every=30&until=720 (proportional hazards),
+    table1?by=COLUMN, correlations, meta-analysis?family=logistic, multinomial, ordinal, negative-binomial, firth,
+    elastic-net?family=logistic and weibull, for `fedgossip fit` (docs/sites/glm.md, docs/sites/survival.md,
+    docs/sites/trees.md, docs/sites/statistics.md).
+    """
     formula: str = ""
-    """The columns of a model of tables of the sites' own, "ill ~ age + sex + age:bmi": a short way of writing label and
-    keep of data.source and data.test, made columns of data.columns, offset and strata (docs/sites/tables.md)."""
+    """Columns of a model of the sites' own tables, "ill ~ age + sex + age:bmi": short for the label and keep options of
+    data.source and data.test, and for derived columns in data.columns, offset and strata (docs/sites/tables.md).
+    """
     sources: Annotated[list[str], architectures.CODE] = msgspec.field(default_factory=list)
-    """Models of unlike participants, which exchange logits (feddf, fedmd): participant i has the one at i modulo their
-    number, and `source` is that of the model distilled from the mean of all.  Empty: all have `source`
-    (docs/use/unlike.md)."""
+    """Different models of the participants, which exchange logits (feddf, fedmd): participant i has entry i modulo
+    their number, and `source` is the model distilled from the mean of all.  Empty: all have `source`
+    (docs/use/unlike.md).
+    """
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,62 +106,68 @@ class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
     """Rounds between two evaluations; the last round is always evaluated."""
     on: Annotated[str, OneOf(("test", VALIDATION))] = "test"
     """Data for measuring models: the test set, or the examples of data.validation, with the test set left unread. The
-    records call it the test set in both cases; the summary says which it was."""
+    records call either the test set; the summary names the one used.
+    """
     keep: Annotated[str, OneOf((LAST, BEST))] = LAST
-    """The models that a run leaves: the last one, model/; best: model-best/ beside it, the model of the evaluated round
-    with the best score, by which the run is judged, on data.validation; or, without it, on the examples that clients
-    keep (data.local_test): their mean, a secure sum where sums are secure.  Commands that are given the run directory
-    take model-best/."""
+    """Model that a run saves.  last: the final one, in model/.  best: also model-best/, the model of the evaluated
+    round with the best score on data.validation or, without it, on the clients' held-out examples (data.local_test):
+    their mean, a secure sum if sums are secure.  Commands that take a run directory then use model-best/.
+    """
     watch: bool | None = None
-    """Whether a simulation measures the disagreement in every round, which takes longer than mixing; false: in the
-    evaluated ones alone.  Left out: where all models together have few numbers, or the run has a forecast."""
+    """Whether a simulation measures the disagreement in every round, which takes longer than mixing; false: only in
+    evaluated rounds.  Left out: every round if all models together are small, or if the run has a forecast.
+    """
 
 
 class StopSection(msgspec.Struct, forbid_unknown_fields=True):
     """[stop]: conditions that end a run before its last round."""
 
     patience: Annotated[int, Within(0, MOST)] = 0
-    """Number of evaluations in a row without a better score than before, after which the run ends; 0: it makes all its
-    rounds.  The score is the one by which eval.keep = "best" chooses.  Of a [coordinator], which decides; peers of a
-    [topology] end so in a simulation alone, for none of them has all models."""
+    """Maximum number of consecutive evaluations without a better score before the run ends; 0: no early end.  The score
+    is that of eval.keep = "best".  Only for a [coordinator], which decides, and for a simulated [topology]: a real peer
+    does not have all models.
+    """
 
 
 STUDY_LETTERS, STUDY_SITES = 500, 1024
 
 
 class StudySection(msgspec.Struct, forbid_unknown_fields=True):
-    """[study]: what people have agreed on beside the run: part of the plan and its hash, shown wherever the plan is, on
-    the card and in the release; no effect on the run."""
+    """[study]: the participants' agreement on the study: part of the plan and its hash, shown with the plan, on the
+    card and in the release; no effect on the run.
+    """
 
     sites: Annotated[list[str], Words(100, STUDY_SITES)] = msgspec.field(default_factory=list)
-    """Names of the sites, in any order; as many as take part."""
+    """Names of the sites, in any order; one per participant."""
     purpose: Annotated[str, Words(STUDY_LETTERS)] = ""
     """Purpose of the study."""
     legal_basis: Annotated[str, Words(STUDY_LETTERS)] = ""
     """Legal basis of the processing at the sites."""
     retention: Annotated[str, Words(STUDY_LETTERS)] = ""
-    """How long the model, the logs and the approvals are kept, and by whom."""
+    """How long the model, the logs and the approvals are kept, and the responsible party."""
     contact: Annotated[str, Words(STUDY_LETTERS)] = ""
-    """Person or office that answers questions."""
+    """Person or office that answers questions on the study."""
 
 
 TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
-"""Trackers; a colon and a place may follow."""
+"""Trackers; a colon and a destination may follow."""
 
 
 class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[track]: further destinations of a whole run's record."""
+    """[track]: further destinations for the record of a run."""
 
     to: list[str] = msgspec.field(default_factory=list)
     """`csv`, `tensorboard`, `mlflow:URI`, `wandb:PROJECT` (docs/use/trackers.md)."""
 
 
 IN_THE_RUN = "csv", "tensorboard"
-"""Trackers that write in the folder of a run where no place is named; wandb sends to a server, mlflow writes beside."""
+"""Trackers that write into the run's folder if no destination is given; wandb sends to a server, mlflow writes next to
+the folder.
+"""
 
 
 def _plain(train: TrainSettings) -> dict[str, Any]:
-    """Return [train] as plain data; a mesh without parts of texts in its former shape."""
+    """Return [train] as plain data; a mesh that does not split sequences has its earlier shape, for the same hash."""
     content = dataclasses.asdict(train)
     if train.mesh.context == 1:
         del content["mesh"]["context"], content["mesh"]["attention"]
@@ -183,22 +192,22 @@ SINCE: dict[str, dict[str, Any]] = {
     "eval": {"on": "test", "keep": LAST},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, "slowed": 1.0, **MESHLESS},
 }
-"""Keys added by later releases, left out at their defaults."""
+"""Keys of later releases with their defaults; omitted at these, so that the hash stays the same."""
 
 SHARE = 0.9
-"""The largest share of examples that can be kept apart."""
+"""Largest share of examples that can be held out."""
 
 RANK, NAMED = "rank", "named"
 
 OF_STATISTICS = ("scale", "agreed", "missing", "categories", "columns", "suppress")
-"""Keys of statistics that sites agree on."""
+"""Keys for statistics that sites agree on."""
 
 OF_JUDGING = ("groups", "site_scores")
-"""Keys of the joint evaluation of a model by sites."""
+"""Keys for the joint evaluation of a model by sites."""
 
 
 LATER_KEYS = ("validation", "buckets", "levels", "file", "common")
-"""Keys that runs from before them do not have."""
+"""Keys that runs of earlier releases do not have."""
 
 
 def is_standard(source: str) -> bool:
@@ -210,79 +219,94 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: the examples, and their partition."""
 
     source: Annotated[str, data.CODE, KnownNames({one.form: one.what for one in data.SOURCES.values()})] = "digits"
-    """A source below (docs/use/data.md), or `module:function`; with {peer} in it, each peer reads a file of its own:
-    csv:site-{peer}.csv?label=COLUMN."""
+    """A source below (docs/use/data.md), or `module:function`; with {peer} in it, each peer reads its own file:
+    csv:site-{peer}.csv?label=COLUMN.
+    """
     buckets: list[int] = msgspec.field(default_factory=list)
-    """Of a source of lines: lengths in characters, ascending, the end of a line counted.  A step draws its lines from
-    one bucket and pads them to its length; longer ones than the last are cut.  Empty: 16, 32, 64, 128."""
+    """For a source of lines: lengths in characters, ascending, including the end of a line.  A step draws its lines
+    from one bucket and pads them to its length; lines longer than the last bucket are cut.  Empty: 16, 32, 64, 128.
+    """
     partition: Annotated[dict[str, Any], NamesCode()] = msgspec.field(default_factory=lambda: {"kind": "iid"})
-    """Partition of the examples: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`),
+    """Partition of the examples, of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`),
     `pathological` (`classes_per_peer`), `similar` (`share` at random, the rest by label), `size-skewed` (`exponent` or
-    `sigma`), `natural` (whole groups), `own` (for a source with {peer}, or for a
-    `module:function` of the client's number); `module:function`, your own
-    (docs/use/experiments.md)."""
+    `sigma`), `natural` (whole groups), `own` (for a source with {peer}, or for a `module:function` of the client's
+    number); `module:function`, your own (docs/use/experiments.md).
+    """
     test: Annotated[float | str, data.CODE] = 0.2
-    """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
-    t10k files); or another source, as a source with {peer} needs."""
+    """The common test set: a share of the examples, between 0 and 1; "own", the test set of the source (MNIST's t10k
+    files); or another source, required with {peer}.
+    """
     common: Annotated[float | str, NamesCode((data.RANDOM, *data.SOURCES).__contains__)] = f"{data.RANDOM}:500"
-    """The examples that all participants of feddf and fedmd answer, without labels: `random:500`, so many drawn by the
-    seed in the range of the test set; another source; or a share of the training examples, which no participant then
-    has, between 0 and 1 (docs/use/unlike.md)."""
+    """Unlabelled examples: all participants of feddf and fedmd compute logits on them.  `random:500`, 500 drawn by the
+    seed in the range of the test set; another source; or a share of the training examples, between 0 and 1, which no
+    participant then trains on (docs/use/unlike.md).
+    """
     local_test: float = 0.0
-    """Share of each client's examples held out for tests of the received model.  The coordinator receives the mean of
-    all, except with record privacy (coordinator.privacy)."""
+    """Share of each client's examples held out to test the received model.  The coordinator receives the mean over
+    clients, except with record privacy (coordinator.privacy).
+    """
     scale: Annotated[str, OneOf(("source", TEST, FEDERATED))] = "source"
-    """source: as the source specifies.  test, of sources with {peer} and of each one's own by an invite: columns have
-    mean 0 and deviation 1 over the common test set of all; scale=standard of such a source selects it.  federated, of
-    CSV files with {peer}: columns are found by their names and have mean 0 and deviation 1 over all sites, by the
-    statistics of `fedgossip data agree`."""
+    """source: as the source specifies.  test, for sources with {peer} and for sites that join by an invite: columns
+    have mean 0 and deviation 1 over the common test set; selected by scale=standard in the source.  federated, for CSV
+    files with {peer}: columns are found by name and have mean 0 and deviation 1 over all sites, by the statistics of
+    `fedgossip data agree`.
+    """
     agreed: str = run_format.AGREED
-    """The file of these statistics, beside the experiment's."""
+    """File of these statistics, relative to the experiment file."""
     missing: Annotated[str, OneOf(MISSING)] = REFUSE
-    """With scale = "federated", an empty cell of a feature: refuse; mean, that of its column over all sites; indicator,
-    the same with a further feature that is 1 where a cell is empty, if at least `suppress` records at three sites or
-    more have such a cell; drop, rows with an empty cell, or an empty label, are left out and counted."""
+    """With scale = "federated", treatment of an empty cell of a feature.  refuse.  mean: the mean of its column over
+    all sites.  indicator: the same, with a further feature set to 1 for an empty cell, if at least `suppress` records
+    at three sites or more have one.  drop: rows with an empty cell or label are left out and counted.
+    """
     categories: Annotated[str, OneOf((REFUSE, AGREED))] = REFUSE
-    """With scale = "federated", columns of words: refuse, or agreed, a feature for each category of the common test
-    file or of data.columns."""
+    """With scale = "federated", columns of words: refuse, or agreed, one feature per category of the common test file
+    or of data.columns.
+    """
     columns: dict[str, Any] = msgspec.field(default_factory=dict)
     """With scale = "federated", declarations of columns: "heart rate" = { unit = "1/min", low = 0, high = 300 }, sex =
-    { categories = ["f", "m"] }.  A site's file has the unit in its first line: heart rate [1/min].  Further rules bring
-    cells into the common form: aliases, missing, synonyms, recode, date, since, factor, units, order, cuts, merge, rest
-    (docs/sites/tables.md)."""
+    { categories = ["f", "m"] }.  A site's file has the unit in its first line: heart rate [1/min].  Further rules
+    convert cells to the common form: aliases, missing, synonyms, recode, date, since, factor, units, order, cuts,
+    merge, rest (docs/sites/tables.md).
+    """
     file: dict[str, str] = msgspec.field(default_factory=dict)
-    """The format of tables, where it is not to be detected: delimiter, decimal, encoding, sheet; short for options of
-    that name in data.source and data.test.  A site's own format is declared beside its table (docs/sites/tables.md)."""
+    """Format of tables, if it cannot be detected: delimiter, decimal, encoding, sheet; short for the options of these
+    names in data.source and data.test.  A site declares its own format next to its table (docs/sites/tables.md).
+    """
     suppress: Annotated[int, Within(1, MOST)] = 5
-    """With scale = "federated": no count of fewer records is published, nor what one could be computed from, and a
-    site with fewer takes no part."""
+    """With scale = "federated", minimum number of records: no smaller count is published, nor a number that reveals
+    one, and a site with fewer records takes no part.
+    """
     levels: Annotated[int, Within(2, 1000)] = LEVELS
-    """With scale = "federated": a column of numbers with at most so many different ones counts as one of categories
-    where rare ones are refused: codes such as 0 and 1."""
+    """With scale = "federated", a numeric column with at most this many different values counts as categorical when
+    rare categories are refused: codes such as 0 and 1.
+    """
     groups: str = ""
-    """A column of the sites' own CSV files, such as sex, that groups the records of `fedgossip evaluate` by its values,
-    with a score for each group; a feature or not.  Empty: no groups."""
+    """Column of the sites' own CSV files, such as sex, by which `fedgossip evaluate` groups records, with a score for
+    each group; it need not be a feature.  Empty: no groups.
+    """
     site_scores: Annotated[str, OneOf((RANK, NAMED))] = RANK
-    """What `fedgossip evaluate` reports of single sites.  rank: anonymous scores to a hundredth, the worst first;
-    named: the score and the number of records of each site."""
+    """Scores of single sites in the report of `fedgossip evaluate`.  rank: anonymous scores to a hundredth, the worst
+    first; named: the score and the number of records of each site.
+    """
     validation: Annotated[float, Within(0, SHARE)] = 0.0
     """Share of the training examples excluded from training, drawn by the seed before the partition: eval.on =
-    "validation" measures on them, so that hyperparameters are chosen without the test set."""
+    "validation" measures on them, so that hyperparameters are chosen without the test set.
+    """
 
     @property
     def by_test(self) -> bool:
-        """Whether examples of each one's own are scaled by the common test set."""
+        """Whether the sites' own examples are scaled by the common test set."""
         own = self.partition.get("kind") == "own" and self.scale != FEDERATED
         return self.scale == TEST or (own and any(map(is_standard, (self.source, str(self.test)))))
 
     @property
     def without_statistics(self) -> Sequence[str]:
-        """The keys of statistics, where there are none: runs from before them have the same hash."""
+        """Keys for statistics, if the run has none; omitted so that runs of earlier releases have the same hash."""
         return [key for key in self._usual(OF_STATISTICS) if self.scale != FEDERATED]
 
     @property
     def unset(self) -> Sequence[str]:
-        """The keys that are left out of a run's hash: runs from before them have the same."""
+        """Keys omitted from a run's hash, so that runs of earlier releases have the same."""
         return (*self._usual(LATER_KEYS), *self.without_statistics, *self._usual(OF_JUDGING))
 
     def _usual(self, keys: Sequence[str]) -> Sequence[str]:
@@ -294,38 +318,43 @@ TASKS = (AS_THE_DATA, *KINDS, CONVEX, *OF_FORMULAS, LOOP, *SUMS)
 
 
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[task]: the problem and its metric; or a problem with a known answer (pure numpy)."""
+    """[task]: the problem and its metric; or a problem with a known solution (pure numpy)."""
 
     kind: Annotated[str, NamesCode(), OneOf(TASKS, own=True)] = AS_THE_DATA
-    """learning: the data of the source; convex: a linear model of it that can be certified, without torch
-    (docs/use/convex.md); averaging, quadratic: problems with a known answer, without torch; sparse-logistic: drawn
-    clicks, with rows at parameter servers, else whole tables; loop: a training loop of your own (docs/use/own-loop.md);
-    `module:Class`: a task of your own, with the methods of LocalTask (docs/use/experiments.md); statistics, evaluation:
-    set by `fedgossip data agree` and `fedgossip evaluate`."""
+    """learning: learn from the data; convex: a linear model of the data with a certificate, without torch
+    (docs/use/convex.md); averaging, quadratic: problems with a known solution, without torch; sparse-logistic: random
+    clicks, with rows at parameter servers, otherwise whole tables; loop: your own training loop (docs/use/own-loop.md);
+    `module:Class`: your own task, with the methods of LocalTask (docs/use/experiments.md); statistics, evaluation: set
+    by `fedgossip data agree` and `fedgossip evaluate`.
+    """
     options: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Options of a task of your own, beside n, seed and rounds."""
+    """Options of your own task, in addition to n, seed and rounds."""
     loss: Annotated[str, CODE] = ""
-    """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
-    empty: the kind's own, cross-entropy, mse or bce (docs/use/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
-    `lasso`."""
+    """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, called with (outputs, labels), returning the
+    mean over a batch; empty: the default of the kind, cross-entropy, mse or bce (docs/use/tasks.md).  Convex: `hinge`,
+    `logistic`, `squares`, `lasso`.
+    """
     lam: Annotated[float, Within(ABOVE_0)] = 1e-3
-    """Convex: weight of lam/2 |w|^2 beside the mean loss; smaller fits closer, and takes more rounds."""
+    """Convex: weight of lam/2 |w|^2 added to the mean loss; a smaller one fits closer and takes more rounds."""
     smooth: Annotated[float, Within(ABOVE_0)] = 0.1
-    """Lasso: beside lam |w|_1 stands lam smooth/2 |w|^2, without which nothing could be certified; smaller is nearer
-    to the lasso, and takes more rounds."""
+    """Lasso: adds lam smooth/2 |w|^2 to lam |w|_1, which the certificate requires; a smaller one is nearer to the lasso
+    and takes more rounds.
+    """
     positive: str = ""
-    """Convex, hinge and logistic: the class to separate from all others, where the source has more than two."""
+    """Convex, hinge and logistic: the class to separate from all others, if the source has more than two."""
     metrics: Annotated[list[str], CODE] = msgspec.field(default_factory=list)
-    """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
-    (outputs, labels), with of=model of (model, task), of any task; of a loop or task of your own the names of numbers
-    that it reports; the first is the score of reports.  Empty: the kind's own (docs/use/tasks.md)."""
+    """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, called with arrays
+    (outputs, labels) or, with of=model, with (model, task) of any task; for your own loop or task, names of numbers
+    that it reports.  The first is the score of reports.  Empty: the default of the kind (docs/use/tasks.md).
+    """
     exchange: Annotated[str, OneOf(("", *LORA))] = ""
-    """Loop: how adapters (lora_A, lora_B) travel: `lora`, which is `lora:ffa`; `lora:both`, `lora:product`
-    (docs/use/own-loop.md); empty: as the script's join, or else like all parameters."""
+    """Loop: exchange of adapters (lora_A, lora_B): `lora`, which is `lora:ffa`; `lora:both`, `lora:product`
+    (docs/use/own-loop.md); empty: as given in the script's join, otherwise like all parameters.
+    """
     dim: Annotated[int, Within(1, MOST)] = 1
-    """Averaging, quadratic: numbers in a vector.  Sparse-logistic: features, each a row of the model."""
+    """Averaging, quadratic: elements of a vector.  Sparse-logistic: features, each a row of the model."""
     dtype: Annotated[str, OneOf(("float32", "float64"))] = "float32"
-    """Averaging, quadratic: their type; learning is always float32."""
+    """Averaging, quadratic: type of the elements; learning is always float32."""
     eta: float = 0.1
     """Quadratic: step size."""
     sigma: float = 0.0
@@ -333,23 +362,23 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     placement: str = "smooth"
     """Quadratic: order of the targets b_i along the node ids: `smooth`, `alternating`, `random`."""
     examples: Annotated[int, Within(1, 10**7)] = 1000
-    """Sparse-logistic: examples of each worker."""
+    """Sparse-logistic: examples per worker."""
     nonzeros: Annotated[int, Within(1, 10**4)] = 20
-    """Sparse-logistic: features of an example."""
+    """Sparse-logistic: features per example."""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     """The sections common to all kinds of run; see each section."""
 
     kind: ClassVar[str] = ""
-    """The section of this kind of run: a field of a class below, by which `kinds` identifies it."""
+    """Section of this kind of run: the field of a class below that identifies it."""
 
     seed: int = seeds.USUAL
-    """Every random number of the run follows from it."""
+    """Seed of all random numbers of the run."""
     rounds: Annotated[int, Within(1, MOST)] = 60
-    """Rounds of training and averaging.  "endless", of loops of your own: until they end."""
+    """Rounds of training and averaging.  "endless", for your own loops: until they end."""
     name: str = ""
-    """For the run directory and the report; the graph's name where empty."""
+    """Name for the run directory and the report; empty: the graph's name."""
     data: DataSection = msgspec.field(default_factory=DataSection)
     model: ModelSection = msgspec.field(default_factory=ModelSection)
     train: TrainSettings = msgspec.field(default_factory=TrainSettings)
@@ -360,66 +389,68 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
     task: TaskSection = msgspec.field(default_factory=TaskSection)
     faults: list[Fault] = msgspec.field(default_factory=list)
-    """[[faults]]: faults, their times and participants; in the simulator and in real processes of one machine."""
+    """[[faults]]: faults, their times and participants; in the simulator and in real processes on one machine."""
 
     @property
     def learns(self) -> bool:
-        """Whether something is learned from data; else it is a problem with a known answer."""
+        """Whether the run learns from data; otherwise its problem has a known solution, or the user's code does the
+        training.
+        """
         return self.task.kind not in (*OF_FORMULAS, LOOP, *SUMS) and not self.own_task
 
     @property
     def selects(self) -> bool:
-        """Whether rounds are compared by their scores: to keep the best one's model, or to end the run."""
+        """Whether rounds are compared by score: to keep the best model, or to end the run."""
         return self.eval.keep == BEST or self.stop.patience > 0
 
     @property
     def selects_at_clients(self) -> bool:
-        """Whether the scores are those of clients, on examples of their own, for there is no common validation set."""
+        """Whether clients measure the scores on their own held-out examples, as there is no common validation set."""
         return self.eval.on != VALIDATION and self.data.local_test > 0
 
     @property
     def loops(self) -> bool:
-        """Whether training loops of the user's own take part."""
+        """Whether the users' own training loops take part."""
         return self.task.kind == LOOP
 
     @property
     def own_task(self) -> bool:
-        """Whether the task is an object of the user's own, "module:Class"."""
+        """Whether the task is the user's own class, "module:Class"."""
         return is_function(self.task.kind)
 
     @property
     def endless(self) -> bool:
-        """Whether it lasts as long as the user's own loops."""
+        """Whether the run lasts until the users' own loops end."""
         return self.rounds == ENDLESS and self.loops and self.kind in ("topology", "coordinator")
 
     @property
     def objective(self) -> Objective:
-        """The learning kind of the task.  Raises ConfigError for a loss or a metric of another kind."""
+        """Learning kind of the task.  Raises ConfigError for a loss or a metric of another kind."""
         return objective_of(self.task.kind, self.task.loss, self.task.metrics, self.data.source)
 
     @property
     def budget(self) -> PrivacySection | None:
-        """The privacy budget; None without one."""
+        """Privacy budget; None without one."""
         return None
 
     @property
     def personal(self) -> str | None:
-        """The method by which participants keep models of their own; None: they have none."""
+        """Method for the participants' personal models; None without them."""
         return None
 
     @property
     def exchanges_logits(self) -> bool:
-        """Whether participants send their answers to common examples, and no models."""
+        """Whether participants send logits on common examples instead of models."""
         return bool(self.personal) and str(self.personal).partition("?")[0] in OF_LOGITS
 
     @property
     def named_code(self) -> Sequence[str]:
-        """The user's own functions and classes, "module:function"; their source must agree between participants."""
+        """The user's own functions and classes, "module:function"; participants must have the same source of them."""
         return code_in(self)
 
     @property
     def reaches(self) -> Sequence[str]:
-        """References outside a run's folder: named code, and places that [track] sends the record to."""
+        """References outside a run's folder: the user's own code, and the destinations of [track]."""
         return [*self.named_code, *(to for to in self.track.to if to not in IN_THE_RUN)]
 
     @property
@@ -482,7 +513,9 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
         return self.algorithm.personal
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the resolved experiment as `Experiment.to_dict`; runs from before rules other than sums hash alike."""
+        """Return the resolved experiment as `Experiment.to_dict`, with the same hash as earlier releases for unchanged
+        rules.
+        """
         content = super().to_dict()
         if self.algorithm.combine == "linear":
             del content["algorithm"]["combine"]
@@ -503,14 +536,14 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
     coordinator: CoordinatorSection
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the resolved experiment as `Experiment.to_dict`; runs from before tiers hash alike."""
+        """Return the experiment as `Experiment.to_dict` does; without tiers, with the hash of earlier releases."""
         content = super().to_dict()
         if not self.coordinator.tiers:
             del content["coordinator"]["tiers"]
         return content
 
     def shared(self) -> dict[str, Any]:
-        """Return `to_dict` without what each participant may set for itself; runs of releases before hash alike."""
+        """Return `to_dict` without the keys that each participant may set itself, with the hash of earlier releases."""
         content = self.to_dict()
         for key in ("start_timeout", "return_timeout", "silence"):
             content["coordinator"].pop(key, None)
@@ -537,7 +570,7 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
 
 
 class ParallelExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
-    """Workers that descend on the mean of their gradients."""
+    """Workers that step on the mean of their gradients."""
 
     kind: ClassVar[str] = "parallel"
 
