@@ -1,4 +1,4 @@
-"""Graphs, the weights on them, and what their spectra promise; neither torch nor the network is needed.
+"""Graphs, their mixing weights and the convergence that their spectra imply.  Needs neither torch nor the network.
 
 It imports `base`, numpy, scipy and networkx.
 
@@ -9,9 +9,9 @@ It imports `base`, numpy, scipy and networkx.
     schedule = resolve_schedule("base:1", 25)
     forecast_of(schedule).exact_after   # 9
 
-A schedule gives a mixing for each round; one that repeats is a cycle with a period, and a drawn one is a function of
-(seed, round, n).  `for_rounds` gives the schedule of a run, whose partners are those met in it: links are opened for
-these alone.
+A schedule gives a mixing for each round.  A repeating schedule is a cycle with a period; a drawn one is a function of
+(seed, round, n).  `for_rounds` returns a run's schedule, whose partners are those used within the run: links are opened
+for these only.
 """
 
 from __future__ import annotations

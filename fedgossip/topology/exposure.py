@@ -1,27 +1,27 @@
-"""The vectors of others that a curious node can solve for, from all messages that it receives in some rounds.
+"""The vectors of other nodes that a curious node can compute from all messages that it receives in some rounds.
 
-A curious node follows the protocol, knows graph and weights, and forgets nothing; all that it sees is linear in its
-unknowns.  Two exchanges, each in two situations:
+A curious node follows the protocol, knows the graph and the weights, and stores everything.  Its observations are
+linear in its unknowns.  Two exchanges, each in two situations:
 
-    clear   plain gossip: in round t it sees the vectors y_j(t) of its neighbours, and its own
-    sums    private gossip: it sees its own, and sum_j w_j y_j(t) over its neighbours
+    clear   plain gossip: in round t a node observes the vectors y_j(t) of its neighbours, and its own
+    sums    private gossip: a node observes its own vector, and sum_j w_j y_j(t) over its neighbours
 
-    averaging   nothing is trained: y(t + 1) = W_t y(t).  Unknown are the first vectors y_v(0), one per node
-    training    one mixing per local update: y(t + 1) = W_t y(t) + u(t + 1).  Every update is another unknown, and so is
-                then every y_v(t): the view of one round contains no information about another.  A model is exposed
-                as it leaves local training, and with the first one, where all begin alike, the update itself
+    averaging   no training: y(t + 1) = W_t y(t).  The unknowns are the first vectors y_v(0), one per node
+    training    one mixing per local update: y(t + 1) = W_t y(t) + u(t + 1).  Every update is another unknown, and
+                therefore every y_v(t): one round's observations contain no information about another round.  A model is
+                exposed as it leaves local training; if all nodes start from one model, so is the first update
 
-v is exposed to nodes that pool what they see when its unit vector lies in the span of their rows, tested twice:
+Node v is exposed to colluding nodes if its unit vector lies in the span of their rows.  Two tests:
 
-    exact     modulo a prime, with the weights as fractions: what numbers without rounding would give away.  Wrong only
-              where the prime divides a determinant: a chance of about 2^-31 for each
-    float32   with every number that is seen off by 2^-24 of the spread of the first vectors: v is exposed when the best
-              linear estimate leaves at most 1 % of the spread.  Averaging wipes out old differences, so that long runs
-              give away much in theory that no longer stands in the numbers
+    exact     modulo a prime, with the weights as fractions: exposure by numbers without rounding.  Wrong only if the
+              prime divides a determinant, with a probability of about 2^-31 each
+    float32   every observed number has an error of 2^-24 of the spread of the first vectors: v is exposed if the best
+              linear estimate leaves at most 1 % of the spread.  Averaging erases old differences, so long runs expose
+              much in theory that float32 numbers no longer contain
 
-Training is the best case of a run that learns; where updates are small, the counts of averaging apply.
+`training` is the best case of a learning run; if updates are small, the counts of `averaging` apply.
 
-`check_private` decides on which graphs a sum can hide a neighbour's model, as private gossip requires of a schedule.
+`check_private` raises for schedules whose weighted sums cannot hide a neighbour's model, as private gossip requires.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from fedgossip.topology.weights.mixing_matrix import Mixing
 PRIME = (1 << 31) - 1
 
 ROUNDING = 2.0**-24
-"""Half the distance of two float32 numbers about 1."""
+"""Half the distance between float32 numbers near 1."""
 
 SOLVED = 0.01
-"""The share of the spread that may be left unknown of a vector that counts as solved for."""
+"""Maximum unknown share of a vector's spread for the vector to count as exposed."""
 
 SETS_MAX = 1000
-"""Sets of colluding nodes that are tried: all of them up to so many, else neighbours with each other."""
+"""Maximum number of sets of colluding nodes to test; above it, only sets of neighbours are tested."""
 
 NODES_MAX, ROUNDS_MAX = 128, 100
 
@@ -62,12 +62,12 @@ Situation = Literal["averaging", "training"]
 Set = tuple[int, ...]
 Kind = TypeVar("Kind", np.int64, np.float64)
 Victims = Mapping[int, int]
-"""node -> after how many rounds it is exposed."""
+"""Exposed node -> number of rounds until its exposure."""
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """Exposed nodes by set of observers, in one exchange and situation; sets without any are included, empty."""
+    """Exposed nodes by set of observers, in one exchange and situation; sets that expose no node are included, empty."""
 
     exchange: Exchange
     situation: Situation
@@ -75,7 +75,7 @@ class Exposure:
     float32: Mapping[Set, Victims]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data; sets as texts, "0+3"."""
+        """Return the fields as plain data; sets as texts, "0+3"."""
         return {
             "exchange": self.exchange,
             "situation": self.situation,
@@ -85,7 +85,7 @@ class Exposure:
 
 
 def worst(count: Mapping[Set, Victims]) -> tuple[Set, Victims]:
-    """Return the set of observers with the most exposed nodes, the earliest of equals, and these nodes."""
+    """Return the set of observers with the most exposed nodes, the earliest if several, and these nodes."""
     return max(count.items(), key=lambda one: (len(one[1]), -max(one[1].values(), default=0)))
 
 
@@ -95,7 +95,7 @@ def _plain(count: Mapping[Set, Victims]) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Audit:
-    """`sets`: how many sets of `colluding` nodes were tried, and whether these are all there are."""
+    """Result of an audit.  `sets`: number of tested sets of `colluding` nodes; also whether these are all sets."""
 
     n: int
     rounds: int
@@ -105,20 +105,20 @@ class Audit:
     exposures: tuple[Exposure, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the fields as plain data."""
         facts = {name: getattr(self, name) for name in ("n", "rounds", "colluding", "sets", "all_sets")}
         return {**facts, "exposures": [exposure.to_dict() for exposure in self.exposures]}
 
     def of(self, exchange: Exchange, situation: Situation) -> Exposure:
-        """Return what was found in one exchange (clear or sums) and situation (averaging or training)."""
+        """Return the exposure in one exchange (clear or sums) and situation (averaging or training)."""
         return next(e for e in self.exposures if (e.exchange, e.situation) == (exchange, situation))
 
 
 def audit(schedule: Schedule, rounds: int, colluding: int = 1) -> Audit:
-    """Return what any `colluding` nodes can solve for together within `rounds`.
+    """Return the nodes exposed to each set of `colluding` nodes within `rounds`.
 
-    A second for 64 nodes of 4 neighbours, 20 rounds, one curious node.  Raises ConfigError above 128 nodes or 100
-    rounds, and where no node can be exposed.
+    Takes a second for 64 nodes of 4 neighbours, 20 rounds, one curious node.  Raises ConfigError above 128 nodes or 100
+    rounds, and if no node can be exposed.
     """
     n = schedule.n
     if n > NODES_MAX or not 1 <= rounds <= ROUNDS_MAX or not 1 <= colluding < n:
@@ -138,7 +138,7 @@ _EXCHANGES: tuple[Exchange, ...] = ("clear", "sums")
 
 
 def _sets(mixings: Sequence[Mixing], n: int, colluding: int) -> Iterator[Set]:
-    """All sets, or those of a node and its first neighbours, drawn if too many."""
+    """Return all sets, or sets of a node and its first neighbours, sampled if too many."""
     if comb(n, colluding) <= SETS_MAX:
         yield from combinations(range(n), colluding)
         return
@@ -155,7 +155,7 @@ def _sets(mixings: Sequence[Mixing], n: int, colluding: int) -> Iterator[Set]:
 
 @dataclass(frozen=True, eq=False)
 class _Round(Generic[Kind]):
-    """The views of one round, as rows over the unknowns."""
+    """The observations of one round, as rows over the unknowns."""
 
     near: Sequence[tuple[int, ...]]
     """Each node and its neighbours."""
@@ -165,7 +165,7 @@ class _Round(Generic[Kind]):
     """[n, n]: the weighted sum of its neighbours' vectors."""
 
     def seen(self, exchange: Exchange, curious: Set) -> npt.NDArray[Kind]:
-        """Return the rows that a set of nodes sees."""
+        """Return the rows that a set of nodes observes."""
         if exchange == "clear":
             return self.vectors[sorted({other for node in curious for other in self.near[node]})]
         return np.concatenate([self.vectors[list(curious)], self.sums[list(curious)]])
@@ -195,7 +195,7 @@ def _averaging(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set
 
 
 def _training(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]) -> Exposure:
-    """Every round stands for itself: the vectors in it are unknowns of their own."""
+    """Return the exposure round by round: each round's vectors are separate unknowns."""
     exact: dict[Set, dict[int, int]] = {curious: {} for curious in sets}
     float32: dict[Set, dict[int, int]] = {curious: {} for curious in sets}
     before: set[int] = set()
@@ -216,7 +216,7 @@ def _training(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]
 
 
 def _in_field(mixing: Mixing) -> IntArray:
-    """Return W modulo the prime: a weight by its fraction with a denominator up to 10^6, else its binary one."""
+    """Return W modulo the prime: a weight as its fraction with a denominator up to 10^6, else its binary value."""
     found = np.zeros((mixing.n, mixing.n), np.int64)
     known: dict[float, int] = {}
     for node in range(mixing.n):
@@ -227,7 +227,7 @@ def _in_field(mixing: Mixing) -> IntArray:
                 fraction = simple if abs(float(simple) - weight) <= 1e-15 else Fraction(weight)
                 known[weight] = fraction.numerator * pow(fraction.denominator, -1, PRIME) % PRIME
             found[node, other] = known[weight]
-        # what is left of one, which the sum of rounded weights may miss
+        # the remainder to one, which the sum of rounded weights may miss
         found[node, node] = (1 - int(found[node].sum() - found[node, node])) % PRIME
     return found
 
@@ -239,7 +239,7 @@ def _product(left: IntArray, right: IntArray) -> IntArray:
 
 
 class _Span:
-    """Rows modulo the prime in reduced echelon form: a unit vector lies in their span where it is one of them."""
+    """Rows modulo the prime in reduced echelon form: a unit vector lies in their span only if it equals one of them."""
 
     def __init__(self, n: int) -> None:
         self.rows = np.zeros((0, n), np.int64)
@@ -264,7 +264,7 @@ class _Span:
 
 
 def _exposed(rounds: Sequence[_Round[np.int64]], exchange: Exchange, curious: Set) -> dict[int, int]:
-    """Return the nodes exposed to a set by its view, and the number of rounds until then."""
+    """Return the nodes exposed to a set of observers, and the number of rounds until then."""
     n = len(rounds[0].near)
     span, found = _Span(n), dict[int, int]()
     for number, round in enumerate(rounds, 1):
@@ -284,7 +284,7 @@ def _exposed(rounds: Sequence[_Round[np.int64]], exchange: Exchange, curious: Se
 def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange, curious: Set) -> dict[int, int]:
     """As `_exposed`, for the best linear estimate from rounded numbers.
 
-    The first r rounds are kept as their triangular factor; rounds are found by halving.
+    Stores the first r rounds as their triangular factor and finds the round by bisection.
     """
     n = len(rounds[0].near)
     factors: list[FloatArray] = [np.zeros((0, n))]
@@ -306,7 +306,7 @@ def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange,
 
 
 def _left(rows: FloatArray) -> FloatArray:
-    """Return [n], the share of the variance of each node's first vector that stays unknown after these rows.
+    """Return [n], the share of the variance of each node's first vector that these rows leave unknown.
 
     y(0) ~ N(0, 1), noise ROUNDING: a singular direction with value s leaves e^2 / (s^2 + e^2).
     """
@@ -316,14 +316,16 @@ def _left(rows: FloatArray) -> FloatArray:
 
 
 NEIGHBOURS_MIN = 3
-"""A sum of two reveals each term to its other sender in collusion with the receiver; of one, to the receiver."""
+"""Minimum number of neighbours in a sum.  A sum of two reveals each term to the other sender in collusion with the
+receiver; a sum of one reveals it to the receiver.
+"""
 
 ROUNDS_LOOKED_AT = 64
-"""Of a schedule that never repeats; in every later round the peers see for themselves."""
+"""Number of checked rounds of a schedule without a period; the peers check later rounds as they run."""
 
 
 def check_private(schedule: Schedule, rounds: int) -> None:
-    """Raise ConfigError for a schedule whose rounds cannot all be summed in secret, naming the first that cannot."""
+    """Raise ConfigError for a schedule whose rounds cannot all be summed in secret, naming the first unsuitable round."""
     for round in range(schedule.period or min(rounds, ROUNDS_LOOKED_AT)):
         mixing = schedule.mixing(round)
         where = f"{schedule.name!r}" if schedule.period == 1 else f"{schedule.name!r}, round {round}"

@@ -1,24 +1,24 @@
-"""Graph families: pure functions from sizes (and a seed) to a Topology, the same on every machine.
+"""Graph families: pure functions from sizes (and a seed) to a Topology, identical on every machine.
 
-A missing size raises ConfigError with the nearest ones.
+An impossible size raises ConfigError, which names the nearest possible sizes.
 
-**EquiTopo** has random shifts of a circle, with a consensus rate independent of the number of nodes:
+**EquiTopo** uses random shifts of a circle, with a consensus rate independent of the number of nodes:
 
     equi-static      M shifts drawn once: W = 1/M sum_m [ (n-1)/n P_m + 1/n I ], P_m the shift by a_m
-    u-equi-static    the same both ways: (W + W') / 2
+    u-equi-static    the same in both directions: (W + W') / 2
     equi-dynamic     a new shift in every round: (1 - eta) I + eta [ (n-1)/n P + 1/n I ]
     u-equi-dynamic   a new shift in every round, and pairs along it: each node with at most one other
 
-The static ones have rho <= eps with probability 1 - p for M = 8 ln(2n/p) / (3 eps^2), whatever n is.
+The static ones have rho <= eps with probability 1 - p for M = 8 ln(2n/p) / (3 eps^2), for every n.
 
 Source: Song, Li, Jin, Shi, Yan, Yin and Yuan, Communication-efficient topologies for decentralized learning with O(1)
 consensus rate, NeurIPS 2022.
 
-**Graphs for labels** give each peer few links, and a neighbourhood like the whole:
+**Label-aware graphs** give each peer few links, and neighbourhoods with labels like the whole data:
 
     stl_fw      Frank-Wolfe over doubly stochastic matrices on H(W) + lambda/n ||W - J||_F^2: every step adds one
-                permutation, so that after l of them no node has more than l senders
-    d_cliques   cliques in which the labels are as among all, found by swaps; joined in a ring, or every two of them
+                permutation, so after l steps no node has more than l senders
+    d_cliques   cliques with the overall label distribution, found by swaps; joined in a ring, or each pair joined
 
 Sources: Le Bars et al., AISTATS 2023 (STL-FW); Bellet, Kermarrec and Lavoie, D-Cliques: compensating for data
 heterogeneity with topology in decentralized federated learning, SRDS 2022.
@@ -51,7 +51,7 @@ TRIES = 200  # draws of a random graph until one is connected
 
 
 def empty(n: int) -> Topology:
-    """Return n nodes and no edge: the baseline without exchanges."""
+    """Return n nodes without edges: the baseline without exchanges."""
     _require("none", n, lambda size: size >= 1)
     return Topology.from_edges(n, np.empty((0, 2), np.int64), "none", circulant=())
 
@@ -81,7 +81,7 @@ def star(n: int) -> Topology:
 def complete(n: int) -> Topology:
     """Return n >= 2 nodes, each joined to every other.
 
-    Raises ConfigError for fewer nodes, and for more edges than fit.
+    Raises ConfigError for fewer nodes, and for more edges than the limit.
     """
     _require("complete", n, lambda size: size >= 2)
     _limit_edges("complete", n, n * (n - 1) // 2)
@@ -89,9 +89,9 @@ def complete(n: int) -> Topology:
 
 
 def hypercube(n: int) -> Topology:
-    """Return n = 2^d nodes, joined where their binary ids differ in one digit.
+    """Return n = 2^d nodes, joined if their binary ids differ in one digit.
 
-    Raises ConfigError for a size that it does not have.
+    Raises ConfigError if n is not a power of two.
     """
     _require("hypercube", n, lambda size: size >= 2 and size & (size - 1) == 0)
     ids = np.arange(n, dtype=np.int64)
@@ -152,7 +152,7 @@ def grid(rows: int, columns: int) -> Topology:
 
 
 def tree(n: int, branching: int = 2) -> Topology:
-    """Return the tree in which node i >= 1 hangs below (i - 1) // branching; n >= 2.
+    """Return the tree with (i - 1) // branching as the parent of node i >= 1; n >= 2.
 
     Raises ConfigError for fewer nodes, and for no branches.
     """
@@ -215,9 +215,9 @@ def icosahedron() -> Topology:
 
 
 def random_regular(n: int, degree: int, seed: int) -> Topology:
-    """Return a connected random graph in which every node has `degree` neighbours, redrawn until connected.
+    """Return a connected random graph with `degree` neighbours per node, redrawn until connected.
 
-    Raises ConfigError unless n times degree is even and degree below n, and where none of `TRIES` draws is connected.
+    Raises ConfigError unless n times degree is even and degree below n, and if none of `TRIES` draws is connected.
     """
     if degree < 1:
         raise ConfigError(f"regular:{degree}", "Give a degree of at least 1, e.g. regular:3.")
@@ -234,10 +234,9 @@ def random_regular(n: int, degree: int, seed: int) -> Topology:
 
 
 def erdos_renyi(n: int, p: float, seed: int) -> Topology:
-    """Return a connected graph in which each pair is joined with probability p, redrawn until connected.
+    """Return a connected graph that joins each pair with probability p, redrawn until connected.
 
-    Raises ConfigError for p outside [0, 1], and where none of `TRIES` draws is connected: hardly any below p = ln(n) /
-    n.
+    Raises ConfigError for p outside [0, 1], and if none of `TRIES` draws is connected, as is likely for p < ln(n) / n.
     """
     _require("erdos-renyi", n, lambda size: size >= 2)
     _probability("erdos-renyi", p)
@@ -254,7 +253,7 @@ def erdos_renyi(n: int, p: float, seed: int) -> Topology:
 def small_world(n: int, k: int, p: float, seed: int) -> Topology:
     """Return a connected Watts-Strogatz graph: a ring with k neighbours each, edges rewired with probability p.
 
-    Raises ConfigError for an odd k, or k >= n, a p outside [0, 1], and where none of `TRIES` draws is connected.
+    Raises ConfigError for an odd k, k >= n, p outside [0, 1], and if none of `TRIES` draws is connected.
     """
     _require("small-world", n, lambda size: size > k)
     _probability("small-world", p)
@@ -289,7 +288,7 @@ def barabasi_albert(n: int, m: int, seed: int) -> Topology:
 def most_square(n: int) -> tuple[int, int]:
     """Return (rows, columns), rows <= columns, rows * columns = n, as square as n allows; rows >= 2.
 
-    Raises ConfigError for an n without such sides.
+    Raises ConfigError if n has no two such factors.
     """
     _require("torus or grid", n, _has_sides)
     rows = next(side for side in range(math.isqrt(n), 1, -1) if n % side == 0)
@@ -342,7 +341,7 @@ def _lattice(name: str, rows: int, columns: int, wrapped: bool) -> Topology:
         right, down = _pairs(ids[:, :-1], ids[:, 1:]), _pairs(ids[:-1], ids[1:])
     places = np.stack([np.tile(np.arange(columns), rows), -np.repeat(np.arange(rows), columns)], axis=1)
     edges = np.concatenate([right, down])
-    # a torus folds over itself when drawn on its grid, so only the open grid brings its places along
+    # a torus overlaps itself when drawn on its grid, so only the open grid has positions
     found = Topology.from_edges(rows * columns, edges, name, positions=None if wrapped else places)
     return replace(found, laplacian=partial(eigen.torus if wrapped else eigen.grid, rows, columns))
 
@@ -370,11 +369,11 @@ def _connected(name: str, draw: Callable[[int], Any], ids: tuple[int, ...], advi
 
 
 ETA = 0.5
-"""The exchange in a round of a dynamic graph; a half leaves (n - 1) / 2n of the square, the least there is."""
+"""Exchanged share in a round of a dynamic graph; 1/2 leaves (n - 1) / 2n of the square, the minimum."""
 
 
 def static(n: int, m: int, seed: int, both_ways: bool = False) -> Mixing:
-    """Return the mixing of m shifts, drawn uniformly from 1..n-1 with repetition; `both_ways`: and of their reverses.
+    """Return the mixing of m shifts, drawn uniformly from 1..n-1 with repetition; `both_ways` adds their reverses.
 
     Raises ConfigError for n < 2 or m < 1.
     """
@@ -398,7 +397,7 @@ def static(n: int, m: int, seed: int, both_ways: bool = False) -> Mixing:
 
 
 def dynamic(n: int, eta: float, seed: int) -> Random:
-    """Return the schedule in which all send to the node a further on, a drawn in every round.
+    """Return the schedule that sends from each node to the node a positions further, a drawn in every round.
 
     A round leaves c^2 + s^2 - 2cs/(n-1) of sum ||x_i - mean||^2 in expectation, c = 1 - s, s = eta (n-1)/n.  Raises
     ConfigError for n < 2, and eta outside (0, 1].
@@ -418,10 +417,10 @@ def dynamic(n: int, eta: float, seed: int) -> Random:
 
 
 def dynamic_pairs(n: int, eta: float, seed: int) -> Random:
-    """Return the schedule of random pairs along one shift: from a drawn start on each node, and the one a shift further
-    on, where both are free.
+    """Return the schedule of random pairs along one shift: from a drawn start, each free node with the node one shift
+    further, if that one is free.
 
-    A round leaves more, in expectation, of a disagreement like one wave round the circle (`moment`).  Raises
+    The expected remainder of a round is larger for a disagreement like one wave round the circle (`moment`).  Raises
     ConfigError as `dynamic`.
     """
     name = _named("u-equi-dynamic", n, eta)
@@ -434,7 +433,7 @@ def dynamic_pairs(n: int, eta: float, seed: int) -> Random:
         return from_edge_weights(topology, "equitopo", np.full(len(topology.edges), given))
 
     def moment(M: FloatArray) -> FloatArray:
-        """Where M is the same for all nodes but turned, as I - J is, the start only turns the result: take its mean."""
+        """If M is circulant, as I - J is, the start only rotates the result: take its mean."""
         total = np.zeros_like(M)
         for shift in range(1, n):
             W = _paired(n, pairs_along(n, shift, 0), given)
@@ -454,7 +453,7 @@ def _paired(n: int, pairs: IntArray, given: float) -> FloatArray:
 
 
 def pairs_along(n: int, shift: int, start: int) -> IntArray:
-    """Return pairs [k, 2] of i and i + shift mod n, i from `start` on, where both are free."""
+    """Return pairs [k, 2] of i and i + shift mod n, i from `start` on, if both are free."""
     free = [True] * n
     pairs = []
     for place in range(n):
@@ -473,7 +472,7 @@ def _named(word: str, n: int, eta: float) -> str:
 
 
 LAMBDA = 0.1
-"""Weight of ||W - J||_F^2 / n beside the heterogeneity."""
+"""Weight of ||W - J||_F^2 / n relative to the heterogeneity."""
 
 LARGEST = 1000  # nodes; an assignment of more takes seconds
 SWAPS = 1000
@@ -481,7 +480,7 @@ BETWEEN = ("ring", "full")
 
 
 def stl_fw(shares: FloatArray, steps: int, weight: float = LAMBDA) -> Mixing:
-    """Return the mixing after `steps` of Frank-Wolfe from no exchange, for label shares [n, classes].
+    """Return the mixing after `steps` of Frank-Wolfe, starting without exchange, for label shares [n, classes].
 
     Raises ConfigError for no steps, and above LARGEST nodes.
     """
@@ -507,10 +506,11 @@ def stl_fw(shares: FloatArray, steps: int, weight: float = LAMBDA) -> Mixing:
 
 
 def d_cliques(shares: FloatArray, size: int, between: str, seed: int) -> Topology:
-    """Return cliques of `size` nodes (some of one more) with labels as near to all's as swaps bring them.
+    """Return cliques of `size` nodes (some of one more), with labels as close to the overall distribution as swaps
+    reach.
 
-    between: "ring", one edge to the next clique; "full", between every two.  Raises ConfigError for fewer than two
-    cliques, and another word.
+    between: "ring", one edge to the next clique; "full", one between each two cliques.  Raises ConfigError for fewer
+    than two cliques, and another value of `between`.
     """
     n = len(shares)
     name = f"d-cliques:{size},{between}"
@@ -531,7 +531,7 @@ def _ring(count: int) -> list[tuple[int, int]]:
 
 
 def _alike(shares: FloatArray, cliques: list[IntArray]) -> list[list[int]]:
-    """Swap nodes between cliques while that brings their mean shares nearer to the common mean."""
+    """Swap nodes between cliques while this moves their mean shares closer to the common mean."""
     mean = shares.mean(axis=0)
     off = [shares[clique].mean(axis=0) - mean for clique in cliques]
     for _ in range(SWAPS):

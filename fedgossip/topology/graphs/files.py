@@ -1,6 +1,6 @@
-"""Graphs as files: TOML with a source and expected numbers, or a plain list of edges.
+"""Graphs as files: TOML with a source and expected properties, or a plain list of edges.
 
-A file that violates its [expect] block is refused, so that a typo is no experiment.
+A file that violates its [expect] block is refused, so a typo does not run as an experiment.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from fedgossip.topology.weights.weights import build, rule_names
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 READY_FOLDERS = (_PACKAGE / "topologies", _PACKAGE.parent / "topologies")
-"""In an installed wheel inside the package, in a checkout beside it."""
+"""Inside the package in an installed wheel; next to it in a checkout."""
 
 NEAR = 1e-6  # tolerance of [expect]
 
 
 class Expect(msgspec.Struct, forbid_unknown_fields=True):
-    """The required properties of the graph; rates are under its own weights, or Metropolis weights, and hold to
-    1e-6."""
+    """Required properties of the graph; rates refer to the file's weights, or Metropolis weights, and hold to 1e-6."""
 
     n: int | None = None
     edges: int | None = None
@@ -49,8 +48,8 @@ class Expect(msgspec.Struct, forbid_unknown_fields=True):
 class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
     """A graph's TOML file.  Either `family`, or `edges` or `arcs` with `nodes` (labels) or `n`.
 
-    arcs: [u, v, w]: u sends to v, who weighs it w; each node keeps the remainder, or the weight of its loop.  rule: the
-    weights' name.  matchings: the edges in sets without a common node, for "matcha".
+    arcs: [u, v, w]: u sends to v, and v weighs u's model by w; each node keeps the remainder, or the weight of its
+    loop.  rule: name of the weights.  matchings: the edges in sets without a common node, for "matcha".
     """
 
     name: str
@@ -70,7 +69,7 @@ class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: Path | str) -> Topology:
-    """Return the graph in a file: TOML by its suffix, else a list of edges or another program's.
+    """Return the graph in a file: TOML by its suffix, else a list of edges or another program's format.
 
     Raises ConfigError for a missing, too large, or unreadable file, or a violated expectation.
     """
@@ -82,7 +81,7 @@ def load(path: Path | str) -> Topology:
 
 
 def given_graph(path: Path) -> GivenGraph:
-    """Parse a file of a graph: the file of another program, or a list of edges.  Raises ConfigError."""
+    """Parse a graph file of another program, or a list of edges.  Raises ConfigError."""
     text = text_of(path)
     return graph_formats.read(path, text) or listed(path, text)
 
@@ -90,7 +89,7 @@ def given_graph(path: Path) -> GivenGraph:
 def load_weighted(path: Path | str) -> Mixing:
     """Return the symmetric mixing of a "u v weight" file; each node keeps the remainder to one.
 
-    Raises ConfigError, naming the line, for other words, loops, repeated edges.
+    Raises ConfigError, naming the line, for other words, loops and repeated edges.
     """
     given = given_graph(Path(path))
     if given.weights is None:
@@ -119,7 +118,7 @@ def load_toml(path: Path) -> Topology:
 
 
 def load_mixing(path: Path | str) -> Mixing | None:
-    """Return a file's graph with its weights (arcs of TOML, "u v weight" lines), or None without.
+    """Return a file's graph with its weights (arcs of TOML, "u v weight" lines), or None if it has no weights.
 
     Raises ConfigError as `load` and `load_weighted`.
     """
@@ -155,7 +154,7 @@ def read(path: Path) -> GraphFile:
 
 
 def written(mixing: Mixing, name: str, title: str, source: str) -> str:
-    """Return the TOML text of a graph with its weights: what `load_mixing` reads back, to the last digit."""
+    """Return the TOML text of a graph with its weights; `load_mixing` restores it to the last digit."""
     keep = mixing.values != 0
     arcs = zip(mixing.ids[keep].tolist(), mixing.receivers[keep].tolist(), mixing.values[keep].tolist(), strict=True)
     lines = [f"    [{u}, {v}, {w!r}]," for u, v, w in arcs]
@@ -304,13 +303,13 @@ def _found(key: str, topology: Topology, mixing: Mixing | None) -> Any:
 
 # Graphs as lists of edges: "u v" or "u v weight" per line, with # comments.
 #
-#     u v                  between spaces or tabs; in a .csv file, or where a line is one word, commas or semicolons
-#     "New York" Boston    a name with spaces stands in quotes
+#     u v                  separated by spaces or tabs; in a .csv file, or one-word lines, by commas or semicolons
+#     "New York" Boston    a name with spaces is quoted
 #     u v {'weight': .25}  as networkx writes edges; other attributes are ignored
-#     source target        a first line that names the columns is passed over
-#     # text               a comment: "#" by itself, or behind an edge.  Inside a word it is part of a name
+#     source target        a first line with column names is skipped
+#     # text               a comment: a "#" alone, or after an edge.  Inside a word it is part of a name
 #
-# What could be two graphs is refused.
+# Ambiguous lists are refused.
 
 
 MAX_FILE_BYTES = 64 << 20
@@ -341,7 +340,7 @@ def _weight(path: Path, line: int, word: str) -> float:
 
 
 def _rows(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Return the words of each line with an edge: two of all lines, or three."""
+    """Return the words of each line with an edge: two words in all lines, or three."""
     rows: list[tuple[int, list[str]]] = []
     mark, width, begun = "", 0, False
     for line, whole in enumerate(text.splitlines(), 1):
@@ -373,7 +372,7 @@ def _rows(path: Path, text: str) -> list[tuple[int, list[str]]]:
 
 
 def _is_comment(bare: str, path: Path, line: int) -> bool:
-    """Return whether a line is a comment.  Raises ConfigError for a possible edge of nodes with a #."""
+    """Return whether a line is a comment.  Raises ConfigError if it may be an edge of nodes with a # in their names."""
     if not bare.startswith("#"):
         return False
     words = bare.split()
@@ -386,7 +385,7 @@ def _is_comment(bare: str, path: Path, line: int) -> bool:
 
 
 def _mark(bare: str, path: Path) -> str:
-    """Return the separator of a list: "" for spaces."""
+    """Return the separator of a list; "" for spaces."""
     several = path.suffix.lower() == ".csv" or len(bare.split()) == 1
     return next((mark for mark in (",", ";", "\t") if mark in bare), "") if several else ""
 
@@ -413,7 +412,7 @@ def _words(bare: str, mark: str, path: Path, line: int) -> list[str]:
 
 
 def _data(text: str, path: Path, line: int) -> list[str]:
-    """Return the weight in what networkx writes of an edge, [] where there is none."""
+    """Return the weight in networkx's attributes of an edge, [] without one."""
     try:
         found = ast.literal_eval(text) if len(text) <= DATA_LETTERS else None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -440,7 +439,7 @@ def _ordered(nodes: tuple[str, ...], path: Path) -> tuple[str, ...]:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file.  Raises ConfigError where it is missing, too large or no text."""
+    """Return the text of a file.  Raises ConfigError if it is missing, too large or no text."""
     try:
         return outside_files.read_text(outside_files.named(path), MAX_FILE_BYTES).removeprefix("\ufeff")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Grammar of names: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
+"""Grammar of graph names: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
 
 The three tables at the end are the grammar, for `resolve`, files and `fedgossip topology list`: graphs, graphs with
-weights, and schedules.  Some take names: matcha:0.5:regular:4.
+weights, and schedules.  Some take other names as arguments: matcha:0.5:regular:4.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedgossip.topology.weights.weights import build
 Number = TypeVar("Number", int, float)
 
 Inner = Callable[[str, int | None, int], Topology]
-"""(name, n, seed) -> the graph of a name behind a colon."""
+"""(name, n, seed) -> the graph of a name after a colon."""
 
 ANY = ("any",)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One use of a family: `spec` as written, what stands behind its colon, and what was asked for beside it."""
+    """One use of a family: `spec` as written, the text after its colon, and the separately requested options."""
 
     spec: str
     arguments: str
@@ -40,20 +40,20 @@ class Request:
     seed: int
     form: str
     weights: str | None = None
-    """The rule that was asked for, where a schedule has more than one."""
+    """The requested rule, for schedules with a choice of rules."""
     inner: Inner | None = None
-    """Factory of a graph from the name after the colon; None: families alone."""
+    """Factory of a graph from the name after the colon; None permits only families."""
 
     def size(self) -> int:
-        """Return n.  Raises ConfigError where none was given."""
+        """Return n.  Raises ConfigError if none was given."""
         if self.n is None:
             raise ConfigError(f"graph {self.spec!r} needs a number of nodes", "Give n, at the command line --n 16.")
         return self.n
 
     def numbers(self, kind: Callable[[str], Number], count: int | None, separator: str = ",") -> list[Number]:
-        """Return the numbers behind the colon.
+        """Return the numbers after the colon.
 
-        Raises ConfigError unless there are `count` of them (None: at least one).
+        Raises ConfigError unless their count is `count` (None: at least one).
         """
         try:
             found = [kind(word) for word in self.arguments.split(separator)]
@@ -69,7 +69,7 @@ class Request:
             raise ConfigError(f"graph {self.spec!r}: nothing belongs behind the colon", f"Write it as {self.form}.")
 
     def graph(self, spec: str) -> Topology:
-        """Return the graph of a name behind the colon.  Raises ConfigError as `resolve` does."""
+        """Return the graph named after the colon.  Raises ConfigError as `resolve` does."""
         if not spec:
             raise ConfigError(f"graph {self.spec!r} names no graph", f"Write it as {self.form}.")
         found = self.inner(spec, self.n, self.seed) if self.inner else family(spec, self.n, self.seed)
@@ -78,24 +78,24 @@ class Request:
         return found
 
     def mixing(self, spec: str) -> Mixing:
-        """Return a graph behind the colon with the weights that were asked for, metropolis by default."""
+        """Return the graph named after the colon with the requested weights, metropolis by default."""
         if (made := weighted(spec, self.n, self.seed)) is not None:
             return made
         topology = self.graph(spec)
         return build(topology, self.weights or topology.weights or "metropolis")
 
     def changing(self, spec: str) -> Schedule:
-        """Return what a name behind the colon means: a schedule, or a graph with weights."""
+        """Return the schedule, or the graph with weights, named after the colon."""
         return schedule(spec, self.n, seed=self.seed, inner=self.inner) or self.mixing(spec)
 
     def fixed(self, topology: Topology) -> Topology:
-        """Return a graph with the size in its name.  Raises ConfigError where another n was asked for."""
+        """Return a graph with its size in its name.  Raises ConfigError if another n was requested."""
         return require_size(topology, self.spec, self.n)
 
 
 @dataclass(frozen=True)
 class Family:
-    """A line of FAMILIES: a word that stands for graphs."""
+    """A row of FAMILIES: the first word of a family of graphs."""
 
     form: str
     """Its notation."""
@@ -105,7 +105,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Weighted:
-    """A line of WEIGHTED: a word that stands for a graph with its weights."""
+    """A row of WEIGHTED: the first word of graphs with their own weights."""
 
     form: str
     """Its notation."""
@@ -115,27 +115,29 @@ class Weighted:
 
 @dataclass(frozen=True)
 class TimeVarying:
-    """A line of SCHEDULES: a word that stands for a graph that changes by the round."""
+    """A row of SCHEDULES: the first word of graphs that change from round to round."""
 
     form: str
     """Its notation."""
     what: str
     make: Callable[[Request], Schedule]
     weights: tuple[str, ...]
-    """Permitted weight rules: names of its own numbers, or a choice; ANY: those of the graph behind the colon."""
+    """Permitted weight rules: the names of the schedule's numbers, or a choice; ANY: those of the graph after the
+    colon.
+    """
 
 
 def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
-    """Return `topology`.  Raises ConfigError where `n` was asked for and is not its size."""
+    """Return `topology`.  Raises ConfigError if `n` was requested and differs from its size."""
     if n is not None and n != topology.n:
         raise ConfigError(f"graph {spec!r} has {topology.n} nodes, not {n}", f"Leave n out or set it to {topology.n}.")
     return topology
 
 
 def family(spec: str, n: int | None = None, seed: int = seeds.USUAL, inner: Inner | None = None) -> Topology | None:
-    """Return the graph that `spec` names, or None where its first word is no family.
+    """Return the graph named `spec`, or None if its first word is no family.
 
-    `inner` makes a graph of a name behind the colon.  Raises ConfigError for a missing size and unreadable arguments.
+    `inner` returns the graph of a name after a colon.  Raises ConfigError for a missing size and unreadable arguments.
     """
     word, _, arguments = spec.strip().partition(":")
     entry = FAMILIES.get(word.strip().lower())
@@ -145,7 +147,7 @@ def family(spec: str, n: int | None = None, seed: int = seeds.USUAL, inner: Inne
 
 
 def weighted(spec: str, n: int | None = None, seed: int = seeds.USUAL) -> Mixing | None:
-    """Return the graph with weights that `spec` names, or None where its first word is none of WEIGHTED.
+    """Return the graph with weights named `spec`, or None if its first word is not in WEIGHTED.
 
     Raises ConfigError as `family` does.
     """
@@ -157,7 +159,7 @@ def weighted(spec: str, n: int | None = None, seed: int = seeds.USUAL) -> Mixing
 
 
 def weighted_names() -> tuple[str, ...]:
-    """Return the first words of all graphs that bring their weights."""
+    """Return the first words of all graphs with their own weights."""
     return tuple(WEIGHTED)
 
 
@@ -174,7 +176,7 @@ def schedule(
     seed: int = seeds.USUAL,
     inner: Inner | None = None,
 ) -> Schedule | None:
-    """Return the time-varying schedule that `spec` names, or None where its first word is none.
+    """Return the time-varying schedule named `spec`, or None if its first word is no schedule.
 
     Raises ConfigError for a missing size, unreadable arguments, and other weights.
     """
@@ -347,7 +349,7 @@ def _two_names(text: str) -> tuple[str, str]:
 
 
 def _end_of_name(parts: list[str], start: int) -> int:
-    """Return the end of the name at `start`: its word, numbers, and the names it takes."""
+    """Return the end of the name at `start`: its word, numbers, and the names that it takes as arguments."""
     place = start + 1
     while place < len(parts) and not parts[place][:1].isalpha():
         place += 1
@@ -357,7 +359,7 @@ def _end_of_name(parts: list[str], start: int) -> int:
 
 
 NESTING = {"spanning-tree": 1, "matcha": 1, "leja": 1, "shuffled": 1, "every": 2}
-"""Number of names after the colon of these."""
+"""Number of names after the colon."""
 
 
 DRAWN = frozenset(
@@ -366,7 +368,7 @@ DRAWN = frozenset(
         *("equi-static", "u-equi-static", "equi-dynamic", "u-equi-dynamic", "matcha", "shuffled"),
     )
 )
-"""Words of what depends on the seed, also where they stand behind a colon."""
+"""First words of graphs that depend on the seed, also after another name's colon."""
 
 FAMILIES: dict[str, Family] = {
     "ring": Family("ring", "each node joined to the next, in a circle", _sized(families.ring)),
@@ -447,11 +449,11 @@ SCHEDULES: dict[str, TimeVarying] = {
 }
 
 
-# Graphs and schedules made of others: relabelled in every round, one every so many rounds, a tree out of a graph.
+# Graphs and schedules made of others: relabelled in every round, one in every n-th round, a spanning tree.
 
 
 def shuffled(mixing: Mixing, seed: int) -> Random:
-    """Return the schedule that gives the nodes of `mixing` new places at random in every round.
+    """Return the schedule that permutes the nodes of `mixing` at random in every round.
 
     A round leaves (||W||_F^2 - 1)/(n - 1) of sum ||x_i - mean||^2 in expectation.  Raises ConfigError for weights whose
     rows or columns do not sum to one.
@@ -478,7 +480,7 @@ def shuffled(mixing: Mixing, seed: int) -> Random:
 def every(name: str, count: int, seldom: Schedule, usual: Schedule) -> Schedule:
     """Return the schedule that uses `seldom` in every count-th round, the last of count, and `usual` in the others.
 
-    Each continues its own rounds.  Raises ConfigError for a count below 2, and unequal sizes or promises.
+    Each counts its own rounds.  Raises ConfigError for a count below 2, different sizes or different stochasticity.
     """
     if count < 2:
         raise ConfigError(f"{name}: every {count} rounds", "Give at least 2, e.g. every:10:complete:ring.")
@@ -524,18 +526,18 @@ def spanning_tree(graph: Topology) -> Topology:
 
 # Generalised de Bruijn and Kautz graphs: few arcs per node, and the mean after about log_K n rounds.
 #
-# Both bring their weights: every node sends to K others, equal shares.  Any n; where an arc would go from a node to
-# itself the node keeps that share.
+# Both define their weights: every node sends equal shares to K others, for any n.  A node keeps the share of an arc to
+# itself.
 #
 # Source: Imase and Itoh, Design to minimize diameter on building-block network, IEEE Transactions on Computers C-30
 # (1981), and A design for directed graphs with minimum diameter, C-32 (1983).
 
 
 def debruijn(n: int, k: int) -> Mixing:
-    """Return the mixing in which i sends 1/k of its model to k i + r mod n, r = 0..k-1.
+    """Return the mixing that sends 1/k of node i's model to each k i + r mod n, r = 0..k-1.
 
-    Doubly stochastic for every n; the exact mean after D rounds where n = k^D.  Raises ConfigError for a k outside 1..n
-    - 1.
+    Doubly stochastic for every n; the exact mean after D rounds if n = k^D.  Raises ConfigError for a k outside 1..n -
+    1.
     """
     _require("debruijn", n, k)
     ids = np.arange(n, dtype=np.int64)
@@ -544,10 +546,9 @@ def debruijn(n: int, k: int) -> Mixing:
 
 
 def kautz(n: int, k: int) -> Mixing:
-    """Return the mixing in which i gives 1/(k + 1) to each of -(k i + r) mod n, r = 1..k, and to itself.
+    """Return the mixing that sends 1/(k + 1) of node i's model to each -(k i + r) mod n, r = 1..k, and to itself.
 
-    Doubly stochastic for every n; the Kautz graph where n = k^D + k^(D-1).  Raises ConfigError for a k outside 1..n -
-    1.
+    Doubly stochastic for every n; the Kautz graph if n = k^D + k^(D-1).  Raises ConfigError for a k outside 1..n - 1.
     """
     _require("kautz", n, k)
     ids = np.arange(n, dtype=np.int64)

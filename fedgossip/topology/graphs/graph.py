@@ -1,5 +1,5 @@
-"""Graphs as sorted arrays of edges, without weights, rounds or network; all operations on edges are numpy's, for
-millions of nodes.
+"""Graphs as sorted arrays of edges, without weights, rounds or network.  Operations on edges use numpy, for millions of
+nodes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Csr = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """A graph on the nodes 0..n-1.  Make one with `from_edges`, `from_networkx`, a family or `resolve`.
+    """A graph on the nodes 0..n-1, from `from_edges`, `from_networkx`, a family or `resolve`.
 
-    edges: int64 [m, 2], read-only, sorted, unique, no loops; undirected u < v, directed u sends to v.  Equal when they
-    join the same nodes alike, whatever their names.
+    edges: int64 [m, 2], read-only, sorted, unique, no loops; undirected u < v, directed u sends to v.  Two topologies
+    are equal if their nodes and edges are equal, regardless of names.
     """
 
     n: int
@@ -36,16 +36,16 @@ class Topology:
     name: str = "graph"
     directed: bool = False
     circulant: tuple[int, ...] | None = None
-    """Offsets o, i joined to (i + o) mod n for every i; None where not provided."""
+    """Offsets o: i joined to (i + o) mod n for every i; None if unknown."""
     labels: tuple[str, ...] | None = None
     positions: FloatArray | None = None
     """[n, 2], for drawings."""
     weights: str | None = None
-    """The weight rule that the graph's file asks for."""
+    """The weight rule that the graph's file requests."""
     laplacian: Callable[[], FloatArray] | None = field(default=None, repr=False)
-    """Gives the eigenvalues of the Laplacian, ascending [n], where the construction has a formula."""
+    """Returns the Laplacian's eigenvalues, ascending [n], if the construction has a formula."""
     matchings: tuple[IntArray, ...] | None = field(default=None, repr=False)
-    """The edges in sets [m_j, 2] that share no node, where the graph's file cuts it so: for `matcha`."""
+    """The edges in sets [m_j, 2] without a common node, if the graph's file gives them: for `matcha`."""
 
     @classmethod
     def from_edges(
@@ -61,7 +61,7 @@ class Topology:
     ) -> Topology:
         """Return the topology with these edges; repeated ones (undirected: in either direction) count once.
 
-        Raises ConfigError for an id outside 0..n-1, a loop, or labels or positions that are not one per node.
+        Raises ConfigError for an id outside 0..n-1, a loop, or another number of labels or positions than nodes.
         """
         if n < 1:
             raise ConfigError(f"graph {name!r}: {n} nodes", "A graph needs at least one node.")
@@ -78,7 +78,7 @@ class Topology:
 
     @classmethod
     def from_networkx(cls, graph: Any, name: str | None = None) -> Topology:
-        """Return the topology of a networkx graph, weights ignored.
+        """Return the topology of a networkx graph; weights are ignored.
 
         Nodes 0..n-1 keep their ids; others are numbered in order, with their names as labels.  Raises ConfigError as
         `from_edges`.
@@ -99,7 +99,7 @@ class Topology:
 
     @property
     def edge_count(self) -> int:
-        """The number of edges, of arcs where directed."""
+        """The number of edges; of arcs if directed."""
         if self.circulant is None or not self.turned:
             return len(self.edges)
         per_node = sum(2 if 2 * offset != self.n else 1 for offset in self.circulant)
@@ -125,7 +125,7 @@ class Topology:
     def outgoing(self) -> Csr:
         """The successors of every node as CSR arrays."""
         u, v = self.edges.T
-        # arcs that lead down first: as the edges are sorted, the ids of every row are then ascending
+        # arcs to smaller ids first: the edges are sorted, so the ids of every row are ascending
         return _csr(self.n, u, v) if self.directed else _csr(self.n, np.concatenate([v, u]), np.concatenate([u, v]))
 
     @cached_property
@@ -135,17 +135,17 @@ class Topology:
 
     @property
     def in_degrees(self) -> IntArray:
-        """int64 [n]: how many nodes send to each node."""
+        """int64 [n]: the number of senders to each node."""
         return self._even_degrees() if self.turned else np.diff(self.incoming[0])
 
     @property
     def out_degrees(self) -> IntArray:
-        """int64 [n]: how many nodes each node sends to."""
+        """int64 [n]: the number of receivers of each node."""
         return self._even_degrees() if self.turned else np.diff(self.outgoing[0])
 
     @property
     def turned(self) -> bool:
-        """Whether the edges are not made yet, and follow from the offsets of a family."""
+        """Whether the edges are not created yet, and follow from the offsets of a family."""
         return callable(self.given) and self.circulant is not None
 
     def _even_degrees(self) -> IntArray:
@@ -157,13 +157,13 @@ class Topology:
         return self.out_degrees
 
     def label(self, node: int) -> str:
-        """Return the node's name, its id where it has none."""
+        """Return the node's name, or its id without one."""
         return self.labels[node] if self.labels is not None else str(node)
 
     # --- as a whole -----------------------------------------------------------------------------------------------
 
     def components(self) -> IntArray:
-        """Return int64 [n], the number of each node's component (strongly connected where directed)."""
+        """Return int64 [n], the number of each node's component (strongly connected if directed)."""
         from scipy.sparse.csgraph import connected_components
 
         return np.asarray(connected_components(self.adjacency, self.directed, connection="strong")[1], np.int64)
@@ -178,14 +178,14 @@ class Topology:
 
     @cached_property
     def is_connected(self) -> bool:
-        """Whether every node's news reaches every other node (along the arcs, where directed)."""
+        """Whether a path (along the arcs, if directed) leads from every node to every other."""
         if self.circulant is not None and self.turned:
             return math.gcd(self.n, *self.circulant) == 1
         if len(self.edges) < self.n - 1:
             return False
         from scipy.sparse.csgraph import connected_components
 
-        # as a directed graph, whose arcs all go both ways: nothing is to be turned round
+        # treated as directed: every arc has its reverse, so scipy need not add the transpose
         count = connected_components(self.adjacency, directed=True, connection="strong", return_labels=False)
         return int(count) == 1
 
@@ -200,7 +200,7 @@ class Topology:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over n, direction and edges: equal digests, equal graphs."""
+        """sha256 over n, direction and edges: equal graphs have equal digests."""
         head = f"{self.n}/{self.directed}/".encode()
         return hashlib.sha256(head + self.edges.astype("<i8").tobytes()).hexdigest()
 
@@ -218,7 +218,7 @@ class Topology:
 
 
 def require_connected(topology: Topology) -> Topology:
-    """Return `topology` itself.  Raises ConfigError naming the components where it falls apart."""
+    """Return `topology`.  Raises ConfigError, naming the components, if it is disconnected."""
     if topology.is_connected:
         return topology
     parts, first, sizes = np.unique(topology.components(), return_index=True, return_counts=True)
@@ -261,7 +261,7 @@ def _check_pairs(n: int, pairs: IntArray, name: str) -> None:
 
 
 def _ascending(keys: IntArray) -> IntArray:
-    """Return the keys sorted, each once: ten times faster than np.unique for millions."""
+    """Return the sorted unique keys, ten times faster than np.unique for millions."""
     if not (keys[1:] > keys[:-1]).all():
         keys = np.sort(keys)
         keys = keys[np.concatenate([[True], keys[1:] > keys[:-1]])]
@@ -287,7 +287,7 @@ def _positions(n: int, positions: npt.ArrayLike | None, name: str) -> FloatArray
 
 
 FEW_ENTRIES = 1 << 16
-"""As many are in order after some milliseconds; scipy.sparse takes 70 to be there."""
+"""Maximum number of entries to sort without scipy.sparse: some milliseconds, and its import takes 70."""
 
 
 def _csr(n: int, rows: IntArray, columns: IntArray) -> Csr:
@@ -297,9 +297,10 @@ def _csr(n: int, rows: IntArray, columns: IntArray) -> Csr:
 
 
 def in_rows(n: int, rows: IntArray, columns: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, IntArray, Any]:
-    """Return entries by rows, columns ascending in each: (starts [n + 1], columns, values); each entry occurs once.
+    """Return entries grouped by row, columns ascending in each: (starts [n + 1], columns, values); each entry occurs
+    once.
 
-    By counting, one pass where columns are in order; else sorted, without the load time of a library.
+    Up to FEW_ENTRIES are sorted without scipy, which saves its load time; scipy counts more in one pass.
     """
     if len(rows) <= FEW_ENTRIES:
         order = np.lexsort((columns, rows))

@@ -1,12 +1,13 @@
-"""Graphs in the files of other programs, recognised by their beginning:
+"""Graphs in the files of other programs, recognised by their first characters:
 
-    GraphML, GEXF             XML without a DOCTYPE: nothing in it is expanded, and nothing fetched       networkx
+    GraphML, GEXF             XML without a DOCTYPE: no entity is expanded, and nothing fetched           networkx
     GML                       graph [ node [ ... ] edge [ ... ] ]                                         networkx
-    node-link, adjacency      JSON as networkx.node_link_data and adjacency_data make it
+    node-link, adjacency      JSON of networkx.node_link_data and adjacency_data
     Matrix Market             %%MatrixMarket: edges at the entries of a square matrix                     scipy
     NAME.adjlist              a node and its neighbours per line
 
-Weights count where not all are 1.  Sizes are checked before reading; libraries' errors are a ConfigError of one line.
+Weights are used unless all are 1.  Sizes are checked before reading; library errors are reported as a ConfigError of
+one line.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from fedgossip.topology.graphs.graph import Topology
 from fedgossip.topology.weights.mixing_matrix import Mixing
 
 BYTES_MAX = 16 << 20
-"""Maximum size of a file that these programs read."""
+"""Maximum size of another program's file in bytes."""
 NODES_MAX = 1 << 20
-"""Maximum number of nodes that a matrix may have, whatever its header claims."""
+"""Maximum number of nodes of a matrix, checked against its header."""
 
 _FORBIDDEN = re.compile(r"<!\s*(doctype|entity)", re.IGNORECASE)
 _MATRIX = "%%matrixmarket"
@@ -40,7 +41,7 @@ _OTHERS: Mapping[str, str] = {
     "digraph": "Of Graphviz's files networkx makes GraphML: read_dot, write_graphml.",
     "strict graph": "Of Graphviz's files networkx makes GraphML: read_dot, write_graphml.",
 }
-"""Beginnings of files that are not read, and what to do with them."""
+"""First characters of unsupported files, with advice."""
 
 
 def read(path: Path, text: str) -> GivenGraph | None:
@@ -205,7 +206,7 @@ def _matrix(path: Path, text: str) -> GivenGraph:
 def _given(
     path: Path, nodes: tuple[str, ...], edges: list[tuple[str, str]], weights: list[Any], *, directed: bool
 ) -> GivenGraph:
-    """Return what was read; weights where all edges have one, not all 1."""
+    """Return the parsed graph; with weights if all edges have one and not all are 1."""
     known = set(nodes)
     if strange := next((node for edge in edges for node in edge if node not in known), None):
         raise ConfigError(f"{path}: an edge names node {strange!r}, which is not among the nodes", "Name it there.")
@@ -228,7 +229,7 @@ def _given(
 
 @dataclass(frozen=True)
 class GivenGraph:
-    """The content of a file: nodes by their names, and edges between them, all with a weight or none."""
+    """The content of a file: nodes by name, and edges between them, either all weighted or none."""
 
     nodes: tuple[str, ...]
     edges: list[tuple[str, str]]
@@ -238,12 +239,12 @@ class GivenGraph:
     """Position of each edge in the file."""
 
     def where(self, edge: int) -> str:
-        """Return how a message names the place of an edge."""
+        """Return the place of an edge, for messages."""
         return f", line {self.lines[edge]}" if self.lines else ""
 
 
 def topology_of(given: GivenGraph, path: Path) -> Topology:
-    """Return the graph of a file.  Raises ConfigError for a loop, and ids with a hole."""
+    """Return the graph of a file.  Raises ConfigError for a loop, and for a gap in the ids."""
     ids, labels = _checked(given, path)
     edges = [(ids[u], ids[v]) for u, v in given.edges]
     return Topology.from_edges(len(ids), edges, path.stem, given.directed, labels=labels)
@@ -261,7 +262,7 @@ def mixing_of(given: GivenGraph, path: Path) -> Mixing:
 
 
 def _checked(given: GivenGraph, path: Path) -> tuple[dict[str, int], tuple[str, ...] | None]:
-    """Return the id of each node, and labels that are no ids.  Raises ConfigError for a loop."""
+    """Return the id of each node, and labels unless they equal the ids.  Raises ConfigError for a loop."""
     for edge, (u, v) in enumerate(given.edges):
         if u == v:
             raise ConfigError(f"{path}{given.where(edge)}: {u!r} is joined to itself", "Take this line out.")

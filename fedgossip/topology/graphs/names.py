@@ -1,4 +1,4 @@
-"""Resolves the text of a graph in an experiment to the graph."""
+"""Resolves an experiment's graph name to the graph."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def resolve(
     base: Path | None = None,
     allow_disconnected: bool = False,
 ) -> Topology:
-    """Return the connected graph that `graph` names.
+    """Return the connected graph named `graph`.
 
     graph: a family ("ring", "torus:4x4", "regular:3"; grammar.FAMILIES), a ready graph ("karate"), or the path of a
-    TOML file or list of edges, relative to `base`.  n: nodes, where the name leaves it open.  seed: for drawn families;
-    default: an experiment's.  Only "none" may be disconnected; drawn ones are redrawn.
+    TOML file or list of edges, relative to `base`.  n: number of nodes, if the name leaves it open.  seed: for drawn
+    families; default: an experiment's.  Only "none" may be disconnected; drawn graphs are redrawn.
 
     Raises ConfigError for an unknown name, a missing size, a bad file, or a disconnected graph.
     """
@@ -89,12 +89,12 @@ def resolve_schedule(
     base: Path | None = None,
     allow_disconnected: bool = False,
 ) -> Schedule:
-    """Return the mixings that `graph` names: of one graph with its weights, or of a graph that changes by the round.
+    """Return the schedule named `graph`: one graph with its weights, or a time-varying one.
 
     graph: as `resolve`, or a schedule ("one-peer-exponential", "base:2", "el-oracle:4"; grammar.SCHEDULES).  weights:
-    the rule for one graph (None: its file's, or metropolis); most schedules have their own.  seed: for draws.
+    the rule for one graph (None: its file's, or metropolis); most schedules define theirs.  seed: for draws.
 
-    Raises ConfigError as `resolve` and `build`, and for weights that a schedule does not have.
+    Raises ConfigError as `resolve` and `build`, and for weights that the schedule does not support.
     """
 
     def inner(name: str, size: int | None, number: int) -> Topology:
@@ -115,7 +115,7 @@ def resolve_schedule(
 
 
 def _meeting(changing: Schedule, head: str) -> Schedule:
-    """Return a schedule.  Raises ConfigError where its rounds together leave nodes apart."""
+    """Return a schedule.  Raises ConfigError if the union of its rounds is disconnected."""
     if head == "every" and changing.period:
         require_connected(union(changing))
     elif head == "shuffled" and not len(changing.mixing(0).topology.edges):
@@ -134,7 +134,7 @@ def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:
 
 
 def is_drawn(graph: str) -> bool:
-    """Whether the graph that is called so depends on the seed."""
+    """Whether the graph of this name depends on the seed."""
     return any(word.strip().lower() in DRAWN for word in graph.split(":"))
 
 

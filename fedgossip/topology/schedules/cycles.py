@@ -5,27 +5,27 @@ A single round mixes badly (slem is often 1), one whole period well.
 **Base-(k+1) graphs**: rounds of at most k links per node with the exact mean as their product, for every number of
 nodes.
 
-    hyper-hypercube   write n = n_1 n_2 ... with factors of at most b = k + 1; in step l the nodes that are equal in all
-                      mixed-radix digits but the l-th average among themselves
-    simple base       write n = a_1 b^p_1 + a_2 b^p_2 + ... and cut the nodes into V_1, V_2, ... of these sizes
-                      1. every V_l finds its own mean by its hyper-hypercube, M = p_1 + [a_1 > 1] steps
+    hyper-hypercube   write n = n_1 n_2 ... with factors of at most b = k + 1; in step l the nodes with equal
+                      mixed-radix digits, except the l-th, average
+    simple base       write n = a_1 b^p_1 + a_2 b^p_2 + ... and split the nodes into V_1, V_2, ... of these sizes
+                      1. every V_l computes its own mean by its hyper-hypercube, M = p_1 + [a_1 > 1] steps
                       2. step s: every node of each later V_l links to one fresh node in each of the a_s blocks of V_s;
-                         the nodes of V_s that are left average among themselves, b at a time
-                      3. from step M + l + 1 on every block of V_l finds its mean by its hyper-hypercube (blocks of one
-                         node: all of V_l)
-                      A V_l that is done with its hyper-hypercube begins it again, so that no node idles.
-    base              n = p q, p the part whose prime factors are at most b: the simple base graph in p blocks of q
-                      nodes, then the hyper-hypercube across the blocks; or the simple one of all, if that is shorter
+                         the remaining nodes of V_s average in groups of b
+                      3. from step M + l + 1 on every block of V_l computes its mean by its hyper-hypercube (blocks of
+                         one node: all of V_l)
+                      A V_l that has finished its hyper-hypercube repeats it, so no node idles.
+    base              n = p q, p the part with prime factors of at most b: the simple base graph in p blocks of q
+                      nodes, then the hyper-hypercube across the blocks; or the simple one of all, if shorter
 
-After 2. each block of V_l has the mean of all, so 3. ends with it everywhere.  Steps do not commute: all peers must be
-in the same one.
+After 2. the mean of each block of V_l is the overall mean, so 3. ends with it everywhere.  Steps do not commute: all
+peers must be in the same one.
 
 Source: Takezawa, Sato, Bao, Niwa and Yamada, Beyond exponential graph: communication-efficient topologies for
 decentralized learning via finite-time convergence, NeurIPS 2023.
 
-**Leja**: the exact mean on one fixed graph, in as many rounds as its Laplacian has distinct eigenvalues: W_k = I - L /
-mu_k.  In ascending order intermediate models grow beyond all digits; Leja's order, each mu_k far from those before,
-keeps them small.  Own weights may be negative.
+**Leja**: the exact mean on one fixed graph, after one round per distinct eigenvalue of its Laplacian: W_k = I - L /
+mu_k.  In ascending order intermediate models grow beyond floating-point precision; Leja's order, each mu_k far from the
+earlier ones, keeps them small.  Own weights may be negative.
 
 Sources: Kibangou, Graph Laplacian based matrix design for finite-time distributed average consensus, ACC 2012 (the
 factors; title and venue not checked); Reichel, Newton interpolation at Leja points, BIT 30 (1990) (the order).
@@ -48,9 +48,9 @@ from fedgossip.topology.weights.weights import build
 
 
 def one_peer_exponential(n: int) -> Cycle:
-    """Return the schedule in which i sends to i + 2^(r mod ceil(log2 n)), weight 1/2.
+    """Return the schedule with weight 1/2 from i to i + 2^(r mod ceil(log2 n)) in round r.
 
-    The exact mean after log2 n rounds where n is a power of two, else approximate.  Raises ConfigError for n < 2.
+    The exact mean after log2 n rounds if n is a power of two, else approximate.  Raises ConfigError for n < 2.
 
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
@@ -65,9 +65,9 @@ def one_peer_exponential(n: int) -> Cycle:
 
 
 def one_peer_hypercube(n: int) -> Cycle:
-    """Return the schedule in which i and i xor 2^k average, k = 0, 1, ...; the exact mean after log2 n rounds.
+    """Return the schedule that averages i and i xor 2^k, k = 0, 1, ...; the exact mean after log2 n rounds.
 
-    Raises ConfigError for an n that is no power of two.
+    Raises ConfigError if n is not a power of two.
 
     Source: Shi et al., Finite-time convergent gossiping, IEEE/ACM Transactions on Networking 24 (2016).
     """
@@ -104,8 +104,8 @@ def simple_base(n: int, k: int) -> Cycle:
 def window_doubling(n: int) -> Cycle:
     """Return the rounds of window doubling: each node receives from one other, at doubling distances.
 
-    Row i is {i: 0, source: 1}: algorithms.window_doubling counts what arrives, and has the exact mean after ceil(log2
-    n) rounds for every n.  Raises ConfigError for n < 2.
+    Row i is {i: 0, source: 1}: algorithms.window_doubling counts the received models, and reaches the exact mean after
+    ceil(log2 n) rounds for every n.  Raises ConfigError for n < 2.
 
     Source: Ding et al., DSGD-CECA: decentralized SGD with communication-optimal exact consensus algorithm, ICML 2023.
     """
@@ -155,7 +155,7 @@ def _powers_beside(n: int) -> str:
 
 
 Step = tuple[IntArray, FloatArray]
-"""(edges [m, 2], weights [m]) of one round; what an edge leaves of one, a node keeps."""
+"""(edges [m, 2], weights [m]) of one round; a node keeps the remainder to one."""
 
 
 def base_rounds(n: int, k: int) -> list[Step]:
@@ -221,7 +221,7 @@ def _those_left(blocks: IntArray, taken: int, b: int) -> Step:
 
 
 def _cliques(nodes: IntArray) -> Step:
-    """Let every row of `nodes` [cliques, size] average among itself."""
+    """Return the step that averages within every row of `nodes` [cliques, size]."""
     one, other = np.triu_indices(nodes.shape[1], 1)
     edges = np.stack([nodes[:, one].ravel(), nodes[:, other].ravel()], axis=1)
     return edges, np.full(len(edges), 1.0 / max(1, nodes.shape[1]))
@@ -242,7 +242,7 @@ def _hyper_hypercube(nodes: IntArray, b: int) -> list[Step]:
 
 @lru_cache(maxsize=4096)
 def fewest_factors(size: int, largest: int) -> tuple[int, ...] | None:
-    """Return the shortest list of factors of `size`, each at most `largest`; None where a prime factor is larger."""
+    """Return the shortest list of factors of `size`, each at most `largest`; None if a prime factor is larger."""
     if size == 1:
         return ()
     best = None
@@ -254,7 +254,7 @@ def fewest_factors(size: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _smooth_part(n: int, b: int) -> tuple[int, int]:
-    """Return (p, q), n = p q, where all prime factors of p are at most b and all of q above."""
+    """Return (p, q), n = p q: all prime factors of p are at most b, and those of q larger."""
     q = n
     for factor in range(2, min(b, n) + 1):
         while q % factor == 0:
@@ -274,7 +274,7 @@ def _digits(size: int, b: int) -> list[tuple[int, int]]:
 
 
 def _repeat(steps: list[list[Step]], cycle: list[Step]) -> None:
-    """Add the steps of `cycle` to `steps`, again and again."""
+    """Extend each of `steps` by one step of `cycle`, cyclically."""
     for step, more in zip(steps, itertools.cycle(cycle), strict=False):
         step.append(more)
 
@@ -285,14 +285,14 @@ def _joined(parts: list[Step]) -> Step:
 
 
 MOST_GROWTH = 1e6
-"""Largest growth of a mode on the way: the exact mean's error is this multiple of rounding."""
+"""Maximum intermediate growth of a mode: the error of the exact mean is this multiple of rounding."""
 
 LARGEST = 1500  # nodes
 SAME = 1e-9  # share of the largest eigenvalue below which two are one
 
 
 def leja(graph: Topology) -> Cycle:
-    """Return the rounds that bring `graph` to the exact mean.
+    """Return the rounds that reach the exact mean on `graph`.
 
     Raises ConfigError for a directed or too large graph, and growth beyond MOST_GROWTH.
     """
@@ -321,7 +321,7 @@ def distinct(graph: Topology) -> FloatArray:
 
 
 def leja_order(values: FloatArray) -> FloatArray:
-    """Return the values, the largest first, each next one with the largest product of distances to those before."""
+    """Return the values, the largest first, then each with the largest product of distances to the previous ones."""
     left, order = list(values), [values[-1]]
     left.remove(values[-1])
     logs = np.zeros(len(left))

@@ -1,11 +1,11 @@
 """Schedules of random matchings: each round drawn independently, Epidemic Learning, and MATCHA.
 
-**MATCHA**: a graph's edges in matchings, each used in a round with its own probability, so that a budget is kept.
+**MATCHA**: splits a graph's edges into matchings and activates each with its own probability, within a budget.
 
-    1. the edges are coloured so that no two at one node have the same colour: matchings, at most degree + 1 of them;
-       or those that the graph's file gives
-    2. probabilities p with sum p <= budget * matchings that make l_2(sum_j p_j L_j) largest: critical links occur often
-    3. alpha that makes ||E[W'W] - J|| least, W = I - alpha sum_j b_j L_j, b_j independent with E b_j = p_j
+    1. colour the edges so that no two at one node share a colour: at most degree + 1 matchings; or take those of the
+       graph's file
+    2. probabilities p with sum p <= budget * matchings that maximise l_2(sum_j p_j L_j): critical links occur often
+    3. alpha that minimises ||E[W'W] - J||, W = I - alpha sum_j b_j L_j, b_j independent with E b_j = p_j
 
 The budget is a share of the matchings, as in the paper, not of the links.  Step 2 is concave, solved by a barrier
 method to within GAP.
@@ -32,7 +32,7 @@ from fedgossip.topology.weights.weights import build, push_weights
 
 
 def random_matching(n: int, seed: int) -> Random:
-    """Return the schedule of uniformly random pairs that average; with an odd n one node sits out.
+    """Return the schedule of uniformly random averaging pairs; with an odd n one node pauses.
 
     E sum ||x_i - mean||^2 falls to 1/2 (1 - 1/(n - 1)) for even n, 1/2 for odd.  Raises ConfigError for n < 2.
     """
@@ -48,9 +48,9 @@ def random_matching(n: int, seed: int) -> Random:
 
 
 def epidemic_oracle(n: int, s: int, seed: int) -> Random:
-    """Return Epidemic Learning with an oracle: a fresh random s-regular graph per round, weights 1/(s + 1).
+    """Return Epidemic Learning with an oracle: a new random s-regular graph per round, weights 1/(s + 1).
 
-    A fixed s-regular circulant at random places.  A round leaves (1/(s+1)) (1 - s/(n-1)) of sum ||x_i - mean||^2 in
+    A fixed s-regular circulant with permuted nodes.  A round leaves (1/(s+1)) (1 - s/(n-1)) of sum ||x_i - mean||^2 in
     expectation, as any draw of s-regular graphs: (||W||_F^2 - 1)/(n - 1), with ||W||_F^2 = n/(s + 1).
 
     Raises ConfigError for an odd n * s, and an s outside 1..n - 1.
@@ -74,10 +74,10 @@ def epidemic_oracle(n: int, s: int, seed: int) -> Random:
 
 
 def epidemic_local(n: int, s: int, seed: int) -> Random:
-    """Return Epidemic Learning without an oracle: each node pushes to s random others and averages what arrives.
+    """Return Epidemic Learning without an oracle: each node sends to s random others and averages the received models.
 
     Rows sum to one and columns do not: the mean is kept in expectation only.  About the old mean, (1/s)(1 - (1 -
-    s/(n-1))^n) - 1/(n-1) of sum ||x_i - mean||^2 is left in expectation.
+    s/(n-1))^n) - 1/(n-1) of sum ||x_i - mean||^2 remains in expectation.
 
     Raises ConfigError for an s outside 1..n - 1.  Source: de Vos et al., NeurIPS 2023.
     """
@@ -135,7 +135,7 @@ GAP = 1e-7  # how far from the best l_2 the probabilities may be, as a share of 
 
 
 def matcha(graph: Topology, budget: float, seed: int) -> Random:
-    """Return the schedule of randomly activated matchings of `graph`; `budget` in (0, 1]: the used share.
+    """Return the schedule of randomly activated matchings of `graph`; `budget` in (0, 1]: the activated share.
 
     Raises ConfigError for another budget, a directed graph, and above LARGEST nodes.
     """
@@ -181,7 +181,7 @@ def laplacian(n: int, edges: IntArray) -> FloatArray:
 
 
 def decomposed(graph: Topology) -> list[IntArray]:
-    """Return the edges in matchings [m_j, 2], at most one more of them than the largest degree, largest first."""
+    """Return the edges in matchings [m_j, 2], largest first; at most the largest degree + 1 matchings."""
     colours = _Colouring(graph)
     for u, v in graph.edges.tolist():
         colours.add(u, v)
@@ -191,7 +191,9 @@ def decomposed(graph: Topology) -> list[IntArray]:
 
 
 class _Colouring:
-    """Misra and Gries: an edge gets a colour that is free at both ends, after turning a fan and a path of two."""
+    """Misra and Gries: an edge gets a colour free at both ends, after rotating a fan and inverting a path of two
+    colours.
+    """
 
     def __init__(self, graph: Topology) -> None:
         self.of: dict[tuple[int, int], int] = {}
@@ -210,7 +212,7 @@ class _Colouring:
         self._set(u, fan[end], d)
 
     def _fan(self, u: int, v: int) -> list[int]:
-        """Return a maximal fan: the edge to each next node has a colour free at the one before."""
+        """Return a maximal fan: the edge to each next node has a colour free at the previous one."""
         fan = [v]
         while True:
             others = (n for c, n in sorted(self._at[u].items()) if n not in fan and c not in self._at[fan[-1]])
@@ -308,7 +310,7 @@ def _centred(x: FloatArray, t: float, stack: FloatArray, J: FloatArray, total: f
 
 
 def best_step(laplacians: Sequence[FloatArray], chances: FloatArray) -> tuple[float, float]:
-    """Return (alpha, ||E[W'W] - J||) for the best alpha of a convex function.
+    """Return (alpha, ||E[W'W] - J||) for the best alpha, by minimising a convex function.
 
     E[W'W] = I - 2 alpha L + alpha^2 (L^2 + 2 sum_j p_j (1 - p_j) L_j), L = sum_j p_j L_j, for L_j^2 = 2 L_j.
     """

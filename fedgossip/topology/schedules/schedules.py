@@ -1,11 +1,11 @@
 """Schedules: the mixing of each round.
 
     Mixing   the same in every round; see `mixing_matrix`
-    Cycle    a list of rounds that repeats; see `cycles`
-    Random   every round drawn afresh; see `random_schedules`
-    Endless  every round another one, of the user's own
+    Cycle    a repeating list of rounds; see `cycles`
+    Random   every round drawn independently; see `random_schedules`
+    Endless  another mixing in every round, from a user's function
 
-Round r is a function of (seed, r, n) alone: peers agree on it without messages.
+Round r is a function of (seed, r, n) only: peers agree on it without messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Schedule(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the schedule, in summaries and errors."""
+        """Name of the schedule, for summaries and errors."""
 
     @property
     def rule(self) -> str:
@@ -45,11 +45,11 @@ class Schedule(Protocol):
 
     @property
     def stochastic(self) -> Stochastic:
-        """Property of every round; see mixing.Stochastic."""
+        """Property of every round's mixing; see mixing.Stochastic."""
 
     @property
     def period(self) -> int:
-        """After how many rounds the mixings repeat; 0 where they never do."""
+        """Number of rounds after which the mixings repeat; 0 for never."""
 
     def mixing(self, round: int) -> Mixing:
         """Return the mixing of `round`, counted from 0."""
@@ -60,7 +60,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Cycle:
-    """Rounds that repeat after `period`; make(phase) gives the mixing of each, and is asked once."""
+    """Rounds that repeat after `period`; make(phase) gives the mixing of each, and is called once per phase."""
 
     name: str
     n: int
@@ -68,7 +68,9 @@ class Cycle:
     rule: str
     make: Callable[[int], Mixing]
     algorithm: str | None = None
-    """The one algorithm that these rounds are for; None: any that averages.  By itself the product is no mean then."""
+    """The only algorithm for these rounds; None: any averaging one.  With an algorithm, the plain product is not the
+    mean.
+    """
     stochastic: Stochastic = "both"
 
     def mixing(self, round: int) -> Mixing:
@@ -87,8 +89,8 @@ class Cycle:
 class Random:
     """Rounds that never repeat, each drawn from its own stream of random numbers.
 
-    contraction: what a round leaves of sum_i ||x_i - mean||^2 in expectation, in every direction; None without a
-    formula.  moment: M -> E[W' M W], dense [n, n].  rounds: of a run, where known (`for_rounds`).
+    contraction: expected share of sum_i ||x_i - mean||^2 after a round, in every direction; None without a formula.
+    moment: M -> E[W' M W], dense [n, n].  rounds: number of a run's rounds, if known (`for_rounds`).
     """
 
     name: str
@@ -114,7 +116,7 @@ class Random:
         return self._drawn(round)
 
     def partners(self, node: int) -> tuple[int, ...]:
-        """Return all whom `node` meets in the run, ascending; everybody else where its rounds are unknown or many."""
+        """Return all partners of `node` in the run, ascending; all other nodes if the rounds are unknown or many."""
         if (met := self._met) is not None:
             return tuple(met[1][met[0][node] : met[0][node + 1]].tolist())
         return (*range(node), *range(node + 1, self.n))
@@ -130,8 +132,8 @@ class Random:
 
 @dataclass(frozen=True, eq=False)
 class Endless:
-    """Rounds that never repeat: make(round) gives a mixing, links(node) all possible partners; rounds: of a run, where
-    known.
+    """Rounds that never repeat: make(round) gives a mixing, links(node) all possible partners; rounds: number of a
+    run's rounds, if known.
     """
 
     name: str
@@ -166,13 +168,13 @@ class Endless:
 
 
 def for_rounds(schedule: Schedule, rounds: int) -> Schedule:
-    """Return a run's schedule, in which every partner is met at least once: no other links are opened."""
+    """Return a run's schedule, whose partners are each used at least once: no other links are opened."""
     return replace(schedule, rounds=rounds) if isinstance(schedule, Random | Endless) else schedule
 
 
 def met_within(schedule: Schedule, rounds: int) -> Csr | None:
-    """Return (starts [n + 1], ids): each node's partners in the first `rounds`, ascending; None from rounds * degree of
-    about CROWDED n on.
+    """Return (starts [n + 1], ids): each node's partners in the first `rounds`, ascending; None if rounds * degree
+    reaches about CROWDED n.
     """
     n = schedule.n
     if rounds * float(schedule.mixing(0).topology.degrees().mean()) > CROWDED * n:

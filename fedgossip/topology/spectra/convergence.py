@@ -1,36 +1,36 @@
 """The consensus rate of a mixing and of pairwise averaging, and the effective number of neighbours.
 
-Definitions: slem = ||W - J||_2 (symmetric W: max(|l_2|, |l_n|)), spectral_gap = 1 - slem: a round's bound.  rate = the
-largest |eigenvalue| but the mean's: a round in the long run.  For normal mixings both are one number; others are
-counted by the norms of powers (`eigen`).  The gap is the worst direction's rate, and ranks a star above two cliques;
-the effective number of neighbours n_W is the average direction's, and ranks them as training does.
+Definitions: slem = ||W - J||_2 (symmetric W: max(|l_2|, |l_n|)), spectral_gap = 1 - slem: the bound for one round.
+rate = the largest |eigenvalue| except the mean's: the long-run factor per round.  For normal mixings both are equal;
+others are measured by the norms of powers (`eigen`).  The gap is the rate of the worst direction, and ranks a star
+above two cliques.  The effective number of neighbours n_W averages over directions, and ranks them as training does.
 
 **Pairwise averaging**, as in asynchronous gossip.  One exchange averages the ends i, j of an edge: W_ij = I - (e_i -
 e_j)(e_i - e_j)'/2, a projection.  A node drawn uniformly chooses one of its neighbours uniformly, so edge {i, j} has
 p_ij = (1/d_i + 1/d_j) / n, and
 
     E W = I - 1/2 sum p_ij (e_i - e_j)(e_i - e_j)'
-    bound  =  lambda_2(E W)                        E ||x - mean||^2 falls at least so much, exchange by exchange
+    bound  =  lambda_2(E W)                        E ||x - mean||^2 falls at least by this factor per exchange
     rate   =  the largest eigenvalue of X -> E[W X W] outside consensus: the decay in the long run
 
-The slowest pattern reaches the bound once, and leaves half of it as noise in quicker ones: bound^2 <= rate <= bound.
-On a regular graph of m edges the bound is 1 - mu_2 / (2 m), mu_2 the algebraic connectivity.
+The slowest pattern reaches the bound once, and leaves half of it as noise in faster ones: bound^2 <= rate <= bound.  On
+a regular graph of m edges the bound is 1 - mu_2 / (2 m), mu_2 the algebraic connectivity.
 
 Source of model and bound: Boyd, Ghosh, Prabhakar and Shah, Randomized gossip algorithms, IEEE Trans. Inf. Theory 52,
 2006.
 
-**The forecast of every round**, from the graph alone: the remaining disagreement, and what learning adds.
+**The forecast of every round**, from the graph only: the remaining disagreement, and the one added by learning.
 
 With P_{r,t} = W_{r+t-1} ... W_r of the actual rounds,
 
     typical(t) = ||P_{0,t} - J||_F / sqrt(n - 1)     the root mean square over all directions
-    worst(t)   = ||P_{0,t} - J||_2                   the largest share that any disagreement keeps
+    worst(t)   = ||P_{0,t} - J||_2                   the largest remaining share of any disagreement
 
-(`eigen` for columns or rows alone).  Where the updates of round s lie delta_s apart, in no special direction, D-PSGD's
-distance (adapt, then combine) lies between
+(`eigen` if only columns or rows sum to one).  If the updates of round s differ by delta_s, in no special direction, the
+distance of D-PSGD (adapt, then combine) lies between
 
-    fresh_t^2  = sum_s delta_s^2 ||P_{s,t-s} - J||_F^2 / (n - 1)      updates of different rounds have nothing in common
-    steady_t^2 = ||sum_s delta_s (P_{s,t-s} - J)||_F^2 / (n - 1)      they all point the same way
+    fresh_t^2  = sum_s delta_s^2 ||P_{s,t-s} - J||_F^2 / (n - 1)      updates of different rounds are unrelated
+    steady_t^2 = ||sum_s delta_s (P_{s,t-s} - J)||_F^2 / (n - 1)      all updates have the same direction
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Forecast:
     """The forecast from a graph and its weights before training; None for unknown fields.
 
     rounds_to_halve, rounds_to_1_percent: rounds of pure mixing to this share in the worst direction; None also for
-    never.  typical_to_halve, typical_to_1_percent: for the root mean square over directions.  (Of large directed graphs
-    upper bounds, from slem.)  Where rounds are drawn the worst are medians over `draws` sequences, for nine of ten of
-    which late_to_halve and late_to_1_percent suffice; typical ones are of the expected square.  mean_contraction: a
-    round's remainder in a random direction.  expected_contraction: of drawn rounds, ||E[W'W] - J||_2.  floor, ceiling:
-    stationary disagreement per unit of spread added each round, before mixing: fresh noise, or the same each round.
-    n_w_error: half n_w's 95 % interval, 0 where exact.
+    never.  typical_to_halve, typical_to_1_percent: the same for the root mean square over directions.  (For large
+    directed graphs upper bounds, from slem.)  If rounds are drawn, the worst are medians over `draws` sequences;
+    late_to_halve and late_to_1_percent suffice for nine of ten sequences; typical ones are of the expected square.
+    mean_contraction: remaining share after a round in a random direction.  expected_contraction: of drawn rounds,
+    ||E[W'W] - J||_2.  floor, ceiling: stationary disagreement per unit of spread added each round, before mixing: fresh
+    noise, or the same each round.  n_w_error: half n_w's 95 % interval, 0 if exact.
 
-    Of a changing schedule (`sequences.forecast_of`) edges and degree_max are of the busiest round; slem, gap and
-    eigenvalues are None.  messages: that a node sends per round, on average.  period: 1 for one graph, 0 for never.
-    rate: |l_2| of one graph, ||product of a period - J||^(1/period) of a cycle, the root of the expected share of
-    squares of a random one.  exact_after: rounds to the exact mean, or None.
+    For a time-varying schedule (`sequences.forecast_of`) edges and degree_max are of the busiest round; slem, gap and
+    eigenvalues are None.  messages: sent by a node per round, on average.  period: 1 for one graph, 0 for never.  rate:
+    |l_2| of one graph, ||product of a period - J||^(1/period) of a cycle, the root of the expected share of squares of
+    a random one.  exact_after: rounds to the exact mean, or None.
     """
 
     n: int
@@ -107,16 +107,16 @@ class Forecast:
     expected_contraction: float | None = None
 
     def to_dict(self) -> dict[str, float | int | str | bool | None]:
-        """Return the fields as a dict that JSON can hold."""
+        """Return the fields as a JSON-compatible dict."""
         return dataclasses.asdict(self)
 
 
 def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
-    """Return n_W(gamma), with how many models the neighbours' noise is averaged away, between 1 and n.
+    """Return n_W(gamma), the effective number of models whose noise is averaged, between 1 and n.
 
     n_W = [1 / (1 - gamma)] / mean_i sum_{k>=1} gamma^(k-1) ||(W^k)_i||^2: 1 without exchange, n on a complete graph.
-    gamma in [0, 1) is the decay of a contribution; 0.9 is about ten rounds.  Exact where all eigenvalues are known; a
-    reproducible estimate for large graphs; None where unreliable.  Raises ConfigError for another gamma.
+    gamma in [0, 1) is the decay of a contribution; 0.9 is about ten rounds.  Exact if all eigenvalues are known; a
+    reproducible estimate for large graphs; None if unreliable.  Raises ConfigError for another gamma.
 
     Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
     """
@@ -125,7 +125,7 @@ def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
 
 
 def rounds_to(factor: float, slem: float) -> int | None:
-    """Return the rounds after which slem^rounds <= factor; None where slem >= 1, which is never.
+    """Return the number of rounds until slem^rounds <= factor; None (never) if slem >= 1.
 
     Raises ConfigError for a factor outside (0, 1).
     """
@@ -135,7 +135,7 @@ def rounds_to(factor: float, slem: float) -> int | None:
 
 
 def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
-    """Return the forecast from the spectrum of `mixing`; see Forecast.  `found`: its spectrum, if at hand.
+    """Return the forecast of `mixing`; see Forecast.  `found`: its spectrum, if already computed.
 
     Raises ConfigError for a gamma outside [0, 1).
     """
@@ -178,11 +178,11 @@ def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) 
 def disagreement_band(
     modes: npt.NDArray[np.complexfloating] | FloatArray, spread: npt.NDArray[np.floating]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (lower [t], upper [t]), between which the disagreement lies when round s adds a spread of spread[s].
+    """Return (lower [t], upper [t]), bounds of the disagreement if round s adds a spread of spread[s].
 
     modes: the eigenvalues [n - 1] of a normal mixing, without the mean's.  The update is mixed.  For spread in no
     special direction: unrelated updates, fresh_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), or equal ones,
-    steady_t^2 = mean_k |sum_{s<=t} l_k^(t-s+1) spread_s|^2.  The lower edge is the smaller.
+    steady_t^2 = mean_k |sum_{s<=t} l_k^(t-s+1) spread_s|^2.  The lower bound is the smaller of the two.
     """
     values, counts = np.unique(np.asarray(modes, np.complex128), return_counts=True)
     shares, sizes = counts / max(1, counts.sum()), np.abs(values)
@@ -255,7 +255,7 @@ def _mean_contraction(mixing: Mixing) -> float | None:
 
 
 def _reached(mixing: Mixing, found: Spectrum) -> tuple[Reached, Reached]:
-    """Return when half of a disagreement is left, and when 1 %."""
+    """Return the rounds until half of a disagreement remains, and until 1 %."""
     if not found.normal and mixing.n <= eigen.LIMIT:
         powers = eigen.Powers(mixing)
         return powers.reached(0.5), powers.reached(0.01)
@@ -288,31 +288,31 @@ def _rounds(factor: float, gap: float) -> int | None:
         return None
     if gap >= 1:
         return 1
-    # the small allowance keeps 0.5 at a slem of 0.5 one round whatever the logarithms round to
+    # a small allowance: 0.5 at a slem of 0.5 is one round regardless of the logarithms' rounding
     return max(1, math.ceil(math.log(factor) / math.log1p(-gap) - 1e-9))
 
 
 NODES_LIMIT = 128
-"""Nodes up to which the second moment is found: its operator is on matrices [n, n]."""
+"""Maximum number of nodes for the second moment: its operator acts on matrices [n, n]."""
 
 
 @dataclass(frozen=True)
 class PairwiseRates:
-    """Remaining share of E ||x - mean||^2 after one exchange.  None: `bound` where it is unresolved, `rate` of many
-    nodes."""
+    """Remaining share of E ||x - mean||^2 after one exchange.  None: an unresolved `bound`, or `rate` for many nodes."""
 
     n: int
     bound: float | None
     rate: float | None
 
     def of_a_round(self, exchanges: int = 1) -> float | None:
-        """Return the remaining share of the distance after each peer started so many exchanges; for many peers a
-        bound."""
+        """Return the remaining share of the distance after each peer started `exchanges` exchanges; for many peers a
+        bound.
+        """
         each = self.bound if self.rate is None else self.rate
         return None if each is None else math.sqrt(max(each, 0.0)) ** (self.n * exchanges)
 
     def rounds_to(self, share: float, exchanges: int = 1) -> int | None:
-        """Return the rounds until the distance is at most `share` of what it was; None where that is never."""
+        """Return the rounds until the distance is at most `share` of its initial value; None for never."""
         left = self.of_a_round(exchanges)
         if left is None or left >= 1:
             return None
@@ -320,7 +320,7 @@ class PairwiseRates:
 
 
 def pairwise_rates(topology: Topology) -> PairwiseRates:
-    """Return the rates of exchanges between neighbours that are drawn uniformly, of an undirected graph."""
+    """Return the rates of exchanges between uniformly drawn neighbours in an undirected graph."""
     degrees, (u, v) = topology.degrees(), topology.edges.T
     chances = (1.0 / degrees[u] + 1.0 / degrees[v]) / topology.n
     mean = from_edge_weights(topology, "pairwise", chances / 2)
@@ -360,15 +360,15 @@ def _centred(X: FloatArray) -> FloatArray:
 
 
 BAND_NODES_LIMIT = 512
-"""Nodes up to which products are made whole; of more the typical share is that of DRAWS columns, within 1 % of it."""
+"""Maximum number of nodes for whole products; above it, DRAWS columns estimate the typical share to within 1 %."""
 DRAWS = 64
 BAND_WORK = 200_000_000
-"""Most products of numbers that a band of one run may take."""
+"""Maximum number of multiplications for the band of one run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outlook:
-    """Shares of a disagreement that are left after rounds 1, 2, ..., float64 [rounds].
+    """Remaining shares of a disagreement after rounds 1, 2, ..., float64 [rounds].
 
     worst is None for more than NODES_LIMIT nodes.
     """
@@ -383,7 +383,7 @@ class Outlook:
 
 
 def outlook(schedule: Schedule, rounds: int) -> Outlook:
-    """Return what the first `rounds` of a schedule leave of a disagreement, round by round."""
+    """Return the remaining shares of a disagreement after each of the first `rounds` of a schedule."""
     n, whole = schedule.n, schedule.n <= BAND_NODES_LIMIT
     draw = np.random.Generator(np.random.PCG64(0))
     product = np.eye(n) if whole else draw.standard_normal((n, DRAWS))
@@ -404,7 +404,7 @@ def outlook(schedule: Schedule, rounds: int) -> Outlook:
 def disagreement_edges(schedule: Schedule, spread: Sequence[float]) -> tuple[FloatArray, FloatArray] | None:
     """Return (lower [t], upper [t]) of D-PSGD's distance after round t, from each round's spread of updates.
 
-    None where only columns sum to one, and for too many nodes and rounds.
+    None if only columns sum to one, and for too many nodes and rounds.
     """
     n = schedule.n
     entries = len(schedule.mixing(0).values)

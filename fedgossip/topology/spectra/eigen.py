@@ -1,25 +1,25 @@
 """Eigenvalues of graphs and mixings, by formula or numerically; and products of mixings.
 
-A number that did not converge is returned as unresolved: unconverged Lanczos overstates the gap of a ring of 10^4 nodes
+A value that did not converge is returned as unresolved: unconverged Lanczos overstates the gap of a ring of 10^4 nodes
 70 times.
 
-**By formula**: eigenvalues of Laplacians, ascending.  Where all edges weigh the same, W = I - a L.  As squares of
-sines, so that nothing cancels near 0: a gap of 1e-11 has all its digits.
+**By formula**: eigenvalues of Laplacians, ascending.  If all edges have the same weight, W = I - a L.  Computed as
+squares of sines, so that nothing cancels near 0: a gap of 1e-11 has all its digits.
 
-Source: Mohar, The Laplacian spectrum of graphs, in Graph Theory, Combinatorics, and Applications 2 (1991); the lattices
-are Cartesian products: their eigenvalues are all sums of one of each factor.
+Source: Mohar, The Laplacian spectrum of graphs, in Graph Theory, Combinatorics, and Applications 2 (1991); lattices are
+Cartesian products: their eigenvalues are all sums of one eigenvalue per factor.
 
-**By products**: the disagreement that is left after rounds of mixing.  With P_t = W_t ... W_2 W_1 and J = 11'/n, per
-unit of disagreement before the first round,
+**By products**: the remaining disagreement after rounds of mixing.  With P_t = W_t ... W_2 W_1 and J = 11'/n, per unit
+of disagreement before the first round,
 
-    worst(t)   = ||P_t - J||_2                    the largest share that any disagreement keeps
+    worst(t)   = ||P_t - J||_2                    the largest remaining share of any disagreement
     typical(t) = ||P_t - J||_F / sqrt(n - 1)      the root mean square over all directions
 
-Where only columns sum to one (push-sum) Z_t = diag(P_t 1)^-1 P_t, of the estimates x / w, replaces P_t; where only rows
-do, (I - J) P_t replaces P_t - J.
+If only columns sum to one (push-sum) Z_t = diag(P_t 1)^-1 P_t, of the estimates x / w, replaces P_t; if only rows do,
+(I - J) P_t replaces P_t - J.
 
-Eigenvalues give this for normal mixings; for others only the long-run rate: the de Bruijn graph of 16 nodes has no
-eigenvalue but 1 and 0, and takes 4 rounds.
+Eigenvalues give this for normal mixings; for others only the long-run rate: the de Bruijn graph of 16 nodes has only
+the eigenvalues 1 and 0, and takes 4 rounds.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def lanczos_ends(
 ) -> Ends:
     """Return both ends of the symmetric operator `apply`, without the ones vector.
 
-    work: multiplications per step, which bounds their number, as `most`.  reach(low, high): the relative gap g of the
-    ends; unresolved where sqrt(g) steps <= 3, or the error bound exceeds 1 % of g.
+    work: multiplications per step; with `most` it bounds the number of steps.  reach(low, high): the relative gap g of
+    the ends; unresolved if sqrt(g) steps <= 3, or the error bound exceeds 1 % of g.
     """
     limit = int(min(most, max(60, LANCZOS_WORK // (work + 5 * n)), n - 1))
     vector = start(n)
@@ -145,7 +145,7 @@ def lanczos_ends(
 
 
 def _dot(left: FloatArray, right: FloatArray) -> float:
-    # not left @ right: BLAS starts threads for this length, which costs more than the sum where cores are busy
+    # not left @ right: BLAS starts threads for this length, which costs more than the sum on busy cores
     return float(np.einsum("i,i->", left, right))
 
 
@@ -167,7 +167,7 @@ def _ritz_ends(alphas: FloatArray, betas: FloatArray, reach: Callable[[float, fl
 
 
 def _ritz(alphas: FloatArray, betas: FloatArray, index: int) -> tuple[float, float]:
-    """Return an end's Ritz value and its error bound, min(r, r^2 / distance to the next)."""
+    """Return the Ritz value of one end and its error bound, min(r, r^2 / distance to the next)."""
     from scipy.linalg import eigh_tridiagonal
 
     steps = len(alphas)
@@ -227,7 +227,7 @@ def interval(estimates: FloatArray) -> float:
 
 
 def laplacian_values(topology: Topology) -> FloatArray:
-    """Return all eigenvalues of an undirected graph's Laplacian, ascending [n], densely where there is no formula."""
+    """Return all eigenvalues of an undirected graph's Laplacian, ascending [n], densely without a formula."""
     if topology.laplacian is not None:
         return topology.laplacian()
     with one_thread():
@@ -280,7 +280,7 @@ def star(n: int) -> FloatArray:
 
 
 def hypercube(dimensions: int) -> FloatArray:
-    """Return 2 j, as often as there are ids with j ones."""
+    """Return 2 j for j = 0..dimensions, each as often as ids have j ones."""
     found = np.zeros(1)
     for _ in range(dimensions):
         found = np.concatenate([found, found + 2.0])
@@ -308,25 +308,25 @@ EXACT = 1e-12  # a product this near to J is J,
 DROP = 1e-6  # where the round before it was still this far away: else it has only shrunk
 
 Share = Callable[[int], float]
-"""Remaining share after t rounds, t >= 1."""
+"""t -> remaining share after t rounds, t >= 1."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The first rounds after which a share is left: in the worst direction, and typically; None for never."""
+    """Number of rounds until a share remains: in the worst direction, and typically; None for never."""
 
     worst: int | None
     typical: int | None
 
 
 def worst(product: FloatArray, stochastic: str) -> float:
-    """Return what a product of mixings, all `stochastic` alike, leaves in the worst direction; [n, n]."""
+    """Return the remaining share in the worst direction after a product [n, n] of mixings, all `stochastic`."""
     rest = _rest(product, stochastic)
     return math.sqrt(max(0.0, float(np.linalg.eigvalsh(rest @ rest.T)[-1])))
 
 
 def typical(product: FloatArray, stochastic: str) -> float:
-    """Return what it leaves typically."""
+    """Return the typical remaining share."""
     return float(np.linalg.norm(_rest(product, stochastic))) / math.sqrt(max(1, len(product) - 1))
 
 
@@ -344,7 +344,7 @@ class Powers:
         self._squares = [mixing.matrix()]  # W, W^2, W^4, ...
 
     def reached(self, factor: float) -> Reached:
-        """Return when `factor` is left.  Beyond STEPS rounds shares are taken to fall from round to round."""
+        """Return the rounds until `factor` remains.  Beyond STEPS rounds shares are assumed to fall monotonically."""
         with one_thread():
             return Reached(self._first(worst, factor), self._first(typical, factor))
 
@@ -374,7 +374,7 @@ class Powers:
 
     @cached_property
     def exact_after(self) -> int | None:
-        """The rounds after which everybody has the exact mean; None for never, or for more than 64."""
+        """Number of rounds to the exact mean at all nodes; None for never, or for more than 64."""
         n = len(self._squares[0])
         x = np.random.Generator(np.random.PCG64(0)).standard_normal((n, 2))
         held, weight = x, np.ones((n, 1))
@@ -390,7 +390,7 @@ class Powers:
 
 
 def first(share: Share, factor: float) -> int | None:
-    """Return the first t at which share(t) <= factor, of a share that falls; None for more than 2^40 rounds."""
+    """Return the first t with share(t) <= factor, for a decreasing share; None for more than 2^40 rounds."""
     high = 1
     while share(high) > factor:
         high *= 2
@@ -404,5 +404,5 @@ def first(share: Share, factor: float) -> int | None:
 
 
 def typical_of(sizes: FloatArray) -> Share:
-    """Return what a normal mixing leaves typically, from the sizes of its eigenvalues [n - 1], the mean's left out."""
+    """Return the typical remaining share of a normal mixing, from its |eigenvalues| [n - 1], without the mean's."""
     return lambda rounds: math.sqrt(float(np.mean(sizes ** (2 * rounds)))) if sizes.size else 0.0

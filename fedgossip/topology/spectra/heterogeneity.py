@@ -4,19 +4,19 @@ With P [n, classes] the label shares of the nodes (rows sum to one),
 
     H(W) = 1/n ||W P - 11'P/n||_F^2
 
-is how far the labels in a neighbourhood, weighed as models, are from those of all.  Over random placements its mean is
-(||W||_F^2 - 1)/(n - 1) times that of no graph.  With updates u in place of P it is tau^2 = 1/n sum_i ||sum_j w_ij u_j -
-mean u||^2.
+is the distance of the weighted labels in a neighbourhood from the overall labels.  Over random placements its mean is
+(||W||_F^2 - 1)/(n - 1) times the one without exchange.  With updates u in place of P it is tau^2 = 1/n sum_i ||sum_j
+w_ij u_j - mean u||^2.
 
 Source: Le Bars, Bellet, Tommasi, Lavoie and Kermarrec, Refined convergence and topology learning for decentralized SGD
 with heterogeneous data, AISTATS 2023.
 
-**Modes**: what peers disagree about in each mode of a graph, and what a round leaves of it.  With symmetric W of modes
+**Modes**: the peers' disagreement in each mode of a graph, and its remainder after a round.  With symmetric W of modes
 (l_k, v_k) and rows P [n, width] of label shares or updates,
 
     E_k = ||v_k' P||^2,    sum_{k>=2} E_k = n H(I),    sum_{k>=2} l_k^2 E_k = n H(W)
 
-A graph does well where the energy lies in modes that die out at once.
+A graph suits the data if the energy is in modes that vanish quickly.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fedgossip.topology.spectra.spectrum import spectrum
 from fedgossip.topology.weights.mixing_matrix import Mixing
 
 SWEEPS = 20
-"""Passes over all pairs of nodes in the search for a placement, at most."""
+"""Maximum number of passes over all pairs of nodes in the search for a placement."""
 
 MOST_PLACED = 600  # nodes; beyond it a pass over all pairs takes minutes
 
 
 def label_shares(counts: npt.ArrayLike) -> FloatArray:
-    """Return P [n, classes] of numbers of examples [n, classes].  Raises ConfigError for a node without any."""
+    """Return P [n, classes] from numbers of examples [n, classes].  Raises ConfigError for a node without examples."""
     table = np.asarray(counts, np.float64)
     totals = table.sum(axis=1)
     if not totals.all():
@@ -49,13 +49,13 @@ def label_shares(counts: npt.ArrayLike) -> FloatArray:
 
 
 def label_heterogeneity(mixing: Mixing, shares: FloatArray) -> float:
-    """Return H(W) of label shares [n, classes].  Raises ConfigError where there is not a row for each node."""
+    """Return H(W) of label shares [n, classes].  Raises ConfigError unless each node has one row."""
     _check(mixing, shares)
     return _of(np.asarray(mixing.sparse() @ shares), shares)
 
 
 def alone(shares: FloatArray) -> float:
-    """Return H(I), without any exchange."""
+    """Return H(I), without exchange."""
     return _of(shares, shares)
 
 
@@ -66,8 +66,9 @@ def expected(mixing: Mixing, shares: FloatArray) -> float:
 
 
 def left_of_noise(mixing: Mixing) -> float:
-    """Return (||W||_F^2 - 1) / (n - 1): the share of independent noise at the nodes, less its mean, that a round
-    leaves."""
+    """Return (||W||_F^2 - 1) / (n - 1): the remaining share, after a round, of independent noise at the nodes, less its
+    mean.
+    """
     return (float(mixing.values @ mixing.values) - 1.0) / max(1, mixing.n - 1)
 
 
@@ -80,7 +81,7 @@ def drawn(mixing: Mixing, shares: FloatArray, count: int, seed: int) -> FloatArr
 def placed(mixing: Mixing, shares: FloatArray) -> tuple[IntArray, float]:
     """Return (places [n], H): row places[i] of `shares` at node i, by pairwise swaps until none helps.
 
-    All pairs are tried by two products.  Raises ConfigError for more than MOST_PLACED nodes.
+    Two products evaluate all pairs.  Raises ConfigError for more than MOST_PLACED nodes.
     """
     _check(mixing, shares)
     n = mixing.n
@@ -119,10 +120,11 @@ ALIKE = 1e-9  # eigenvalues this near count as equal, with indistinguishable eig
 
 
 def left_of_modes(schedule: Schedule) -> FloatArray:
-    """Return what a round, or a period, leaves of each mode, descending [n - 1], the mean's left out.
+    """Return each mode's remaining factor after a round, or a period, descending [n - 1], without the mean's.
 
     Symmetric: eigenvalues with signs.  Others: singular values of a round, or a period's product; drawn: roots of the
-    eigenvalues of E[W'W] - J.  Raises ConfigError for size, and rounds that neither repeat nor have a known rule.
+    eigenvalues of E[W'W] - J.  Raises ConfigError for too many nodes, and for rounds that neither repeat nor have a
+    known rule.
     """
     if isinstance(schedule, Mixing):
         found = spectrum(schedule).eigenvalues
@@ -159,7 +161,7 @@ def _of_draws(schedule: Random) -> FloatArray:
 def energies(mixing: Mixing, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return (l_k, E_k), both [n - 1], descending in l_k; modes with one eigenvalue share their energy equally.
 
-    Raises ConfigError for a mixing that is not symmetric, too large, or unlike `rows` [n, width].
+    Raises ConfigError for a mixing that is asymmetric, too large, or of another size than `rows` [n, width].
     """
     n = mixing.n
     if not mixing.symmetric or n > eigen.DENSE_LIMIT:

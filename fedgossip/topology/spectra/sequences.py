@@ -1,7 +1,7 @@
 """Properties of a schedule: rounds to the exact mean, rate over whole periods, effective neighbours.
 
-A sequence is never judged by one step: one-peer exponential has slem 1 for even n, and the exact mean of 2^p after log2
-n rounds.  So slem and gap are None, and `rate` is of the long run.
+One step does not characterise a sequence: one-peer exponential has slem 1 for even n, and the exact mean of 2^p nodes
+after log2 n rounds.  Therefore slem and gap are None, and `rate` is the long-run one.
 
 Large cycles are estimated without dense products: E z'A z = tr A for random signs z, so a few vectors give ||W_k ...
 W_1 - J||_F^2, with a 95 % interval, hence n_W, floor and typical rounds.  The worst direction is P'P's largest
@@ -33,11 +33,11 @@ WORST_LIMIT = 512  # nodes; beyond it dense products are not made, and n_w, floo
 LEAST = 0.01  # how far the worst direction is followed,
 PERIODS = 100  # and for how many periods at most
 DRAWS, DRAWS_WORK, DRAWN_LIMIT = 64, 4_000_000, 256
-"""Sequences of a random schedule drawn for their worst directions: at most so many, draws * n^3 at most this, none
-above the last.
-"""
+"""Limits of the sequences drawn for a random schedule's worst direction: number of draws, draws * n^3, and n."""
 MOMENT_LIMIT, MOMENT_ROUNDS, MOMENT_END = 200, 600, 1e-8
-"""Second moments, dense, are followed for no more nodes and rounds than these, and until so little is left."""
+"""Limits of dense second moments: maximum number of nodes, maximum number of rounds, and the remaining share that ends
+the computation.
+"""
 UNKNOWN = (
     *("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "n_w", "mean_contraction"),
     *("rounds_to_halve", "rounds_to_1_percent", "typical_to_halve", "typical_to_1_percent"),
@@ -48,9 +48,9 @@ UNKNOWN = (
 def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
     """Return the forecast of any schedule before training; None for unknown fields.
 
-    One graph: `spectral.forecast`, `found` its spectrum if at hand.  A cycle: products of rounds, closed where
-    circulant, else dense; of large ones exact only.  Random: expected values, and drawn sequences' worst directions.
-    Raises ConfigError for a gamma outside [0, 1).
+    One graph: `spectral.forecast`, `found` its spectrum if already computed.  A cycle: products of rounds, in closed
+    form if circulant, else dense; for large ones only exact_after and estimates.  Random: expected values, and the
+    worst directions of drawn sequences.  Raises ConfigError for a gamma outside [0, 1).
     """
     check_gamma(gamma)
     if isinstance(schedule, Mixing):
@@ -65,8 +65,8 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
 
 
 def product_norm(schedule: Schedule) -> float | None:
-    """Return ||W_p ... W_2 W_1 - J||_2 over one period; None where rounds never repeat, and above 512 nodes unless
-    exact or circulant.
+    """Return ||W_p ... W_2 W_1 - J||_2 over one period; None if rounds never repeat, and above 512 nodes unless exact
+    or circulant.
     """
     if not schedule.period:
         return None
@@ -142,7 +142,7 @@ def _sizes(schedule: Schedule) -> list[FloatArray] | None:
 
 
 def _exact_after(schedule: Schedule) -> int | None:
-    """Return the rounds after which all have the exact mean, by a period on random vectors; or None."""
+    """Return the rounds to the exact mean at all nodes, from a period applied to random vectors; or None."""
     x = np.random.Generator(np.random.PCG64(0)).standard_normal((schedule.n, 2))
     mean = x.mean(axis=0)
     for round in range(schedule.period):
@@ -153,7 +153,7 @@ def _exact_after(schedule: Schedule) -> int | None:
 
 
 def _left(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> list[float] | None:
-    """Return what k = 1, 2, ... rounds leave, a period at least, until it is 1 %; None where too costly."""
+    """Return the remaining shares after k = 1, 2, ... rounds, a period at least, down to 1 %; None if too costly."""
     sizes = _sizes(schedule)
     if sizes is None and schedule.n > WORST_LIMIT:
         return None
@@ -182,7 +182,7 @@ def _shares_circulant(sizes: list[FloatArray], share_of: Callable[[FloatArray, s
 
 
 def _first(left: list[float], factor: float) -> int | None:
-    # the allowance keeps a half that is reached exactly a half, whatever it rounds to
+    # the allowance counts a share of exactly one half despite rounding
     return next((rounds for rounds, share in enumerate(left, 1) if share <= factor * (1 + 1e-9)), None)
 
 
@@ -220,7 +220,7 @@ def _deviation_circulant(sizes: list[FloatArray], gamma: float) -> float | None:
 
 
 def _mean_left(schedule: Schedule) -> float:
-    """Return the mean of (||W_r||_F^2 - 1)/(n - 1) over a period: a round's remainder of the square."""
+    """Return the mean of (||W_r||_F^2 - 1)/(n - 1) over a period: the remaining share of the square after a round."""
     squares = [float(np.sum(schedule.mixing(round).values ** 2)) for round in range(schedule.period)]
     return max(0.0, (math.fsum(squares) / len(squares) - 1.0) / (schedule.n - 1))
 
@@ -229,7 +229,7 @@ def _mean_left(schedule: Schedule) -> float:
 
 
 def _forecast_random(schedule: Random, gamma: float) -> Forecast:
-    """Expected values: with c what a round leaves of sum ||x_i - mean||^2, E ||W_k ... W_1 - J||_F^2 = (n - 1) c^k."""
+    """Expected values: with c the remaining share of sum ||x_i - mean||^2, E ||W_k ... W_1 - J||_F^2 = (n - 1) c^k."""
     left = schedule.contraction
     if schedule.moment is not None and schedule.n <= MOMENT_LIMIT:
         return _forecast_by_moments(schedule, schedule.moment, gamma)
@@ -253,7 +253,7 @@ def _forecast_random(schedule: Random, gamma: float) -> Forecast:
 
 
 def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatArray], gamma: float) -> Forecast:
-    """Expected values where directions differ: E ||W_k ... W_1 - J||_F^2 = tr M_k, M_k = E[W' M_k-1 W], M_0 = I - J."""
+    """Expected values if directions differ: E ||W_k ... W_1 - J||_F^2 = tr M_k, M_k = E[W' M_k-1 W], M_0 = I - J."""
     n = schedule.n
     M = np.eye(n) - 1.0 / n
     lefts: list[float] = []
@@ -283,7 +283,7 @@ def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatA
 
 
 def _worst_of_draws(schedule: Random, typical: int | None) -> dict[str, float | int | None]:
-    """Return the rounds until half, and 1 %, are left in the worst direction of drawn sequences.
+    """Return the rounds until half, and 1 %, remain in the worst direction of drawn sequences.
 
     `typical`: the expected rounds to 1 %; a draw is followed ten times as long.
     """
@@ -341,7 +341,7 @@ TAIL = 1e-6  # a remembered rest that is this share of the sum is left out
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """A value, and half the width of its 95 % interval."""
+    """An estimated value, and half the width of its 95 % interval."""
 
     value: float
     error: float
@@ -350,7 +350,7 @@ class TraceEstimate:
 def estimated_deviation(schedule: Schedule, gamma: float) -> TraceEstimate | None:
     """Return sum_{k>=1} gamma^(k-1) ||W_{r+k-1} ... W_r - J||_F^2, the mean over rounds r of a period.
 
-    Of doubly stochastic rounds; None above PHASES of them, or WORK.
+    For doubly stochastic rounds; None above PHASES rounds, or WORK.
     """
     if schedule.period > PHASES:
         return None
@@ -376,7 +376,9 @@ def estimated_deviation(schedule: Schedule, gamma: float) -> TraceEstimate | Non
 
 
 def typical_left(schedule: Schedule, least: float) -> list[float] | None:
-    """Return what 1, 2, ... rounds leave typically, a period at least, until it is `least`; None for too much work."""
+    """Return the typical remaining shares after 1, 2, ... rounds, a period at least, down to `least`; None for too much
+    work.
+    """
     x = _signs(schedule.n)
     found: list[float] = []
     work = 0.0
@@ -391,7 +393,7 @@ def typical_left(schedule: Schedule, least: float) -> list[float] | None:
 
 
 def worst_reached(schedule: Schedule, factor: float) -> int | None:
-    """Return after how many rounds no direction has more than `factor` left; None where that is not resolved."""
+    """Return the rounds until no direction has more than `factor` left; None if unresolved."""
     high = 1
     while (more := _more_left(schedule, high, factor)) is True:
         high *= 2
@@ -405,13 +407,13 @@ def worst_reached(schedule: Schedule, factor: float) -> int | None:
 
 
 def period_left(schedule: Schedule) -> float | None:
-    """Return ||W_p ... W_1 - J||_2 of a period; None where Lanczos does not resolve it."""
+    """Return ||W_p ... W_1 - J||_2 of a period; None if Lanczos does not resolve it."""
     square, sure = _worst_square(schedule, schedule.period)
     return math.sqrt(square) if sure else None
 
 
 def _more_left(schedule: Schedule, rounds: int, factor: float) -> bool | None:
-    """Whether more than `factor` is left after so many rounds; None where unresolved."""
+    """Whether more than `factor` remains after `rounds`; None if unresolved."""
     square, sure = _worst_square(schedule, rounds)
     if square > factor**2 * (1 + 1e-9):  # a Ritz value is never more than the largest eigenvalue
         return True
@@ -419,7 +421,7 @@ def _more_left(schedule: Schedule, rounds: int, factor: float) -> bool | None:
 
 
 def _worst_square(schedule: Schedule, rounds: int) -> tuple[float, bool]:
-    """Return ||W_t ... W_1 - J||_2^2 by Lanczos, from below, and whether it is resolved."""
+    """Return a lower bound of ||W_t ... W_1 - J||_2^2 by Lanczos, and whether it is resolved."""
     Ws = [schedule.mixing(round).sparse() for round in range(min(rounds, schedule.period))]
     order = [round % len(Ws) for round in range(rounds)]
     work = 2 * sum(Ws[round].nnz for round in order)

@@ -1,24 +1,25 @@
-"""The spectrum of a mixing: its eigenvalues where they can be had, else both ends, else no number.
+"""The spectrum of a mixing: all eigenvalues if possible, else both ends, else None.
 
 In this order: a closed form of the construction (`eigen`); twins, which leave a small matrix; dense solvers; short
-Lanczos; factors of W - s I, whose signs prove the result; long Lanczos.  Unresolved values are reported as such.
+Lanczos; factors of W - s I, whose signs prove the result; long Lanczos.  Unresolved values are marked.
 
-Twins have equal rows of W except in their own two columns, and W_ij = W_ji.  A class of s twins has s - 1 eigenvectors
-of its own, eigenvalue (own weight - weight of each other); the rest is the quotient, one row per class: two for a star
-and K_ab, four for two cliques.
+Twins have equal rows of W except in their own two columns, and W_ij = W_ji.  A class of s twins has s - 1 own
+eigenvectors, with eigenvalue (own weight - weight of each other).  The rest is the quotient, one row per class: two for
+a star and K_ab, four for two cliques.
 
 Source: Godsil and Royle, Algebraic Graph Theory, Springer 2001, section 9.3 (equitable partitions).
 
-**Ends proven by signs.**  Lanczos sees a gap g in about 3 / sqrt(g) steps, so long thin graphs (trees, grids, chains of
-clusters) are out of its reach; they are also those whose W - s I has factors L D L' with few entries.  By Sylvester's
-law of inertia as many eigenvalues of W lie below s as D has negative signs.  So
+**Ends proven by signs.**  Lanczos resolves a gap g in about 3 / sqrt(g) steps, too many for long thin graphs (trees,
+grids, chains of clusters); but for these W - s I has factors L D L' with few entries.  By Sylvester's law of inertia
+the number of eigenvalues of W below s equals the number of negative signs in D.  Therefore
 
     1. inverse iteration finds a vector v orthogonal to the ones vector; its 1 - v'Wv / v'v is at least the true 1 - l_2
-    2. the signs at a little less prove that only the mean's eigenvalue is nearer to 1: the value is proven between
-    3. the signs below the smallest value of Lanczos prove that nothing is lower
+    2. the signs slightly below prove that only the mean's eigenvalue is closer to 1, which bounds the value on both
+       sides
+    3. the signs below the smallest value of Lanczos prove that no eigenvalue is lower
 
-On a tree this is the Sturm count, O(n).  Never for expanders, whose dense factors are bounded beforehand, and which
-Lanczos resolves.
+On a tree this is the Sturm count, O(n).  Not used for expanders: a bound computed beforehand excludes their dense
+factors, and Lanczos resolves them.
 
 Source: Parlett, The Symmetric Eigenvalue Problem, SIAM 1998, sections 3.3 and 4.
 """
@@ -45,10 +46,10 @@ _EPSILON = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The spectrum of a mixing, or its ends; None for what was not resolved.
+    """The spectrum of a mixing, or its ends; unresolved values are None.
 
     lambda2, lambda_n: second largest and smallest eigenvalue; None for a directed mixing.  eigenvalues: float64 [n],
-    descending, the mean's first; of a directed mixing singular values, the eigenvalues' sizes where `normal`.  modes:
+    descending, the mean's first; of a directed mixing singular values, the eigenvalues' sizes if `normal`.  modes:
     eigenvalues of a directed normal mixing, complex128 [n - 1], without the mean's.  None for large graphs without a
     closed form.  rate: |l_2|, or None.  residual: error bound of the ends.  certified: (lower, upper), proven bounds of
     the gap.
@@ -71,12 +72,12 @@ class Spectrum:
 
 
 def spectrum(mixing: Mixing) -> Spectrum:
-    """Return slem, gap and, where they can be had, all eigenvalues of `mixing`.
+    """Return slem, gap and, if possible, all eigenvalues of `mixing`.
 
     The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||.  Zero
     for a disconnected graph.  Any size with a closed form, twins or cheap factors; else dense to 3000 nodes and Lanczos
-    beyond, which returns resolved=False rather than a wrong number.  Where only columns or rows sum to one, slem is
-    |l_2|, as rate; no eigenvalues.
+    beyond, which returns resolved=False rather than a wrong number.  If only columns or rows sum to one, slem is |l_2|,
+    as rate; no eigenvalues.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """
@@ -113,7 +114,7 @@ def _circulant(mixing: Mixing) -> Spectrum:
 
 
 def _by_formula(mixing: Mixing) -> FloatArray | None:
-    """Return 1 - l_k [n], the mean's 0 first, where a formula of the Laplacian gives it."""
+    """Return 1 - l_k [n], the mean's 0 first, if a formula of the Laplacian applies."""
     if mixing.topology.laplacian is None or mixing.stochastic != "both":
         return None
     others = mixing.values[mixing.ids != mixing.receivers]
@@ -132,7 +133,7 @@ def _from_deficits(mixing: Mixing, deficits: FloatArray, method: str) -> Spectru
 
 
 def _dense(mixing: Mixing) -> Spectrum:
-    # W - J moves the mean's eigenvalue from 1 to 0 and touches nothing else: the others cannot be mistaken for it
+    # W - J moves only the mean's eigenvalue, from 1 to 0: no other can be mistaken for it
     with eigen.one_thread():
         values = np.linalg.eigvalsh(mixing.matrix() - 1.0 / mixing.n)
     values = np.delete(values, np.argmin(np.abs(values)))[::-1]
@@ -161,7 +162,7 @@ def _dense_directed(mixing: Mixing) -> Spectrum:
 
 
 def _modes(deviation: FloatArray) -> npt.NDArray[np.complex128]:
-    """Return the eigenvalues of W - J but the one that J moved to 0, [n - 1]."""
+    """Return the eigenvalues of W - J except the one that J moved to 0, [n - 1]."""
     with eigen.one_thread():
         values = np.linalg.eigvals(deviation)
     return np.asarray(np.delete(values, np.argmin(np.abs(values))), np.complex128)
@@ -247,7 +248,7 @@ def _without_numbers(mixing: Mixing, method: str, residual: float) -> Spectrum:
 
 
 def _connectivity(mixing: Mixing, deficit: float) -> float | None:
-    """Return mu_2: from W = I - a L where all edges weigh the same; else from the Laplacian."""
+    """Return mu_2: from W = I - a L if all edges have the same weight; else from the Laplacian."""
     others = mixing.values[mixing.ids != mixing.receivers] if mixing.turned is None else mixing.turned[1][1:]
     if mixing.topology.directed or not others.size:
         return 0.0 if not others.size else None
@@ -263,7 +264,7 @@ NEAR = 1e-12  # rows whose sums against random vectors are this near are equal: 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The eigenvalues that live on classes [n - classes], and the symmetric quotient with the same others."""
+    """The eigenvalues within classes [n - classes], and the symmetric quotient with the remaining ones."""
 
     inner: FloatArray
     quotient: FloatArray
@@ -271,7 +272,7 @@ class Reduced:
 
 
 def reduced(W: Any, largest: int) -> Reduced | None:
-    """Return the symmetric W [n, n], sparse, without its twins; None where more than `largest` classes are left."""
+    """Return the symmetric sparse W [n, n] without its twins; None if more than `largest` classes remain."""
     n = W.shape[0]
     labels = _classes(W)
     classes = int(labels.max()) + 1
@@ -284,7 +285,7 @@ def reduced(W: Any, largest: int) -> Reduced | None:
     member = csr_array((np.ones(n), (np.arange(n), labels)), shape=(n, classes))
     between = np.asarray((W[first] @ member).todense())  # what one node of a class gives to each class
     own = W.diagonal()[first]
-    # of its own class it gives its own weight, and the rest to its s - 1 twins alike
+    # within its class a node gives itself its own weight, and the rest equally to its s - 1 twins
     each = np.where(sizes > 1, (between[np.arange(classes), np.arange(classes)] - own) / np.maximum(1, sizes - 1), 0.0)
     roots = np.sqrt(sizes.astype(np.float64))
     quotient = between * (roots[:, None] / roots[None, :])
@@ -292,7 +293,7 @@ def reduced(W: Any, largest: int) -> Reduced | None:
 
 
 def _classes(W: Any) -> IntArray:
-    """Return the number of each node's class, int64 [n]."""
+    """Return the class number of each node, int64 [n]."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
@@ -311,7 +312,7 @@ def _classes(W: Any) -> IntArray:
 
 
 def _few(values: FloatArray) -> list[float] | None:
-    """Return the values that there are; None for more than MOST_WEIGHTS."""
+    """Return the distinct values; None for more than MOST_WEIGHTS."""
     found: list[float] = []
     while values.size:
         if len(found) == MOST_WEIGHTS:
@@ -322,7 +323,7 @@ def _few(values: FloatArray) -> list[float] | None:
 
 
 def _joined(W: Any, own: FloatArray, probes: FloatArray, received: FloatArray) -> IntArray:
-    """Return the pairs [k, 2] of joined twins, whatever the weights."""
+    """Return the pairs [k, 2] of joined twins, for any weights."""
     rows = np.repeat(np.arange(W.shape[0]), np.diff(W.indptr))
     there = (W.indices > rows) & (np.abs(own[rows] - own[W.indices]) < NEAR)
     u, v, weight = rows[there], W.indices[there], W.data[there][:, None]
@@ -348,7 +349,7 @@ PEELED = 60  # rounds in which nodes with one neighbour are taken off before the
 
 @dataclass(frozen=True)
 class Proven:
-    """Both ends, and between what the largest eigenvalue but the mean's lies: 1 - upper <= l_2 <= 1 - lower."""
+    """Both ends, and proven bounds of the largest eigenvalue except the mean's: 1 - upper <= l_2 <= 1 - lower."""
 
     ends: Ends
     lower: float
@@ -356,7 +357,7 @@ class Proven:
 
 
 def proven_ends(W: Any, lowest: float) -> Proven | None:
-    """Return both ends of the symmetric doubly stochastic W [n, n], sparse; None where factors are too dear or fail.
+    """Return both ends of the symmetric doubly stochastic sparse W [n, n]; None if factors are too costly or fail.
 
     lowest: Lanczos' smallest value, an upper bound.
     """
@@ -370,7 +371,7 @@ def proven_ends(W: Any, lowest: float) -> Proven | None:
     if lower is None:
         return None
     for margin in LOWEST:
-        # 1 - W has its largest eigenvalue at 1 - lowest: none above, and all n are below
+        # the largest eigenvalue of I - W should be 1 - lowest: all n must be below it
         if below(deficit, 1.0 - lowest + margin) == W.shape[0]:
             return Proven(Ends(lowest, 1.0 - found, max(margin, found - lower), 0, True), lower, found)
     return None
@@ -381,13 +382,13 @@ def _lower_ones(found: float) -> list[float]:
 
 
 def below(matrix: Any, shift: float) -> int | None:
-    """Return how many eigenvalues of a sparse symmetric matrix are less than `shift`; None where factors failed."""
+    """Return the number of eigenvalues of a sparse symmetric matrix below `shift`; None if factors failed."""
     factors = _factors(matrix, shift)
     return None if factors is None else int((factors.U.diagonal() < 0).sum())
 
 
 def banded_work(W: Any) -> float:
-    """Return the multiplications that factors of W cost at most in a banded order, leaves taken off before."""
+    """Return an upper bound of the multiplications to factor W in a banded order, after removing leaves."""
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
     core = _without_leaves(W)
@@ -416,7 +417,7 @@ def _without_leaves(W: Any) -> Any:
 
 
 def _deficit(W: Any) -> Any:
-    """Return I - W with the diagonal as the others' sum, not 1 - w_ii: nothing cancels."""
+    """Return I - W with the diagonal as the sum of the other weights, not 1 - w_ii: nothing cancels."""
     from scipy.sparse import dia_array
 
     others = W - dia_array((W.diagonal()[None], [0]), shape=W.shape)
@@ -425,7 +426,7 @@ def _deficit(W: Any) -> Any:
 
 
 def _factors(matrix: Any, shift: float) -> Any:
-    """Return LU of matrix - shift I with diagonal pivots; None where inaccurate."""
+    """Return LU of matrix - shift I with diagonal pivots; None if inaccurate."""
     from scipy.sparse import dia_array
     from scipy.sparse.linalg import splu
 

@@ -1,7 +1,7 @@
 """The mixing weights of one round: x_i <- sum_j row(i)[j] x_j.
 
-Doubly stochastic, so that a round keeps the mean; a weaker mixing declares it (`Mixing.stochastic`), for algorithms
-that correct for it.
+Doubly stochastic, so a round keeps the mean.  A weaker mixing declares it (`Mixing.stochastic`), for algorithms with a
+correction.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-9  # how far a row or a column may sum from one
 
 SIGNED = frozenset({"best-constant", "fdla", "leja", "matcha"})
-"""Rules with possibly negative weights: the fastest ones are."""
+"""Rules with possibly negative weights, which mix faster."""
 
 Stochastic = Literal["both", "rows", "columns"]
-"""The sums that equal one.  Both: the mean stays.  Rows: equal models stay equal, the mean may move.  Columns: the sum
-stays, nodes gain or lose mass, which push-sum counts.
+"""The sums that equal one.  Both: the mean is kept.  Rows: equal models stay equal, the mean may move.  Columns: the
+sum is kept, nodes gain or lose mass, which push-sum counts.
 """
 
 Entries = tuple[IntArray, IntArray, FloatArray]
@@ -39,10 +39,10 @@ Group = tuple[IntArray, IntArray, FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """A stochastic matrix over a graph, checked on construction.  Make one with `weights.build` or `from_matrix`.
+    """A stochastic matrix over a graph, checked on construction; from `weights.build` or `from_matrix`.
 
     starts int64 [n + 1], ids int64 [entries], values float64 [entries]: CSR, ids ascending in a row, with the diagonal;
-    read-only.  Doubly stochastic unless `stochastic` says otherwise.  Also the Schedule that uses it in every round.
+    read-only.  Doubly stochastic unless `stochastic` declares otherwise.  Also a Schedule that uses it in every round.
     """
 
     topology: Topology
@@ -51,10 +51,10 @@ class Mixing:
     """The arrays, or a function that creates them on first access; `turned` then describes them."""
     stochastic: Stochastic = "both"
     turned: tuple[IntArray, FloatArray] | None = None
-    """(offsets, weights) of every row, ascending, where the construction provides them."""
+    """(offsets, weights) of every row, ascending, if the construction provides them."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what does not sum to one as promised, a negative or a non-finite weight."""
+        """Raise ConfigError if the declared sums are not one, or a weight is negative or not finite."""
         if callable(self.given):
             assert self.turned is not None
             assert abs(float(self.turned[1].sum()) - 1.0) <= TOLERANCE
@@ -95,9 +95,9 @@ class Mixing:
         rule: str = "matrix",
         stochastic: Stochastic = "both",
     ) -> Mixing:
-        """Return the mixing with the dense weights W [n, n]; W[i, j] is what i gives the model it has from j.
+        """Return the mixing with the dense weights W [n, n]; W[i, j] is i's weight of the model from j.
 
-        Without a topology the graph is the nonzero weights.  Raises ConfigError for W that is not a square real array,
+        Without a topology the graph is the nonzero weights.  Raises ConfigError if W is not a square real array,
         violates `stochastic`, or weighs a pair without an edge.
         """
         dense = dense_weights(W)
@@ -128,7 +128,7 @@ class Mixing:
     # --- as the peers see it --------------------------------------------------------------------------------------
 
     def row(self, node: int) -> dict[int, float]:
-        """Return {id: weight} of the models that `node` sums, ids ascending, its own among them."""
+        """Return {id: weight} of the models that `node` sums, ids ascending, including its own."""
         here = slice(self.starts[node], self.starts[node + 1])
         return dict(zip(self.ids[here].tolist(), self.values[here].tolist(), strict=True))
 
@@ -146,7 +146,7 @@ class Mixing:
         return others
 
     def targets(self, node: int) -> tuple[int, ...]:
-        """Return the others whose rows contain `node`: whom it has to send to; ascending."""
+        """Return the other nodes whose rows contain `node`, its receivers; ascending."""
         starts, receivers = self._columns
         found = receivers[starts[node] : starts[node + 1]]
         return tuple(found[found != node].tolist())
@@ -180,13 +180,13 @@ class Mixing:
         return tuple(sorted({*self.row(node), *self.targets(node)} - {node}))
 
     def mixing(self, round: int) -> Mixing:
-        """Return this mixing, whatever the round."""
+        """Return this mixing for every round."""
         del round
         return self
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether i weighs j as j weighs i."""
+        """Whether W is symmetric."""
         if callable(self.given) and self.turned is not None:
             row = dict(zip(self.turned[0].tolist(), self.turned[1].tolist(), strict=True))
             return all(abs(weight - row.get(-offset % self.n, 0.0)) <= 1e-12 for offset, weight in row.items())
@@ -206,7 +206,7 @@ class Mixing:
         return csr_array((self.values, self.ids, self.starts), shape=(self.n, self.n))
 
     def rows_by_degree(self) -> list[Group]:
-        """Return the rows in groups of equal length, shortest first: what a stacked engine sums."""
+        """Return the rows in groups of equal length, shortest first, for a stacked engine's sums."""
         return self._by_degree
 
     @cached_property
@@ -221,7 +221,7 @@ class Mixing:
 
     @cached_property
     def generator(self) -> tuple[IntArray, FloatArray] | None:
-        """(offsets, weights) of every row, where all rows are the same but turned; None elsewhere."""
+        """(offsets, weights) of every row if W is circulant; otherwise None."""
         if self.turned is not None:
             return self.turned
         lengths = np.diff(self.starts)
@@ -250,7 +250,7 @@ def from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mix
     n, (u, v) = topology.n, topology.edges.T
     nodes = np.arange(n, dtype=np.int64)
     own = 1.0 - _sums(np.concatenate([u, v]), np.concatenate([weights, weights]), n)
-    # what is heard from lower ids first, then from oneself: as the edges are sorted, every row is in its order
+    # models of lower ids first, then the node's own: the edges are sorted, so every row is in order
     values = np.concatenate([weights, own, weights])
     return Mixing(topology, rule, in_rows(n, np.concatenate([v, nodes, u]), np.concatenate([u, nodes, v]), values))
 
@@ -264,9 +264,9 @@ def assemble(
     own: FloatArray,
     stochastic: Stochastic = "both",
 ) -> Mixing:
-    """Return the mixing in which receivers[k] gives the model of senders[k] weights[k], and everyone its own own[i].
+    """Return the mixing with weight weights[k] of senders[k]'s model at receivers[k], and own[i] of node i's own.
 
-    Arrays [arcs] and own [n]; every arc once, none from a node to itself.
+    Arrays [arcs] and own [n]; every arc once, no loops.
     """
     nodes = np.arange(topology.n, dtype=np.int64)
     rows, columns = np.concatenate([receivers, nodes]), np.concatenate([senders, nodes])
@@ -276,7 +276,7 @@ def assemble(
 def turned(
     topology: Topology, rule: str, weight: float, whole: Callable[[], Mixing], stochastic: Stochastic = "both"
 ) -> Mixing:
-    """Return the mixing of a circulant graph with one weight for received models; `whole` creates its arrays, on first
+    """Return the mixing of a circulant graph with one weight for received models; `whole` creates its arrays on first
     access.
     """
     n, offsets = topology.n, np.array(topology.circulant, np.int64)
@@ -294,7 +294,7 @@ def _sums(nodes: IntArray, weights: FloatArray, n: int) -> FloatArray:
 def _check_values(mixing: Mixing) -> None:
     bad = ~np.isfinite(mixing.values)
     if mixing.rule not in SIGNED:
-        # rounding may leave an own weight of -1e-17 where the neighbours take everything
+        # rounding may leave an own weight of -1e-17 if the neighbours' weights sum to one
         bad |= mixing.values < -1e-12
     if bad.any():
         place = int(np.argmax(bad))

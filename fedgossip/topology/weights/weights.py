@@ -1,6 +1,6 @@
 """Rules for the mixing weights of a graph: Metropolis-Hastings, constant, and the fastest symmetric ones.
 
-Others settle on another mean than the plain one, or on the plain one where degrees differ:
+Others converge to another mean than the plain one, or to the plain one on graphs with unequal degrees:
 
     sinkhorn   of a directed graph: D1 (A + I) D2 with rows and columns that sum to one, the plain mean
     inverse    1 / (1 + received models), a plain average at every node: rows sum to one, frequent senders count most
@@ -32,15 +32,15 @@ from fedgossip.topology.weights.mixing_matrix import Mixing, Stochastic, assembl
 #
 # Minimise s over the weights w of the edges with -s I <= I - L(w) - J <= s I, L(w) = sum_e w_e (e_u - e_v)(e_u - e_v)';
 # FMMC: w >= 0 and no own weight negative.  With P = (sI - M)^-1, Q = (sI + M)^-1, M = I - L(w) - J and the incidence
-# matrix A the Hessian in w is (A'PA)^2 + (A'QA)^2 entry by entry, so that Newton's method needs no solver library.  The
-# answer is at most (number of barriers) / t above the least slem: t grows until that is GAP.
+# matrix A the Hessian in w is (A'PA)^2 + (A'QA)^2 entry by entry, so Newton's method needs no solver library.  The
+# result exceeds the minimum slem by at most (number of barriers) / t: t grows until this is GAP.
 #
 # Sources: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004); Boyd,
 # Diaconis and Xiao, Fastest mixing Markov chain on a graph, SIAM Review 46 (2004).
 
 
 GAP = 1e-9
-"""Maximum excess of the weights' slem over the least one."""
+"""Maximum excess of the weights' slem over the minimum."""
 
 MOST_NODES, MOST_EDGES = 200, 1000
 
@@ -53,7 +53,7 @@ class _Problem:
 
 
 def fastest(topology: Topology, positive: bool) -> FloatArray:
-    """Return weights [m] of the edges with the least slem, to GAP; `positive`: none negative, nor the own.
+    """Return the edge weights [m] with the minimum slem, to GAP; `positive`: no edge or own weight is negative.
 
     Raises ConfigError for more than MOST_NODES nodes or MOST_EDGES edges.
     """
@@ -152,23 +152,23 @@ def _centred(problem: _Problem, x: FloatArray, t: float) -> FloatArray:
 
 
 def build(topology: Topology, rule: str = "metropolis") -> Mixing:
-    """Return the mixing that `rule` makes of the graph.
+    """Return the mixing of the graph under `rule`.
 
-    - metropolis: 1 / (1 + max(d_i, d_j)); on a directed graph only where all nodes have d senders and receivers
+    - metropolis: 1 / (1 + max(d_i, d_j)); on a directed graph only if all nodes have d senders and receivers
     - max-degree: 1 / (1 + largest degree)
     - xiao-boyd-metropolis, xiao-boyd-max-degree: without the 1, as published; may never agree on a bipartite graph
     - uniform: 1 / (1 + d), a plain average; every node must have the same degree d
     - lazy: half Metropolis, half keeping: no negative eigenvalue
     - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n) to 36 bits, the same on unlike
-      processors; may weigh oneself negatively
+      processors; the own weight may be negative
     - fmmc, fdla: the edge weights with the fastest worst case, none negative or any; to 200 nodes
     - sinkhorn: doubly stochastic on any strongly connected graph
     - inverse: 1 / (1 + senders), a plain average on any graph: rows sum to 1 and columns need not
     - pi:FILE: Metropolis weights that keep a weighted mean, one number per node in the file: rows sum to 1;
-      "sizes", of an experiment alone, takes the numbers of its peers' examples
+      "sizes", only in an experiment, uses its peers' numbers of examples
     - push: 1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
 
-    Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
+    Raises ConfigError for an unknown rule, and for a rule that the graph does not support.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """
@@ -206,12 +206,12 @@ def _build_whole(topology: Topology, rule: str) -> Mixing:
 
 
 def rule_names() -> tuple[str, ...]:
-    """Return the names that `build` knows."""
+    """Return the names of the rules of `build`."""
     return (*_RULES, *_WHOLE)
 
 
 def push_weights(topology: Topology) -> Mixing:
-    """Return the column-stochastic mixing in which each node gives away equal shares, 1 / (1 + its successors).
+    """Return the column-stochastic mixing with equal shares for receivers and self, 1 / (1 + successors of the sender).
 
     A node needs only its number of receivers, so this works on every directed graph.  Rows need not sum to 1: for
     push-sum, which divides by the mass.
@@ -273,10 +273,10 @@ def _best_weight(topology: Topology) -> float:
 
 
 def _agreed(weight: float) -> float:
-    """Return the weight to its first AGREED_BITS bits, on which all processors agree.
+    """Return the weight rounded to its first AGREED_BITS bits, on which all processors agree.
 
-    LAPACK and vectorised sines differ between processors by at most 2e-15 of the weight; a midpoint within that is met
-    by one graph in 10 000.  The rate loses about 1e-11.
+    LAPACK and vectorised sines differ between processors by at most 2e-15 of the weight; one graph in 10 000 has a
+    midpoint within that distance.  The rate loses about 1e-11.
     """
     mantissa, exponent = math.frexp(weight)
     return math.ldexp(round(math.ldexp(mantissa, AGREED_BITS)), exponent - AGREED_BITS)
@@ -299,7 +299,7 @@ _RULES: dict[str, Callable[[Topology], FloatArray]] = {
 }
 
 SIZES = "sizes"
-"""The rule `pi` with the numbers of examples that an experiment gives its peers: only it knows them."""
+"""The rule `pi` with the peers' numbers of examples, which only an experiment provides."""
 
 MOST_STEPS, NEAR = 100_000, 1e-14
 MAX_FILE_BYTES = 64 << 20
@@ -308,7 +308,7 @@ MAX_FILE_BYTES = 64 << 20
 def sinkhorn(topology: Topology) -> Mixing:
     """Return the doubly stochastic mixing on the arcs and loops of `topology` by Sinkhorn's steps.
 
-    Raises ConfigError where there is none: an arc on no cycle.
+    Raises ConfigError if none exists: an arc on no cycle.
     """
     from scipy.sparse import coo_array
 
@@ -350,8 +350,8 @@ def inverse(topology: Topology) -> Mixing:
 def weighted(topology: Topology, pi: npt.ArrayLike, rule: str = "pi") -> Mixing:
     """Return the mixing that keeps sum_i pi_i x_i: i gives j min(pi_i / (1 + d_i), pi_j / (1 + d_j)) / pi_i.
 
-    Equal pi: Metropolis weights.  Raises ConfigError for a directed graph, another number of values than nodes, and one
-    that is not positive.
+    Equal pi: Metropolis weights.  Raises ConfigError for a directed graph, another number of values than nodes, and a
+    value that is not positive.
     """
     values = np.asarray(pi, np.float64)
     if topology.directed:
@@ -392,7 +392,7 @@ def read_pi(path: Path) -> FloatArray:
 
 
 _WHOLE: dict[str, Callable[[Topology], Mixing]] = {"push": push_weights, "sinkhorn": sinkhorn, "inverse": inverse}
-"""Rules on any graph, directed or not."""
+"""Rules for any graph, directed or not."""
 
 
 def _build_directed(topology: Topology, rule: str) -> Mixing:
