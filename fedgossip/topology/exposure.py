@@ -150,7 +150,7 @@ def _sets(mixings: Sequence[Mixing], n: int, colluding: int) -> Iterator[Set]:
     yield from found
 
 
-# --- what is seen -----------------------------------------------------------------------------------------------
+# --- observations -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +278,7 @@ def _exposed(rounds: Sequence[_Round[np.int64]], exchange: Exchange, curious: Se
     return found
 
 
-# --- in float32: what rounding leaves ---------------------------------------------------------------------------
+# --- float32: rounding errors ----------------------------------------------------------------------------------
 
 
 def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange, curious: Set) -> dict[int, int]:
@@ -325,7 +325,7 @@ ROUNDS_LOOKED_AT = 64
 
 
 def check_private(schedule: Schedule, rounds: int) -> None:
-    """Raise ConfigError for a schedule whose rounds cannot all be summed in secret, naming the first unsuitable round."""
+    """Raise ConfigError, naming the first unsuitable round, unless all rounds can be summed in secret."""
     for round in range(schedule.period or min(rounds, ROUNDS_LOOKED_AT)):
         mixing = schedule.mixing(round)
         where = f"{schedule.name!r}" if schedule.period == 1 else f"{schedule.name!r}, round {round}"

@@ -105,7 +105,7 @@ class Topology:
         per_node = sum(2 if 2 * offset != self.n else 1 for offset in self.circulant)
         return self.n * len(self.circulant) if self.directed else self.n * per_node // 2
 
-    # --- who is joined to whom ------------------------------------------------------------------------------------
+    # --- neighbours ----------------------------------------------------------------------------------------------
 
     def neighbours(self, node: int) -> tuple[int, ...]:
         """Return the nodes that share an edge with `node`, ascending; in a directed graph both ways count."""

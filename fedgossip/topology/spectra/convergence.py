@@ -298,7 +298,7 @@ NODES_LIMIT = 128
 
 @dataclass(frozen=True)
 class PairwiseRates:
-    """Remaining share of E ||x - mean||^2 after one exchange.  None: an unresolved `bound`, or `rate` for many nodes."""
+    """Remaining share of E ||x - mean||^2 after an exchange.  None: an unresolved `bound`, or `rate` for many nodes."""
 
     n: int
     bound: float | None

@@ -125,7 +125,7 @@ class Mixing:
         weights = np.array([weight for _, _, weight in triples], np.float64)[order]
         return from_edge_weights(topology, "given", weights)
 
-    # --- as the peers see it --------------------------------------------------------------------------------------
+    # --- one node ------------------------------------------------------------------------------------------------
 
     def row(self, node: int) -> dict[int, float]:
         """Return {id: weight} of the models that `node` sums, ids ascending, including its own."""
