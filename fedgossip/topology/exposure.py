@@ -67,7 +67,7 @@ Victims = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Exposure:
-    """Exposed nodes by set of observers, in one exchange and situation; sets that expose no node are included, empty."""
+    """Exposed nodes by set of observers, in one exchange and situation; sets without exposed nodes are included."""
 
     exchange: Exchange
     situation: Situation
