@@ -1,4 +1,4 @@
-"""Detects from a run's rows exchanges and contributions that did not happen: such a run is partial."""
+"""Detects missing exchanges and contributions from a run's rows: such a run is partial."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fedgossip.core.roles import Roles
 from fedgossip.core.task import Segment, first_wrong
 
 TOLERATED = 0.1
-"""Tolerated share of the measured rounds with non-finite outputs, where the final model's are finite."""
+"""Tolerated share of measured rounds with non-finite outputs, if those of the final model are finite."""
 
 DIVERGED = 10.0
-"""Least ratio of the last test loss to the first that counts as a diverged training, where the score confirms it."""
+"""Minimum ratio of the last test loss to the first that counts as diverged, if the score confirms it."""
 
 LASTING = 3
-"""Least number of measured rounds in their last half by which a loss above the first model's counts."""
+"""Minimum number of measured rounds in the last half for a loss above the first model's to count."""
 
 GAINED = 0.25
-"""Share of the way from the untrained model's score to 1 that a useful model has gone at least."""
+"""Minimum share of the distance from the untrained model's score to 1 that a useful model covers."""
 
 NAMED = 8
-"""Maximum number of pairs, or of clients, that are named."""
+"""Maximum number of pairs, or of clients, listed by name."""
 
 
 @dataclass(frozen=True)
 class Lacking:
-    """Sentences about what did not happen, the gravest first; empty for a complete run.
+    """Sentences about missing work, the most serious first; empty for a complete run.
 
-    `in_vain`: nothing happened at all; no participant learned from another.
+    `in_vain`: no participant learned from another.
     """
 
     sentences: tuple[str, ...] = ()
@@ -42,8 +42,8 @@ class Lacking:
 def of_gossip(
     rows: Sequence[Row], n: int, partners: Callable[[NodeId], Sequence[NodeId]], node: NodeId | None, *, directed: bool
 ) -> Lacking:
-    """Return the missing exchanges among `n` peers by their rows, or for peer `node` by its own; over every arc a model
-    must arrive.
+    """Return the missing exchanges among `n` peers, from all rows, or from the rows of peer `node`; a model must arrive
+    over every arc.
     """
     alone = sorted({row.peer for row in _last_events(rows, "learned_alone")})
     pairs = {(row.peer, other) for row in _last_events(rows, "never_exchanged") for other in _ids(row.value)}
@@ -79,7 +79,9 @@ def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: 
 
 def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
     """Return a sentence on a training that left a model about as good as a constant: its score is hardly better than
-    the first model's, and its loss DIVERGED times that one's, or above it in the last half of the measured rounds."""
+    the first model's, and its loss is above the first model's by a factor of DIVERGED, or in the last half of the
+    measured rounds.
+    """
     measured = {row.round: (row.test_loss, row.score_averaged) for row in rows if isinstance(row, NetworkRow)}
     known = [(loss, value) for loss, value in measured.values() if loss is not None and value is not None]
     if len(known) < 2:
@@ -100,9 +102,9 @@ def of_learning(rows: Sequence[Row], score: Score) -> tuple[str, ...]:
 
 
 def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:
-    """Return what is lacking in a federated run, by its coordinator's rows, or for participant `node`, by its own.
+    """Return the missing work of a federated run, from its coordinator's rows; for participant `node`, from its own.
 
-    A round, and every client in one, must have counted; `all_in_each`: no sampling.
+    At least one round must have counted, and every client in at least one; `all_in_each`: no sampling.
     """
     if node is not None and node != coordinator:
         took_part = any(isinstance(row, PeerRow) and row.peer == node for row in rows)
@@ -118,13 +120,13 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
 
 
 Exchanges = Callable[[Row], tuple[int, int]]
-"""(missing, expected) exchanges of a synchronous round, or an asynchronous stretch, from a row.
+"""Function from a row to (missing, expected) exchanges of a synchronous round, or of an asynchronous interval.
 
 An event's row precedes its peer's row of the round; the network's row counts one exchange per participant.
 """
 
 COUNTED_FROM = 8
-"""Minimum number of a participant's exchanges for a report, during the run, that half of them are missing."""
+"""Minimum number of a participant's exchanges before a running run reports that half of them are missing."""
 
 
 class ExchangeCounts:
@@ -141,7 +143,7 @@ class ExchangeCounts:
         self._left: dict[NodeId, set[NodeId]] = {}  # by each participant, those that left it
 
     def take(self, row: Row) -> list[EventRow]:
-        """Count a row; return the events that go before it where half are missing now, once for a participant."""
+        """Count a row; return the `half_missing` events to write before it, at most one per participant in a run."""
         missing, wanted = self._exchanges(row)
         if isinstance(row, NetworkRow):
             return self._close(row.round, wanted, all_here=not missing)
@@ -164,7 +166,7 @@ class ExchangeCounts:
         return self._add(row.round, node, missing, wanted)
 
     def _count_present(self, node: NodeId, round: int) -> None:
-        """Record that a participant did a round that was counted without it."""
+        """Record the row of a participant's round; if the round was closed and counted as missed, correct the count."""
         if round > self._closed >= 0:
             self._here.setdefault(round, set()).add(node)
         elif (node, round) in self._absent:
@@ -188,14 +190,16 @@ class ExchangeCounts:
         return [EventRow(round, node, "half_missing", {"missing": missing, "of": of})]
 
     def missing_exchanges(self, node: NodeId | None = None) -> tuple[str, ...]:
-        """Return a sentence on the missing exchanges of all, or one, in an ended run, if any."""
+        """Return a sentence on the missing exchanges of all participants, or of one, in an ended run; () if none are
+        missing.
+        """
         counted = [counts for one, counts in self._of.items() if node in (None, one)]
         missing, wanted = sum(one for one, _ in counted), sum(of for _, of in counted)
         return (f"{missing} of {wanted} exchanges are missing: the run went on without them.",) if missing else ()
 
     @property
     def half(self) -> list[tuple[NodeId, int, int]]:
-        """(participant, exchanges missing, of so many) of each that missed half or more."""
+        """(participant, missing exchanges, expected exchanges) of each participant that missed half or more."""
         return [
             (node, missing, of) for node, (missing, of) in sorted(self._of.items()) if missing and 2 * missing >= of
         ]
@@ -214,7 +218,7 @@ def of_updates(row: PeerRow | EventRow) -> tuple[int, int]:
 
 
 def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Roles, node: NodeId | None) -> Lacking:
-    """Return what is lacking, with the participants that missed half or more of their exchanges; or with `node`."""
+    """Return `found`; if it is empty, the participants (or `node`) that missed half or more of their exchanges."""
     attendance = ExchangeCounts(of)
     for row in rows:
         attendance.take(row)
@@ -230,7 +234,7 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
 
 
 def _last_events(rows: Sequence[Row], name: str) -> list[EventRow]:
-    """Return the events of the last end: a run may be extended."""
+    """Return the events of the last end only: a run may be extended after an end."""
     named = [row for row in rows if isinstance(row, EventRow) and row.name == name]
     if not named:  # nearly always
         return []

@@ -1,5 +1,5 @@
-"""From an experiment alone to the parts of a run (plan, faults, simulated network and processors), the same at every
-participant.
+"""From an experiment alone to the parts of a run, equal at every participant: plan, faults, simulated network and
+processors.
 
 `plan` checks a run's conditions once, for dry run, run and launch.
 """
@@ -51,10 +51,10 @@ __all__ = [
 
 
 def plan(experiment: Experiment, **given: object) -> Plan:
-    """Return the plan of an experiment: all that can be known before anything is trained.  Raises ConfigError.
+    """Return the plan of an experiment: all that is known before training.  Raises ConfigError.
 
-    `given`: objects of Python, where the experiment says GIVEN.  Asks for the run's kernels: call it before any import
-    of torch.
+    `given`: Python objects for the GIVEN entries of the experiment.  Selects the run's kernels: call it before any
+    import of torch.
     """
     kernels.prefer(portable=experiment.train.portable)
     check_schedule(experiment)
@@ -67,7 +67,7 @@ def plan(experiment: Experiment, **given: object) -> Plan:
 
 
 def check_task(plan: Plan, task: LocalTask) -> None:
-    """Raise ConfigError for an object that is not a task, or not usable in this run."""
+    """Raise ConfigError for an object that is not a task, or unusable in this run."""
     checked_task(task)
     plan.with_segments(segments_of(task)).with_table(table_of(task))
     plan.check_length(task.length, segments_of(task))
@@ -76,7 +76,9 @@ def check_task(plan: Plan, task: LocalTask) -> None:
 
 
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
-    """The common part of the models of all participants, beside their layout: code, frozen tensors, a probe."""
+    """Return the properties, besides the layout, that the models of all participants share: code, frozen tensors, a
+    probe.
+    """
     from fedgossip.data.custom import codes_of
 
     return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
@@ -94,7 +96,7 @@ def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NO_LI
 
 
 def processor_of(plan: Plan, node: int) -> int:
-    """Return the processor mark of a participant's Hello: 0 where the processor does not affect the run's bits."""
+    """Return the processor mark of a participant's Hello: 0 if the processor does not affect the run's bits."""
     e = plan.experiment
     decides = node < plan.learners and (e.learns or e.loops) and not e.train.portable
     return kernels.processor_mark() if decides else 0
@@ -113,7 +115,7 @@ def versions() -> dict[str, str]:
 
 
 def faults_of(plan: Plan) -> FaultScript:
-    """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
+    """Return the [[faults]] of a run.  Raises ConfigError for unknown peers or links."""
     faults = plan.experiment.faults
     named = {tuple(pair) for fault in faults for pair in getattr(fault, "links", None) or ()}
     links = {(a, b) for a, b in named if max(a, b) < plan.n and (b in plan.partners(a) or a in plan.partners(b))}
@@ -121,9 +123,10 @@ def faults_of(plan: Plan) -> FaultScript:
 
 
 def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
-    """Return a participant's step by simulation.inside, or None.
+    """Return a participant's step according to simulation.inside, or None.
 
-    Raises ConfigError where a process has less than its part of the model, and for uncounted layers.
+    Raises ConfigError if a process has too little memory for its part of the model, and for layers without a FLOP
+    count.
     """
     if (inside := experiment.simulation.inside) is None or (flops := inside.flops) is None:
         return None
@@ -159,10 +162,10 @@ def step_inside(experiment: Experiment, task: LocalTask) -> StepFacts | None:
 
 
 def job_examples(experiment: Experiment, sizes: Sequence[int] | None = None) -> Callable[[Job], int]:
-    """Return the examples per job: a gradient's batches, or a round's steps (one each for problems with a known
-    answer).
+    """Return the function from a job to its number of examples: a gradient's batches, or a round's steps (one example
+    each for problems with a known solution).
 
-    `sizes`: of each node's data, for local epochs.
+    `sizes`: number of examples of each node, for local epochs.
     """
     train = experiment.train
     if not experiment.learns:
@@ -182,9 +185,9 @@ def job_examples(experiment: Experiment, sizes: Sequence[int] | None = None) -> 
 
 
 def network_settings(experiment: Experiment, n: int, step: StepFacts | None = None) -> NetworkSettings:
-    """The [simulation] section as the simulator wants it.  Raises ConfigError for nodes that are not there.
+    """Return the simulator's settings by the [simulation] section.  Raises ConfigError for unknown nodes.
 
-    `step`: of a participant whose processes determine its time.
+    `step`: step of a participant with a time given by its processes.
     """
     plain = msgspec.structs.asdict(experiment.simulation)
     if plain.pop("inside") is not None and step is not None:
@@ -198,7 +201,7 @@ def network_settings(experiment: Experiment, n: int, step: StepFacts | None = No
 
 
 def _nodes(text: str, n: int) -> Iterator[int]:
-    """Yield the ids of "0-3, 7"."""
+    """Yield the ids in a text such as "0-3, 7"."""
     for part in text.split(","):
         numbers = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
         first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, -1)

@@ -25,7 +25,7 @@ OPEN = "NO secure aggregation (coordinator.tiers, secure = false)"
 
 
 class DescribedRun(PrivateRun, Protocol):
-    """The properties of a federated run that its texts name; see `federation`."""
+    """Properties of a federated run used in its texts; see `federation`."""
 
     @property
     def section(self) -> CoordinatorSection: ...
@@ -128,7 +128,7 @@ def terms_of(run: DescribedRun, parameters: int, itemsize: int) -> JoiningTerms:
 
 
 def _no_budget_line(run: DescribedRun) -> str:
-    """Return what a malicious coordinator learns without a budget; full batches are deterministic."""
+    """Return a line on what a malicious coordinator learns without a budget; full batches are deterministic."""
     tells = "with a client and without it, tell what it learned"
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
     taken = (t.local_steps or 0) * t.examples_per_step
@@ -160,7 +160,7 @@ def outlook_of(run: DescribedRun, task: LocalTask) -> RunOutlook:
 
 
 def facts_of(run: DescribedRun, rows: Sequence[Row]) -> MethodFacts:
-    """The part of a summary that only federated runs have."""
+    """Return the summary's facts that only federated runs have."""
     s = run.section
     codec: MethodFacts = {"codec": s.codec} if s.codec else {}
     return {

@@ -1,8 +1,8 @@
-"""Parts of the user's own, "module:function" or "module:Class" where a name is accepted: made, and tried before a run.
+"""The user's own parts, "module:function" or "module:Class" in place of a name: made, and tested before a run.
 
-A part is made twice and given the same small case; the run's is made after that.  It is refused by name where it is a
-lambda, lacks a member, raises, changes its arguments, returns another shape, or differs the second time.  In a run its
-errors name it (`Guarded`).
+A part is made twice and tested on the same small case; then it is made again for the run.  It is refused, with its
+name, if it is a lambda, lacks a member, raises, changes its arguments, returns another shape, or gives a different
+second result.  In a run its errors name it (`Guarded`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ SEE = "See examples/own_parts.py."
 SIZE = 6
 """Elements of the small case."""
 LOOKED_AT = 3
-"""Rounds of it."""
+"""Rounds of the small case."""
 
 Trial = Callable[[Any], Iterable[npt.NDArray[Any]]]
-"""Of a part: the arrays that it gives for the small case.  Raises ConfigError for one of another shape."""
+"""Test of a part: returns its arrays for the small case.  Raises ConfigError for another shape."""
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """Stands before a part of the user's own; what its methods raise names it."""
+    """Wraps a user's own part, so that errors of its methods name it."""
 
     text: str
     part: Any
@@ -68,10 +68,10 @@ def own_part(
     guarded: Callable[[str, Any], Any] | None = None,
     **ours: object,
 ) -> Any:
-    """Return the part of `text`, the value of `key`, made with its options and, if it takes them, `ours`; `guarded`
-    names it in errors.
+    """Return the part of `text`, the value of `key`, made with its options and those of `ours` that it accepts;
+    `guarded` names it in errors.
 
-    Raises ConfigError as the module's docstring has it.
+    Raises ConfigError for the faults listed in the module's docstring.
     """
     make, where, guarded = function(text), f"{key} = {text!r}", guarded or _guarded
     _check_named(where, make)
@@ -100,7 +100,7 @@ def _check_named(where: str, made: Callable[..., Any]) -> None:
 
 
 def _guarded(text: str, part: Any) -> Any:
-    """Return the part with its own classes guarded; plans recognise those of fedgossip."""
+    """Return the part with its own classes guarded, not those of fedgossip, which plans recognise by type."""
     if isinstance(part, Federated):
         rules = {name: _guarded(text, getattr(part, name)) for name in ("clients", "aggregation", "server")}
         return replace(part, **rules)
@@ -134,7 +134,7 @@ def _like(what: str, found: Any, like: Vector) -> Vector:
 
 
 def own_federated(text: str, options: Mapping[str, Any], clients: int) -> Federated[Any]:
-    """Return the three rules that "module:function" puts together, some of them the user's own.  Raises ConfigError."""
+    """Return the three rules made by "module:function", some of them the user's own.  Raises ConfigError."""
     key = "coordinator.algorithm"
 
     def trial(found: Any) -> Iterable[Vector]:
@@ -174,13 +174,13 @@ def _several(what: str, found: Any, count: int, like: Vector) -> tuple[Vector, .
 
 @dataclass(frozen=True)
 class OwnSampling:
-    """A user's own sampling, each of whose draws is checked."""
+    """A user's own sampling; each draw is checked."""
 
     text: str
     part: Any
 
     def draw(self, round: int, here: Any) -> Draw:
-        """Return the cohort of a round.  Raises TrainingError for one that is none of those that are here."""
+        """Return the cohort of a round.  Raises TrainingError for a cohort with clients that are not in `here`."""
         found = given_by(f"{self.text}: draw", self.part.draw, round, here)
         right = isinstance(found, Draw) and list(found.invited) == sorted({*found.invited} & {*here})
         if not right or not 0 <= found.wanted <= len(found.invited):
@@ -191,7 +191,7 @@ class OwnSampling:
 
 
 def own_sampling(text: str, seed: int, clients: int, count: int) -> Sampling:
-    """Return the sampling that "module:Class" names, of (seed, clients, count).  Raises ConfigError."""
+    """Return the sampling of "module:Class", made with (seed, clients, count).  Raises ConfigError."""
 
     def trial(part: Any) -> Iterable[npt.NDArray[np.int64]]:
         for round in range(LOOKED_AT):
@@ -206,7 +206,7 @@ def own_sampling(text: str, seed: int, clients: int, count: int) -> Sampling:
 
 
 def attack_named(text: str, options: Mapping[str, Any]) -> Attack:
-    """Return the attack of a name, or the user's own.  Raises ConfigError."""
+    """Return the built-in attack of this name, or the user's own.  Raises ConfigError."""
     if not is_function(text):
         return attack_of(text, options)
 
@@ -222,7 +222,7 @@ def attack_named(text: str, options: Mapping[str, Any]) -> Attack:
 
 
 def combination_named(text: str, options: Mapping[str, Any]) -> Combination:
-    """Return the rule of a name that combines models, or the user's own.  Raises ConfigError."""
+    """Return the built-in combination rule of this name, or the user's own.  Raises ConfigError."""
     if not is_function(text):
         return combination(text, options)
 
@@ -243,7 +243,7 @@ def combination_named(text: str, options: Mapping[str, Any]) -> Combination:
 
 @dataclass(frozen=True)
 class OwnCodec(Codec):
-    """A user's own codec, each of whose payloads is checked: in a secure sum it has no place (`LinearCodec`)."""
+    """A user's own codec; each payload is checked.  A secure sum does not support it (`LinearCodec`)."""
 
     part: Any = field(compare=False)
 
@@ -269,7 +269,7 @@ class OwnCodec(Codec):
 
 
 def codec_named(text: str, key: str = "coordinator.codec") -> Codec:
-    """Return the codec of a name, or the user's own.  Raises ConfigError."""
+    """Return the built-in codec of this name, or the user's own.  Raises ConfigError."""
     if not is_function(text):
         return make_codec(text)
 
@@ -290,13 +290,13 @@ def codec_named(text: str, key: str = "coordinator.codec") -> Codec:
 # --- tasks, and metrics of models -------------------------------------------------------------------------------------
 
 METRICS_MOST = 24
-"""Maximum number of metrics that a task of the user's own returns."""
+"""Maximum number of metrics that a user's own task returns."""
 MODEL_METRIC = CalledWith(("model", "task"), "Write def metric(model, task): return float(abs(model).max())")
-"""Of a metric with of=model: the frozen vector [d], and the task of all participants."""
+"""Signature of a metric with of=model: the frozen vector [d], and the task of all participants."""
 
 
 class GuardedTask(Guarded):
-    """A user's task with checked results; a subclass has the members by which its abilities are recognised."""
+    """A user's task with checked results; a subclass has the members that identify its abilities."""
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return self._updates("train", jobs)
@@ -329,7 +329,7 @@ class GuardedTask(Guarded):
 
 
 def own_task(experiment: Experiment, n: int) -> LocalTask:
-    """Return the task that task.kind = "module:Class" names, for `n` learners.  Raises ConfigError."""
+    """Return the task of task.kind = "module:Class" for `n` learners.  Raises ConfigError."""
     text = experiment.task.kind
 
     def guarded(text: str, task: Any) -> Any:
@@ -361,9 +361,9 @@ def own_task(experiment: Experiment, n: int) -> LocalTask:
 
 
 def measured_by(experiment: Experiment, task: LocalTask) -> Evaluate:
-    """Return what measures models: the task, and functions of (model, task) in task.metrics.
+    """Return the function that measures models: the task's, with the functions of (model, task) in task.metrics.
 
-    Raises ConfigError for one that raises, or returns two numbers, at the first model.
+    Raises ConfigError for a function that raises, or returns two numbers, on the first model.
     """
     named = [metric.partition("?")[0] for metric in experiment.task.metrics if is_of_model(metric)]
     functions = {score_of(text).name: (text, function(text, None, MODEL_METRIC)) for text in named}
@@ -412,8 +412,9 @@ def _number(what: str, found: Any) -> float:
 def own_partition(
     text: str, labels: npt.NDArray[np.int64], n: int, seed: int, options: Mapping[str, Any]
 ) -> list[npt.NDArray[np.int64]]:
-    """Return "module:function" of (labels, n, seed): n ascending, disjoint arrays of all.  Raises ConfigError for
-    others, or a change.
+    """Return the result of "module:function" for (labels, n, seed): n ascending, disjoint arrays of all indices.
+
+    Raises ConfigError for other results, or two different ones.
     """
     make, where = function(text), f"data.partition.kind = {text!r}"
     check_options(where, make, {**options, "labels": 0, "n": 0, "seed": 0})
@@ -442,7 +443,7 @@ def _indices(where: str, found: Any) -> npt.NDArray[np.int64]:
 
 
 def check_schedule(experiment: Experiment) -> None:
-    """Raise ConfigError for a rate schedule of the user's own that gives no rate, or two for one round."""
+    """Raise ConfigError for a user's own rate schedule that gives no rate, or two for one round."""
     text = experiment.train.schedule
     if not is_function(text):
         return

@@ -1,4 +1,4 @@
-"""The interface between drivers and the plan of a run; `compose.plan` picks the implementation from
+"""The interface between drivers and the plan of a run; `compose.plan` selects the implementation from
 `experiment.reading.RUN_KINDS`.
 """
 
@@ -31,14 +31,15 @@ from fedgossip.plans.tasks import DataShares
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
     """Result of a run without sockets: all final vectors, counts of events, early ends, and the bytes of vectors sent
-    on each link."""
+    on each link.
+    """
 
     vectors: Sequence[Vector | None]
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[NodeId, Failure] = field(default_factory=dict)
     payload: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
     kept: Mapping[NodeId, Checkpoint] = field(default_factory=dict)
-    """The last checkpoint of each that has written one."""
+    """Last checkpoint of each participant that has written one."""
 
 
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
@@ -48,15 +49,15 @@ rounds.
 
 
 EXHAUSTED = "exhausted"
-"""The status of a run, or of a part in it, that a budget of privacy has ended."""
+"""Status of a run, or of a participant, that the end of a privacy budget has stopped."""
 
 
 PARTIAL = "partial"
-"""The status of a run, or of a part in it, that ended without reaching its purpose."""
+"""Status of a run, or of a participant, that ended without completing its work."""
 
 
 def without_folders(content: dict[str, Any]) -> dict[str, Any]:
-    """Return an experiment as plain data, its files by their names: paths differ between machines."""
+    """Return an experiment as plain data with file names in place of paths, which differ between machines."""
     data = dict(content["data"])
     for key in ("source", "test", "common"):
         kind, colon, path = str(data.get(key)).partition(":")
@@ -68,7 +69,7 @@ def without_folders(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def hash_of(content: object) -> str:
-    """Return 32 hex digits of a hash of plain data: keys in any order."""
+    """Return 32 hex digits of a hash of plain data; the order of keys does not matter."""
     return hashlib.sha256(repr(_sorted(content)).encode()).hexdigest()[:32]
 
 
@@ -79,13 +80,13 @@ def _sorted(value: Any) -> Any:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return the time of a timer."""
+    """Return a duration in seconds as nanoseconds."""
     return int(seconds * 1e9)
 
 
 @dataclass(frozen=True)
 class RunOutlook:
-    """Forecast of a run by formula: bytes sent by all in a round, the method's facts, and lines for people."""
+    """Computed forecast of a run: bytes sent by all in a round, the method's facts, and lines for people."""
 
     bytes_per_round: int
     facts: Mapping[str, Any]
@@ -97,7 +98,7 @@ NO_BUDGET = "none: what is sent tells something of the data that it was learned 
 
 @dataclass(frozen=True)
 class JoiningTerms:
-    """The terms of a learner, each a line: method, sent data and receivers, their view of it, privacy budget."""
+    """The terms of a learner, one line each: method, sent data and receivers, their view of it, privacy budget."""
 
     how: str
     sent: str
@@ -107,7 +108,7 @@ class JoiningTerms:
 
 @dataclass(frozen=True)
 class Seat:
-    """The inputs of one participant's machine, beside the plan; see `Plan.machine`."""
+    """Inputs of one participant's machine in addition to the plan; see `Plan.machine`."""
 
     node: NodeId
     initial: Vector
@@ -118,59 +119,59 @@ class Seat:
 
 
 class Plan(ABC):
-    """A run as its experiment alone determines it: the same on every machine that takes part.
+    """A run as determined by its experiment alone: the same on every participating machine.
 
-    Each kind of run overrides its own; by default no masks, no budget, unchanged at restarts.
+    Each kind of run overrides the defaults: no masks, no budget, no change at restarts.
     """
 
     experiment: Experiment
     segments: tuple[Segment, ...]
-    """The tensors of a vector, for machines that use them; () until `with_segments`."""
+    """Tensors of a vector, for machines that use them; () until `with_segments`."""
 
     @property
     @abstractmethod
     def roles(self) -> Roles:
-        """The roles of the participants."""
+        """Roles of the participants."""
 
     @property
     def n(self) -> int:
-        """Participants."""
+        """Number of participants."""
         return self.roles.n
 
     @property
     def learners(self) -> int:
-        """Those that train."""
+        """Number of participants that train."""
         return self.roles.learners
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of a run that is given none."""
+        """Default name of the run."""
 
     @property
     def banner(self) -> Sequence[str]:
-        """Lines that a person should read before the run begins."""
+        """Lines for a person to read before the run begins."""
         return kernels.remarks()
 
     @property
     def vectors(self) -> int:
-        """The number of vectors that a message with a model carries."""
+        """Number of vectors in a message with a model."""
         return 1
 
     @property
     def gradients(self) -> bool:
-        """Whether learners are asked for gradients, which not every task gives."""
+        """Whether learners return gradients, which not every task provides."""
         return False
 
     @property
     def one_model(self) -> bool:
-        """Whether all learners have the same model after every round, so that one evaluation is everybody's."""
+        """Whether all learners have the same model after every round, so that one evaluation applies to all."""
         return False
 
     @property
     @abstractmethod
     def fingerprint(self) -> Mapping[str, object]:
-        """The part of the experiment that must agree between participants, for the hash in `Hello`."""
+        """Part of the experiment that must agree between participants, for the hash in `Hello`."""
 
     @property
     @abstractmethod
@@ -179,31 +180,33 @@ class Plan(ABC):
 
     @property
     def gives_model(self) -> bool:
-        """Whether the result is a model, to be saved."""
+        """Whether the result is a model that can be saved."""
         return True
 
     @property
     def masks(self) -> bool:
-        """Whether participants mask what they send, so that each needs something of its `own`; cannot be replayed."""
+        """Whether participants mask their messages, so that each needs `own` keys; such a run cannot be replayed."""
         return False
 
     @property
     def restart_overrides(self) -> Sequence[str]:
-        """The settings that change for a process that is started again while the others are at work."""
+        """Settings changed for a process that restarts during the run."""
         return ()
 
     @property
     def pausable(self) -> bool:
-        """Whether a simulation can be written down between two instants; one with secrets in it cannot."""
+        """Whether a simulation can be saved between two instants; one with secrets cannot."""
         return True
 
     @property
     def externals(self) -> Mapping[str, object]:
-        """Objects, by name, that machines refer to and the experiment makes anew; a simulation's image has names."""
+        """Objects, by name, that machines refer to and the experiment can make again; a simulation's image stores the
+        names.
+        """
         return {}
 
     def masked(self, length: int) -> int:  # noqa: ARG002
-        """Return the number of words of a masked vector for a model of `length` elements; 0 where nothing is masked."""
+        """Return the number of words of a masked vector for a model of `length` elements; 0 without masks."""
         return 0
 
     @abstractmethod
@@ -220,8 +223,9 @@ class Plan(ABC):
         incarnation: int = 0,
         own: Own | None = None,
     ) -> Machine:
-        """Make a participant's machine in life `incarnation`, from `resumed` if given.  Raises ConfigError for missing
-        keys of masks in `own`.
+        """Make a participant's machine in life `incarnation`, from `resumed` if given.
+
+        Raises ConfigError if `own` lacks the keys for masks.
         """
         return self.seated(Seat(node, initial, schema, resumed, incarnation, own))
 
@@ -230,44 +234,53 @@ class Plan(ABC):
         """Make the machine of one participant; see `machine`."""
 
     def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:  # noqa: ARG002
-        """Return the credentials of a simulated participant, from the seed and no secret.  `log`: its lines so far."""
+        """Return the credentials of a simulated participant, derived from the seed, without secrets.  `log`: its lines
+        so far.
+        """
         return None
 
     def with_shares(self, shares: DataShares) -> Self:  # noqa: ARG002
-        """Return the same plan, with the number of examples of each participant."""
+        """Return the same plan with the number of examples of each participant."""
         return self
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Self:
-        """The same plan, where the task is made.  Raises ConfigError for running statistics that it cannot average."""
+        """Return the same plan with the task's tensors.  Raises ConfigError for running statistics that it cannot
+        average.
+        """
         if statistics := [one for one in segments if one.kind == STATISTIC and one.start < one.stop]:
             self.check_statistics(statistics[0].name)
         return replace(self, segments=segments)  # type: ignore[type-var]
 
     def check_statistics(self, tensor: str) -> None:  # noqa: B027
-        """Raise ConfigError where this run cannot average running statistics as they are; `tensor` is one of them."""
+        """Raise ConfigError if this run cannot average running statistics unchanged; `tensor` is one of them."""
 
     @property
     def vacant(self) -> Collection[NodeId]:
-        """The participants of a simulation whose machines are made at the first message to them."""
+        """Participants of a simulation with a machine made only at the first message to them."""
         return ()
 
     def with_engine(self, engine: str) -> Self:  # noqa: ARG002
-        """The same plan as an engine runs it: with machines ("sim") seats may be vacant until their first message."""
+        """Return the same plan as an engine runs it: with machines ("sim") seats may be vacant until their first
+        message.
+        """
         return self
 
     def check_length(self, length: int, segments: Sequence[Segment]) -> None:  # noqa: B027
         """Raise ConfigError for vectors [length] of these tensors that cannot be exchanged, such as too short ones."""
 
     def with_table(self, table: KeyedTable | None) -> Self:
-        """The same plan, where the model is this table.  Raises ConfigError where such a run has none, or needs one."""
+        """Return the same plan with this table as the model.  Raises ConfigError if the run supports no table, or
+        requires one.
+        """
         if table is not None:
             text = f"{self.name}, and a model that is a table of {table.rows} x {table.width}"
             raise ConfigError(text, 'Set parallel.method = "parameter-server": servers alone hold rows.')
         return self
 
     def touched_rows(self, kept: Mapping[NodeId, Checkpoint]) -> tuple[KeyedTable, Rows] | None:  # noqa: ARG002
-        """Return a table's first and touched rows, by the participants' last checkpoints; None for a vector.  Raises
-        ValueError, KeyError.
+        """Return a table's first and touched rows from the participants' last checkpoints; None for a vector.
+
+        Raises ValueError, KeyError.
         """
         return None
 
@@ -277,35 +290,35 @@ class Plan(ABC):
 
     @abstractmethod
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
-        """Return whether a participant that ended after so many rounds has done its part."""
+        """Return whether a participant that ended after `rounds` rounds has done its part."""
 
     def is_over(self, node: NodeId, model: Vector) -> bool:  # noqa: ARG002
-        """Return whether a participant has done its part with this model, whatever rounds are left."""
+        """Return whether a participant with this model has done its part, regardless of the remaining rounds."""
         return False
 
     def model_in(self, checkpoint: Checkpoint) -> Vector | None:  # noqa: ARG002
-        """Return the model with which a coordinator goes on from its checkpoint; None of others."""
+        """Return the model with which a coordinator resumes from its checkpoint; None for other participants."""
         return None
 
     def spends(self, node: NodeId) -> bool:  # noqa: ARG002
-        """Whether a participant keeps an account of privacy."""
+        """Return whether a participant keeps a privacy account."""
         return False
 
     @property
     def exact_layout(self) -> str:
-        """The hash of the numbers of which exact sums are made; "" where none are."""
+        """Hash of the layout of exact sums; "" without exact sums."""
         return ""
 
     def abstains(self, node: NodeId) -> bool:  # noqa: ARG002
-        """Whether a participant declines every invitation."""
+        """Return whether a participant declines every invitation."""
         return False
 
     @abstractmethod
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        """Return the run on stacked arrays, without machines; one that `check_arrays` admits."""
+        """Return the run on stacked arrays, without machines; only for a run that `check_arrays` accepts."""
 
     def check_arrays(self, task: LocalTask) -> None:  # noqa: B027
-        """Raise ConfigError for a run that stacked arrays cannot make."""
+        """Raise ConfigError for a run that stacked arrays do not support."""
 
     @abstractmethod
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
@@ -317,7 +330,7 @@ class Plan(ABC):
 
     @abstractmethod
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        """Return what a finished run lacks, by its rows; or a participant, by its own."""
+        """Return the missing work of a finished run, from its rows; of participant `node`, from its own rows."""
 
     def exchanges(self, row: Row) -> tuple[int, int]:  # noqa: ARG002
         """Return (missing, expected) exchanges of a synchronous round, from a row."""
@@ -366,5 +379,5 @@ def record_of(
 
 
 def best_of(e: Experiment) -> BestSoFar | None:
-    """Return the comparison of rounds for a starting run; None where nothing depends on it."""
+    """Return the comparison of rounds for a starting run; None if nothing depends on it."""
     return BestSoFar(e.score, e.stop.patience) if e.selects else None

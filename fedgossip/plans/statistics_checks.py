@@ -1,5 +1,5 @@
-"""Checks, before training (`Plan.with_segments`), that a method can average running statistics unchanged;
-advice names an accepted run.
+"""Checks before training (`Plan.with_segments`) that a method can average running statistics unchanged; advice names an
+accepted run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fedgossip.experiment import CoordinatorSection, GossipExperiment, ParallelE
 from fedgossip.topology import Mixing, Schedule
 
 LOOKED_AT = 4
-"""Rounds of a schedule that never repeats."""
+"""Rounds checked of a schedule that never repeats."""
 
 ROUNDING = 1e-9
-"""Of a weight that is computed."""
+"""Tolerance for a computed weight."""
 
 LOCAL = 'set train.buffers = "local": statistics then stay at their node, and tests count their own'
 
@@ -26,7 +26,7 @@ LOCAL = 'set train.buffers = "local": statistics then stay at their node, and te
 def check_gossip_statistics(
     experiment: GossipExperiment, algorithm: GossipAlgorithm[Any], schedule: Schedule, tensor: str
 ) -> None:
-    """Raise ConfigError for peers whose exchange gives no mean of the statistic `tensor`."""
+    """Raise ConfigError for peers whose exchange does not average the statistic `tensor`."""
     a = experiment.algorithm
     if a.private:
         text = "algorithm.private rounds what is sent to one grid, for which a running statistic may be too large"
@@ -55,7 +55,7 @@ def _check_weights(schedule: Schedule, rounds: int, tensor: str) -> None:
 
 
 def check_federated_statistics(section: CoordinatorSection, gradients: bool, tensor: str) -> None:
-    """Raise ConfigError for clients that send no statistics, or noise on them."""
+    """Raise ConfigError for clients that send no statistics, or add noise to them."""
     if gradients:
         text = f"clients of {section.algorithm} send gradients, and a running statistic has none"
         raise _refused(text, tensor, f'Set coordinator.algorithm = "fedavg", or {LOCAL}.')
@@ -65,7 +65,7 @@ def check_federated_statistics(section: CoordinatorSection, gradients: bool, ten
 
 
 def check_parallel_statistics(experiment: ParallelExperiment, tensor: str) -> None:
-    """Raise ConfigError for workers of one model that send no statistics, or parts of them."""
+    """Raise ConfigError for workers of one model that send no statistics, or only parts of them."""
     p = experiment.parallel
     other = "or take a model without running statistics, cnn:small say"
     if p.races:

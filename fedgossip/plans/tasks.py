@@ -1,4 +1,4 @@
-"""Creates the task of an experiment: examples, their partition, and training; also that of personal models."""
+"""Creates the task of an experiment: examples, their partition, training, and personal models."""
 
 from __future__ import annotations
 
@@ -61,14 +61,16 @@ MADE_BY = {
     COX: "fedgossip fit EXPERIMENT",
     TABLES: "fedgossip fit EXPERIMENT",
 }
-"""The commands that make a run of sums of an experiment."""
+"""Commands that run an experiment with only sums."""
 
 
 HELD_MOST = 1_000
-"""Maximum number of clients whose examples of a function are kept, and not made anew when they train."""
+"""Maximum number of clients for which examples of a function stay in memory; with more they are made again for each
+training.
+"""
 
 SPREAD_MOST = 10_000
-"""Maximum number of peers whose examples of each class are counted for the summary and the report."""
+"""Maximum number of peers with examples counted per class for the summary and the report."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,15 @@ class DataShares:
     counts: list[list[int]] | None = None
     sizes: list[int] | None = None
     test: str = ""
-    """The examples of the scores, in words."""
+    """Description of the test examples."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
-    """Number of examples that each node held here trains on."""
+    """Number of examples that each node in this process trains on."""
     digest: str = ""
-    """Hash of all examples and their partition, compared by peers; with own files of the common test set with columns
+    """Hash of all examples and their partition, compared by peers; with own files, of the common test set with columns
     and classes.
     """
     notes: tuple[str, ...] = ()
-    """Omissions and changes while reading the examples, a line each."""
+    """Omissions and changes while reading the examples, one line each."""
 
 
 @uncollected()
@@ -100,11 +102,11 @@ def task_of(
     *,
     unagreed: bool = False,
 ) -> tuple[LocalTask, DataShares]:
-    """Make the task of all `n` peers.  Imports torch for learning, and only then.  Raises ConfigError.
+    """Make the task of all `n` peers.  Imports torch only for learning.  Raises ConfigError.
 
-    `held`: the peers that train in this process, None: all; others' own files are not read.  `entropy`: of noise that
-    hides examples, os.urandom in a real run; else from the seed, which hides nothing.  `unagreed`: as in
-    `task_of_dry_run`.
+    `held`: the peers that train in this process, None: all; others' own files are not read.  `entropy`: source of the
+    noise that protects examples, os.urandom in a real run; by default the seed, which protects nothing.  `unagreed`: as
+    in `task_of_dry_run`.
     """
     settings = experiment.task
     if settings.kind == "averaging":
@@ -139,7 +141,7 @@ def task_of(
 
 
 def is_unagreed(experiment: Experiment) -> bool:
-    """Whether the sites have yet to agree on the statistics that their tables are scaled by."""
+    """Return whether the statistics that scale the sites' tables are not agreed on so far."""
     return experiment.data.scale == FEDERATED and not Path(experiment.data.agreed).exists()
 
 
@@ -148,8 +150,8 @@ def task_of_dry_run(
 ) -> tuple[LocalTask, DataShares]:
     """Make the task of a dry run: layout and examples, without weights.
 
-    `held` as in `task_of`.  `unagreed`: statistics may not be agreed yet.  Torch is imported where a model's name does
-    not determine its layout, or settings are tried.  Raises ConfigError as `task_of`.
+    `held` as in `task_of`.  `unagreed`: statistics may be missing.  Torch is imported if a model's name does not
+    determine its layout, or if settings are tested.  Raises ConfigError as `task_of`.
     """
     e = experiment
     blank = unagreed and is_unagreed(e)
@@ -176,7 +178,8 @@ def task_of_dry_run(
 
 
 def centralised(experiment: Experiment, n: int) -> dict[str, float]:
-    """Train one model on all peers' data with as many steps, of as many examples, as all peers took together.
+    """Train one model on all peers' data with the same number of steps, each on as many examples as one step of all
+    peers.
 
     Returns metrics and "loss" on the common test set, "train_loss", "steps".  Raises ConfigError without data.
     """
@@ -194,8 +197,8 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SharedExamples:
-    """Training and test examples; shares[node]: indices into `train`; `digest` as in DataShares; `draw`: (train,
-    shares) of named nodes.
+    """Training and test examples; shares[node]: indices into `train`; `digest` as in DataShares; `draw`: function from
+    nodes to (train, shares).
     """
 
     train: Dataset
@@ -204,11 +207,11 @@ class SharedExamples:
     digest: str
     draw: DrawExamples | None = None
     common: Dataset | None = None
-    """Examples that all participants answer, where they exchange logits."""
+    """Examples on which all participants compute logits; None without an exchange of logits."""
 
 
 def _draws(e: Experiment, held: Sequence[NodeId]) -> bool:
-    """Whether examples are made at training: of a function, for many clients."""
+    """Return whether examples of a function are made at training, as for many clients."""
     if not isinstance(e, FederatedExperiment) or len(held) <= HELD_MOST or not is_function(e.data.source):
         return False
     needs_all = e.data.local_test or e.personal or e.coordinator.sampling == "size" or e.train.processes > 1
@@ -217,7 +220,7 @@ def _draws(e: Experiment, held: Sequence[NodeId]) -> bool:
 
 
 def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> SharedExamples:
-    """Read the examples; they depend on `held` only where peers have files of their own.
+    """Read the examples; they depend on `held` only if peers have their own files.
 
     The digest is of unscaled, common examples, as scaling rounds differently between machines.  `blank`: without the
     sites' statistics.
@@ -268,7 +271,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
 
 
 def _common(e: Experiment, test: Dataset, scaled: Dataset, apart: Dataset | None = None) -> Dataset | None:
-    """Return the common examples that all answer, scaled as for `scaled`; `apart`: kept out of training."""
+    """Return the common examples, scaled as for `scaled`; `apart`: held out of training."""
     from fedgossip.data import data
 
     if not e.exchanges_logits:
@@ -300,7 +303,7 @@ def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> S
 
 
 def schema_of_experiment(e: Experiment) -> TableSchema:
-    """Return the columns that all sites must have, by the common test file and [data.columns].  Raises ConfigError."""
+    """Return the columns required at all sites, by the common test file and [data.columns].  Raises ConfigError."""
     d, query = e.data, options_of(e.data.source)[0].query
     return schema_of(
         str(d.test), d.columns, e.objective.data_kind, missing=d.missing, categories=d.categories, query=query
@@ -308,7 +311,7 @@ def schema_of_experiment(e: Experiment) -> TableSchema:
 
 
 def site_file(e: Experiment, node: NodeId) -> TableFile:
-    """Return the file of a site's own."""
+    """Return a site's own file."""
     return options_of(e.data.source.replace(PLACE, str(node)))[0]
 
 
@@ -443,7 +446,7 @@ def _trained_on(
 
 
 def _flipped(e: Experiment, train: Dataset, shares: Mapping[NodeId, Indices]) -> Dataset:
-    """Return the examples, of label-flip attackers with C - 1 - y for y."""
+    """Return the examples; those of label-flip attackers have label C - 1 - y in place of y."""
     if not isinstance(e, GossipExperiment) or not e.adversary.peers or e.adversary.attack != "label-flip":
         return train
     if train.kind != CLASSIFICATION:
@@ -465,9 +468,9 @@ def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPr
 
 
 def label_counts(experiment: Experiment, n: int) -> list[list[int]]:
-    """Return how many examples of each class each of `n` peers has, [n][classes], and train nothing.
+    """Return the number of examples of each class at each of `n` peers, [n][classes], without training.
 
-    Raises ConfigError for a task without classes, and peers' own files.
+    Raises ConfigError for a task without classes, and for peers with their own files.
     """
     if not experiment.learns or experiment.data.partition.get("kind") == "own":
         text = "the peers' label counts are not known here"
@@ -480,9 +483,9 @@ def label_counts(experiment: Experiment, n: int) -> list[list[int]]:
 
 
 def example_counts(experiment: Experiment, n: int) -> list[int]:
-    """Return how many examples each of `n` peers has, [n], and train nothing.
+    """Return the number of examples of each of `n` peers, [n], without training.
 
-    Raises ConfigError for a task without examples, and peers' own files.
+    Raises ConfigError for a task without examples, and for peers with their own files.
     """
     if not experiment.learns or experiment.data.partition.get("kind") == "own":
         text = "how many examples each peer has is not known to the others"
@@ -497,7 +500,7 @@ def personal_of(e: Experiment) -> PersonalMethod | None:
 
 
 def with_personal(e: Experiment, task: LocalTask) -> LocalTask:
-    """Return the task with models of the participants' own, where the experiment has them."""
+    """Return the task with personal models if the experiment has them."""
     method = personal_of(e)
     compared = e.eval.every if e.data.local_test else 0
     if method is None:
@@ -506,7 +509,7 @@ def with_personal(e: Experiment, task: LocalTask) -> LocalTask:
 
 
 def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
-    """Raise ConfigError for a personal method that the rest of a federated run does not go with."""
+    """Raise ConfigError for a personal method that the federated run does not support."""
     method = _checked(e)
     if method is None:
         return
@@ -534,7 +537,7 @@ def check_personal_clients(e: FederatedExperiment, rule: ClientRule) -> None:
 
 
 def check_personal_peers(e: GossipExperiment) -> None:
-    """Raise ConfigError for a personal method that the rest of a gossip run does not go with."""
+    """Raise ConfigError for a personal method that the gossip run does not support."""
     method = _checked(e)
     if method is None:
         return

@@ -3,7 +3,7 @@
     approval.jsonl          in the folder of a run: one signed line for each site; `read_signed`
 
 An approval names the plan, the hash of the participants' signed entries, this site's versions, its records, a day, and
-a number of rounds over all runs; one by an invite the organiser's key.
+a number of rounds over all runs; for a run joined by an invite, the organiser's key.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement
 from fedgossip.plans.federated.federation import FederationPlan
 
 APPROVED = "approved"
-"""The kind of the line."""
+"""Kind of the line."""
 JOINING = -1
-"""The participant of an approval to join: the organiser gives out the numbers."""
+"""Participant in an approval to join: the organiser assigns the numbers."""
 AGREE = "agree"
-"""The step of a plan in which the sites agree on statistics; "" is the run that it is a plan of."""
+"""Step of a plan in which the sites agree on statistics; "" is the run itself."""
 LIBRARIES = ("numpy", "torch")
-"""Libraries whose versions an approval includes."""
+"""Libraries with versions in an approval."""
 
 
 @dataclass(frozen=True)
 class Approval:
-    """One approval, as its site signed it."""
+    """An approval as signed by its site."""
 
     plan: str
-    """The hash of the plan."""
+    """Hash of the plan."""
     name: str
     """Name of the plan, for readers."""
     participant: int
-    """Its number in the run; `JOINING` where that is open."""
+    """Participant's number in the run; `JOINING` if not yet assigned."""
     key: str
-    """The site's key of signatures, in hex."""
+    """The site's signing key, in hex."""
     coordinator: str
-    """The coordinator's key of signatures, in hex; to join, the organiser's key as in the invite."""
+    """The coordinator's signing key, in hex; to join, the organiser's key from the invite."""
     roster: str
-    """The hash of the clients' signed entries; "" where that is open."""
+    """Hash of the clients' signed entries; "" if not yet known."""
     versions: Mapping[str, str]
     time: str
     until: str
     rounds: int
-    """In all, over all runs."""
+    """Maximum number of rounds over all runs."""
     by: str
     """Name of the approver, as typed."""
     records: str
-    """The seal of the site's own records (`SiteApprovals.sealed`); "" where the plan has none of its own."""
+    """Seal of the site's own records (`SiteApprovals.sealed`); "" if the plan uses none."""
     agreed: str
-    """sha256 of the agreed statistics, where they were there and are no part of the plan; "" where they were not."""
+    """sha256 of the agreed statistics if they existed and are outside the plan; otherwise ""."""
     hash: str
     line: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class ApprovalRequest:
-    """A run about to begin that needs an approval."""
+    """A run that needs an approval before it begins."""
 
     statement: PlanStatement
     participant: int
@@ -80,16 +80,16 @@ class ApprovalRequest:
     roster: str
     versions: Mapping[str, str]
     records: str = ""
-    """The digest of the site's own records as they are now; "" where it has none of its own."""
+    """Current digest of the site's own records; "" without own records."""
     agreed: str = ""
-    """sha256 of the agreed statistics as they are now; "" where there are none, or the plan itself names them."""
+    """Current sha256 of the agreed statistics; "" if there are none, or if the plan names them."""
     step: str = ""
-    """`AGREE` where this step of the plan is to begin."""
+    """`AGREE` if this step of the plan is to begin."""
 
 
 @dataclass(frozen=True)
 class HowLong:
-    """Validity of approvals by a site's policy; 0: their own."""
+    """Limits of approvals by a site's policy; 0: the approval's own limit."""
 
     days: float = 0.0
     rounds: int = 0
@@ -98,8 +98,9 @@ class HowLong:
 def request_of(
     plan: FederationPlan, statement: PlanStatement, node: int, endpoints: Endpoints, data: str = ""
 ) -> ApprovalRequest:
-    """Return the approval request to client `node`; `data`: its own source, if any.  Raises ConfigError for unsigned
-    entries and unreadable files.
+    """Return the approval request to client `node`; `data`: its own source, if any.
+
+    Raises ConfigError for unsigned entries and unreadable files.
     """
     roster, coordinator = roster_of(endpoints).first(plan.coordinator), endpoints[plan.tree.parent(node)].verify
     request = ApprovalRequest(statement, node, coordinator, roster.hash.hex(), versions())
@@ -109,7 +110,7 @@ def request_of(
 def request_to_join(
     statement: PlanStatement, experiment: Experiment, organiser: str, data: str = ""
 ) -> ApprovalRequest:
-    """Return the approval request to one that joins by this organiser's invite; `data`: its own source.
+    """Return the approval request to a site that joins by this organiser's invite; `data`: its own source.
 
     Raises ConfigError for an unreadable file.
     """
@@ -132,7 +133,7 @@ def versions() -> dict[str, str]:
 
 
 def approval_of(entry: LogEntry, line: bytes) -> Approval:
-    """Return the approval of a line that is one.  Raises KeyError, ValueError for another."""
+    """Return the approval of an approval line.  Raises KeyError or ValueError for any other line."""
     facts = entry.facts
     text = {name: str(facts[name]) for name in ("plan", "name", "key", "coordinator", "roster", "until", "by")}
     numbers = {name: int(facts[name]) for name in ("participant", "rounds")}
@@ -143,21 +144,21 @@ def approval_of(entry: LogEntry, line: bytes) -> Approval:
 
 
 def site_of(approval: Approval, keys: Mapping[int, str]) -> int:
-    """Return the participant of an approval, from all keys in hex; `JOINING` for an unknown key."""
+    """Return the participant of an approval, by its key among all keys in hex; `JOINING` for an unknown key."""
     if approval.participant != JOINING:
         return approval.participant
     return next((node for node, key in keys.items() if key == approval.key), JOINING)
 
 
 def day_of(time: str) -> str:
-    """Return the day of a stamp."""
+    """Return the day of a time stamp."""
     return time.partition("T")[0]
 
 
 def read_signed(path: Path) -> list[Approval]:
-    """Return a file's approvals, each checked with the key that it names (the run's roster maps keys to participants).
+    """Return a file's approvals, each verified with the key that it names (the run's roster maps keys to participants).
 
-    Raises AuditError for a line that is no approval, was changed, or is not signed with its key.
+    Raises AuditError for a line other than an approval, and for a changed or wrongly signed one.
     """
     found = []
     for place, line in enumerate(lines(path), 1):
@@ -177,8 +178,9 @@ def read_signed(path: Path) -> list[Approval]:
 
 
 def gathered(folders: Sequence[Path], out: Path) -> None:
-    """Gather the approvals in participants' folders in the run's, with plan and statistics.  Raises AuditError,
-    NotWrittenError.
+    """Collect the approvals in participants' folders into the run's folder, with plan and statistics.
+
+    Raises AuditError, NotWrittenError.
     """
     found = [path / APPROVAL for path in folders if (path / APPROVAL).exists()]
     shared = (PLAN, AGREED)

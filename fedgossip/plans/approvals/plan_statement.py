@@ -3,9 +3,9 @@
     plan.json    written by `fedgossip plan show --out`, and into every folder of a federated run
 
 It has everything that must agree between sites: the experiment with every default, hashes of common files and user
-modules, the model's layout, what leaves a site, and the version; not what a site chooses for its machine, nor
-projections of tensors (a policy pins those), nor agreed statistics: the plan is the same before the agreement and
-after, and the site's approval holds it (`site_approvals`).
+modules, the model's layout, the data that leaves a site, and the version.  It excludes a site's choices for its
+machine, projections of tensors (a policy pins those), and agreed statistics: the plan is the same before and after the
+agreement, and the site's approval holds them (`site_approvals`).
 
 The plan in plain words, and its changes key by key, contain exactly the statement's content.
 """
@@ -43,11 +43,13 @@ from fedgossip.privacy.accounting import epsilon, meaning
 
 FORMAT = 1
 HASH_SHOWN = 16
-"""Digits of a hash that are printed where people compare; 64 bits."""
+"""Number of printed digits of a hash that people compare; 64 bits."""
 
 
 TELEPHONE_GROUPS, GROUP_DIGITS = 8, 5
-"""Digits by which a plan is compared by telephone: 40, 132 bits, so that nobody can search two plans alike (2^66)."""
+"""Digits for comparing a plan by telephone: 40, or 132 bits, so that a search for two plans with the same digits takes
+2^66 steps.
+"""
 
 
 def spoken(sha256: str) -> str:
@@ -66,14 +68,14 @@ class StatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The columns that all sites must have; with the statistics of these, where their file is among the files too."""
+    """Columns that all sites must have; with their statistics if the file of these is among the common files."""
 
     columns: tuple[str, ...]
     labels: tuple[str, ...]
     sites: int = 0
     records: int = 0
     dropped: int | None = 0
-    """Records left out for an empty cell; None for too few to publish."""
+    """Number of records left out for an empty cell; None if too few to publish."""
 
 
 class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -84,24 +86,24 @@ class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     seen: str
     budget: str
     before: tuple[str, ...] = ()
-    """What leaves a site before this run, in a step of the same plan."""
+    """Data that leaves a site before this run, in a step of the same plan."""
 
 
 class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file."""
+    """Content of plan.json."""
 
     format: int = FORMAT
     version: str
-    """Of fedgossip."""
+    """Version of fedgossip."""
     experiment: dict[str, Any]
-    """Every key that all sites must have alike, with its value."""
+    """Every key that must be equal at all sites, with its value."""
     model: StatedModel
     table: StatedTable | None = None
-    """None where the sites agree on no columns."""
+    """None if the sites agree on no columns."""
     files: dict[str, str]
-    """sha256 of each file that all sites have, by its name."""
+    """sha256 of each common file, by name."""
     code: dict[str, str]
-    """sha256 of each of the user's own modules, by its name."""
+    """sha256 of each of the user's own modules, by name."""
     terms: StatedTerms
 
     @property
@@ -129,8 +131,8 @@ def statement_of(
 ) -> PlanStatement:
     """Return the plan that the clients of a run, or the peers of a graph, are asked to approve.
 
-    `opened`: what sums of a run disclose, in words; () where models are sent.  `schema`: of statistics.  Raises
-    ConfigError for an unreadable file.
+    `opened`: the disclosures of a run's sums, in words; () if models are sent.  `schema`: columns of statistics.
+    Raises ConfigError for an unreadable file.
     """
     e, terms = plan.experiment, plan.terms(task.length, task.dtype.itemsize)
     content = without_folders(dict(plan.fingerprint))
@@ -150,13 +152,15 @@ def statement_of(
 
 
 def agrees(e: Experiment) -> bool:
-    """Whether the sites of an experiment agree on statistics under the same plan, or that is all they do."""
+    """Return whether the sites agree on statistics under the same plan, as a step or as the whole run."""
     made = e.task.kind in SUMS and e.task.kind != STATISTICS  # from statistics that are there already
     return isinstance(e, FederatedExperiment) and e.data.scale == FEDERATED and not made
 
 
 def statistics_words(e: Experiment) -> tuple[str, ...]:
-    """Return, in words, what leaves a site in the agreement on statistics; () without such a step before the run."""
+    """Return, in words, the data that leaves a site in the agreement on statistics; () without this step before the
+    run.
+    """
     if not agrees(e) or e.task.kind == STATISTICS or (e.budget and e.budget.unit != "record"):
         return ()
     text = "two sums over the sites, of which the means, spreads and counts of the columns are made: data agree"
@@ -184,7 +188,7 @@ def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
 
 
 def _common_files(e: Experiment) -> Iterator[Path]:
-    """Yield the files that all sites have: common examples, and agreed statistics."""
+    """Yield the files of all sites: common examples, and agreed statistics."""
     if not e.learns and e.data.scale != FEDERATED:
         return
     if e.data.scale == FEDERATED and not agrees(e):
@@ -211,7 +215,7 @@ def encoded(statement: PlanStatement) -> bytes:
 
 
 def write(path: Path, statement: PlanStatement) -> None:
-    """Write the file, whole or not at all.  Raises NotWrittenError."""
+    """Write the file atomically.  Raises NotWrittenError."""
     part = path.with_name(f"{path.name}.part")
     try:
         owner_files.written(part, encoded(statement))
@@ -221,7 +225,7 @@ def write(path: Path, statement: PlanStatement) -> None:
 
 
 def read(path: Path) -> PlanStatement:
-    """Read the file.  Raises ConfigError where there is none, or it is not as it was written."""
+    """Read the file.  Raises ConfigError if it is missing or was changed."""
     advice = "Make it again: fedgossip plan show EXPERIMENT --out FILE"
     try:
         content = outside_files.read_bytes(path)
@@ -238,7 +242,7 @@ def read(path: Path) -> PlanStatement:
 
 
 def differences(before: PlanStatement, now: PlanStatement) -> list[tuple[str, Any, Any]]:
-    """Return (key, value before, value now) of all that differs, by dotted names; None where there was or is none."""
+    """Return (key, value before, value now) of each difference, by dotted names; None for a missing value."""
     was, has = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(now))
     return [(key, was.get(key), has.get(key)) for key in sorted(was | has) if was.get(key) != has.get(key)]
 
@@ -252,21 +256,21 @@ def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 STUDY_SHOWN = 10_000
-"""Maximum letters of a text of [study]; names of all sites are one text."""
+"""Maximum letters of a text of [study]; the names of all sites are one text."""
 COLUMNS_SHOWN = 12
-"""Maximum number of columns that are named."""
+"""Maximum number of columns listed by name."""
 EMPTY_CELLS = {
     MEAN: "  An empty cell counts as the mean of its column.",
     INDICATOR: "  An empty cell counts as the mean of its column, and as a feature of its own where enough have one.",
     DROP: "  Records with an empty cell are left out{}.",
 }
-"""What is done with empty cells, by data.missing."""
+"""Treatment of empty cells, by data.missing."""
 PROBLEMS = ("averaging", "quadratic")
-"""Tasks with a known answer, which use no data."""
+"""Tasks with a known solution, which use no data."""
 
 
 def lines(statement: PlanStatement) -> list[tuple[str, str]]:
-    """Return (question, answer) in the order in which to read them."""
+    """Return (question, answer) in reading order."""
     e, terms = statement.experiment, statement.terms
     sums = e["task"]["kind"] in SUMS
     return [
@@ -297,17 +301,17 @@ STUDY = {
     "retention": "kept",
     "contact": "contact",
 }
-"""Keys of [study] and the words before each, in the order in which to read them."""
+"""Keys of [study] and their labels, in reading order."""
 
 
 def study_lines(study: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return (what, text) of the agreements in [study]; a received plan's texts are each one printable line."""
+    """Return (label, text) of the agreements in [study]; each text of a received plan is one printable line."""
     texts = {key: "; ".join(map(str, one)) if isinstance(one, list) else str(one) for key, one in study.items()}
     return [(what, line(texts[key], STUDY_SHOWN)) for key, what in STUDY.items() if texts.get(key)]
 
 
 def study_of(statement: PlanStatement) -> tuple[tuple[str, str], ...]:
-    """Return the same of a plan."""
+    """Return the agreements in the [study] of a plan, as `study_lines` does."""
     return tuple(study_lines(statement.experiment.get("study", {})))
 
 
@@ -385,7 +389,7 @@ def _sentence(text: str) -> str:
 
 
 def changes(before: PlanStatement, now: PlanStatement) -> list[tuple[str, str, str, str]]:
-    """Return (key, value before, value now, what the key means) of all that differs."""
+    """Return (key, value before, value now, meaning of the key) of each difference."""
     return [(_key(name), _shown(was), _shown(has), _meaning(_key(name))) for name, was, has in differences(before, now)]
 
 

@@ -1,9 +1,9 @@
-"""A site's approvals of plans: a signed, chained log beside its key, which its client checks before it takes part.
+"""A site's approvals of plans: a signed, chained log next to its key, which its client checks before it takes part.
 
     peer.key.approvals      lines of an audit log (`audit.log`): approved, revoked, used, agreed, refused
-    peer.key.plans/HASH.json    each plan that was approved, to compare the next with
+    peer.key.plans/HASH.json    each approved plan, to compare the next with
 
-Rounds are counted before the first number is made of records: a crash counts at most one run too many.  A run that
+Rounds are counted before the first computation on records, so a crash counts at most one run too many.  A run that
 differs from the approved plan is refused, and the refusal is logged.
 """
 
@@ -44,9 +44,9 @@ ANY = HowLong()
 
 
 class SiteApprovals:
-    """The approvals of one key; `clock`: ns since 1970, not trusted before the last line.
+    """The approvals of one key; `clock`: ns since 1970; times before the log's last line are not trusted.
 
-    Raises ConfigError for a log of another key, or one that was changed, and NotWrittenError.
+    Raises ConfigError for the log of another key and for a changed log, and NotWrittenError.
     """
 
     def __init__(self, key: Path, identity: Identity, clock: Callable[[], int]) -> None:
@@ -61,12 +61,12 @@ class SiteApprovals:
 
     @property
     def verify(self) -> str:
-        """The site's key of signatures, in hex."""
+        """The site's signing key, in hex."""
         return self._identity.verify
 
     @property
     def now_ms(self) -> int:
-        """Milliseconds since 1970; never before the last line, so that a clock that is set back prolongs nothing."""
+        """Milliseconds since 1970; never before the last line, so that setting back the clock extends no approval."""
         last = moment(self._entries[-1].time) if self._entries else 0
         return max(self._clock() // 1_000_000, last)
 
@@ -87,20 +87,20 @@ class SiteApprovals:
     # --- what stands ----------------------------------------------------------------------------------------------
 
     def all(self) -> Sequence[Approval]:
-        """Return all approvals, revoked ones too, the last one last."""
+        """Return all approvals, including revoked ones, the latest last."""
         return [approval_of(one, line) for one, line in self._lines() if one.kind == APPROVED]
 
     def _lines(self) -> Sequence[tuple[LogEntry, bytes]]:
         return list(zip(self._entries, lines(self.path), strict=False)) if self._entries else []
 
     def revoked(self, approval: Approval) -> str | None:
-        """Return when and why an approval was revoked; None where it stands."""
+        """Return when and why an approval was revoked; None if it is valid."""
         place = next(number for number, one in enumerate(self._entries) if one.hash == approval.hash)
         later = [one for one in self._entries[place:] if one.kind == REVOKED and one.facts["plan"] == approval.plan]
         return f"on {day_of(later[0].time)}: {later[0].facts['why']}" if later else None
 
     def ended(self, approval: Approval) -> bool:
-        """Whether the time of an approval is over."""
+        """Return whether an approval has expired."""
         return self.now_ms >= moment(approval.until)
 
     def refusals(self) -> Sequence[tuple[str, str]]:
@@ -108,7 +108,7 @@ class SiteApprovals:
         return [(day_of(one.time), str(one.facts["why"])) for one in self._entries if one.kind == REFUSED]
 
     def used(self, approval: Approval, without: str = "") -> int:
-        """Return the rounds of all runs that began under an approval, but of the run named `without`."""
+        """Return the number of rounds of all runs under an approval, except of the run named `without`."""
         return sum(int(one["rounds"]) for one in self._uses(approval, "") if one["run"] != without)
 
     def _uses(self, approval: Approval, step: str) -> Sequence[Mapping[str, Fact]]:
@@ -116,19 +116,20 @@ class SiteApprovals:
         return [one for one in mine if one.get("step", "") == step]
 
     def sealed(self, records: str) -> str:
-        """Return the seal of records with this digest, or "": an approval is public, and digests could be guessed; it
-        needs the secret key.
+        """Return the seal of records with this digest, or "".
+
+        The seal needs the secret key: an approval is public, and a digest could be guessed.
         """
         text = f"fedgossip records {records}".encode()
         return hashlib.sha256(self._identity.sign_bytes(text)).hexdigest()[:32] if records else ""
 
     def last(self) -> PlanStatement | None:
-        """Return the plan that was approved last and not revoked; None where there is none.  Raises ConfigError."""
+        """Return the latest approved plan that was not revoked; None if there is none.  Raises ConfigError."""
         standing = [one for one in self.all() if self.revoked(one) is None]
         return self.plan_of(standing[-1]) if standing else None
 
     def plan_of(self, approval: Approval) -> PlanStatement:
-        """Return the plan that an approval is of.  Raises ConfigError where it is gone, or is not that plan."""
+        """Return the approved plan.  Raises ConfigError if its file is missing, or has another plan."""
         path = self._plan_file(approval.plan)
         found = plan_statement.read(path)
         if found.hash != approval.plan:
@@ -141,9 +142,9 @@ class SiteApprovals:
     # --- before a run ---------------------------------------------------------------------------------------------
 
     def check(self, request: ApprovalRequest, limits: HowLong = ANY, run: str = "") -> Approval:
-        """Return the approval for a run (`run`: a resumed one's name).
+        """Return the approval that covers a run (`run`: name of a resumed one).
 
-        Raises ConfigError where none covers it; the reason is logged first.
+        Raises ConfigError if none does; the reason is logged first.
         """
         try:
             return self.covering(request, limits, run)
@@ -154,7 +155,7 @@ class SiteApprovals:
             raise
 
     def covering(self, request: ApprovalRequest, limits: HowLong = ANY, run: str = "") -> Approval:
-        """Return it as `check` does, and write nothing."""
+        """Return the approval as `check` does, without writing to the log."""
         if self._torn:  # its content is unknown
             raise ConfigError(f"{self.path}: its last line is torn", "Approve again: fedgossip plan approve")
         plan = request.statement
@@ -238,7 +239,7 @@ class SiteApprovals:
     # --- lines ----------------------------------------------------------------------------------------------------
 
     def approve(self, request: ApprovalRequest, days: float, rounds: int, by: str = "") -> Approval:
-        """Sign the plan of a run, and keep it; it holds for so many days and rounds from now on."""
+        """Sign and store the plan of a run; the approval holds for `days` and `rounds` from now on."""
         plan, identity = request.statement, self._identity
         try:
             owner_files.made(self.plans)
@@ -257,13 +258,14 @@ class SiteApprovals:
         return self.all()[-1]
 
     def revoke(self, approval: Approval, why: str) -> None:
-        """Take an approval back, and with it all of the same plan; no run begins under it any more."""
+        """Revoke all approvals of this approval's plan; no further run can begin under them."""
         self._append(approval.participant, REVOKED, {"plan": approval.plan, "why": why[:500]})
 
     @staticmethod
     def keep(approval: Approval, folder: Path) -> str:
-        """Leave the approval in a run's folder; return the name by which rounds are counted.  Raises NotWrittenError:
-        nothing may be sent.
+        """Store the approval in a run's folder; return the name for counting its rounds.
+
+        Raises NotWrittenError: nothing may be sent.
         """
         run = run_of(folder) or secrets.token_hex(8)
         for name, content in ((APPROVAL_RUN, run.encode()), (APPROVAL, approval.line)):
@@ -274,8 +276,9 @@ class SiteApprovals:
         return run
 
     def count(self, approval: Approval, request: ApprovalRequest, run: str) -> None:
-        """Count the rounds of a run before anything leaves; a resumed one is counted.  Raises NotWrittenError: nothing
-        may be sent.
+        """Count the rounds of a run before anything is sent; a resumed run is not counted again.
+
+        Raises NotWrittenError: nothing may be sent.
         """
         same = {one.hash for one in self.all() if one.plan == approval.plan}
         uses = (one.facts for one in self._entries if one.kind == USED)
@@ -285,7 +288,9 @@ class SiteApprovals:
         self._append(approval.participant, USED, facts | ({"step": request.step} if request.step else {}))
 
     def agreed(self, approval: Approval, file: bytes) -> None:
-        """Write which statistics the sites have agreed on under an approval: from then on the plan is with these."""
+        """Record the statistics on which the sites agreed under an approval; from then on it covers the plan with
+        these.
+        """
         facts: dict[str, Fact] = {"approval": approval.hash, "file": hashlib.sha256(file).hexdigest()}
         self._append(approval.participant, AGREED, facts)
 
@@ -303,7 +308,7 @@ def _times(number: int) -> str:
 
 
 def run_of(folder: Path) -> str:
-    """Return the name by which the rounds of the run in a folder are counted; "" where none were."""
+    """Return the name for counting the rounds of the run in a folder; "" if none were counted."""
     path = folder / APPROVAL_RUN
     try:
         return outside_files.read_text(path) if path.exists() else ""

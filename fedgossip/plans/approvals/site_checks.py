@@ -1,7 +1,7 @@
-"""Checks of a site alone before a federated run (`fedgossip client --dry-run`): nothing is sent or written.
+"""Checks of a single site before a federated run (`fedgossip client --dry-run`): nothing is sent or written.
 
-A check returns its finding, or the error that would end the run; checks that need a failed one, or the others, are left
-out.
+A check returns its finding, or the error that would end the run.  Checks that depend on a failed one, or on other
+sites, are omitted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LATER = "not looked at before what stands above is right"
 
 @dataclass(frozen=True)
 class ClientSite:
-    """A site as its client would be started."""
+    """A site with the start arguments of its client."""
 
     plan: FederationPlan
     node: NodeId
@@ -63,19 +63,19 @@ class SiteCheck:
     finding: str
     error: FedgossipError | None = None
     advice: str = ""
-    """What to do where a run would go on and its result, or its promise, be less than people expect."""
+    """What to do if the run would continue with a worse result, or a weaker guarantee, than expected."""
 
 
 @dataclass(frozen=True)
 class Warned:
-    """A finding that ends no run, and that people should act on."""
+    """A finding that does not end the run but needs attention."""
 
     finding: str
     advice: str
 
 
 class SiteChecks:
-    """The checks of a site, in the order of a run."""
+    """The checks of a site, in the order in which a run makes them."""
 
     def __init__(self, site: ClientSite) -> None:
         self._site = site
@@ -84,7 +84,7 @@ class SiteChecks:
         self._learning: tuple[LocalTask, DataShares] | None = None
 
     def all(self) -> Iterator[SiteCheck]:
-        """Yield each check when it is made; a local round is trained in one of them."""
+        """Yield each check after it is made; one of them trains a local round."""
         checks: dict[str, Callable[[], str | Warned | None]] = {
             "key": self._key,
             "participants": self._participants,
@@ -135,7 +135,7 @@ class SiteChecks:
         return f"{source}: {count} examples to train on; {size}"
 
     def _one_round(self) -> str | Warned | None:
-        """Train once and discard it, to see its loss and update."""
+        """Train one round and discard it, to see its loss and update."""
         if self._learning is None:
             return None
         plan, node, (task, _) = self._site.plan, self._site.node, self._learning
@@ -183,7 +183,7 @@ class SiteChecks:
         return f"plan {found.plan[:HASH_SHOWN]}, until {found.until[:10]}, {left} of {found.rounds} rounds are left"
 
     def _budget(self) -> str | Warned | None:
-        """Return the spending of all rounds and of earlier runs in words."""
+        """Return the privacy spent by all rounds and by earlier runs, in words."""
         if self._learning is None:
             return None
         if not self._site.plan.experiment.learns:

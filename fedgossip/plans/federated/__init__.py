@@ -1,9 +1,9 @@
 """Plans of federated runs: encoding, budget, ledger, policy.
 
 It imports `protocols.federated`, `secure`, `privacy` and `plans`.  `federation_checks` makes the plan of [coordinator]
-(`federation`), or raises what cannot be.
+(`federation`), or raises an error for invalid settings.
 
-A spend is a line of the ledger beside the key (by unit and data, or the records' digest, `data.record_groups`) and of
-the run's log, on disk before its release.  A site's limit over all runs (`TotalBudget`) is a line of that ledger too,
-and no key of an experiment; releases without noise are noted there.
+A spend is a line of the ledger next to the key (by unit and data, or by the records' digest, `data.record_groups`) and
+of the run's log; both are on disk before the release.  A site's limit over all runs (`TotalBudget`) is a line of that
+ledger, not a key of an experiment; the ledger also records releases without noise.
 """

@@ -1,11 +1,11 @@
-"""The clients that can be invited to a round, as a function of its number.
+"""Clients that can be invited to a round, as a function of its number.
 
-    day:SHARE?rounds=N       each client for SHARE of every N rounds, from a place drawn for it
-    trace:FILE.csv?round=T   a table of client, start and end, where T units of the table are a round
+    day:SHARE?rounds=N       each client for SHARE of every N rounds, from a random start
+    trace:FILE.csv?round=T   a table of client, start and end, with T units of the table per round
     module:function          of (client, round)
 
-Every sampling rule draws from those clients, in all drivers alike.  A secure sum keeps its cohorts' size: a round with
-fewer is abandoned.
+Every sampling rule draws from those clients, in all drivers.  A secure sum keeps its cohort size: a round with fewer
+available clients is abandoned.
 
 Source of traces: Lai, Dai, Singapuram, Liu, Zhu, Madhyastha and Chowdhury, FedScale, ICML 2022.
 """
@@ -33,7 +33,7 @@ from fedgossip.data.custom import function, given_by, is_function
 KEY = "coordinator.available"
 COLUMNS = ["client", "start", "end"]
 TRIED = 3
-"""Number of clients and of rounds for which a function is tried before a run."""
+"""Number of clients and of rounds on which a function is tested before a run."""
 
 Available = Callable[[NodeId, int], bool]
 """Whether a client can be invited to a round."""
@@ -41,7 +41,7 @@ Available = Callable[[NodeId, int], bool]
 
 @dataclass(frozen=True)
 class Attending(Set[NodeId]):
-    """Those of `here` that are available in a round; none is asked for before it is looked up."""
+    """Those clients of `here` that are available in a round; availability is evaluated on access."""
 
     here: Collection[NodeId]
     available: Available
@@ -59,7 +59,9 @@ class Attending(Set[NodeId]):
 
 @dataclass(frozen=True)
 class AvailableSampling:
-    """Draws of `rule` from the available clients; `whole`: none where fewer than this can be invited, 0: any."""
+    """Draws of `rule` from the available clients; empty if fewer than `whole` of all clients can be invited (0: no
+    minimum).
+    """
 
     rule: Sampling
     available: Available
@@ -80,7 +82,7 @@ class AvailableSampling:
 
 @dataclass(frozen=True)
 class AvailableByLosses(AvailableSampling):
-    """The same of a rule that goes by reported losses."""
+    """The same for a rule that uses reported losses."""
 
     rule: SamplingByLosses
 
@@ -93,7 +95,7 @@ def available_sampling(
 ) -> Sampling:
     """Return the rule that draws from the clients of coordinator.available, `text`.
 
-    Raises ConfigError for an unusable value, table or function, and without a round of `least` clients.
+    Raises ConfigError for an unusable value, table or function, and if no round has `least` clients.
     """
     kind, _, rest = text.partition(":")
     place, _, query = rest.partition("?")
@@ -156,7 +158,7 @@ def _day(text: str, share: str, options: Mapping[str, str]) -> tuple[float, int]
 
 @dataclass(frozen=True)
 class _Trace:
-    """The times in which clients are there: of client i those between `first[i]` and `first[i + 1]`, ascending."""
+    """Times of the clients' presence: of client i the entries between `first[i]` and `first[i + 1]`, ascending."""
 
     first: npt.NDArray[np.int64]
     starts: npt.NDArray[np.float64]
@@ -170,7 +172,7 @@ class _Trace:
         return bool(place >= begin and at < self.ends[place])
 
     def most(self, rounds: int) -> int:
-        """Return the largest number of clients that are there in one of the rounds."""
+        """Return the largest number of clients present in one of the rounds."""
         begun, ended = np.sort(self.starts), np.sort(self.ends)
         most = 0
         for some in range(0, rounds, 100_000):

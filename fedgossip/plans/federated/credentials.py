@@ -1,4 +1,4 @@
-"""The credentials of a participant, where they are more than the key of its links."""
+"""Credentials of a participant, if it needs more than the key of its links."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from fedgossip.secure.primitives import Entropy, Sign, digest, signer
 from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember
 
 Logged = tuple[str, Mapping[str, object]]
-"""The kind and the facts of a line of a participant's own log."""
+"""Kind and facts of a line of a participant's own log."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The things that only this participant has, and the roster that all have."""
+    """Items that only this participant has, and the common roster."""
 
     sign: Sign = field(repr=False)
     entropy: Entropy = field(repr=False)
     roster: ParticipantRoster
-    """The entries of all participants, the coordinator last."""
+    """Entries of all participants, the coordinator last."""
     policy: Policy | None = None
-    """The demands of this client, from a file of its own; None: those of the experiment."""
+    """Demands of this client from its policy file; None: those of the experiment."""
     log: Sequence[Logged] = ()
-    """The lines that earlier lives have written into the log."""
+    """Lines written to the log before this start."""
     spent: Sequence[Mapping[str, object]] = ()
-    """The privacy that this key has spent on the same data, beside what is in the log."""
+    """Privacy that this key has spent on the same data, in addition to the log."""
     total: TotalBudget | None = None
     """The site's limit over all runs for each record; None: no limit."""
     company: str = ""
     """Hash of the clients of earlier exact sums of the same records; "": no such sum."""
     noise: Callable[[int], Entropy] = field(default=lambda _round: os.urandom, repr=False)
-    """The random bytes of a round's noise."""
+    """Source of random bytes for a round's noise."""
 
 
 Own = Credentials | Pairs
-"""The things of its own that a participant needs to make its masks, in a secure sum or in private gossip."""
+"""Items with which a participant makes its masks, in a secure sum or in private gossip."""
 
 
 def real(
@@ -55,13 +55,13 @@ def real(
     company: str = "",
     entropy: Entropy = os.urandom,
 ) -> Credentials:
-    """Return the credentials of a participant of a real run.  Raises ConfigError for entries that are not signed."""
+    """Return the credentials of a participant of a real run.  Raises ConfigError for unsigned entries."""
     return Credentials(identity.sign_bytes, entropy, roster_of(endpoints), policy, log, spent, total, company)
 
 
 class DrawnMembers(Sequence[RosterMember]):
-    """A simulation's members, keys drawn from the seed when read, of invited ones alone, without signatures: there are
-    no secrets.
+    """Members of a simulation with keys derived from the seed, made when read, for invited ones only; without
+    signatures, as nothing is secret.
     """
 
     def __init__(self, seed: int, size: int) -> None:

@@ -1,7 +1,7 @@
 """The plan of a federated run: cohort, content of a sum, the machines of coordinator and clients, and the verdict.
 
-It follows from the experiment and the clients' numbers of examples.  Clients have the first ids; the coordinator, a
-tree's root (`tree`), is n - 1.  `Credentials` hold keys and policy; a simulation draws keys from its seed.
+It follows from the experiment and the clients' numbers of examples.  Clients have the first ids; the coordinator, the
+root of the tree (`tree`), is n - 1.  `Credentials` hold keys and policy; a simulation derives keys from its seed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from fedgossip.simulation.cohorts import Rounds, check_cohorts, run_rounds
 
 FEDBUFF = "fedbuff"
 SEATED_MOST = 1_000
-"""Maximum number of clients that all have a machine from the start of a simulation, and receive its last model."""
+"""Maximum number of clients for which a simulation makes all machines at its start and sends them its last model."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,22 @@ class FederationPlan(Plan):
     section: CoordinatorSection
     federated: Federated[Any]
     cohort: int
-    """Number of clients that are wanted in a round."""
+    """Number of clients that a round uses."""
     least: int
-    """Minimum number of contributions; a round with fewer is abandoned.  With tiers, of each leaf."""
+    """Minimum number of contributions; a round with fewer is abandoned.  With tiers, the minimum per leaf."""
     sizes: tuple[int, ...] | None = None
-    """Number of examples of each client, where they are known."""
+    """Number of examples of each client; None if unknown."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
-    """Number of examples that a client trains on, for clients that are held here."""
+    """Number of examples that each client in this process trains on."""
     segments: tuple[Segment, ...] = ()
     exact: ExactSums | None = None
-    """The encoding of statistics in runs that sum them; None for models."""
+    """Encoding of statistics in runs that sum them; None for models."""
     questions: Questions | None = field(default=None, repr=False, compare=False)
-    """Checks of local clients before they answer, where sums are exact."""
+    """Checks by local clients before they answer an exact sum."""
     abstaining: frozenset[NodeId] = frozenset()
-    """Clients that are held here and answer each invitation with a refusal: their tables do not fit."""
+    """Clients of this process that decline each invitation because their tables do not fit."""
     vacancies: bool = False
-    """Whether clients take their seats with their first invitation, in a simulation."""
+    """Whether a simulation makes a client's machine at its first invitation."""
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Self:
         length, statistics = (segments[-1].stop if segments else 0), statistics_in(segments)
@@ -115,12 +115,12 @@ class FederationPlan(Plan):
         return self.section.secure.on
 
     def hides(self, client: NodeId) -> bool:
-        """Return whether a client's coordinator sees sums alone, and not what this client sends."""
+        """Return whether a client's coordinator sees only sums, not this client's messages."""
         return self.secure and self.tree.group(self.tree.parent(client)).secure
 
     @property
     def unit(self) -> str:
-        """The unit that a budget of privacy protects: record, client, or none."""
+        """Unit that the privacy budget protects: record, client, or none."""
         return self.section.privacy.unit
 
     @property
@@ -129,7 +129,7 @@ class FederationPlan(Plan):
 
     @cached_property
     def tree(self) -> Tree:
-        """Who is whose client."""
+        """Tree of coordinators and clients."""
         return tree_of(self.section)
 
     @cached_property
@@ -162,7 +162,7 @@ class FederationPlan(Plan):
 
     @cached_property
     def codec(self) -> Codec | None:
-        """The codec of uploads; None: uncoded."""
+        """Codec of uploads; None: uncoded."""
         return codec_named(self.section.codec) if self.section.codec else None
 
     def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
@@ -179,7 +179,9 @@ class FederationPlan(Plan):
         return CodedClient(self.federated.clients, coding, added=self.secure) if coding else self.federated.clients
 
     def sent_up(self, length: int, kind: np.dtype[np.floating]) -> int:
-        """Return the bytes of vectors in a client's answer to the first round; those of a masked vector."""
+        """Return the bytes of vectors in a client's answer to the first round; with a secure sum those of the masked
+        vector.
+        """
         if words := self.masked(length):
             return 4 * words
         if coding := self.coding(length, kind):
@@ -196,12 +198,12 @@ class FederationPlan(Plan):
 
     @property
     def goal(self) -> int:
-        """The buffer size, K of FedBuff."""
+        """Buffer size, K of FedBuff."""
         return self.section.goal or min(10, max(1, self.learners // 2))
 
     @cached_property
     def sampling(self) -> Sampling:
-        """The sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
+        """Sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
         s, e, n = self.section, self.experiment, self.learners
         known = s.over_selection, s.candidates or 2 * self.invited, self.sizes
         own = own_sampling(s.sampling, e.seed, n, self.cohort) if is_function(s.sampling) else None
@@ -213,7 +215,7 @@ class FederationPlan(Plan):
 
     @property
     def client_settings(self) -> ClientSettings:
-        """Return what clients receive of the experiment: rounds, deadlines, and when they test the model of a round."""
+        """Settings that clients receive: rounds, deadlines, and when they test the model of a round."""
         e, s = self.experiment, self.section
         every = e.eval.every if self._tests_at_clients else 0
         session, patience = nanoseconds(PHASES * s.deadline), e.stop.patience * e.eval.every
@@ -232,7 +234,10 @@ class FederationPlan(Plan):
         return range(self.learners) if self.vacancies else ()
 
     def with_engine(self, engine: str) -> FederationPlan:
-        """Faults name clients before their first invitation, and fedbuff's clients are all invited early."""
+        """Return the plan for `engine`; "sim" makes the machines of many clients at their first invitation.
+
+        Not with faults, which name clients earlier, nor with fedbuff, which invites all of them early.
+        """
         many = engine == "sim" and self.learners > SEATED_MOST and not self.buffered
         flat = not self.section.tiers
         return replace(self, vacancies=many and flat and not self.experiment.faults)
@@ -277,7 +282,7 @@ class FederationPlan(Plan):
         )
 
     def agreed_before(self, node: NodeId) -> Sequence[Mapping[str, object]]:
-        """Return a client's spending on the statistics of this run, where no ledger records it."""
+        """Return a client's spending on the statistics of this run, if no ledger records it."""
         tables = node < self.learners and self.exact is None and self.unit == "record"
         return statistics_spends(self.experiment) if tables else ()
 
@@ -291,7 +296,7 @@ class FederationPlan(Plan):
         return chances
 
     def _purse(self, node: NodeId, own: Credentials | None) -> AccountedBudget | None:
-        """Return the budget: the coordinator's in its sums; each client's for its releases."""
+        """Return the privacy budget: for sums the coordinator's; for releases of each client its own."""
         p, log, before = self.section.privacy, own.log if own else (), own.spent if own else ()
         total = own.total if own else None
         if not self.spends(node):
@@ -305,7 +310,7 @@ class FederationPlan(Plan):
         return purse_of(p, *cost, log, before, self.client_settings.tests, total)
 
     def with_shares(self, shares: DataShares) -> FederationPlan:
-        """Raises ConfigError where a secure sum cannot hold the number of examples of one that is held here."""
+        """Raises ConfigError if a secure sum cannot hold the number of examples of a client in this process."""
         sized = replace(self, sizes=tuple(shares.sizes) if shares.sizes else None, trained_on=shares.trained_on)
         if self.secure and self._by_examples:
             check_weights(sized.weight_max, shares.trained_on, self.roles)
@@ -320,7 +325,7 @@ class FederationPlan(Plan):
 
     @property
     def threshold(self) -> int | None:
-        """Number of shares that give a secret back; None where it follows from the graph, or from a group's size."""
+        """Number of shares that reconstruct a secret; None if it follows from the graph, or from a group's size."""
         if not self.tree.flat:
             return None
         if self.section.secure.threshold is not None or self.invited > graph.COMPLETE_MAX:
@@ -329,7 +334,7 @@ class FederationPlan(Plan):
 
     @cached_property
     def numbers(self) -> Numbers:
-        """The encoding of contributions as integers that can be summed, with noise where there is some."""
+        """Encoding of contributions as integers for a sum, with noise if the run has any."""
         return Numbers(
             self.section,
             self.experiment.train,
@@ -347,12 +352,14 @@ class FederationPlan(Plan):
 
     @property
     def weight_max(self) -> int:
-        """Maximum examples of a client in a secure sum: the experiment's, else as all sizes need it and bits allow."""
+        """Maximum number of examples of a client in a secure sum: the experiment's; otherwise as all sizes require and
+        bits allow.
+        """
         return weight_max_for(self.section.secure, max(self.sizes or (), default=0))
 
     @property
     def most_examples(self) -> int | None:
-        """Maximum number of examples that one contribution may count; None where nothing bounds it."""
+        """Maximum number of examples that one contribution may count; None without a bound."""
         return self.weight_max if self.secure and self._by_examples else None
 
     @property
@@ -362,7 +369,7 @@ class FederationPlan(Plan):
 
     @property
     def sent_metrics(self) -> SentMetrics:
-        """The metrics that clients report beside their vectors."""
+        """Metrics that clients report in addition to their vectors."""
         return metrics_of(
             self.unit,
             secure=self.secure,
@@ -388,7 +395,7 @@ class FederationPlan(Plan):
         return f"fedgossip/{hash_of(without_folders(dict(self.fingerprint)))}"
 
     def policy(self, coordinator: bytes, length: int, layout: str) -> Policy:
-        """Return the policy of a client of this experiment that has no policy file."""
+        """Return the policy of a client without a policy file."""
         fixed, adaptive = self.numbers.fixed_point(length, layout), self.section.privacy.adaptive
         return Policy(coordinator, self.task_id, fixed, self.least, rule=self.numbers.rule, adaptive=adaptive)
 
@@ -460,7 +467,7 @@ class FederationPlan(Plan):
         return LeafCoordinator(*about, seat.resumed)
 
     def _summing(self, seat: Seat, who: Credentials, group: TierGroup) -> SecureSumming | ClearSumming:
-        """Return how a coordinator forms the sums of its members."""
+        """Return the way in which a coordinator sums its members' contributions."""
         fixed, rule, tree = self.numbers.fixed_point(seat.initial.size, seat.schema), self.numbers.rule, self.tree
         below = {} if group.tier == 0 else {
             node: ClientsBelow(tree.leaves_below(node, self.least), tree.clients_below(node)) for node in group.members
@@ -527,7 +534,7 @@ class FederationPlan(Plan):
     # --- the run --------------------------------------------------------------------------------------------------
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
-        """Whether the coordinator has released the client."""
+        """Return whether the coordinator has released the client."""
         if node == self.coordinator and not self.experiment.endless:
             return rounds == self.experiment.rounds
         return not stopped
@@ -564,11 +571,11 @@ class FederationPlan(Plan):
         return state, finish
 
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
-        """The global model."""
+        """Return the global model."""
         return [vectors[self.coordinator]]
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """Return the coordinator's status; partial where some clients ended early."""
+        """Return the coordinator's status; partial if some clients ended early."""
         status, clients = words[self.coordinator], words[: self.coordinator]
         if status != "finished":
             return status or "failed"

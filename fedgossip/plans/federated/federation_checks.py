@@ -32,10 +32,10 @@ from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
 
 MOST_PARTICIPANTS = 100_000
-"""Maximum number of clients and leaf coordinators of a run with tiers: each has an entry in the roster of all."""
+"""Maximum number of clients and leaf coordinators of a run with tiers: the common roster has an entry for each."""
 
 COARSEST = 0.1
-"""Step to which an element of an update may be rounded: the weights of a model have seldom more than a few units."""
+"""Maximum rounding step of an update's element: weights of a model seldom exceed a few units."""
 
 
 def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
@@ -159,7 +159,7 @@ def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
 
 
 def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
-    """Raise ConfigError for local steps outside the rule's formula."""
+    """Raise ConfigError for local steps that the rule's formula does not cover."""
     t, rule = experiment.train, federated.clients
     if experiment.task.kind == "loop":
         if isinstance(rule, Dynamic):
@@ -182,7 +182,7 @@ def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> 
 
 
 def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) -> None:
-    """Raise ConfigError for a codec that is unknown, or unfit for these updates."""
+    """Raise ConfigError for a codec that is unknown, or unsuitable for these updates."""
     if not s.codec:
         return
     try:
@@ -213,7 +213,7 @@ def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) ->
 
 
 def _check_dual(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
-    """Raise ConfigError for CoCoA of a task that is not convex, or with cut sums."""
+    """Raise ConfigError for CoCoA with a task that is not convex, or with clipped sums."""
     s = experiment.coordinator
     if not isinstance(federated.clients, DualAscent):
         return
@@ -231,7 +231,7 @@ def _check_dual(experiment: FederatedExperiment, federated: Federated[Any]) -> N
 
 
 def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:
-    """Raise ConfigError where a sum that hides its terms cannot serve."""
+    """Raise ConfigError for settings that a secure sum does not support."""
     off = "Set coordinator.secure.on = false: the coordinator then sees every client's update."
     if s.algorithm == FEDBUFF:
         raise ConfigError("fedbuff has no cohort whose sum could be secure", off)

@@ -1,12 +1,12 @@
-"""The privacy that a key has spent in all runs: a ledger beside the key, read at every start.
+"""Privacy that a key has spent in all runs: a ledger next to the key, read at every start.
 
     peer.key.spent          a line per release: its data, a digest of its records, the log of its run, and the spend
 
 The budget belongs to the records, not to a folder.  Records are recognised by their file's path or digest
-(`data.record_groups`), and linked ones stay one data set.  Releases without noise have a line, outside any epsilon, and
-so have the clients of exact sums, which must be the same in all runs.  A site may limit what all runs spend; the last
-such line counts.  A line is on disk before its release and before the run's log: a crash counts at most one release too
-many.  Lines missing here are taken over from logs.
+(`data.record_groups`); lines linked by either are one data set.  Releases without noise have a line, outside any
+epsilon; so have the clients of exact sums, which must be the same in all runs.  A site may limit the total of all runs;
+the latest such line applies.  A line is on disk before its release and before the run's log: a crash counts at most one
+release too many.  Lines that are missing here are added from logs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILES = (*OF_TABLES, "npz", "text", "mnist", "fashion-mnist")
 
 
 TRAINING = "training"
-"""Kind of a release without noise by training, beside the sums: statistics, evaluation, a fit."""
+"""Kind of a release without noise by training; other kinds are sums: statistics, evaluation, a fit."""
 
 
 class TotalLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,26 +42,26 @@ class TotalLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_epsilon_total: float
     delta: float
     exact: int = 0
-    """Number of releases without noise that it allows beside."""
+    """Number of releases without noise that it also allows."""
 
 
 class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One release, or a limit.  `log`: the hash of the first entry of the run's log, which no other log has."""
+    """One release, or a limit.  `log`: the hash of the first entry of the run's log, which is unique."""
 
     data: str
     log: str
     spend: dict[str, str | int | float] = {}
-    """Empty of what has no noise, and of limits."""
+    """Empty for a release without noise, and for a limit."""
     records: str = ""
-    """The digest of the records; "" where they are not a site's own."""
+    """Digest of the records; "" if they are not a site's own."""
     exact: str = ""
     """Kind of a release without noise."""
     layout: str = ""
-    """The hash of the numbers of an exact sum that is about to be consented to."""
+    """Hash of the layout of an exact sum before consent to it."""
     company: str = ""
-    """The hash of its clients."""
+    """Hash of the clients of the exact sum."""
     other_sites: bool = False
-    """From here on exact sums may have other clients; applies to all data."""
+    """Whether later exact sums may have other clients; applies to all data."""
     limit: TotalLimit | None = None
 
 
@@ -69,7 +69,7 @@ _decoder = msgspec.json.Decoder(LedgerLine)
 
 
 def data_of(source: str, node: NodeId) -> str:
-    """Return the data of a budget: a file by its real path, without options; else the source as written."""
+    """Return the name of the data for a budget: a file's real path without options; otherwise the source as written."""
     kind, colon, rest = source.replace(PLACE, str(node)).partition(":")
     if kind not in FILES or not rest:
         return kind + colon + rest
@@ -77,9 +77,9 @@ def data_of(source: str, node: NodeId) -> str:
 
 
 class SpentLedger:
-    """The ledger of one key, for the data and unit of one run; one process holds it at a time.
+    """The ledger of one key, for the data and unit of one run; one process at a time can open it.
 
-    `data`, `records`: of `data_of` and `record_groups`.  Raises ConfigError where it is held or unreadable, and
+    `data`, `records`: from `data_of` and `record_groups`.  Raises ConfigError if it is in use or unreadable, and
     NotWrittenError.
     """
 
@@ -103,7 +103,7 @@ class SpentLedger:
         return [one for one in self._set if one.spend.get("unit") == self._unit]
 
     def total(self) -> TotalBudget | None:
-        """Return the site's remaining budget for these records; None without a limit.  After `take_up`."""
+        """Return the site's remaining budget for these records; None without a limit.  Call it after `take_up`."""
         if self.limit is None:
             return None
         return TotalBudget(self.limit.max_epsilon_total, self.limit.delta, account_of_records(self._set))
@@ -114,13 +114,13 @@ class SpentLedger:
         return sum(bool(one.exact) for one in self._set)
 
     def exact_before(self, log: str = "") -> Mapping[str, int]:
-        """Return the numbers of those that other runs made, by what they were."""
+        """Return the number of releases without noise by other runs, per kind."""
         return Counter(one.exact for one in self._set if one.exact and one.log != log)
 
     def note_exact(self, what: str, log: str) -> None:
-        """Record a release without noise of these records; once for each log.
+        """Record a release of these records without noise, once per log.
 
-        Raises BudgetError where the site's limit over all runs forbids it, and NotWrittenError.
+        Raises BudgetError if the site's limit over all runs forbids it, and NotWrittenError.
         """
         if any(one.log == log and one.exact for one in self._set):
             return
@@ -132,22 +132,24 @@ class SpentLedger:
         self._write(LedgerLine(self._data, log, records=self._records, exact=what))
 
     def company(self, layout: str) -> str:
-        """Return the hash of the clients of earlier exact sums of these numbers and records; "" without any."""
+        """Return the hash of the clients of earlier exact sums with this layout on these records; "" without any."""
         return self._companies.get(layout, "")
 
     def note_company(self, layout: str, company: str, log: str) -> None:
-        """Record the clients of a sum of these numbers before it is made.  Raises NotWrittenError."""
+        """Record the clients of a sum with this layout before the sum is made.  Raises NotWrittenError."""
         if self.company(layout) != company:
             self._write(LedgerLine(self._data, log, records=self._records, layout=layout, company=company))
             self._companies[layout] = company
 
     def allow_other_sites(self) -> None:
-        """Write that the exact sums that were made may be made with other sites.  Raises NotWrittenError."""
+        """Record that earlier exact sums may be repeated with other sites.  Raises NotWrittenError."""
         self._write(LedgerLine("", "", other_sites=True))
         self._companies.clear()
 
     def take_up(self, log: str, logged: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-        """Return the spends outside `logged`, those in this run's `log`; add missing ones of `logged` to the ledger."""
+        """Return the spends that `logged`, the entries of the run log `log`, lacks; add the ones missing here to the
+        ledger.
+        """
         self._log = log
         own = [one.spend for one in self._lines if one.log == log]
         for facts in logged[len(own) :]:
@@ -156,11 +158,11 @@ class SpentLedger:
         return [*others, *own[len(logged) :]]
 
     def add(self, spend: Mapping[str, str | int | float]) -> None:
-        """Write a release that is about to be made; it is on disk when this returns.  Raises NotWrittenError."""
+        """Write a release before it is made; the line is on disk when this returns.  Raises NotWrittenError."""
         self._write(LedgerLine(self._data, self._log, dict(spend), self._records))
 
     def set_limit(self, limit: TotalLimit) -> None:
-        """Record the site's limit, from now on, for each of its data sets.  Raises NotWrittenError."""
+        """Record the site's limit for each of its data sets, valid from now on.  Raises NotWrittenError."""
         self._write(LedgerLine("", "", limit=limit))
         self.limit = limit
 
@@ -185,7 +187,7 @@ def counted(released: Mapping[str, int]) -> str:
 
 
 def _lines(path: Path) -> tuple[list[LedgerLine], int]:
-    """Return the whole lines, and their bytes; a cut one is of a release that was never made."""
+    """Return the complete lines and their number of bytes; the release of a torn line was never made."""
     content = outside_files.read_bytes(path)
     whole = content.rfind(b"\n") + 1
     found = []
@@ -202,7 +204,7 @@ def _lines(path: Path) -> tuple[list[LedgerLine], int]:
 
 
 def same_records(lines: Sequence[LedgerLine], data: str, records: str) -> list[LedgerLine]:
-    """Return the lines of releases of the same records: of the same path or digest, and of what these lead to."""
+    """Return the lines of the same records: those with this path or digest, and transitively those linked to them."""
     paths, digests = {data}, {records} - {""}
     while True:
         found = [
@@ -219,12 +221,12 @@ def limit_of(lines: Sequence[LedgerLine]) -> TotalLimit | None:
 
 
 def account_of_records(lines: Iterable[LedgerLine]) -> RenyiAccount:
-    """Return the account of all releases with noise, as each is for one record."""
+    """Return the account of all releases with noise, each as its cost for one record."""
     return account_of(of_records(Spend.from_mapping(one.spend)) for one in lines if one.spend)
 
 
 def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechanism]:
-    """Return the releases of one unit of some data in a ledger, equal ones combined."""
+    """Return the releases of one unit of some data in a ledger, with equal ones combined."""
     steps: dict[tuple[float, float], int] = {}
     for line in same_records(_lines(path)[0], data, records) if path.exists() else ():
         if line.spend.get("unit") == unit:
@@ -234,10 +236,10 @@ def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechan
 
 
 def standing(path: Path, data: str, records: str = "") -> tuple[TotalBudget | None, int]:
-    """Return a site's remaining budget for some records (None: no limit) and remaining releases without noise, by
-    reading alone.
+    """Return a site's remaining budget for some records (None: no limit) and its remaining releases without noise; only
+    reads.
 
-    Raises ConfigError where it cannot be read.
+    Raises ConfigError if the ledger cannot be read.
     """
     lines = _lines(path)[0] if path.exists() else []
     if (limit := limit_of(lines)) is None:
@@ -249,7 +251,7 @@ def standing(path: Path, data: str, records: str = "") -> tuple[TotalBudget | No
 
 @dataclass(frozen=True)
 class SpentBudget:
-    """The budget that was spent of one unit of some data."""
+    """Spent budget of one unit of some data."""
 
     unit: str
     data: str
@@ -259,7 +261,7 @@ class SpentBudget:
 
 
 def accounts(path: Path, delta: float) -> list[SpentBudget]:
-    """Return the accounts of a ledger; none where there is no ledger.  Raises ConfigError where it cannot be read."""
+    """Return the accounts of a ledger; an empty list without a ledger.  Raises ConfigError if it cannot be read."""
     if not path.exists():
         return []
     lines = [one for one in _lines(path)[0] if one.spend]
@@ -276,21 +278,21 @@ class RecordsSpent:
     """Total spending of one data set over all runs."""
 
     data: tuple[str, ...]
-    """The names that it had, the last one last."""
+    """Its names, the latest last."""
     records: str
-    """Its last digest; "" where it is not a site's own."""
+    """Its latest digest; "" if it is not a site's own."""
     epsilon: float
-    """For each record, with what was spent to hide whole clients."""
+    """Total per record, including the spending that protects whole clients."""
     releases: int
     runs: int
     exact: Mapping[str, int]
-    """Number of releases without noise, which no epsilon covers, by what they were."""
+    """Number of releases without noise, which no epsilon covers, per kind."""
 
 
 def data_sets(path: Path, delta: float) -> tuple[list[RecordsSpent], TotalLimit | None]:
-    """Return what was spent of each data set in a ledger, and the site's limit.
+    """Return the spending on each data set in a ledger, and the site's limit.
 
-    Raises ConfigError where the ledger cannot be read.
+    Raises ConfigError if the ledger cannot be read.
     """
     lines = _lines(path)[0] if path.exists() else []
     found, seen = [], set[int]()

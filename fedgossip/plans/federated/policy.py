@@ -1,7 +1,7 @@
-"""The demands of a client, in a file of its own that nothing from the network changes: policy.toml.
+"""The demands of a client, in its file policy.toml; nothing from the network changes it.
 
-It pins the coordinator, the other clients, the fewest clients in a sum, bounds and rounding, the privacy budget, and
-the learning code with its model's behaviour; anything else is refused.
+It pins the coordinator, the other clients, the minimum number of clients in a sum, bounds and rounding, the privacy
+budget, and the learning code with its model's behaviour; anything else is refused.
 """
 
 from __future__ import annotations
@@ -33,55 +33,56 @@ MAKE = "Make one, and read it: fedgossip privacy policy EXPERIMENT --endpoints F
 
 
 class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """policy.toml; each field has the meaning that its line in the file explains."""
+    """policy.toml; each line of the file explains its field."""
 
     task: str
-    """The hash of the experiment: of every key of its file that changes what is learned."""
+    """Hash of the experiment: of every key that changes the learning result."""
     coordinator: str
-    """The key of the coordinator's signatures: frames that it has not signed are refused."""
+    """The coordinator's signing key: frames without its signature are refused."""
     roster: str
-    """The hash of all clients' keys."""
+    """Hash of all clients' keys."""
     min_clients: int
     """Minimum number of clients in a sum."""
     max_clients: int
     """Maximum number of clients in a sum."""
     bound: float
-    """Maximum size of an element that leaves here."""
+    """Maximum absolute value of an element that leaves here."""
     bits: int
-    """Number of bits of an element."""
+    """Number of bits per element."""
     weight_max: int
     """Maximum number of examples that count."""
     layout: str
-    """The hash of the model's layout, and of everything that is summed."""
+    """Hash of the model's layout, and of everything in the sum."""
     code: str
-    """The hash of the source of the user's own modules that the experiment names, and of those that they import."""
+    """Hash of the source of the user's own modules named in the experiment, and of their imports."""
     frozen: list[float]
     """Projections of the tensors that are neither trained nor mixed."""
     probe: list[float]
-    """Projections of what the first model gives for examples of the common test set; none where the sites had yet to
-    agree on statistics, by which these are scaled: then it is not compared."""
+    """Projections of the first model's outputs for examples of the common test set; empty, and not compared, if the
+    sites had not agreed on the statistics that scale the examples.
+    """
     unit: str
-    """The unit of the budget of privacy: record, client, none."""
+    """Unit of the privacy budget: record, client, none."""
     clip: float
     """Maximum L2 norm of the gradient of one record, or of the update of one client."""
     noise: float
     """Standard deviation of the noise, in units of clip."""
     delta: float
-    """The probability that the promise does not hold."""
+    """Probability that the epsilon bound fails."""
     max_epsilon: float
-    """The budget, epsilon."""
+    """Privacy budget, epsilon."""
     test_noise: float = 0.0
-    """Standard deviation of the noise on the results of examples kept for tests; 0: not reported."""
+    """Standard deviation of the noise on the results on held-out examples; 0: not reported."""
     approval_days: float = 0.0
-    """Maximum number of days that the site's approval of a plan holds; 0: none is asked for where none was given."""
+    """Maximum number of days that the site's approval of a plan holds; 0: no approval required unless one was given."""
     approval_rounds: int = 0
-    """Maximum number of rounds, over all runs, under one approval; 0: as many as the approval says."""
+    """Maximum number of rounds, over all runs, under one approval; 0: the approval's own number."""
 
 
 def policy_of(
     plan: FederationPlan, node: NodeId, endpoints: Endpoints, task: LocalTask, approvals: HowLong | None = None
 ) -> PolicyFile:
-    """Return the policy of client `node`, which agrees with the experiment and the code as they are here."""
+    """Return the policy of client `node` that agrees with the local experiment and code."""
     group = plan.tree.group(plan.tree.parent(node))
     numbers = plan.with_segments(segments_of(task)).numbers
     fixed, s = numbers.fixed_point(task.length, task.schema), plan.section
@@ -115,7 +116,7 @@ def policy_of(
 def agreed(path: Path, plan: FederationPlan, node: NodeId, endpoints: Endpoints, task: LocalTask) -> Policy:
     """Return the policy in the file at `path`, for the session's steps.
 
-    Raises ConfigError for a missing, invalid, or readable-by-others file, and where experiment, endpoints, own code or
+    Raises ConfigError for a missing, invalid, or readable-by-others file, and if experiment, endpoints, own code or
     model differ from it, naming each.
     """
     pinned, offered = read(path), policy_of(plan, node, endpoints, task)
@@ -164,7 +165,7 @@ def demands(
 
 
 def how_long(path: Path) -> HowLong | None:
-    """Return how long approvals hold; None where a policy asks for none, or there is none.  Raises ConfigError."""
+    """Return the limits of approvals in a policy; None without limits or without a policy.  Raises ConfigError."""
     found = read(path) if path.exists() else None
     return HowLong(found.approval_days, found.approval_rounds) if found and found.approval_days else None
 
@@ -193,7 +194,7 @@ def read(path: Path) -> PolicyFile:
 
 
 def write(path: Path, policy: PolicyFile) -> None:
-    """Write a policy, readable by its owner alone.  Raises ConfigError where the file exists, and NotWrittenError."""
+    """Write a policy, readable only by its owner.  Raises ConfigError if the file exists, and NotWrittenError."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
@@ -206,18 +207,18 @@ def write(path: Path, policy: PolicyFile) -> None:
 
 
 def marked(path: Path, text: str) -> str:
-    """Return the text of a policy at `path` with the user's mark, which outlives edits.  Raises NotWrittenError."""
+    """Return the text of a policy at `path` with the user's mark, which survives edits.  Raises NotWrittenError."""
     return owner_files.with_mark(text, f"policy {path.resolve()}")
 
 
 def check_own(path: Path) -> None:
-    """Raise ConfigError for a policy that no command of this user has made, where it lies, or that is none."""
+    """Raise ConfigError for a policy that no command of this user made at this place, and for an invalid one."""
     read(path)
     owner_files.check_marked(path, outside_files.read_text(outside_files.named(path)), f"policy {path.resolve()}")
 
 
 def text(policy: PolicyFile) -> str:
-    """Return the file's content, every line with what it means."""
+    """Return the file's content, with an explanation on every line."""
     import tomli_w
 
     lines = ["# What this client insists on, whatever the coordinator says.  Read it before you agree.", ""]
@@ -230,7 +231,7 @@ def text(policy: PolicyFile) -> str:
 
 
 def summary(policy: PolicyFile) -> list[tuple[str, str]]:
-    """Return (what, text) of the demands that people decide on, in the order in which to read them; `text` has all."""
+    """Return (label, text) of the demands that people decide on, in reading order; `text` has all."""
     many = f"{policy.min_clients} to {policy.max_clients}"
     budget = f"epsilon at most {policy.max_epsilon:g} at delta {policy.delta:g} for each {policy.unit}, "
     budget += f"noise {policy.noise:g}, clip {policy.clip:g}"
@@ -259,7 +260,7 @@ _MEANING = {
     "approval_rounds": "and for so many rounds at most, over all runs; with 0 for as many as it says",
     "test_noise": "noise on the count of right answers, where records are hidden; with 0 no such count leaves here",
 }
-"""Meanings of keys; the others are terms."""
+"""Meanings of keys; the other keys are in the terms."""
 
 
 def _short(value: object) -> str:

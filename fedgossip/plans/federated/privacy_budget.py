@@ -1,4 +1,4 @@
-"""The privacy cost of a round, the budget that is left, by experiment and log, and a forecast of its worth."""
+"""Privacy cost of a round, the remaining budget by experiment and log, and a forecast of its guarantee."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def purse_of(
     tests: Callable[[int], bool] = lambda _round: False,
     total: TotalBudget | None = None,
 ) -> AccountedBudget:
-    """Return a participant's budget, whose rounds cost `steps` releases at `rate`, less the spends in `log`.
+    """Return a participant's budget for rounds that cost `steps` releases at `rate`, less the spends in `log`.
 
-    `before`: other runs' on the same records.  `tests`: rounds with noisy scores on held-out examples.  `total`: the
-    site's limit.  Raises ConfigError for a log of another budget.
+    `before`: spends of other runs on the same records.  `tests`: rounds with noisy scores on held-out examples.
+    `total`: the site's limit.  Raises ConfigError for the log of another budget.
     """
     from fedgossip.privacy.budget import Budget, Spend, resumed
 
@@ -73,7 +73,7 @@ def purse_of(
 
 
 def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:
-    """Return the account of spends of any runs: their divergences add up, whatever noise, clip and delta they had."""
+    """Return the account of spends of any runs: their divergences add up, for any noise, clip and delta."""
     from fedgossip.privacy.accounting import account_of
     from fedgossip.privacy.budget import Spend
 
@@ -81,7 +81,7 @@ def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:
 
 
 def statistics_cost(experiment: Experiment) -> Mechanism | None:
-    """Return the cost of the statistics agreed on before a run; None where no epsilon covers them."""
+    """Return the cost of the statistics agreed on before a run; None if no epsilon covers them."""
     from fedgossip.data.agreed.agreed_table import ROUNDS
     from fedgossip.data.columns.table_schema import FEDERATED
     from fedgossip.privacy.accounting import Mechanism
@@ -104,8 +104,8 @@ def statistics_spends(experiment: Experiment) -> Sequence[Mapping[str, object]]:
 
 
 def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:
-    """Return upper bounds (rate, steps) of a round at a client with so many examples, which reveal only what an account
-    may.
+    """Return upper bounds (rate, steps) for a round at a client with `examples`; they reveal only what an
+    account may.
     """
     from fedgossip.learning.dp_sgd.record_privacy import private_rate, private_steps
     from fedgossip.privacy.accounting import round_rate, round_steps
@@ -116,8 +116,9 @@ def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]
 
 
 def costliest(experiment: Experiment, examples: Sequence[int]) -> int:
-    """Return the number of examples of the client with the largest epsilon: with local_epochs not always the fewest, as
-    an epoch of a larger client may have more steps at the same accounted rate.
+    """Return the number of examples of the client with the largest epsilon.
+
+    With local_epochs it is not always the smallest: an epoch of a larger client may have more steps at the same rate.
     """
     from fedgossip.privacy.accounting import Mechanism, epsilon
 
@@ -129,7 +130,7 @@ def costliest(experiment: Experiment, examples: Sequence[int]) -> int:
 
 
 class PrivateRun(Protocol):
-    """The properties of a federated run that determine what its budget is worth; see `federation`."""
+    """Properties of a federated run that determine its privacy guarantee; see `federation`."""
 
     @property
     def experiment(self) -> FederatedExperiment: ...

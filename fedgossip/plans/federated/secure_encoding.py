@@ -1,5 +1,5 @@
-"""The encoding of a secure sum, by the experiment: bounds, bits, facts beside the update, noise, and a clip that
-follows the updates.
+"""Encoding of a secure sum, by the experiment: bounds, bits, facts sent with the update, noise, and a clip that follows
+the updates.
 
 The clip follows the norm below which a chosen share of the updates lies:
 
@@ -7,9 +7,9 @@ The clip follows the norm below which a chosen share of the updates lies:
     the sum        of updates with noise z_delta C, of bits with noise sigma_b
     next clip      C <- C exp(-rate (b - quantile))        b = one half + the mean of the noisy bits
 
-Both sums cost one Gaussian of noise multiplier z: z^-2 = z_delta^-2 + (2 sigma_b)^-2, as a bit less one half moves its
-sum by one half at most.  A clip ten times off is forgotten in 23 rounds (median, usual rate).  It is made of noisy sums
-alone, so it may be published.
+Both sums cost one Gaussian of noise multiplier z: z^-2 = z_delta^-2 + (2 sigma_b)^-2, as a bit less one half changes
+its sum by at most one half.  A clip wrong by a factor of ten recovers in 23 rounds (median, usual rate).  It depends
+only on noisy sums, so it may be published.
 
 Source: Andrew, Thakkar, McMahan and Ramaswamy, Differentially private learning with adaptive clipping, NeurIPS 2021,
 algorithm 1 and theorem 1.
@@ -36,20 +36,20 @@ from fedgossip.secure.encoding import ExactSums, NoiseRule, RingEncoding, client
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, RING_BITS, SHORTER, FixedPoint
 
 NOISY_MOST = 8.0
-"""So large, or so far below zero, a share may be with noise on it."""
+"""Maximum absolute value of a share with noise on it."""
 
 BITS, BITS_MANY, MANY = 24, 20, 100
-"""Bits of an element: for up to MANY clients, and for more."""
+"""Bits per element: for up to MANY clients, and for more."""
 
 CLIP_ROOM = 64
-"""Maximum growth of a clip that follows the updates, as a multiple of its first value."""
+"""Maximum growth of a following clip, as a multiple of its first value."""
 
 ROOM = 1 << (RING_BITS - 1)
-"""The bound below which every number of a sum stays."""
+"""Strict upper bound of every number of a sum."""
 
 
 def weight_max_for(section: SecureSection, largest: int) -> int:
-    """Return the section's maximum, else one for a client with `largest` examples, where the bits allow it."""
+    """Return the section's maximum; otherwise one for a client with `largest` examples, if the bits allow it."""
     if section.weight_max is not None:
         return section.weight_max
     fits = 2 ** ((section.bits or BITS_MANY) - 1) - 1
@@ -59,7 +59,7 @@ def weight_max_for(section: SecureSection, largest: int) -> int:
 
 
 def check_weights(most: int, examples: Mapping[NodeId, int], roles: Roles) -> None:
-    """Raise ConfigError where one that is held here has more examples than a secure sum can hold."""
+    """Raise ConfigError if a participant in this process has more examples than a secure sum can hold."""
     held = max(examples.values(), default=0)
     if 1 < most < held:
         node = next(node for node, count in examples.items() if count == held)
@@ -70,7 +70,7 @@ def check_weights(most: int, examples: Mapping[NodeId, int], roles: Roles) -> No
 
 @dataclass(frozen=True)
 class Numbers:
-    """The encoding of one run; a sum has `invited` clients, of which `least` are enough."""
+    """The encoding of one run; a sum has `invited` clients and needs `least` of them."""
 
     section: CoordinatorSection
     train: TrainSettings
@@ -78,27 +78,27 @@ class Numbers:
     invited: int
     least: int
     vectors: int
-    """Number of vectors that a client sends, one behind the other."""
+    """Number of vectors that a client sends, concatenated."""
     by_examples: bool
-    """Whether a client's weight is its number of examples; else all weigh the same."""
+    """Whether a client's weight is its number of examples; otherwise all weights are equal."""
     weight_max: int
     """Maximum number of examples of a client."""
     sent_metrics: SentMetrics
-    """The metrics that clients report beside the update."""
+    """Metrics that clients report with the update."""
     score: Score = ACCURACY
-    """The score that they measure, if any."""
+    """Score that clients measure, if any."""
     statistics: int = 0
-    """Elements at the end of a model that are running statistics."""
+    """Number of elements at the end of a model that are running statistics."""
     exact: ExactSums | None = None
-    """The encoding of statistics, which are no update of a model."""
+    """Encoding of statistics, in runs without a model."""
 
     @property
     def hidden(self) -> bool:
-        """Whether the sum hides each client by noise."""
+        """Whether noise in the sum protects each client."""
         return self.section.privacy.unit == "client"
 
     def fixed_point(self, length: int, layout: str) -> RingEncoding:
-        """Return the encoding of contributions of a model of `length` elements."""
+        """Return the encoding of contributions for a model of `length` elements."""
         if self.exact is not None:
             return self.exact
         s, parameters = self.section.secure, length - self.statistics
@@ -153,14 +153,14 @@ class Numbers:
         return next(fits, usual)
 
     def reach(self, elements: int, limit: int) -> float:
-        """Return the maximum of a number of a sum, with its noise, where no element is above `limit`."""
+        """Return the maximum of a number of a sum, with its noise, if no element exceeds `limit`."""
         rule = self.rule
         sigma = client_sigma(rule.multiplier, rounded_norm(float(limit), elements), rule.honest) if rule else 0.0
         return self.invited * limit + 8 * sigma * math.sqrt(self.invited)
 
     @property
     def rule(self) -> NoiseRule | None:
-        """The noise inside the sums."""
+        """Noise in the sums; None without noise."""
         p = self.section.privacy
         if not self.hidden:
             return None
@@ -170,28 +170,28 @@ class Numbers:
         return NoiseRule(split(p.noise, bits), self.least, bits)
 
     def clipping(self, clip: float | None = None) -> FollowingClip | None:
-        """The clip of a run, or of one that goes on with `clip`, where it follows the updates."""
+        """Return the following clip of a run, or of one resumed with `clip`; None if the clip is fixed."""
         p = self.section.privacy
         return FollowingClip(Clip(clip or p.clip)) if self.hidden and p.adaptive else None
 
 
 CLIENTS_PER_SIGMA = 20
-"""Divisor of the number of clients of a round that gives the paper's sigma_b."""
+"""Number of clients per unit of the paper's sigma_b."""
 
 LEAST, MOST = 1e-12, 1e12
-"""Minimum and maximum of a clip: noise alone may push it anywhere."""
+"""Minimum and maximum of a clip, which noise alone may move without bound."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The clip of a round and how it moves.  Raises ConfigError for numbers out of range."""
+    """The clip of a round and its rule of change.  Raises ConfigError for numbers out of range."""
 
     clip: float
-    """C, above 0: the first one is a guess, 0.1 in the paper."""
+    """C, above 0; the first value is a guess, 0.1 in the paper."""
     quantile: float = 0.5
-    """The share of updates that should be shorter; 0.5 cuts half of them, more of them biases less and is noisier."""
+    """Target share of shorter updates; 0.5 clips half of them; a larger share biases less and needs more noise."""
     rate: float = 0.2
-    """A round moves the clip by a factor of exp(rate) at most, noise aside."""
+    """A round changes the clip by a factor of at most exp(rate), noise aside."""
 
     def __post_init__(self) -> None:
         if not LEAST <= self.clip <= MOST or not 0 <= self.quantile <= 1 or not 0 < self.rate < math.inf:
@@ -201,23 +201,23 @@ class Clip:
             )
 
     def after(self, shorter: float) -> Clip:
-        """Return the next round's clip, where so large a share of the updates was shorter; see `share_shorter`."""
+        """Return the next round's clip, given the share of shorter updates; see `share_shorter`."""
         factor = math.exp(min(max(-self.rate * (shorter - self.quantile), -50.0), 50.0))
         return replace(self, clip=min(max(self.clip * factor, LEAST), MOST))
 
 
 def bit(norm: float, clip: float) -> float:
-    """Return what a client adds to the sum of bits: 0.5 where its update is not longer than the clip, else -0.5."""
+    """Return a client's term in the sum of bits: 0.5 if its update is not longer than the clip, otherwise -0.5."""
     return 0.5 if norm <= clip else -0.5
 
 
 def share_shorter(noisy_bits: float, clients: int) -> float:
-    """Return the share of updates that were shorter, by the noisy sum of the bits; noise may take it out of 0 to 1."""
+    """Return the share of shorter updates, by the noisy sum of the bits; noise may move it outside 0 to 1."""
     return 0.5 + noisy_bits / clients
 
 
 def bits_noise(clients: int) -> float:
-    """Return the paper's sigma_b for so many clients a round."""
+    """Return the paper's sigma_b for `clients` per round."""
     return clients / CLIENTS_PER_SIGMA
 
 
@@ -225,7 +225,7 @@ def split(noise: float, bits_noise: float) -> float:
     """Return the updates' noise multiplier z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), with `bits_noise` on the bits, at
     the cost of `noise`.
 
-    Raises ConfigError where the bits alone cost more.
+    Raises ConfigError if the bits alone cost more.
     """
     if not 0 < noise < 2 * bits_noise:
         raise ConfigError(
@@ -237,7 +237,7 @@ def split(noise: float, bits_noise: float) -> float:
 
 @dataclass(frozen=True)
 class FollowingClip:
-    """The clip that follows the median length of the updates, as the rounds use it."""
+    """A clip that follows the median norm of the updates, in the form used by the rounds."""
 
     state: Clip
 

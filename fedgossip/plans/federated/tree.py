@@ -1,11 +1,11 @@
-"""The tree of coordinators of a federated run: who is whose client.
+"""The tree of coordinators of a federated run.
 
     [coordinator]
     clients = 32
     tiers = [{ clients = 8 }, { clients = 4 }]            4 leaf coordinators of 8 clients each, below the root
 
-A tier divides the participants below it, first the clients, into groups of so many by id, or the named `groups`; each
-group's coordinator is a participant of that tier, the last one's the root.  Ids: clients, then each tier's
+A tier divides the participants below it, first the clients, into groups: of a fixed size by id, or the given `groups`.
+Each group's coordinator is a participant of that tier; the last tier's is the root.  Ids: clients, then each tier's
 coordinators, the root last.
 """
 
@@ -29,30 +29,30 @@ LEAF, MIDDLE = "leaf coordinator", "middle coordinator"
 
 @dataclass(frozen=True)
 class TierGroup:
-    """A coordinator and those that send to it."""
+    """A coordinator and the participants that send to it."""
 
     coordinator: NodeId
     members: Sequence[NodeId]
     tier: int
-    """0 of clients, 1 of their coordinators."""
+    """0 for clients, 1 for their coordinators."""
     secure: bool = True
-    """Whether the coordinator sees a secure sum of its members alone."""
+    """Whether the coordinator sees only a secure sum of its members."""
 
     @property
     def least(self) -> int:
-        """Minimum number of coordinators in a sum; of clients the experiment says it."""
+        """Minimum number of coordinators in a sum; for clients the experiment gives it."""
         return max(N_MIN, self.threshold or 0) if self.secure else 1
 
     @property
     def threshold(self) -> int | None:
-        """Number of shares that give a secret back in a secure sum of all; None where it follows from the graph."""
+        """Number of shares that reconstruct a secret in a secure sum of all; None if it follows from the graph."""
         size = len(self.members)
         return graph.policy_threshold(size) if size <= graph.COMPLETE_MAX else None
 
 
 @dataclass(frozen=True)
 class Tree:
-    """All groups, ascending by coordinator, the root's last."""
+    """All groups in ascending order of coordinator, the root's last."""
 
     clients: int
     groups: tuple[TierGroup, ...]
@@ -93,7 +93,7 @@ class Tree:
         return 1 if node < self.clients else sum(map(self.clients_below, self.group(node).members))
 
     def leaves_below(self, node: NodeId, least: int) -> int:
-        """Return the minimum number of clients in the sum of a coordinator, with `least` in each leaf."""
+        """Return the minimum number of clients in a coordinator's sum, with `least` in each leaf."""
         group = self.group(node)
         if group.tier == 0:
             return least
@@ -126,7 +126,7 @@ class Tree:
 
 
 def tree_of(section: CoordinatorSection) -> Tree:
-    """Return the tree of an experiment.  Raises ConfigError for one that is none."""
+    """Return the tree of an experiment.  Raises ConfigError for an invalid one."""
     clients, tiers = section.clients, section.tiers
     if not tiers:
         return Tree(clients, (TierGroup(clients, range(clients), 0, section.secure.on),))

@@ -1,5 +1,6 @@
-"""The plan of a gossip run: graph, weights, forecast, machines; a restarted peer without a checkpoint first fetches a
-neighbour's model.
+"""The plan of a gossip run: graph, weights, forecast, machines.
+
+A restarted peer without a checkpoint first fetches a neighbour's model.
 """
 
 from __future__ import annotations
@@ -89,17 +90,18 @@ from fedgossip.topology.spectra.convergence import PairwiseRates, pairwise_rates
 from fedgossip.topology.weights.weights import SIZES, weighted
 
 UNANSWERED = "unanswered"
-"""The event of an offer of asynchronous gossip that was not answered in time."""
+"""Event of an offer of asynchronous gossip without an answer in time."""
 NOT_IN_STEP = frozenset({MISSED, SKIPPED, SKIPPED_MIX, UNANSWERED})
-"""Events of exchanges that did not take place in their round, or in time."""
+"""Events of exchanges that did not take place in their round, or not in time."""
 GAMMA = 0.9
-"""The decay at which effective neighbours are counted in records (Vogels et al. 2022)."""
+"""Decay for the number of effective neighbours in records (Vogels et al. 2022)."""
 
 
 @dataclass(frozen=True)
 class GossipPlan(Plan):
-    """A gossip run before training.  `topology`: the links of one period, or of the first round; `spectrum`: None where
-    the graph changes.
+    """A gossip run before training.
+
+    `topology`: the links of one period, or of the first round; `spectrum`: None for a changing graph.
     """
 
     experiment: GossipExperiment
@@ -109,11 +111,11 @@ class GossipPlan(Plan):
     forecast: Forecast
     segments: tuple[Segment, ...] = ()
     given: GossipAlgorithm[Any] | None = None
-    """The algorithm, where it is an object and has no name."""
+    """The algorithm, if given as an object without a name."""
 
     @property
     def vectors(self) -> int:
-        """The number of vectors like the model that a message carries."""
+        """Number of model-sized vectors per message."""
         return sum(slot.length is None for slot in self.algorithm.slots)
 
     @property
@@ -126,12 +128,12 @@ class GossipPlan(Plan):
 
     @property
     def how(self) -> GossipMode:
-        """The mode of exchange."""
+        """Mode of exchange."""
         return mode_of(self.experiment.algorithm, self.algorithm)
 
     @property
     def mixing(self) -> Mixing:
-        """The mixing of every round where the graph never changes, else of the first round."""
+        """Mixing of every round for a fixed graph, otherwise of the first round."""
         return self.schedule.mixing(0)
 
     @cached_property
@@ -189,7 +191,7 @@ class GossipPlan(Plan):
         return SeededPairs(node, self.experiment.seed) if self.masks else None
 
     def for_restart(self) -> GossipPlan:
-        """Return the plan of a restarted peer: it waits at its start no longer than in a round."""
+        """Return the plan of a restarted peer: its start waits no longer than a round does."""
         a = self.experiment.algorithm
         soon = msgspec.structs.replace(a, start_timeout=min(a.start_timeout, a.deadline))
         return replace(self, experiment=msgspec.structs.replace(self.experiment, algorithm=soon))
@@ -218,7 +220,7 @@ class GossipPlan(Plan):
         return not self.experiment.loops
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
-        """Whether a peer completed its part; without synchronous rounds, whenever it was not stopped.
+        """Return whether a peer completed its part; without synchronous rounds, whether it was not stopped.
 
         A user's own loop is complete at its end.
         """
@@ -234,7 +236,7 @@ class GossipPlan(Plan):
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         e, length = self.experiment, task.length
         assert self.how.stacked is not None
-        # where nothing is late, plain gossip of whole models averages statistics as they are
+        # with no late messages, plain gossip of whole models also averages the statistics
         algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._of(length)
         about = self._parameters(length), length
         exchange = apart_from_statistics(self.how.stacked(e, self.algorithm), *about)
@@ -306,7 +308,7 @@ class GossipPlan(Plan):
 
     @property
     def _mixes_models(self) -> bool:
-        """Whether a round mixes models by the graph's weights: its spectrum then applies."""
+        """Whether a round mixes models by the graph's weights, so that its spectrum applies."""
         return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco | FragmentedDiLoCo))
 
     def facts(self, rows: Sequence[Row]) -> MethodFacts:
@@ -334,7 +336,7 @@ def gossip_plan(
 ) -> GossipPlan:
     """Resolve the graph, its weights and the forecast.  Raises ConfigError, naming the user's own functions.
 
-    `schedule`, `algorithm`: given in Python, where the experiment says GIVEN.
+    `schedule`, `algorithm`: Python objects for the GIVEN entries of the experiment.
     """
     name = type(algorithm).__name__ if algorithm else experiment.algorithm.name
     method = given(algorithm) if algorithm else method_of(experiment)
@@ -358,14 +360,14 @@ def gossip_plan(
 
 
 def own_parts(experiment: GossipExperiment) -> list[str]:
-    """The user's own functions that graph and weights name."""
+    """Return the user's own functions named as graph and weights."""
     section = experiment.topology
     graph, weights = section.graph, section.weights or ""
     return [graph] * is_own_graph(graph) + [weights] * is_own_weights(weights)
 
 
 def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> Schedule:
-    """The experiment's graph for `n` peers, with its weights or those of the method.  Raises ConfigError."""
+    """Return the experiment's graph for `n` peers, with its weights or the method's.  Raises ConfigError."""
     section, seed = experiment.topology, graph_seed(experiment)
     brought = weights_of(experiment, method)
     apart = section.allow_disconnected
@@ -378,20 +380,20 @@ def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> 
 
 
 def graph_seed(experiment: GossipExperiment) -> int:
-    """The seed of a graph that is drawn at random."""
+    """Return the seed of a random graph."""
     seed = experiment.topology.seed
     return experiment.seed if seed is None else seed
 
 
 def weights_of(experiment: GossipExperiment, method: Method) -> str | None:
-    """Return the method's weights: push-sum weights by the sender, unless rounds define their own."""
+    """Return the weights that the method requires: push-sum weights by the sender, unless rounds define their own."""
     word = experiment.topology.graph.partition(":")[0].strip().lower()
     brings = word in (*schedule_names(), *weighted_names()) and word != "el-local"
     return None if brings else method.weights
 
 
 def method_of(experiment: GossipExperiment) -> Method:
-    """The method that `algorithm.name` names.  Raises ConfigError."""
+    """Return the method of `algorithm.name`.  Raises ConfigError."""
     name = experiment.algorithm.name
     if name == GIVEN:
         raise ConfigError("the algorithm was given in Python", "Call fedgossip.simulate with algorithm= again.")
@@ -399,9 +401,9 @@ def method_of(experiment: GossipExperiment) -> Method:
 
 
 def graph_facts(n: int, found: Spectrum | None) -> GraphFacts:
-    """Return the graph facts for an algorithm, from this spectrum; None: a changing graph.
+    """Return the graph facts for an algorithm from this spectrum; None: a changing graph.
 
-    Rounded to six digits, equal on all machines.
+    Rounded to six digits, so that they are equal on all machines.
     """
     if found is None:
         return GraphFacts(n)
@@ -411,12 +413,12 @@ def graph_facts(n: int, found: Spectrum | None) -> GraphFacts:
 
 
 def algorithm_of(experiment: GossipExperiment, context: GraphFacts) -> GossipAlgorithm[Any]:
-    """The algorithm of a run.  Raises ConfigError."""
+    """Return the algorithm of a run.  Raises ConfigError."""
     return make(experiment.algorithm.name, method_of(experiment), context, options_of(experiment))
 
 
 def options_of(experiment: GossipExperiment) -> dict[str, Any]:
-    """Return the algorithm's options, with the codec that they name where it is the user's own.  Raises ConfigError."""
+    """Return the algorithm's options, with the user's own codec made if they name one.  Raises ConfigError."""
     options = dict(experiment.algorithm.options)
     if experiment.algorithm.name in METHODS and CODEC_CODE.named_by(options.get("codec", "")):
         options["codec"] = codec_named(options["codec"], "algorithm.options.codec")
@@ -424,8 +426,9 @@ def options_of(experiment: GossipExperiment) -> dict[str, Any]:
 
 
 def recovers(plan: Plan) -> bool:
-    """Return whether peers can go on with a neighbour's model: not clients, private peers, or window doubling, which
-    restart with the first.
+    """Return whether peers can resume with a neighbour's model.
+
+    Clients, private peers and peers with window doubling cannot; they restart with the first model.
     """
     return isinstance(plan, GossipPlan) and not plan.masks and not plan.algorithm.needs.constant_members
 
@@ -433,7 +436,7 @@ def recovers(plan: Plan) -> bool:
 def peer_of(
     plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None, *, incarnation: int = 0
 ) -> Machine:
-    """Make the machine of one peer, in its life `incarnation`, from the records of the previous one."""
+    """Make the machine of one peer for its life `incarnation`, from the records of the previous one."""
     gossip = plan.machine(node, initial, schema, resumed, incarnation=incarnation)
     if not recovers(plan):
         return gossip

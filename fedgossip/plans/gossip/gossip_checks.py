@@ -20,22 +20,22 @@ from fedgossip.topology import Cycle, Mixing, Schedule, Spectrum, Topology
 from fedgossip.topology.exposure import check_private
 
 LOOKED_AT = 4
-"""Rounds of a schedule that never repeats."""
+"""Rounds checked of a schedule that never repeats."""
 
 ROUNDING = 1e-9
-"""Of an eigenvalue that is computed."""
+"""Tolerance for a computed eigenvalue."""
 
 LOSSES = (Crash, Drop, Flap, Partition, Sleep)
-"""Faults that make a round mix without a peer."""
+"""Faults with which a round can mix without a peer."""
 
 UNPORTABLE = frozenset({"fdla", "fmmc", "leja", "matcha"})
-"""Weights from eigenvalues or by Newton's method, whose last bits belong to the processor."""
+"""Weights from eigenvalues or by Newton's method; their last bits depend on the processor."""
 
 
 def check_pair(
     name: str, method: Method, needs: Needs, schedule: Schedule, found: Spectrum | None, experiment: GossipExperiment
 ) -> None:
-    """Raise ConfigError where the algorithm, the graph and the rest of the experiment do not go together."""
+    """Raise ConfigError if the algorithm, the graph and the rest of the experiment are incompatible."""
     mode = experiment.algorithm.mode
     if mode not in method.modes:
         raise ConfigError(f"{name} has no {mode} mode", f'Set algorithm.mode = "{method.modes[0]}".')
@@ -69,7 +69,7 @@ def _check_portable(schedule: Schedule) -> None:
 
 
 def check_fragments(algorithm: GossipAlgorithm[Any], rounds: int) -> None:
-    """Raise ConfigError for fragments of which some would never go out."""
+    """Raise ConfigError if some fragments would never be sent."""
     if isinstance(algorithm, FragmentedDiLoCo) and algorithm.count > rounds:
         text = f"diloco: fragments = {algorithm.count} in {rounds} rounds: some would never go out"
         raise ConfigError(text, "Take fewer fragments, or more rounds of fewer train.local_steps.")
@@ -86,7 +86,9 @@ def check_members(name: str, needs: Needs) -> None:
 
 
 def check_combine(name: str, needs: Needs, schedule: Schedule, experiment: GossipExperiment) -> None:
-    """Raise ConfigError for a rule of `algorithm.combine` that the algorithm, the mode or the graph does not bear."""
+    """Raise ConfigError for a rule of `algorithm.combine` that the algorithm, the mode or the graph does not
+    support.
+    """
     a = experiment.algorithm
     rule = combination_named(a.combine, a.combine_options)
     if rule.linear:
@@ -161,7 +163,7 @@ def _check_tree(name: str, topology: Topology) -> None:
 
 
 def _loop(topology: Topology) -> str:
-    """Return a cycle in words, "0 - 1 - 2 - 0", or ""."""
+    """Return a cycle in words, "0 - 1 - 2 - 0"; "" without one."""
     before: dict[int, int] = {}
     for start in range(topology.n):
         if start in before:
@@ -223,7 +225,7 @@ def attack_in(experiment: GossipExperiment) -> Attack:
 
 
 def roles_with(attackers: frozenset[int], n: int) -> Roles:
-    """Return the roles of `n` peers, malicious ones as roles of their own, with uncounted rounds."""
+    """Return the roles of `n` peers; malicious peers have a separate role, with uncounted rounds."""
     starts = [node for node in range(n) if not node or (node in attackers) != (node - 1 in attackers)]
     ends = [*starts[1:], n]
     return Roles(
@@ -245,7 +247,7 @@ def check_real(experiment: Experiment) -> None:
 def check_adversary(
     name: str, needs: Needs, slots: Sequence[Slot], rule: Combination, schedule: Schedule, e: GossipExperiment
 ) -> None:
-    """Raise ConfigError for attackers with unknown ids, unsupported in this run, or beyond any rule's tolerance."""
+    """Raise ConfigError for attackers with unknown ids, unsupported in this run, or too many for any rule."""
     attackers, a = attackers_of(e), e.algorithm
     if not attackers:
         return

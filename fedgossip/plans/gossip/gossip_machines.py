@@ -1,6 +1,7 @@
-"""The machines of gossip: one table, by content and mode, with resume points and the messages on stacked arrays.
+"""The machines of gossip: one table by content and mode, with resume points and the messages on stacked arrays.
 
-A method of `algorithms/gossip/names` declares its modes, its algorithm what weights must sum to (`Needs.sums`).
+A method of `algorithms/gossip/names` declares its modes; its algorithm declares which sums of its weights must be one
+(`Needs.sums`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class GossipRun:
     topology: Topology
     algorithm: Algorithm
     parameters: int
-    """Elements of a model that are no running statistics."""
+    """Elements of a model that are parameters, not running statistics."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ class GossipMode:
 
     make: Callable[[GossipRun, Seat], GossipPeer]
     resume_point: Callable[[Algorithm, int, Vector], Checkpoint]
-    """The checkpoint of a machine that resumes with another peer's model after so many rounds."""
+    """Returns the checkpoint of a machine that resumes with another peer's model after a number of rounds."""
     stacked: Callable[[GossipExperiment, Algorithm], StackedExchange] | None
-    """The messages of rounds on stacked arrays; None without such rounds."""
+    """Messages of rounds on stacked arrays; None without such rounds."""
     in_step: bool
-    """Whether all do the same number of rounds; else a peer is complete when all its neighbours are."""
+    """Whether all peers do the same number of rounds; otherwise a peer is complete when all its neighbours are."""
 
 
 def _sync(run: GossipRun, seat: Seat) -> SyncGossip[Any]:
@@ -104,7 +105,7 @@ def _sums_without_one(run: GossipRun, seat: Seat) -> RelayGossip:
 
 
 def rule_of_models(experiment: GossipExperiment) -> Combination:
-    """Return the combination rule of a round's models.  Raises ConfigError for options that the rule does not have."""
+    """Return the combination rule of a round's models.  Raises ConfigError for unknown options of the rule."""
     return combination_named(experiment.algorithm.combine, experiment.algorithm.combine_options)
 
 
@@ -123,7 +124,7 @@ def _sync_settings(experiment: GossipExperiment) -> SyncSettings:
 
 
 def _limits(experiment: GossipExperiment) -> dict[str, int]:
-    """Of the beginning and the end, the same for every machine: see `RunLimits`."""
+    """Return the limits of start and end, the same for every machine: see `RunLimits`."""
     a = experiment.algorithm
     start_ns, drain_ns = nanoseconds(a.start_timeout), nanoseconds(a.deadline)
     return {"rounds": experiment.rounds, "start_ns": start_ns, "drain_ns": drain_ns}
@@ -160,7 +161,7 @@ def _push_settings(experiment: GossipExperiment) -> PushSettings:
 
 
 def stacked_attackers(experiment: GossipExperiment, parameters: int, length: int) -> StackedAttackers | None:
-    """The peers that lie on stacked arrays; None where all are honest."""
+    """Return the malicious peers on stacked arrays; None if all are honest."""
     peers, known = attackers_of(experiment), experiment.adversary.knowledge == "all"
     rule = combined_apart(rule_of_models(experiment), parameters, length)
     made = attack_in(experiment), rule, experiment.seed, known
@@ -213,7 +214,7 @@ MODES: Mapping[tuple[str, str], GossipMode] = {
 
 
 def message_content(algorithm: Algorithm, *, private: bool) -> str:
-    """Return the content of an algorithm's messages: shares where only the columns of its weights sum to one."""
+    """Return the content of an algorithm's messages: shares if only the columns of its weights sum to one."""
     if private:
         return SUMS
     if isinstance(algorithm, Choco):
@@ -226,12 +227,14 @@ def message_content(algorithm: Algorithm, *, private: bool) -> str:
 
 
 def apart_from_statistics(exchange: StackedExchange, parameters: int, length: int) -> StackedExchange:
-    """Return what rounds of stacked arrays send, where so many elements of a model [length] are parameters."""
+    """Return the exchange of rounds on stacked arrays for models [length] with `parameters` parameters; the rest are
+    running statistics.
+    """
     if not isinstance(exchange, RuledExchange):
         return exchange
     return RuledExchange(combined_apart(exchange.rule, parameters, length))
 
 
 def mode_of(section: AlgorithmSection, algorithm: Algorithm) -> GossipMode:
-    """Return how the peers of a run exchange, whose checks have passed."""
+    """Return the mode of exchange of a checked run's peers."""
     return MODES[message_content(algorithm, private=section.private), section.mode]

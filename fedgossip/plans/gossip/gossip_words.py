@@ -47,7 +47,7 @@ def outlook_of(
 
 
 def outlook_of_changes(outlook: RunOutlook, algorithm: Choco, task: LocalTask, messages: float) -> RunOutlook:
-    """Return the outlook of CHOCO-SGD, whose `messages` of a round hold a payload and no model.  Raises ConfigError."""
+    """Return the outlook of CHOCO-SGD: its `messages` of a round have a payload and no model.  Raises ConfigError."""
     length = task.length
     size = algorithm.codec.size(VectorLayout.of_length(length, task.dtype), 1)
     payload = frozen(np.zeros(size, np.uint8))
@@ -60,7 +60,7 @@ def outlook_of_changes(outlook: RunOutlook, algorithm: Choco, task: LocalTask, m
 def outlook_of_fragments(
     outlook: RunOutlook, algorithm: FragmentedDiLoCo, task: LocalTask, messages: float
 ) -> RunOutlook:
-    """Return the outlook where each of a round's `messages` has a fragment, their mean size.  Raises ConfigError."""
+    """Return the outlook if each of a round's `messages` has a fragment of mean size.  Raises ConfigError."""
     fragments = algorithm.fragments(task.length)
     parts = [task.initial(0)[fragments.part(number)] for number in range(fragments.count)]
     sizes = [wire_bytes(ModelFragment(0, part.size, task.schema, (part,))) for part in parts]
@@ -70,14 +70,14 @@ def outlook_of_fragments(
 
 
 def relayed_outlook(outlook: RunOutlook, topology: Topology) -> RunOutlook:
-    """Return the outlook of RelaySGD on a tree, on which weights of the graph promise nothing."""
+    """Return the outlook of RelaySGD on a tree; the graph's weights give no bound for it."""
     late = longest_way(topology)
     text = f"each model counts once in every peer's mean, {_rounds(late).removeprefix('in ')} late at most"
     return replace(outlook, lines=[outlook.lines[0], text])
 
 
 def longest_way(tree: Topology) -> int:
-    """Return the diameter of a tree, less one: the maximum age of a model in rounds."""
+    """Return the diameter of a tree minus one: the maximum age of a model in rounds."""
     far = _steps_from(tree, 0)
     return max(_steps_from(tree, max(far, key=far.__getitem__)).values()) - 1
 
@@ -93,7 +93,7 @@ def _steps_from(tree: Topology, start: int) -> dict[int, int]:
 
 
 def links_of(forecast: Forecast, topology: Topology) -> str:
-    """Return the number of links in words; for a changing graph the number at a time, and of a node's neighbours."""
+    """Return the number of links in words; for a changing graph the numbers per round and of a node's neighbours."""
     if forecast.period == 1:
         return f"{topology.edge_count} links"
     busiest = "1 neighbour" if forecast.degree_max == 1 else f"{forecast.degree_max} neighbours"
@@ -128,14 +128,15 @@ def _promised_of_pairs(rates: PairwiseRates, exchanges: int) -> list[str]:
 
 
 def pairwise_facts(rates: PairwiseRates, exchanges: int) -> dict[str, Any]:
-    """Return the rates of pairwise exchanges, as plain data: of the square after one, and of the distance after a
-    round."""
+    """Return the rates of pairwise exchanges as plain data: of the squared distance per exchange, of the distance per
+    round.
+    """
     return {"bound": rates.bound, "rate": rates.rate, "round": rates.of_a_round(exchanges)}
 
 
 def band_of(schedule: Schedule, rows: Sequence[Row]) -> Mapping[str, Sequence[float]] | None:
-    """Return the edges of D-PSGD's distance by round, from its updates' spread, without eigenvalues; None where nothing
-    was measured.
+    """Return the bounds of D-PSGD's distance per round, from its updates' spread, without eigenvalues; None without
+    measurements.
     """
     networks = [row for row in rows if isinstance(row, NetworkRow)]
     spread = _spread_by_round(networks)
@@ -150,7 +151,7 @@ def band_of(schedule: Schedule, rows: Sequence[Row]) -> Mapping[str, Sequence[fl
 
 
 def _spread_by_round(networks: Sequence[NetworkRow]) -> list[float]:
-    """The updates' spread of rounds 1, 2, ...; unmeasured, that of the round before."""
+    """Return the updates' spread of rounds 1, 2, ...; an unmeasured round has the value of the round before."""
     known = {row.round: row.update_spread for row in networks if row.round and row.update_spread is not None}
     found, held = [], known[min(known)] if known else 0.0
     for round in range(1, max((row.round for row in networks), default=0) + 1):
@@ -160,7 +161,7 @@ def _spread_by_round(networks: Sequence[NetworkRow]) -> list[float]:
 
 
 def terms_of(experiment: GossipExperiment, name: str, n: int | None, size: int) -> JoiningTerms:
-    """Return a peer's terms; `n`: None where only the graph determines it; `size`: bytes of a message, 0: not known."""
+    """Return a peer's terms; `n`: None if only the graph determines it; `size`: bytes of a message, 0 if unknown."""
     a = experiment.algorithm
     how = f"{name}{f', {n} peers' if n else ''}; {a.name}, {a.mode}"
     seen = "masked: neighbours learn their sum alone" if a.private else "as it is: they see your model"
@@ -175,7 +176,7 @@ def _rounds(count: int | None) -> str:
 
 
 def described_topology(topology: Topology, schedule: Schedule, rows_up_to: int = 512) -> dict[str, Any]:
-    """The graph and its weights as plain data, for the summary and the report."""
+    """Return the graph and its weights as plain data, for the summary and the report."""
     described: dict[str, Any] = {
         "n": topology.n,
         "name": topology.name,
@@ -192,12 +193,14 @@ def described_topology(topology: Topology, schedule: Schedule, rows_up_to: int =
 
 
 def eigenvalues(spectrum: Spectrum | None, n: int, up_to: int = 4096) -> Sequence[float] | None:
-    """The mixing's eigenvalues, descending, where they are known and few enough to keep."""
+    """Return the mixing's eigenvalues in descending order; None if unknown or if n exceeds `up_to`."""
     values = spectrum.eigenvalues if spectrum else None
     return None if values is None or n > up_to else [float(v) for v in values]
 
 
 def modes(spectrum: Spectrum | None, up_to: int = 4096) -> Sequence[tuple[float, float]] | None:
-    """The complex eigenvalues of a directed normal mixing, the mean's left out; None of others, and of large ones."""
+    """Return the complex eigenvalues of a directed normal mixing without the mean's; None for others and for large
+    ones.
+    """
     found = spectrum.modes if spectrum else None
     return None if found is None or found.size > up_to else [(float(one.real), float(one.imag)) for one in found]

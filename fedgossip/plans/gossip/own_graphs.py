@@ -1,10 +1,10 @@
-"""Graphs and weights of the user's own: "module:function" in the experiment file, or objects given in Python.
+"""The user's own graphs and weights: "module:function" in the experiment file, or objects given in Python.
 
     topology.graph     function(n, seed) -> Topology | Mixing | Schedule
     topology.weights   function(topology) -> Mixing | array [n, n]; row i weights the models received by i
 
-A result must depend on the arguments alone: each function is called twice, and the results compared.  All are checked
-before a run, a non-repeating schedule's later rounds before use; errors name the function.
+A result must depend only on the arguments: each function is called twice, and the results are compared.  All are
+checked before a run; later rounds of a non-repeating schedule are checked before use.  Errors name the function.
 
 Graphs for the peers' data, which runs read from files:
 
@@ -49,10 +49,10 @@ from fedgossip.topology.weights.mixing_matrix import TOLERANCE, Stochastic, dens
 from fedgossip.topology.weights.weights import SIZES, weighted
 
 LOOKED_AT = 4
-"""Rounds of a schedule that never repeats, before anything runs."""
+"""Rounds checked before a run, of a schedule that never repeats."""
 
 DIGITS = 6
-"""Digits of a weight in a digest; processors differ far below."""
+"""Digits of a weight in a digest; differences between processors are far smaller."""
 
 GRAPH = CalledWith(("n", "seed"), "Write def graph(n, seed): return Topology.from_edges(n, edges, 'mine')")
 WEIGHTS = CalledWith(("topology",), "Write def weights(topology): return W, an array [n, n]")
@@ -61,12 +61,12 @@ YOURS = "The function is yours; see examples/own_graph.py."
 
 
 def is_own_graph(graph: str) -> bool:
-    """Whether a text names a function and not a built-in family, which takes precedence."""
+    """Return whether a text names a function; a built-in family of that name takes precedence."""
     return bool(GRAPH_CODE.named_by(graph))
 
 
 def is_own_weights(weights: str | None) -> bool:
-    """Whether a text names a function that makes weights."""
+    """Return whether a text names a function that returns weights."""
     return bool(WEIGHTS_CODE.named_by(weights))
 
 
@@ -79,7 +79,7 @@ def named_schedule(
     brought: str | None = None,
     allow_disconnected: bool = False,
 ) -> Schedule:
-    """Return the mixings of a text, as `resolve_schedule`, or of user functions.
+    """Return the mixings described by a text, as `resolve_schedule` does, or made by user functions.
 
     `weights`: the experiment's; `brought`: the algorithm's default.  Raises ConfigError, naming the function.
     """
@@ -105,7 +105,9 @@ def named_schedule(
 
 
 def given_schedule(schedule: Schedule | None, mixing: Mixing | npt.ArrayLike | None) -> Schedule | None:
-    """Return the schedule of objects given in Python; None of none.  Raises ConfigError, as `adopted` does."""
+    """Return the schedule of objects given in Python; None if none were given.  Raises ConfigError, as
+    `adopted` does.
+    """
     if schedule is not None and mixing is not None:
         raise ConfigError("both schedule and mixing are given", "A mixing is the schedule of one graph: give one.")
     if schedule is not None:
@@ -116,9 +118,10 @@ def given_schedule(schedule: Schedule | None, mixing: Mixing | npt.ArrayLike | N
 
 
 def adopted(name: str, found: object, n: int | None = None, again: object = None) -> Schedule:
-    """Return a Mixing or Schedule that is the user's, held to what rounds need.  `again`: the same, made once more.
+    """Return the user's Mixing or Schedule after checking the requirements of rounds.  `again`: the result of a second
+    call.
 
-    Raises ConfigError, naming it, for anything else, another size than `n`, or a result that changes.
+    Raises ConfigError, naming it, for another type, another size than `n`, or two different results.
     """
     if isinstance(found, Mixing):
         ours: Schedule = _sized(name, found, found.n if n is None else n)
@@ -134,13 +137,14 @@ def adopted(name: str, found: object, n: int | None = None, again: object = None
 
 
 def adopted_once(name: str, found: object, n: int) -> Schedule:
-    """Return what `adopted` does, looked at once."""
+    """Return the same as `adopted`, without a second result to compare."""
     return _sized(name, found, n) if isinstance(found, Mixing) else _held(name, found, n)
 
 
 def from_weights(name: str, W: npt.ArrayLike, topology: Topology | None = None) -> Mixing:
-    """Return the mixing of a user's dense weights [n, n]; rows, columns or both sum to one.  Raises ConfigError, naming
-    a row.
+    """Return the mixing of a user's dense weights [n, n]; rows, columns or both must sum to one.
+
+    Raises ConfigError, naming a row.
     """
     try:
         dense = dense_weights(W)
@@ -150,7 +154,7 @@ def from_weights(name: str, W: npt.ArrayLike, topology: Topology | None = None) 
 
 
 def digest_of(schedule: Schedule) -> str:
-    """Return 32 hex digits of a hash of the mixings: of one period, or of the first rounds where none repeats."""
+    """Return 32 hex digits of a hash of the mixings: of one period, or of the first rounds if they never repeat."""
     return _look(schedule.name, schedule, 1)
 
 
@@ -172,7 +176,7 @@ def _made_weights(name: str, topology: Topology, found: object) -> Mixing:
 
 
 def custom_given(name: str, how: CalledWith, *arguments: object) -> Any:
-    """Return what the user's function gives.  Raises ConfigError, naming it, where it raises."""
+    """Return the result of the user's function.  Raises ConfigError, naming it, if it raises."""
     try:
         return custom.call(name, None, how, *arguments)
     except TrainingError as error:
@@ -189,7 +193,7 @@ def _asked(name: str, n: int, seed: int) -> object:
 
 
 def _held(name: str, found: Any, n: int | None) -> Schedule:
-    """Return the user's schedule, each of its rounds checked as it is made."""
+    """Return the user's schedule; each of its rounds is checked when it is made."""
     missing = [word for word in ("n", "period", "mixing", "partners") if not hasattr(found, word)]
     if missing:
         text = f"{name}: {_kind(found)} is no schedule: it has no {missing[0]}"
@@ -229,7 +233,7 @@ def _round(name: str, number: int | None, make: Callable[[int], object], n: int,
 
 
 def _look(name: str, schedule: Schedule, step: int) -> str:
-    """Return a hash of the rounds, called forwards (1) or backwards (-1)."""
+    """Return a hash of the rounds, evaluated forwards (step 1) or backwards (-1)."""
     rounds = list(range(schedule.period or LOOKED_AT))
     try:
         found = {round: _hash(schedule.mixing(round)) for round in rounds[::step]}
@@ -255,7 +259,7 @@ def _hash(mixing: Mixing) -> str:
 
 
 def _promised(dense: npt.NDArray[np.float64]) -> Stochastic:
-    """Return which of rows and columns sum to one; "both" also where none does."""
+    """Return which sums are one, of the rows or of the columns; "both" also if neither are."""
     if dense.ndim != 2:
         return "both"
     rows, columns = (bool(np.all(np.abs(dense.sum(axis=axis) - 1) <= TOLERANCE)) for axis in (1, 0))
@@ -288,7 +292,7 @@ MADE = ("d-cliques", "stl-fw", "place")
 
 
 def made_for(spec: str, experiment: Experiment | None, n: int | None, weights: str | None, seed: int) -> Mixing:
-    """Return the graph with its weights.  Raises ConfigError for what cannot be read, and where an experiment lacks."""
+    """Return the graph with its weights.  Raises ConfigError for an invalid text, and for a missing experiment."""
     word, _, argument = spec.partition(":")
     if word not in MADE and weights != SIZES:
         return one_graph(spec, n, weights, seed)
@@ -313,7 +317,7 @@ def made_for(spec: str, experiment: Experiment | None, n: int | None, weights: s
 
 
 def one_graph(graph: str, n: int | None, weights: str | None, seed: int) -> Mixing:
-    """Return the graph that a name stands for, with weights.  Raises ConfigError for a schedule."""
+    """Return the graph of a name, with weights.  Raises ConfigError for a schedule."""
     found = named_schedule(graph, n, weights=weights, seed=seed)
     if not isinstance(found, Mixing):
         raise ConfigError(f"{graph!r} is another graph in every round", "Take one graph, such as ring or regular:4.")
@@ -321,12 +325,12 @@ def one_graph(graph: str, n: int | None, weights: str | None, seed: int) -> Mixi
 
 
 def shares_of(experiment: Experiment, n: int) -> FloatArray:
-    """Return the label shares of the peers, [n, classes].  Raises ConfigError where they have none."""
+    """Return the label shares of the peers, [n, classes].  Raises ConfigError if they have none."""
     return label_shares(label_counts(experiment, n))
 
 
 def peers_of(experiment: Experiment, n: int | None) -> int:
-    """Return n, or the number of peers that the experiment says.  Raises ConfigError where neither does."""
+    """Return n, or the experiment's number of peers.  Raises ConfigError if both are missing."""
     size: int | None = n or getattr(getattr(experiment, "topology", None), "n", None)
     if size is None:
         raise ConfigError("how many peers there are is not said in the experiment", "Give --n.")
@@ -334,7 +338,7 @@ def peers_of(experiment: Experiment, n: int | None) -> int:
 
 
 def _moved(mixing: Mixing, places: IntArray) -> Mixing:
-    """Return the mixing in which the node places[i] stands where i stood."""
+    """Return the mixing with node places[i] in the place of i."""
     W = np.empty((mixing.n, mixing.n))
     W[np.ix_(places, places)] = mixing.matrix()
     return Mixing.from_matrix(W, rule=mixing.rule, stochastic=mixing.stochastic)

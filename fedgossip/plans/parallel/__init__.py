@@ -1,5 +1,5 @@
 """Plans of workers on one model: all-reduce, parameter servers, MapReduce.
 
 It imports `protocols.allreduce`, `protocols.servers` and `plans`.  `parallel` makes the plan of [parallel] by its
-method: `shared_steps` has the common part, `parameter_server` adds servers.
+method; `shared_steps` has the common part, and `parameter_server` adds servers.
 """

@@ -1,8 +1,8 @@
-"""An experiment with [parallel] as a run: workers that descend on the mean of all their gradients.
+"""An experiment with [parallel] as a run: workers that step on the mean of all their gradients.
 
-With a collective the workers are machines of `protocols/allreduce`.  "mapreduce": a federated run of all workers,
-clients asked for gradients, a descent as the server's rule, with the bits of `star`.  "lbfgs": the server searches
-along a line (`algorithms/federated/lbfgs`).  `parallel.backups`: that many last gradients are discarded.
+With a collective the workers are machines of `protocols/allreduce`.  "mapreduce" is a federated run: all workers are
+clients that return gradients, and the server's rule is a descent; it has the same bits as `star`.  "lbfgs": the server
+searches along a line (`algorithms/federated/lbfgs`).  `parallel.backups`: number of late gradients that are discarded.
 
 Source of backup workers: Chen, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, ICLR workshop
 2016.
@@ -57,7 +57,7 @@ from fedgossip.simulation.cohorts import Rounds, check_cohorts, run_rounds
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
 
 ADAPTED = 1 << 20
-"""Bytes of a bucket per worker, by default."""
+"""Default bytes of a bucket per worker."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class ParallelPlan(SharedSteps):
         return AllReduce(seat.node, range(self.n), sums, self.descent_of(self.segments), *begun, *goes)
 
     def bucket(self, length: int, itemsize: int) -> int:
-        """Elements of a bucket of gradients [length]: of `parallel.bucket` bytes; 0 makes one of all."""
+        """Return the elements of a bucket of gradients [length]: `parallel.bucket` bytes; 0 makes a single bucket."""
         given = self.experiment.parallel.bucket
         size = self.n * ADAPTED if given is None else given
         return max(1, size // itemsize) if size else length + TAIL
@@ -181,7 +181,7 @@ class ParallelPlan(SharedSteps):
 
 
 def parallel_plan(experiment: ParallelExperiment) -> SharedSteps:
-    """Return the plan of an experiment with [parallel]: of workers alone, or with servers."""
+    """Return the plan of an experiment with [parallel]: only workers, or workers and servers."""
     with_servers: dict[str, type[SharedSteps]] = {SERVED: ServerPlan, MAPREDUCE: MapReducePlan, LBFGS: LineSearchPlan}
     return with_servers.get(experiment.parallel.method, ParallelPlan)(experiment)
 
@@ -210,17 +210,17 @@ class MapReducePlan(SharedSteps):
 
     @property
     def least(self) -> int:
-        """Minimum number of gradients in a round, where workers are gone."""
+        """Minimum number of gradients in a round, if workers have left."""
         return 1
 
     @property
     def accumulate(self) -> int | None:
-        """Batches of a gradient; None: those of `train.local_epochs`."""
+        """Batches per gradient; None: those of `train.local_epochs`."""
         return self.experiment.parallel.accumulate
 
     @property
     def sampling(self) -> Uniform:
-        """All workers; the first gradients, without the backups, are counted."""
+        """Invitation of all workers; the first gradients count, all but the backups."""
         wanted = self.learners - self.experiment.parallel.backups
         return Uniform(self.experiment.seed, tuple(range(self.learners)), wanted, self.learners / wanted)
 
@@ -254,7 +254,7 @@ class MapReducePlan(SharedSteps):
     # --- the run --------------------------------------------------------------------------------------------------
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
-        """Whether the server has released the worker."""
+        """Return whether the server has released the worker."""
         return rounds == self.experiment.rounds if node == self.server else not stopped
 
     def check_arrays(self, task: LocalTask) -> None:  # noqa: ARG002
@@ -274,7 +274,7 @@ class MapReducePlan(SharedSteps):
         return state, finish
 
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
-        """The server's model."""
+        """Return the server's model."""
         return [vectors[self.server]]
 
     def verdict(self, words: Sequence[str | None]) -> str:
@@ -310,7 +310,7 @@ class MapReducePlan(SharedSteps):
 
 @dataclass(frozen=True)
 class LineSearchPlan(MapReducePlan):
-    """The same workers, and a server with L-BFGS: a gradient is of all examples of all workers."""
+    """The same workers, and a server with L-BFGS; a gradient is that of all examples of all workers."""
 
     @property
     def federated(self) -> Federated[Any]:
@@ -319,7 +319,9 @@ class LineSearchPlan(MapReducePlan):
 
     @property
     def least(self) -> int:
-        """All: a gradient without one of them is that of another function, and its change is no curvature."""
+        """All workers: without one of them the gradient is that of another function, and its change gives no
+        curvature.
+        """
         return self.learners
 
     @property

@@ -1,6 +1,6 @@
 """An experiment with parallel.method = "parameter-server" as a run: workers, and servers of the model's shards.
 
-The model may be a table; its checks and costs are here.
+The model may be a table; this file has the checks and costs of tables.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fedgossip.simulation.collective import as_it_is, first_collective, run_coll
 class ServerPlan(SharedSteps):
     """A run of workers and servers, before training.
 
-    `given_table`: the model, where it is a table and no experiment names it.
+    `given_table`: a table model that no experiment names.
     """
 
     given_table: KeyedTable | None = None
@@ -60,12 +60,12 @@ class ServerPlan(SharedSteps):
 
     @property
     def manager(self) -> NodeId | None:
-        """Id of the manager, which assigns shards to servers, where shards have copies."""
+        """Id of the manager, which assigns shards to servers; None if shards have no copies."""
         return self.n - 1 if self.experiment.parallel.server.replication > 1 else None
 
     @property
     def table(self) -> KeyedTable | None:
-        """The table that the model is; None for a vector."""
+        """The model's table; None for a vector."""
         return self.given_table or named_table(self.experiment)
 
     def with_table(self, table: KeyedTable | None) -> Self:
@@ -78,12 +78,12 @@ class ServerPlan(SharedSteps):
 
     @property
     def servers(self) -> range:
-        """The ids of the servers."""
+        """Ids of the servers."""
         return range(self.learners, self.learners + self.experiment.parallel.server.servers)
 
     @property
     def staleness(self) -> int | None:
-        """Clocks between the fastest worker and the slowest; None: any number."""
+        """Maximum number of clocks between the fastest worker and the slowest; None: no limit."""
         given = self.experiment.parallel.server.staleness
         return None if given == ASYNC else int(given)
 
@@ -93,11 +93,11 @@ class ServerPlan(SharedSteps):
 
     @property
     def clocks(self) -> int:
-        """The pushes of a worker."""
+        """Number of pushes of a worker."""
         return self.experiment.rounds // self.experiment.parallel.server.n_push
 
     def push_rate(self, clock: int) -> float:
-        """The step size of a push."""
+        """Return the step size of a push."""
         return self.rate(clock * self.experiment.parallel.server.n_push)
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
@@ -108,8 +108,9 @@ class ServerPlan(SharedSteps):
         return [other for other in range(self.n) if other != node]
 
     def placement_of(self, length: int) -> Placement:
-        """Return the placement of elements, or of a table's rows, on servers.  Raises ConfigError for fewer than
-        servers."""
+        """Return the placement of elements, or of a table's rows, on servers.  Raises ConfigError if there are fewer
+        than servers.
+        """
         s = self.experiment.parallel.server
         length = self.table.rows if self.table else length
         if s.servers > length:
@@ -167,7 +168,7 @@ class ServerPlan(SharedSteps):
         return RowParts(seat.node, e.seed, placement, self.table, seat.schema, model, *about)
 
     def shard(self, shard: Shard, initial: Vector) -> ShardClocks:
-        """A shard before the first push."""
+        """Return a shard before the first push."""
         workers, bound = range(self.learners), self.staleness
         descent: Any
         x: Vector | None
@@ -266,11 +267,11 @@ def _segments_in(shard: Shard, segments: Sequence[Segment]) -> tuple[Segment, ..
 
 
 FILTER = CalledWith(("pushing", "memory"), "Write def filter(pushing, memory): return pushing.gradient, memory")
-"""Of a filter of the user's own, see `algorithms.descent.row_filters`."""
+"""Signature of a user's own filter, see `algorithms.descent.row_filters`."""
 
 
 def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> None:
-    """Raise ConfigError for what a table cannot have, or a vector."""
+    """Raise ConfigError for settings that a table, or a vector, does not support."""
     s, step = experiment.parallel.server, experiment.parallel.descent or experiment.train.optimizer
     if table is None:
         if s.filters:
@@ -287,7 +288,7 @@ def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> Non
 
 
 def filters_of(experiment: ParallelExperiment) -> Mapping[str, RowFilter | None]:
-    """Return the filters by their texts; None for the key-cache, which is none of rows.  Raises ConfigError."""
+    """Return the filters by their texts; None for the key-cache, which filters no rows.  Raises ConfigError."""
     l1, texts = experiment.parallel.l1, experiment.parallel.server.filters
     if len(set(texts)) < len(texts):
         raise ConfigError(f"parallel.server.filters = {texts}", "Name each once.")
@@ -295,7 +296,7 @@ def filters_of(experiment: ParallelExperiment) -> Mapping[str, RowFilter | None]
 
 
 def named_table(experiment: ParallelExperiment) -> KeyedTable | None:
-    """Return the table that an experiment's own task has; None for a vector.  Raises ConfigError."""
+    """Return the table of an experiment's own task; None for a vector.  Raises ConfigError."""
     if experiment.task.kind == SPARSE:
         return KeyedTable(experiment.task.dim, seed=experiment.seed)
     sizes = word_table(experiment.model.source) if experiment.learns else None
@@ -303,7 +304,7 @@ def named_table(experiment: ParallelExperiment) -> KeyedTable | None:
 
 
 def own_filter(text: str) -> RowFilter:
-    """Return the user's own filter that "module:function" names.  Raises ConfigError."""
+    """Return the user's own filter of "module:function".  Raises ConfigError."""
     if not is_function(text):
         raise ConfigError(f"filter {text!r} is not known", nearest(text, FILTERS))
     return OwnFilter(text)
@@ -311,7 +312,7 @@ def own_filter(text: str) -> RowFilter:
 
 @dataclass(frozen=True)
 class OwnFilter:
-    """A user's own function, imported at its call; its result is checked."""
+    """A user's own filter, imported when called; its result is checked."""
 
     text: str
 
@@ -330,7 +331,7 @@ class OwnFilter:
 def outlook_of_rows(
     experiment: ParallelExperiment, table: KeyedTable, task: LocalTask, shares: Sequence[int]
 ) -> RunOutlook:
-    """Return the needs of the first batches, over all workers, without filters and measured rows."""
+    """Return the forecast from the first batches of all workers, without filters and measured rows."""
     assert isinstance(task, RowTask), "a plan with a table has its task"
     accumulate, workers = experiment.parallel.accumulate, experiment.parallel.workers
     counts = [task.keys(node, 0, accumulate).size for node in range(workers)]
@@ -348,8 +349,8 @@ def outlook_of_rows(
 
 
 def all_touched(lives: Sequence[tuple[Checkpoint, dict[int, ShardClocks]]], table: KeyedTable) -> Rows:
-    """Return all touched rows, by the servers' checkpoints (of several copies the furthest), each with fresh shards to
-    restore.
+    """Return all touched rows from the servers' checkpoints (the most advanced copy of each shard), each checkpoint
+    with fresh shards to restore.
 
     Raises ValueError, KeyError.
     """

@@ -86,12 +86,12 @@ class SharedSteps(Plan):
         self.fragments(length, segments)
 
     def fragments(self, length: int, segments: Sequence[Segment]) -> Fragments:
-        """Of a vector [length] of these tensors, one of which goes out in a round."""
+        """Return the fragments of a vector [length] of these tensors; one is sent per round."""
         p = self.experiment.parallel
         return fragments_of(length, segments, p.outer.fragments if p.local else 1)
 
     def rate(self, round: int) -> float:
-        """The step size of a round."""
+        """Return the step size of a round."""
         e = self.experiment
         return e.train.rate(round, e.rounds, e.parallel.workers * e.parallel.accumulate * e.train.batch_size)
 
@@ -106,7 +106,7 @@ class SharedSteps(Plan):
         return self.experiment.parallel.start_timeout, self.experiment.parallel.deadline
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """Return the status: the common model exists where any worker finished."""
+        """Return the status: the common model exists if any worker finished."""
         statuses = {words[node] for node in self.roles.counted}
         if {"finished", PARTIAL} & statuses:
             return "finished" if statuses == {"finished"} else PARTIAL
@@ -120,7 +120,7 @@ class SharedSteps(Plan):
         return (0, 0) if asynchronous else self._rounds_of_all(row)  # a slow worker may do its rounds yet
 
     def _rounds_of_all(self, row: Row) -> tuple[int, int]:
-        """A round is of all workers with a row of it."""
+        """Return (missing, expected) workers of a round: all workers are expected to have a row."""
         if not isinstance(row, NetworkRow) or not row.round or self.experiment.parallel.races:
             return 0, 0
         return max(0, self.learners - row.peers), self.learners
@@ -148,7 +148,7 @@ def low_rank(experiment: ParallelExperiment, layout: VectorLayout) -> LowRank | 
 def sums_for(
     experiment: ParallelExperiment, length: int, kind: np.dtype[np.floating], segments: Sequence[Segment], bucket: int
 ) -> RoundSums:
-    """Return how the rounds of a collective add up gradients [length]; `bucket`: elements of a bucket."""
+    """Return the sums of a collective's rounds over gradients [length]; `bucket`: elements of a bucket."""
     method = experiment.parallel.collective
     if low := low_rank(experiment, VectorLayout.of_length(length, kind, segments)):
         return LowRankSums(COLLECTIVES[method].table, low, bucket)
@@ -166,7 +166,7 @@ def fragment_sums(
     segments: Sequence[Segment],
     bucket: int,
 ) -> RoundSums:
-    """Return how the rounds of a collective add up, each one of these fragments of vectors of such tensors."""
+    """Return the sums of a collective's rounds, each over one of these fragments of vectors of these tensors."""
     cuts = [fragments.part(number) for number in range(fragments.count)]
     within = [segments_within(segments, part) if len(cuts) > 1 else segments for part in cuts]
     parts = [
@@ -196,19 +196,19 @@ def coded_gradients(
 
 
 def gradient_sender(experiment: ParallelExperiment, codec: Codec) -> Sender:
-    """Return how a worker sends gradients by a codec; dgc clips each to 1/sqrt(m) of what the mean is held to."""
+    """Return the sender of a worker's gradients for a codec; dgc clips each to 1/sqrt(m) of the bound of the mean."""
     train = experiment.train
     longest = math.inf if train.clip_norm is None else train.clip_norm / math.sqrt(experiment.parallel.workers)
     return sender_of(codec, train.momentum, longest)
 
 
 def corrects_momentum(experiment: ParallelExperiment) -> bool:
-    """Whether the sender applies momentum, so that the step has none."""
+    """Return whether the sender applies momentum, so that the step has none."""
     return isinstance(codec_of(experiment), DeepGradient)
 
 
 def low_rank_words(experiment: ParallelExperiment, sums: RoundSums, segments: Sequence[Segment]) -> list[str]:
-    """Return the number of tensors sent as factors in words, where gradients are of low rank."""
+    """Return the number of tensors sent as factors, in words, for low-rank gradients."""
     if low_rank_of(experiment.parallel.codec) is None:
         return []
     parts = sums.parts if isinstance(sums, FragmentSums) else (sums,)
