@@ -48,6 +48,7 @@ from fedgossip.sites.fits.cox.cox_sums import REPORTED_TIMES, CoxDesign, CoxLayo
 from fedgossip.sites.fits.survival.survival_times import places_of
 from fedgossip.sites.plans.fits import planned_fit, time_and_event
 from fedgossip.sites.releases.checking import check
+from fedgossip.sites.releases.fitted import section_of
 
 GRID = tuple(float(time) for time in range(20, 401, 20))
 
@@ -283,6 +284,71 @@ def test_statsmodels_says_the_same(strata: int, ties: str) -> None:
         assert (np.abs(off) <= np.sqrt(np.cumsum(risen**2 / many)) / 20).all(), "two digits of an error"
 
 
+def changing(seed: int, strata: int) -> Pooled:
+    """Return records of which the effect of the first column is reversed after time 60."""
+    x, times, events, stratum = drawn(seed, 200, strata)
+    later = np.random.default_rng(seed + 100).exponential(100 * np.exp(0.8 * x[:, 0]))
+    return x, np.where(times > 60, np.ceil(60 + later), times), events, stratum
+
+
+def by_residuals(records: Pooled, estimates: Sequence[float], errors: np.ndarray) -> list[float]:
+    """Return Grambsch and Therneau's statistics of each column and of all, from a residual of each event."""
+    x, index, events, strata = records
+    w, residuals, times = np.exp(x @ np.array(estimates)), list[np.ndarray](), list[int]()
+    for stratum, time in sorted(set(zip(strata[events].tolist(), index[events].tolist(), strict=True))):
+        risk = (strata == stratum) & (index >= time)
+        died = risk & events & (index == time)
+        weights = [np.where(died, w * (1 - k / died.sum()), w) * risk for k in range(died.sum())]
+        mean = np.mean([v @ x / v.sum() for v in weights], axis=0)
+        residuals += [one - mean for one in x[died]]
+        times += [time] * int(died.sum())
+    alive = np.cumprod([1 - (events & (index == k)).sum() / (index >= k).sum() for k in range(max(times) + 1)])
+    g = np.array([1.0 if k == 0 else alive[k - 1] for k in times])
+    g = g - g.mean()
+    moved = errors @ (g @ np.array(residuals)) * len(g)
+    each = moved**2 / np.diag(errors)
+    return [float(one) / (len(g) * (g @ g)) for one in (*each, moved @ np.linalg.solve(errors, moved))]
+
+
+@pytest.mark.parametrize("strata", [1, 2])
+def test_hazards_that_are_not_proportional_are_found_as_by_a_residual_of_each_event(strata: int) -> None:
+    layout, sites = layout_of(strata, ties="efron"), [changing(seed, strata) for seed in range(5)]
+    found = fit_of(layout, rounds(layout, sites))
+    pooled = rounded(together(sites), [point.time for point in found.strata[0].points])
+    wanted = by_residuals(pooled, [one.estimate for one in found.coefficients], np.array(found.covariance, float))
+    assert [one.statistic for one in found.proportional] == pytest.approx(wanted, rel=1e-8)
+    terms = [("a", 1), ("b", 1), ("c", 1), ("all columns", 3)]
+    assert [(one.name, one.freedom) for one in found.proportional] == terms
+    assert found.proportional[0].p < 1e-4
+    assert found.proportional[2].p > 0.01
+
+
+def test_lifelines_finds_the_same_hazards_that_are_not_proportional() -> None:
+    lifelines = pytest.importorskip("lifelines", reason="compared with lifelines")
+    import pandas
+
+    layout, sites = layout_of(ties="efron"), [changing(seed, 1) for seed in range(5)]
+    found = fit_of(layout, rounds(layout, sites))
+    x, index, events, _ = rounded(together(sites), [point.time for point in found.strata[0].points])
+    frame = pandas.DataFrame(x, columns=list("abc")).assign(days=index + 1.0, died=events)
+    model = lifelines.CoxPHFitter().fit(frame, "days", "died", fit_options={"precision": 1e-12})
+    alive = np.cumprod([1 - (events & (index == k)).sum() / (index >= k).sum() for k in range(index.max() + 1)])
+    before = np.concatenate([[1.0], alive])
+    tested = lifelines.statistics.proportional_hazard_test(
+        model,
+        frame,
+        time_transform=lambda days, _events, _weights: pandas.Series(before[days.astype(int) - 1], days.index),
+    )
+    assert [one.statistic for one in found.proportional[:3]] == pytest.approx(list(tested.test_statistic), rel=1e-6)
+
+
+def test_no_hazards_are_tested_where_their_sums_are_not_there() -> None:
+    """Breslow's ties have no sums over the events of a time, and a ridge leaves a gradient."""
+    sites = [drawn(seed, 200) for seed in range(5)]
+    for layout in (layout_of(), layout_of(ties="efron", ridge=1.0)):
+        assert not fit_of(layout, rounds(layout, sites)).proportional
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("strata", [1, 2])
 def test_no_few_records_are_told_apart_by_efron_s_ties(seed: int, strata: int) -> None:
@@ -301,6 +367,25 @@ def test_no_few_records_are_told_apart_by_efron_s_ties(seed: int, strata: int) -
             apart += [int((inside & events).sum()), int((inside & ~events).sum() + after.sum())]
     assert len(ends) >= 3 and min(count for count in apart if count) >= 10, apart
     assert found.smallest >= 10
+
+
+def test_a_stratum_is_summed_at_the_told_times_of_its_own_events_alone() -> None:
+    """Else its sums at two times would differ by the one record that leaves between them without an event."""
+    ends = {0: [20] * 12 + [40] + [60] * 12 + [500] * 75, 1: [20] * 15 + [40] * 15 + [60] * 15 + [500] * 55}
+    x, times, strata = (
+        np.random.default_rng(5).normal(size=(200, 3)),
+        np.array(ends[0] + ends[1], float),
+        np.arange(200) // 100,
+    )
+    events, layout = (times < 100) & ~((strata == 0) & (times == 40)), layout_of(2)
+    site, state = site_of(layout, (x, times, events, strata)), initial(layout)
+    state = stepped(layout, state, requested_sums(site, state), SITES)
+    told = FittedHazards(layout, state)
+    assert told["events"][:, :3].tolist() == [[12, 0, 12], [15, 15, 15]] and told.number("smallest") == 12
+    found = layout.risk(layout.integers(requested_sums(site, state)), 3)
+    assert not found.s0[0, 1] and not found.s1[0, 1].any()
+    leave = (strata == 0) & (times < 60)
+    assert found.s1[0, 0] - found.s1[0, 2] == pytest.approx(x[leave].sum(0)) and leave.sum() == 13
 
 
 @TIES
@@ -585,12 +670,16 @@ def test_efron_s_ties_are_chosen_by_a_word_and_the_plan_says_what_they_open(fold
     said = typed(words, folder)
     assert said.code == 0 and "ties are Efron's" in said.out, said
     assert "4 sums over those at risk and as many over those with their event at each told time" in said.out
+    tested = next(one.text for one in blocks(page("survival")) if one.text.startswith("effect changes with time"))
+    assert set(tested.splitlines()) <= set(said.out.splitlines())
     found = msgspec.json.decode((tmp_path / "fit" / "fit.json").read_bytes(), type=CoxFit)
     x, times, events, strata = read(folder, [f"site-{site}.csv" for site in range(SITES)])
     deviation, ends = np.array(found.design.deviation), [point.time for point in found.strata[0].points]
     pooled = (x - np.array(found.design.mean)) / deviation, times, events, strata
     estimates, _, _ = by_hand(rounded(pooled, ends), ties="efron")
     assert [one.estimate for one in found.coefficients] == pytest.approx(estimates / deviation, rel=1e-8)
+    card = str(section_of(found))
+    assert "Effect changes with time" in card and "all columns" in card
 
 
 def test_strata_have_no_coefficient_and_a_hazard_each(folder: Path, tmp_path: Path) -> None:

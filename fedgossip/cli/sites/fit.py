@@ -277,6 +277,9 @@ def _cox(found: CoxFit, sites: int) -> list[str]:
     if found.concordance is not None:
         error = "" if found.concordance_error is None else f" (std. error {found.concordance_error:.4f})"
         lines.append(f"concordance {found.concordance:.4f}{error}, of {found.pairs:,} pairs of records of one site")
+    if found.proportional:
+        rows = [[one.name, short(one.statistic), str(one.freedom), chance(one.p)] for one in found.proportional]
+        lines.append(columns([["effect changes with time", "chi squared", "degrees of freedom", "p"], *rows]))
     return [*lines, _seen(found)]
 
 

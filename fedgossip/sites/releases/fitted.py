@@ -116,7 +116,13 @@ def _of_cox(fit: CoxFit) -> list[Markup | None]:
         _estimates(fit.coefficients, "hazard ratio"),
         _of_ratios(fit.coefficients, "hazard ratio"),
         _remarks(d.against, fit.silent),
+        _proportional(fit),
     ]
+
+
+def _proportional(fit: CoxFit) -> Markup | None:
+    rows = [[one.name, number(one.statistic), count(one.freedom), number(one.p)] for one in fit.proportional]
+    return table(["Effect changes with time", "Chi squared", "Degrees of freedom", "p"], rows, 3) if rows else None
 
 
 def _of_curves(fit: CurveFit) -> list[Markup | None]:

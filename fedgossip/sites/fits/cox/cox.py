@@ -91,6 +91,11 @@ class RiskSums:
         found = self.shift - np.einsum("sk,skp->p", self.hazard, self.s1)
         return np.asarray(found if self.e1 is None else found + np.einsum("sk,skp->p", self.spared, self.e1))
 
+    def timed_means(self, weights: Values) -> Values:
+        """Return the sum over events of the mean columns of those at risk, by a weight [k] of their time, [p]."""
+        found = np.einsum("k,sk,skp->p", weights, self.hazard, self.s1)
+        return np.asarray(found if self.e1 is None else found - np.einsum("k,sk,skp->p", weights, self.spared, self.e1))
+
     @property
     def between(self) -> Values:
         """M - A, [p, p]."""

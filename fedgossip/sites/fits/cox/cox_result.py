@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 
@@ -11,7 +13,17 @@ from fedgossip.sites.fits.cox.cox import concordance_error
 from fedgossip.sites.fits.cox.cox_steps import OVER, PAIRS, FittedHazards
 from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout
 from fedgossip.sites.fits.glm.glm import CONVERGED, Values, covariance, rank_of
-from fedgossip.sites.fits.glm.glm_result import ALONE, FORMAT, Bounds, Coefficient, coefficient, known, rounded_to
+from fedgossip.sites.fits.glm.glm_result import (
+    ALONE,
+    FORMAT,
+    Bounds,
+    Coefficient,
+    TermTest,
+    coefficient,
+    known,
+    rounded_to,
+    terms_of,
+)
 from fedgossip.sites.fits.survival.survival_times import enough, reported_risk
 
 
@@ -69,6 +81,8 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     unused: int | None = 0
     """Events on the grid after the last reported time: reporting them would disclose the few records left.  None where
     fewer than `design.least` records have no event on it, which this number would count."""
+    proportional: tuple[TermTest, ...] = ()
+    """Tests of proportional hazards, of each column and of all, with Efron's ties."""
     silent: tuple[str, ...] = ()
     """Columns that depend on each other: the records do not determine their separate effects."""
     strata: tuple[StratumHazard, ...]
@@ -131,11 +145,38 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
         pairs=int(pairs),
         coefficients=tuple(coefficient(*one) for one in zip(d.columns, estimates, errors, strict=True)),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
+        proportional=tuple(_proportional(state)) if layout.tied and converged and null is not None else (),
         silent=tuple(d.columns[place] for place in newton.silent),
         strata=_strata(state),
         points=state.number("points"),
         smallest=state.number("smallest"),
     )
+
+
+ALL = "all columns"
+
+
+def _proportional(state: FittedHazards) -> Iterator[TermTest]:
+    """Yield Grambsch and Therneau's tests that no effect changes with the time: scaled Schoenfeld residuals, by 1 - S.
+
+    d r' V (V_jj)^-1 V r / sum of (g - mean g)^2 over d events, r = sum of (g - mean g)(x - mean x of those at risk),
+    V the covariance of all estimates.  None with a ridge, nor where columns depend on each other.
+    """
+    events, g, spread = (
+        state["events"][:, : state.number("told")].sum(axis=0),
+        state.time_weights,
+        covariance(state.newton, 1.0),
+    )
+    total, mean = events.sum(), events @ g / events.sum()
+    along = float(events @ (g - mean) ** 2)
+    if state.layout.design.ridge or not np.isfinite(spread).all() or not along:
+        return
+    moved = spread @ (state["timed_gradient"] - mean * state["gradient"])
+    for name, places in (*terms_of(state.layout.design), (ALL, [*range(len(spread))])):
+        statistic = float(
+            total / along * (moved[places] @ np.linalg.solve(spread[np.ix_(places, places)], moved[places]))
+        )
+        yield TermTest(name, statistic, len(places), _chance(len(places), statistic))
 
 
 def _published(d: CoxDesign, likelihood: float | None) -> float | None:

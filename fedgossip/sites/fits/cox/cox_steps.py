@@ -69,6 +69,7 @@ def _shapes_of(p: int, s: int, k: int, *, tied: bool, robust: bool) -> Mapping[s
         **dict.fromkeys(("information", "asked_between"), (p, p)),
         **dict.fromkeys(("at_risk", "events", "hazard"), (s, k)),
         "spared": (s, k) if tied else (0,),
+        **dict.fromkeys(("timed_shift", "timed_gradient"), (p,) if tied else (0,)),
         "means": (s, k, p) if robust else (0,),
         "squares": (p, p) if robust else (0,),
     }
@@ -121,6 +122,12 @@ class FittedHazards:
     def spared(self) -> Values | None:
         """Efron's reduction of it for records with their event at that time, [s, k]; None with Breslow's ties."""
         return self["spared"][:, : self.number("told")] if self.layout.tied else None
+
+    @property
+    def time_weights(self) -> Values:
+        """1 - S before each reported time, [k], S the survival of all records by Kaplan and Meier."""
+        risk, events = (self[name][:, : self.number("told")].sum(axis=0) for name in ("at_risk", "events"))
+        return 1 - np.cumprod(np.concatenate([[1.0], 1 - events[:-1] / risk[:-1]]))
 
     @property
     def newton(self) -> Newton:
@@ -197,10 +204,18 @@ class FittedHazards:
         self["hazard"][:, :published] = sums.hazard
         if self.layout.tied:
             self["spared"][:, :published] = sums.spared
+            self._take_timed(sums)
         self._set(
             stage=MOMENTS, asked_records=sums.records, asked_sites=sites, asked_deviance=deviance,
             asked_shift=sums.shift, asked_gradient=sums.gradient - ridge * point, asked_between=sums.between,
         )  # fmt: skip
+
+    def _take_timed(self, sums: RiskSums) -> None:
+        """Apply the gradient by time: the sums over events at the first point, 0, are those of the columns."""
+        weights = self.time_weights
+        if sums.e1 is not None and not self.number("null_records"):
+            self._set(timed_shift=np.einsum("k,skp->p", weights, sums.e1))
+        self._set(timed_gradient=self["timed_shift"] - sums.timed_means(weights))
 
     def _known(self, sums: RiskSums) -> bool:
         return bool((sums.s0[sums.events > 0] > 0).all())
@@ -248,6 +263,8 @@ class FittedHazards:
                     "asked_shift",
                     "asked_gradient",
                     "asked_between",
+                    "timed_shift",
+                    "timed_gradient",
                 )
                 seen = "stage", "points", "fewest"
                 fits = after.stage == MOMENTS and self._alike(after, (*seen, *published, "hazard", "spared"))
@@ -361,15 +378,16 @@ def requested_sums(site: SiteHazards, x: Vector) -> Vector:
     """Return a site's sums that the state requests; zeros when it is over."""
     fitted = FittedHazards(site.layout, x)
     ends, point = fitted.ends, np.array(fitted["point"])
+    had = fitted["events"][:, : len(ends)] > 0
     match fitted.stage:
         case 0:
             numbers = site.counts()
         case 1:
-            numbers = site.risk(ends, point)
+            numbers = site.risk(ends, point, had)
         case 2:
             numbers = site.moments(ends, point, fitted.hazard, fitted.spared)
         case 3:
-            numbers = site.last(ends, point)
+            numbers = site.last(ends, point, had)
         case 5:
             numbers = site.squares(ends, point, fitted.hazard, fitted["means"][:, : len(ends)])
         case _:

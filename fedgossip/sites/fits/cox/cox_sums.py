@@ -264,13 +264,17 @@ class SiteHazards:
                 found += number * (self.records.columns[column] > 0)
         return found
 
-    def risk(self, ends: Whole, point: Values) -> Numbers:
-        """Return the numbers of the reported times that end at these places of the grid, at a point [p]."""
+    def risk(self, ends: Whole, point: Values, had: npt.NDArray[np.bool_]) -> Numbers:
+        """Return the numbers of the reported times that end at these places of the grid, at a point [p].
+
+        `had`: which strata have events at which time, [s, k].  Others are 0: two neighbours of them would tell of the
+        few that leave without an event between.
+        """
         published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
         parts = [self._events(cells, published, len(ends))]
         weighted = [w, *(w * column for column in r.columns)]
-        parts += [self._at_risk(one, cells, len(ends)) for one in weighted]
+        parts += [self._at_risk(one, cells, had) for one in weighted]
         parts += [self._of_events(one, cells, published, len(ends)) for one in weighted] if self.layout.tied else []
         return [
             len(r.times),
@@ -291,7 +295,7 @@ class SiteHazards:
         found = [self._total(weight * columns[a] * columns[b])[0] for a, b in zip(*self.layout.upper, strict=True)]
         return [len(self.records.times), *self._shift(published), *found]
 
-    def last(self, ends: Whole, point: Values) -> Numbers:
+    def last(self, ends: Whole, point: Values, had: npt.NDArray[np.bool_]) -> Numbers:
         published, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
         pairs, right, squares = 0, 0, [0, 0, 0]
@@ -299,9 +303,9 @@ class SiteHazards:
             rows = r.strata == stratum
             more, of_them, own = concordance(r.times[rows], r.events[rows], eta[rows])
             pairs, right, squares = pairs + more, right + of_them, [a + b for a, b in zip(squares, own, strict=True)]
-        parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, len(ends))]
+        parts = [self._events(cells, published, len(ends)), self._at_risk(w, cells, had)]
         parts += [self._of_events(w, cells, published, len(ends))] if self.layout.tied else []
-        parts += [self._at_risk(w * one, cells, len(ends)) for one in r.columns] if self.layout.robust else []
+        parts += [self._at_risk(w * one, cells, had) for one in r.columns] if self.layout.robust else []
         found = [len(r.times), *self._total(eta[published]), pairs, right, *squares]
         return [*found, *(one for part in parts for one in part)]
 
@@ -338,16 +342,16 @@ class SiteHazards:
         totals = exact_totals(values[published], cells[published], self.layout.strata * (times + 1))
         return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 
-    def _at_risk(self, values: Values, cells: Whole, times: int) -> Numbers:
-        """Return the sums over the records at risk: per stratum, of each time and of all later."""
+    def _at_risk(self, values: Values, cells: Whole, had: npt.NDArray[np.bool_]) -> Numbers:
+        """Return the sums over the records at risk at each time that `had` events: per stratum, of it and of later."""
+        times = had.shape[1]
         totals = exact_totals(values, cells, self.layout.strata * (times + 1))
         found = []
-        for begin in range(0, len(totals), times + 1):
-            each, sums = sum(totals[begin : begin + times + 1]), []
-            for total in totals[begin : begin + times]:
-                sums.append(each)
+        for begin, events in zip(range(0, len(totals), times + 1), had.tolist(), strict=True):
+            each = sum(totals[begin : begin + times + 1])
+            for total, there in zip(totals[begin : begin + times], events, strict=True):
+                found.append(each if there else 0)
                 each -= total
-            found += sums
         return found
 
     def _shift(self, published: npt.NDArray[np.bool_]) -> Numbers:

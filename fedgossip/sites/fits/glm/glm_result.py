@@ -227,17 +227,25 @@ def _tests(
     if ratio is not None:
         freedom = len(estimates) - 1
         yield TermTest("likelihood ratio", ratio, freedom, float(special.chdtrc(freedom, max(ratio, 0.0))))
-    for column in design.encoding.columns:
-        mine = [k for k, name in enumerate(design.columns, 1) if column.categories and name in column.features]
+    for name, places in terms_of(design):
+        mine = [k + 1 for k in places]
         own = spread[np.ix_(mine, mine)]
         if len(mine) < 2 or not np.isfinite(own).all():
             continue
         statistic = float(estimates[mine] @ np.linalg.solve(own, estimates[mine]))
         if free is None:
-            yield TermTest(column.name, statistic, len(mine), float(special.chdtrc(len(mine), statistic)))
+            yield TermTest(name, statistic, len(mine), float(special.chdtrc(len(mine), statistic)))
         else:
             statistic /= len(mine)
-            yield TermTest(column.name, statistic, len(mine), float(special.fdtrc(len(mine), free, statistic)), free)
+            yield TermTest(name, statistic, len(mine), float(special.fdtrc(len(mine), free, statistic)), free)
+
+
+def terms_of(design: ScaledColumns) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name of each column of the table with its places in the design: all categories of one together."""
+    of = {name: one.name for one in design.encoding.columns if one.categories for name in one.features}
+    terms = [of.get(name, name) for name in design.columns]
+    for term, places in itertools.groupby(range(len(terms)), terms.__getitem__):
+        yield term, list(places)
 
 
 def _few_share(layout: GlmLayout, vector: Vector, first: PointSums | None, suppress: int) -> bool:
