@@ -1,4 +1,4 @@
-"""Problems with a known answer: means of vectors, and quadratics with a closed-form stationary error; numpy alone."""
+"""Problems with a known solution: means of vectors, and quadratics with a closed-form stationary error; only numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACEMENTS = ("smooth", "alternating", "random")
 
 
 class Averaging:
-    """n vectors drawn from N(0, I), without training; the answer is their mean.  A LocalTask."""
+    """n vectors drawn from N(0, I), without training; the solution is their mean.  A LocalTask."""
 
     def __init__(self, n: int, dim: int, *, dtype: npt.DTypeLike = np.float32, seed: int = 0) -> None:
         self.n, self.length, self.dtype = n, dim, _kind(dtype)
@@ -62,7 +62,7 @@ class Averaging:
 
 
 class Quadratic:
-    """f_i(x) = 1/2 ||x - b_i||^2, one gradient step with noise per round, all coordinates alike.  A LocalTask.
+    """f_i(x) = 1/2 ||x - b_i||^2, one gradient step with noise per round, equal in all coordinates.  A LocalTask.
 
     b_i on node i of n: "smooth" sqrt(2) cos(2 pi i / n), "alternating" +1 and -1 (sum b^2 = n for both), "random" N(0,
     1) per coordinate.  train gives -eta (x - b_i + xi) with xi ~ N(0, sigma^2) from (seed, node, round).  The optimum
@@ -99,7 +99,7 @@ class Quadratic:
         return [Update(frozen(away), 1, {"loss": loss, "steps": 1, "rows": 1}) for away, loss in found]
 
     def full_gradient(self, vector: Vector, node: NodeId | None = None) -> tuple[float, Vector]:
-        """Return f and its gradient [d] at a vector: of one node, or the mean of all."""
+        """Return f and its gradient [d] at a vector: of one node, or the mean over all nodes."""
         targets = self.b if node is None else self.b[node : node + 1]
         away = vector - targets.astype(np.float64)
         return float(np.mean(np.sum(away**2, axis=1)) / 2), frozen(away.mean(axis=0).astype(self.dtype))

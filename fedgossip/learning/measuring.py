@@ -1,4 +1,4 @@
-"""Scores of a model in a folder, or in a file of another format, on labelled examples, as measured by its run."""
+"""Scores of a model in a folder, or in a file of another format, on labelled examples, with the metrics of its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedgossip.learning.one_model.losses import Criterion, predicted
 from fedgossip.learning.one_model.scoring import Scoring
 
 ROWS = 512
-"""Examples at a time."""
+"""Number of examples processed at a time."""
 
 
 class DescribedModel(Protocol):
@@ -57,9 +57,9 @@ def like_of(facts: ModelFacts) -> Dataset:
 
 
 def as_learned(examples: Dataset, facts: ModelFacts) -> Dataset:
-    """Return unscaled examples on the scale that the model learned from.
+    """Return unscaled examples on the scale of the model's training data.
 
-    Raises ConfigError where their labels are for another kind of task.
+    Raises ConfigError if their labels are for another kind of task.
     """
     if examples.kind != facts.kind:
         text = f"{examples.name}: its labels are for {examples.kind}, and the model is for {facts.kind}"
@@ -78,7 +78,7 @@ def as_read(examples: Dataset) -> Dataset:
 
 
 class Measuring:
-    """The loss and the metrics of a model's run, on scaled examples; `base`: the folder of its own functions."""
+    """The loss and the metrics of a model's run, on scaled examples; `base`: the folder of the user's functions."""
 
     def __init__(self, facts: ModelFacts, scaled: Dataset, base: Path | None = None) -> None:
         objective = Objective(facts.kind, facts.loss, facts.metrics)
@@ -90,7 +90,7 @@ class Measuring:
     ) -> dict[str, float]:
         """Return "loss" and the metrics of the model's raw outputs for rows of the examples.
 
-        Raises `unusable`, with name and value, for one that is not finite.
+        Raises `unusable`, with name and value, for a result that is not finite.
         """
         tallies, loss, counted = [], 0.0, 0
         for start in range(0, len(self._scaled), ROWS):

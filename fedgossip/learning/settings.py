@@ -13,17 +13,17 @@ from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within, limits_of
 from fedgossip.base.seeds import stream
 from fedgossip.data.custom import NamesCode, function, given_by, is_function
 
-# How the learning rate goes over the rounds: "constant", "cosine", "step:30,0.1", each after "warmup:5," if need be.
+# The learning rate over the rounds: "constant", "cosine", "step:30,0.1", each optionally after "warmup:5,".
 #
-# warm-up   round r of W   the share (r + 1) / W of the rate, so that the last of them has all of it
+# warm-up   round r of W   the share (r + 1) / W of the rate, so the last of them has all of it
 # cosine    to 0 at the last round, from the end of the warm-up on
-# step      times a factor every so many rounds, counted from the first one
+# step      times a factor every given number of rounds, counted from the first one
 # milestones  times a factor from each of some rounds on
 # inverse   times b / (r + b) in round r: a / (t + b) of theorems, for lr = a / b
 #
 # Large batches begin with small steps: Goyal, Dollar, Girshick, Noordhuis, Wesolowski, Kyrola, Tulloch, Jia and He,
-# Accurate, large minibatch SGD, arXiv:1706.02677 (2017), section 2.2, where the warm-up begins at the rate of a small
-# batch; here it begins at one part of W, whatever the batch.
+# Accurate, large minibatch SGD, arXiv:1706.02677 (2017), section 2.2.  There the warm-up begins at the rate of a small
+# batch; here it begins at 1 / W for every batch size.
 
 
 SHAPES = ("constant", "cosine", "step", "milestones", "inverse")
@@ -36,8 +36,9 @@ WRITTEN = (
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """A schedule as it is written.  `warmup`: rounds; `every` and `factor`: of "step"; `every` also of "inverse";
-    `milestones`: rounds, ascending."""
+    """A parsed schedule.  `warmup`: rounds; `every` and `factor`: of "step"; `every` also of "inverse"; `milestones`:
+    rounds, ascending.
+    """
 
     shape: str = "constant"
     warmup: int = 0
@@ -63,12 +64,12 @@ class RateSchedule:
 
 @dataclass(frozen=True)
 class OwnSchedule:
-    """A function of the user's own, imported at its call: (round, rounds) -> the share of the rate."""
+    """A user's function, imported when called: (round, rounds) -> the share of the rate."""
 
     text: str
 
     def rate(self, peak: float, round: int, rounds: int) -> float:
-        """Return the rate of a round.  Raises TrainingError for a share that is none."""
+        """Return the rate of a round.  Raises TrainingError for an invalid share."""
         share = given_by(self.text, function(self.text), round, rounds)
         if isinstance(share, int | float) and 0 <= share < math.inf:
             return peak * float(share)
@@ -110,7 +111,7 @@ def _shape_of(text: str, shape: str, warmup: int) -> RateSchedule:
     raise ConfigError(f"schedule = {text!r}", WRITTEN)
 
 
-# The axes by which the processes of one participant divide a step. No torch here.
+# The axes by which the processes of one participant divide a step.  No torch here.
 
 
 MOST_PROCESSES = 64
@@ -124,21 +125,23 @@ class MeshSettings:
     (docs/together/parallel.md)."""
 
     data: Annotated[int, Within(0, MOST_PROCESSES)] = 0
-    """Parts of every batch.  0: as many as the other axes leave of the processes."""
+    """Parts of every batch.  0: the number of processes divided by the other axes."""
     tensor: Annotated[int, Within(1, MOST_PROCESSES)] = 1
-    """Parts of every layer's weights, whose products are added up; of mlp, gpt, and own models with a plan."""
+    """Parts of every layer's weights, whose products are summed; for mlp, gpt, and users' models with a plan."""
     pipeline: Annotated[int, Within(1, MOST_PROCESSES)] = 1
-    """Stages: so many processes have the layers one after the other, and pieces of a batch pass through them."""
+    """Stages: this number of processes share the layers in order, and pieces of a batch pass through them."""
     context: Annotated[int, Within(1, MOST_PROCESSES)] = 1
-    """Parts of every text, of gpt: each process has some places, and attention goes over all (ring, or ulysses)."""
+    """Parts of every text, for gpt: each process has some positions, and attention covers all (ring, or ulysses)."""
     attention: Annotated[str, OneOf(ATTENTIONS)] = RING
-    """Of context: "ring", keys and values go round the processes; "ulysses", two all-to-alls give each process all
-    places of some heads."""
+    """With context: "ring", keys and values circulate through the processes; "ulysses", two all-to-alls give each
+    process all positions of some heads.
+    """
     sequence: bool = False
-    """With tensor: layers between the divided ones (norms) are divided too, by places of the text."""
+    """With tensor: layers between the divided ones (norms) are divided too, by positions of the text."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"
-    """Of the stages: "gpipe", all pieces forward and then all back; "1f1b", a piece goes back as soon as it can, and
-    fewer are stored at once."""
+    """Order of the stages' work: "gpipe", all pieces forward and then all back; "1f1b", a piece returns as soon as
+    possible, and fewer are stored at once.
+    """
 
     def __post_init__(self) -> None:
         for name, limit in limits_of(type(self)):
@@ -161,11 +164,11 @@ class MeshSettings:
 
     @property
     def within(self) -> int:
-        """The processes that have one part of a batch: each a part of the model."""
+        """The number of processes per part of a batch: each has a part of the model."""
         return self.tensor * self.pipeline * self.context
 
     def parts_of_batch(self, processes: int) -> int:
-        """Return the number of parts of a batch over so many processes.  Raises ConfigError where they do not fit."""
+        """Return the number of parts of a batch over `processes`.  Raises ConfigError if they do not fit the axes."""
         sentence = f"mesh = {self.data or 'data'} x {self.tensor} x {self.pipeline} (data, tensor, pipeline)"
         if self.context > 1:
             sentence += f" x {self.context} (context)"
@@ -176,7 +179,7 @@ class MeshSettings:
         return processes // self.within
 
 
-# Transfer of gradients among the processes of one participant: `train.compression`. No torch here.
+# Transfer of gradients between the processes of one participant: `train.compression`.  No torch here.
 
 
 NONE, BF16, POWERSGD = "none", "bf16", "powersgd"
@@ -197,9 +200,9 @@ def rank_of(compression: str) -> int | None:
 
 
 OWN_SLOTS = ("own first", "own second")
-"""Those of an optimiser of the user's own: zeros before its first step."""
+"""Slots of a user's optimiser: zeros before its first step."""
 
-# what each optimiser remembers of a node between steps, one number per trained element
+# each optimiser's state of a node between steps, one number per trained element
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("velocity",),
     "adam": ("first", "second"),
@@ -232,7 +235,7 @@ OF_THE_MACHINE = (
     "mesh",
     "microbatches",
 )
-"""Keys that each peer chooses for its own machine: they affect the rounding of sums, and nothing else."""
+"""Keys that each peer chooses for its own machine: they affect only the rounding of sums."""
 
 WHOLE = (
     "batch_size",
@@ -245,7 +248,7 @@ WHOLE = (
     "processes",
     "microbatches",
 )
-"""Keys whose values are whole numbers, at least 1."""
+"""Keys with whole values of at least 1."""
 
 MOST_AHEAD = 64  # batches
 
@@ -255,97 +258,115 @@ class TrainSettings:
     """[train]: local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
 
     optimizer: Annotated[str, NamesCode(), OneOf(SLOTS, own=True)] = "sgd"
-    """Optimiser of a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  Its state stays at the peer. For
+    """Optimiser of a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  Its state stays at the peer.  For
     large batches lars (trust 0.001, so lr is large: 1 to 30) and lamb: steps in proportion to each layer's weights,
-    biases and scales of norms by lr alone.  "module:function", of (weights, gradient, first, second, rate): changes
-    weights, first and second in place, element by element (docs/use/experiments.md)."""
+    biases and scales of norms by lr only.  "module:function", of (weights, gradient, first, second, rate): changes
+    weights, first and second in place, element by element (docs/use/experiments.md).
+    """
     lr: Annotated[float, Within(ABOVE_0)] = 0.1
     """Learning rate.  Larger learns faster until the loss explodes."""
     momentum: float = 0.0
     """sgd and lars: 0 <= momentum < 1, the kept share of the last step."""
     weight_decay: Annotated[float, Within(0)] = 0.0
-    """Added to the gradient as weight_decay * weights.  adamw: decoupled, every step first takes the share
-    lr * weight_decay off the weights, which the moments do not see (Loshchilov and Hutter, ICLR 2019)."""
+    """Added to the gradient as weight_decay * weights.  adamw: decoupled, every step first subtracts the share lr *
+    weight_decay of the weights, without effect on the moments (Loshchilov and Hutter, ICLR 2019).
+    """
     nesterov: bool = False
     """sgd with momentum: look ahead."""
     schedule: Annotated[str, NamesCode((*SHAPES, WARMUP).__contains__)] = "constant"
     """"constant", "cosine" (to 0 at the last round), "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds),
-    "milestones:30,45,0.1" (lr *= 0.1 from round 30 and 45 on), "inverse:B" (lr * B / (round + B)); before it
-    "warmup:ROUNDS,", in which the rate rises in equal steps: "warmup:5,cosine".  "module:function", of (round, rounds):
-    the share of lr in a round (from 0)."""
+    "milestones:30,45,0.1" (lr *= 0.1 from round 30 and 45 on), "inverse:B" (lr * B / (round + B)).  The prefix
+    "warmup:ROUNDS," lets the rate rise in equal steps first: "warmup:5,cosine".  "module:function", of (round, rounds):
+    the share of lr in a round (from 0).
+    """
     scaling: Annotated[str, OneOf(SCALINGS)] = "none"
-    """How lr follows the examples of one step, batch_size * accumulate, with [parallel] those of all workers: linear
-    (times examples / base_batch), sqrt (the root of that), or none."""
+    """Dependence of lr on the examples of one step, batch_size * accumulate, with [parallel] those of all workers:
+    linear (times examples / base_batch), sqrt (the root of that), or none.
+    """
     base_batch: Annotated[int, Within(1, MOST)] = 256
     """The examples of a step at which scaling leaves lr unchanged."""
     batch_size: Annotated[int, Within(1, MOST)] = 16
     """Examples per step."""
     accumulate: Annotated[int, Within(1, MOST)] = 1
-    """So many batches make one step, on their mean gradient: a large batch in the memory of a small one, the same to
-    rounding.  Models of linear layers and small convolutions take the large batch in one piece."""
+    """Number of batches in one step, on their mean gradient: a large batch in the memory of a small one, the same to
+    rounding.  Models of linear layers and small convolutions take the large batch in one piece.
+    """
     local_steps: Annotated[int | None, Within(1)] = None
     """Steps per round, each of exactly batch_size examples (times accumulate)."""
     local_epochs: Annotated[int | None, Within(1)] = None
     """In place of local_steps: passes over the node's examples per round; the last batch of a pass may be smaller."""
     fewest_epochs: Annotated[int | None, Within(1)] = None
-    """With local_epochs: a node's passes in a round are drawn anew, from this to local_epochs, all equally likely, by
-    (seed, node, round): stragglers that send what they have made (FedProx), unequal work (FedNova's U(2, 5) is
-    local_epochs = 5 with this 2).  Left out: all passes."""
+    """With local_epochs: a node's passes in a round are drawn, from this to local_epochs, all equally likely, by (seed,
+    node, round).  Models stragglers that send partial work (FedProx) and unequal work (FedNova's U(2, 5) is
+    local_epochs = 5 with this 2).  Left out: all passes.
+    """
     slowed: Annotated[float, Within(0, 1)] = 1.0
-    """With fewest_epochs: the share of nodes of a round whose passes are drawn; the others make all of them."""
+    """With fewest_epochs: the share of nodes per round whose passes are drawn; the others make all of them."""
     device: str = "auto"
-    """"cpu", "cuda", "cuda:1", "mps" or "auto": the first available of cuda, mps, cpu.  Of several GPUs "auto" and
-    "cuda" take the one with the fewest clients of this machine."""
+    """"cpu", "cuda", "cuda:1", "mps" or "auto": the first available of cuda, mps, cpu.  With several GPUs "auto" and
+    "cuda" take the one with the fewest clients of this machine.
+    """
     buffers: Annotated[str, OneOf(BUFFERS)] = "average"
     """Running statistics (BatchNorm): "average" makes them part of the vector, "local" keeps them at the node."""
     personal: str = ""
-    """Parameters that never leave their node: patterns of names, with commas between: "layer.*" gives every node a
-    head of its own (Arivazhagan et al. 2019), "norm*" with buffers = "local" is FedBN (Li et al., ICLR 2021)."""
+    """Parameters that never leave their node: patterns of names, separated by commas: "layer.*" gives every node a
+    personal head (Arivazhagan et al. 2019), "norm*" with buffers = "local" is FedBN (Li et al., ICLR 2021).
+    """
     threads: Annotated[int, Within(1, 1024)] = 1
     """Threads of torch, per peer.  1: peers share the cores, and sums keep their order; more can change the bits."""
     clip_norm: Annotated[float | None, Within(ABOVE_0)] = None
-    """Scale a step's gradient down to this length where it is longer; none leaves it.  Of local steps, and of gradients
-    by dgc (docs/together/codecs.md)."""
+    """Scale a step's gradient down to this length if it is longer; none leaves it.  Applies to local steps, and to
+    gradients of dgc (docs/together/codecs.md).
+    """
     precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
     """"bfloat16" or "float16": layers compute in it by the rules of torch's autocast, and use half the memory; weights,
-    optimiser and messages stay float32.  With float16 the loss is scaled, and a step that overflows is skipped; few
-    CPUs compute with it, and the others are many times slower."""
+    optimiser and messages stay float32.  With float16 the loss is scaled, and a step that overflows is skipped.  Few
+    CPUs compute with it; others are many times slower.
+    """
     channels_last: bool = False
-    """Convolutions see their images with the channels innermost: faster on GPUs with tensor cores, and some CPUs."""
+    """Convolutions read their images with the channels innermost: faster on GPUs with tensor cores, and some CPUs."""
     compile: bool = False
     """Train through torch.compile: the first steps take longer, seconds to minutes, the later ones less.  On a CUDA GPU
     also for many nodes of a simulation trained together."""
     capture: bool = True
     """On a CUDA GPU the step of a model that trains alone is captured once and replayed, one launch in place of
-    hundreds; the first steps find out whether a replay does all that the step does.  false: never."""
+    hundreds; the first steps check that a replay equals the step.  false: never.
+    """
     prefetch: Annotated[int | None, Within(0, MOST_AHEAD)] = None
-    """Batches made ready ahead by a thread of its own, from examples in host memory; more takes more memory.  0 keeps
-    the examples on the training device.  none: 0 on the CPU, and where they fit into a quarter of a GPU's free memory,
-    else 2.  From 1 on torch's own modules train, which round otherwise: another digest."""
+    """Number of batches that a separate thread prepares ahead, from examples in host memory; more takes more memory.  0
+    keeps the examples on the training device.  none: 0 on the CPU, and if they fit into a quarter of a GPU's free
+    memory, else 2.  From 1 on torch's own modules train, with different rounding: another digest.
+    """
     processes: Annotated[int, Within(1, MOST_PROCESSES)] = 1
-    """Processes that train one client together, each its part of every batch, or of the model as `mesh` says: one per
-    GPU, or all on the CPU."""
+    """Processes that train one client together, each with its part of every batch, or of the model as in `mesh`: one
+    per GPU, or all on the CPU.
+    """
     parallel: Annotated[str, OneOf(PARALLEL)] = "ddp"
-    """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild", all
-    step on one model in shared memory without waiting, each on batches of its own (docs/together/parallel.md)."""
+    """With several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild",
+    all step on one model in shared memory without waiting, each on its own batches (docs/together/parallel.md).
+    """
     zero: Annotated[int, Within(2, LET_GO)] = LET_GO
     """fsdp: 3, a layer's parameters are gathered for its forward pass and again for its backward one; 2, they stay
-    gathered in between: fewer bytes among the processes, and all parameters in each of them between the passes."""
+    gathered in between: fewer bytes between the processes, and all parameters in each of them between the passes.
+    """
     offload: bool = False
-    """fsdp: parameters, gradients and the optimiser's state are in host memory, and steps are taken there; a layer
-    is on the GPU while it computes.  On a CPU it has no benefit, for all is in host memory anyway."""
+    """fsdp: parameters, gradients and the optimiser's state are in host memory, and steps are taken there; a layer is
+    on the GPU during its computation.  On a CPU it has no benefit: everything is in host memory.
+    """
     compression: str = NONE
-    """Transfer of gradients among processes with the whole model each (ddp): "powersgd:RANK", as products of two narrow
-    matrices, with the error added later; "bf16", 16 bits a number, GPUs alone; or "none", uncompressed."""
+    """Transfer of gradients between processes that each have the whole model (ddp): "powersgd:RANK", as products of two
+    narrow matrices, with the error added later; "bf16", 16 bits a number, only on GPUs; or "none", uncompressed.
+    """
     mesh: MeshSettings = field(default_factory=MeshSettings)
-    """How several processes divide a step; with none given each takes a part of every batch."""
+    """Division of a step over several processes; by default each takes a part of every batch."""
     microbatches: Annotated[int, Within(1, MOST)] = 4
-    """With mesh.pipeline: the pieces of a batch that pass through the stages, all of one size."""
+    """With mesh.pipeline: the number of pieces of a batch that pass through the stages, all of one size."""
     count_lost: bool = False
-    """hogwild: count the updates that processes take from each other by writing at once; the record has their share."""
+    """hogwild: count the updates lost when processes write at the same time; the record has their share."""
     portable: bool = False
-    """The same bits on unlike x86-64 processors: kernels that all of them have, on the CPU, one thread.  Training takes
-    longer by what the others have more: up to 3 times with AVX-512 (docs/reference/numerics.md)."""
+    """The same bits on different x86-64 processors: kernels common to all of them, on the CPU, one thread.  Training
+    takes up to 3 times as long on processors with AVX-512 (docs/reference/numerics.md).
+    """
 
     def __post_init__(self) -> None:
         if self.local_steps is None and self.local_epochs is None:
@@ -500,7 +521,7 @@ class TrainSettings:
 
     @property
     def divided(self) -> bool:
-        """Return whether processes have parts of the model because of a mesh."""
+        """Return whether a mesh divides the model over processes."""
         return self.mesh.within > 1
 
     @property
@@ -515,7 +536,7 @@ class TrainSettings:
 
     @property
     def own_optimizer(self) -> bool:
-        """Return whether the optimiser is a function of the user's own."""
+        """Return whether the optimiser is a user's function."""
         return self.optimizer not in SLOTS
 
     @property
@@ -525,17 +546,17 @@ class TrainSettings:
 
     @property
     def examples_per_step(self) -> int:
-        """Of one peer."""
+        """Number of examples per step of one peer."""
         return self.batch_size * self.accumulate
 
     @property
     def decoupled(self) -> bool:
-        """Whether weights decay beside the gradient, and not through it."""
+        """Whether weights decay separately from the gradient."""
         return self.optimizer == "adamw" and self.weight_decay > 0
 
     @property
     def as_modules(self) -> bool:
-        """Return whether training uses torch's own modules even where there is a hand-written path."""
+        """Return whether training uses torch's own modules even if a hand-written path exists."""
         return self.precision != "float32" or self.channels_last or self.compile or self.processes > 1
 
     @property
@@ -549,14 +570,14 @@ class TrainSettings:
         return not (self.slots or self.weight_decay or self.clip_norm)
 
     def rate_of(self, examples: int) -> float:
-        """Return the highest learning rate of a run with steps of so many examples."""
+        """Return the highest learning rate of a run with steps of `examples` examples."""
         if self.scaling == "none":
             return self.lr
         larger = examples / self.base_batch
         return self.lr * (larger if self.scaling == "linear" else math.sqrt(larger))
 
     def rate(self, round: int, rounds: int, examples: int | None = None) -> float:
-        """Return the learning rate of `round` (from 0) of `rounds`; `examples`: of a step, none: those of one peer."""
+        """Return the learning rate of `round` (from 0) of `rounds`; `examples`: of a step, None: those of one peer."""
         peak = self.rate_of(self.examples_per_step if examples is None else examples)
         return schedule_of(self.schedule).rate(peak, round, rounds)
 

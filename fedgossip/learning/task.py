@@ -1,4 +1,6 @@
-"""Local training with torch, the same bits whichever jobs share a call; and the baseline of one model on all data."""
+"""Local training with torch, with the same bits for every grouping of jobs into calls; and the baseline of one model on
+all data.
+"""
 
 from __future__ import annotations
 
@@ -55,21 +57,21 @@ __all__ = ["TorchTask", "TrainSettings"]
 
 
 class TorchTask:
-    """A LocalTask that trains `model_source` on `train`; node i owns the examples shares[i], if it has any here.
+    """A LocalTask that trains `model_source` on `train`; node i owns the examples shares[i], if any are local.
 
     A batch is a function of (seed, node, round), so a job may be computed anywhere, alone or with others.  Optimiser
     state and local buffers stay with their node, so its jobs must arrive in order (`state`).
 
-    Stacks of Linear and ReLU train many nodes at once (`stacked_engine`), on the CPU with convolutions too, bit for bit
-    as one at a time; all else one job after another (`module_engine`), on a CUDA GPU together where possible
-    (`job_blocks`), or each in several processes (`distributed`).  With `privacy` (`private`) models train one after
-    another, and the metrics are "steps" and "rate" alone.  Sets torch's threads to settings.threads, as the order of a
-    sum may depend on them.
+    Stacks of Linear and ReLU train many nodes at once (`stacked_engine`), on the CPU also with convolutions, bit for
+    bit as one at a time.  Other models train one job after another (`module_engine`), on a CUDA GPU together if
+    possible (`job_blocks`), or each in several processes (`distributed`).  With `privacy` (`private`) models train one
+    after another, and the metrics are only "steps" and "rate".  Sets torch's threads to settings.threads, as the order
+    of a sum may depend on them.
 
-    `kept`: held-out examples of each node, for requested tests.  `draw`: makes a node's examples at each call, in place
-    of `shares`.
+    `kept`: held-out examples of each node, for requested tests.  `draw`: returns a node's examples at each call, in
+    place of `shares`.
 
-    Raises ConfigError where model, data and shares do not fit; TrainingError where a loss or an update is not finite.
+    Raises ConfigError if model, data and shares do not fit; TrainingError if a loss or an update is not finite.
     """
 
     def __init__(
@@ -157,9 +159,9 @@ class TorchTask:
         return self._engine.memory if isinstance(self._engine, ProcessesLoop) else ()
 
     def step_shape(self) -> StepShape:
-        """Return what a node's processes hold, compute and send in a step.
+        """Return the memory, computation and messages of a node's processes in a step.
 
-        Raises ConfigError for lines of several lengths.
+        Raises ConfigError for lines of different lengths.
         """
         from fedgossip.learning.processes.step_costs import StepShape
 
@@ -169,7 +171,7 @@ class TorchTask:
         return StepShape.of(self._remade(), self._recipe.source, self._recipe.base, self.settings, self._recipe.like)
 
     def end_processes(self) -> None:
-        """End the processes that train, if any run; the next job starts others."""
+        """End the training processes, if any run; the next job starts new ones."""
         if isinstance(self._engine, ProcessesLoop):
             self._engine.standing.end()
 
@@ -177,7 +179,9 @@ class TorchTask:
         return self._initial
 
     def likeness(self) -> Likeness:
-        """Return the properties that others' models must share with this one, beside its layout; of a fresh model."""
+        """Return the properties, besides the layout, that other peers' models must share with this one; of a fresh
+        model.
+        """
         module = self._remade()
         frozen = probing.frozen_of(module, self.layout)
         return Likeness(frozen=frozen, probe=probing.probe_of(module, self._test, self._seed))
@@ -188,7 +192,7 @@ class TorchTask:
         return loaded_model.whole_model(self._recipe, *how)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """Return an update per job, see `LocalTask`.  Raises TrainingError where training diverges or raises."""
+        """Return an update per job, see `LocalTask`.  Raises TrainingError if training diverges or raises."""
         if not jobs:
             return []
         with self._lock:
@@ -216,7 +220,7 @@ class TorchTask:
         return not_finite(node, round, self.objective.loss, loss, lr, wrong)
 
     def trains_stacks(self, n: int) -> bool:
-        """Whether `train_stack` is there for these nodes: layers on the CPU, plain SGD, a number of local steps."""
+        """Whether `train_stack` supports these nodes: layers on the CPU, plain SGD, a number of local steps."""
         plain = self.settings.plain and self.settings.local_steps is not None and self._privacy is None
         stacked = isinstance(self._engine, LayerStack) and self._engine.device.type == "cpu"
         return plain and stacked and all(node in self._shares for node in range(n))
@@ -244,9 +248,9 @@ class TorchTask:
         return resident.resident_models(engine, batches, *how, n, note)
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """See `GradientTask`; where records are private each batch's gradient has its noise.
+        """See `GradientTask`; if records are private each batch's gradient has its noise.
 
-        Raises TrainingError where a gradient is not finite, or the model raises.
+        Raises TrainingError if a gradient is not finite, or the model raises.
         """
         check_gradients(self.layout, self.settings)
         return self._mean_gradients(jobs, None) if jobs else []
@@ -258,9 +262,10 @@ class TorchTask:
         return update
 
     def full_gradient(self, vector: Vector, node: NodeId | None = None) -> tuple[float, Vector]:
-        """Return the mean loss and its gradient [d] at a vector, over the training examples of `node`, or of all here.
+        """Return the mean loss and its gradient [d] at a vector, over the training examples of `node`, or of all local
+        nodes.
 
-        Raises ConfigError where the model has no such gradient, examples are private, or none are here.
+        Raises ConfigError if the model has no such gradient, examples are private, or none are local.
         """
         check_gradients(self.layout, self.settings)
         rows = self._shares[node] if node is not None else np.concatenate([*self._shares.values(), np.empty(0, int)])
@@ -324,7 +329,9 @@ class TorchTask:
         return self._tests.measure(job.node, job.round, job.vector, state) if job.tested and self._tests else {}
 
     def test_own(self, node: NodeId, round: int, vector: Vector) -> Mapping[str, float]:
-        """Return the metrics of a vector [d] with the node's own tensors on its held-out examples; {} without any."""
+        """Return the metrics of a vector [d] with the node's personal tensors on its held-out examples; {}
+        without any.
+        """
         with self._lock:
             state = self._states.get(node, {})
             return self._tests.measure(node, round, vector, state) if self._tests else {}
@@ -355,7 +362,7 @@ class TorchTask:
     def _attempt(
         self, jobs: Sequence[Job], plans: Sequence[BatchPlan], lrs: Sequence[float], states: Sequence[State]
     ) -> Sequence[Outcome]:
-        """Train the jobs; states change when all are done, so that a retry is possible."""
+        """Train the jobs; states change when all are complete, so a retry is possible."""
         drafts = {id(state): dict(state) for state in states}  # a node may have several of the jobs
         outcomes = self._run(jobs, plans, lrs, [drafts[id(state)] for state in states])
         for state in states:
@@ -387,7 +394,7 @@ class TorchTask:
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return the loss and the metrics on the test set per vector [d]; for text per character.
 
-        Raises TrainingError where the model raises.
+        Raises TrainingError if the model raises.
         """
         with self._lock:
             try:
@@ -399,7 +406,7 @@ class TorchTask:
                 raise TrainingError(f"evaluating raised {error!r}{place_of(error)}", advice) from error
 
     def evaluate_own(self, node: NodeId, vector: Vector) -> Mapping[str, float]:
-        """As `evaluate`, for the vector with the node's own tensors: personal layers and local buffers."""
+        """As `evaluate`, for the vector with the node's personal tensors: personal layers and local buffers."""
         engine, state = self._engine, self._states.get(node, {})
         with self._lock:
             if isinstance(engine, LayerStack):
@@ -407,14 +414,14 @@ class TorchTask:
             return self._sharing.run(lambda: engine.evaluate_own(vector, state))
 
     def state(self, node: NodeId) -> dict[str, np.ndarray]:
-        """Return the node's state beside its vector: optimiser slots, steps taken, local buffers.
+        """Return the node's state outside its vector: optimiser slots, steps taken, local buffers.
 
         It is immutable: training replaces these arrays and never changes them.
         """
         return dict(self._states.get(node, {}))
 
     def load_state(self, node: NodeId, state: Mapping[str, np.ndarray]) -> None:
-        """Restore a state of `state`.  Raises ConfigError where it belongs to another model or optimiser."""
+        """Restore a state from `state`.  Raises ConfigError if it belongs to another model or optimiser."""
         for name in self.settings.slots:
             if name in state and state[name].shape != (self._trained,):
                 raise ConfigError(
@@ -446,8 +453,8 @@ def _batches_of(
 def _batched(
     shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device, objective: Objective
 ) -> bool:
-    """Return whether a stack of this shape trains many nodes at once: convolutions on the CPU alone, no lines of
-    several lengths.
+    """Return whether a stack of this shape trains many nodes at once: convolutions only on the CPU, no lines of
+    different lengths.
     """
     if isinstance(train.x, Ragged):
         return False
@@ -487,8 +494,8 @@ def train_centralised(
 ) -> dict[str, float]:
     """Return the metrics, "loss", "train_loss" and "steps" of one model after `steps` steps of `batch_size` examples.
 
-    n peers' steps of b examples are steps here of n * b.  A round is settings.local_steps steps (local_epochs: one), so
-    the schedule is the peers'.
+    Steps of n peers with b examples correspond to steps here of n * b.  A round is settings.local_steps steps
+    (local_epochs: one), so the schedule is the peers'.
     """
     per_round = min(steps, settings.local_steps or 1)
     rounds = max(1, steps // per_round)

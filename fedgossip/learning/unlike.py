@@ -1,4 +1,4 @@
-"""Participants of several architectures, which train models of their own and answer common examples alike."""
+"""Participants with different architectures, which train separate models and predict on common examples."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from fedgossip.learning.task import TorchTask
 from fedgossip.learning.untrained import layout_of_answers
 
 ROWS = 512
-"""Examples at a time."""
+"""Number of examples processed at a time."""
 
 
 class UnlikeTasks:
-    """A DistillingTask: node i trains the model sources[i mod k], and vectors are answers [examples * classes].
+    """A DistillingTask: node i trains the model sources[i mod k], and vectors are predictions [examples * classes].
 
-    `made`: makes a source's TorchTask.  `common`: examples that all answer, labels unread.  `student`: the source of
-    the model that measures a teacher and is saved.  Distillations begin without optimiser memory.
+    `made`: returns a source's TorchTask.  `common`: examples for all predictions, labels unread.  `student`: the source
+    of the model that measures a teacher and is saved.  Distillations begin without optimiser state.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class UnlikeTasks:
 
     @torch.no_grad()
     def answers(self, node: NodeId, model: Vector) -> Vector:
-        """See `DistillingTask`.  Raises TrainingError where one is not a number."""
+        """See `DistillingTask`.  Raises TrainingError if a prediction is not finite."""
         source = self._source(node)
         with self._lock:
             module = self._modules[source]
@@ -105,7 +105,7 @@ class UnlikeTasks:
         return frozen(logits)
 
     def distil(self, node: NodeId, rounds: Sequence[int], model: Vector, logits: Vector) -> Vector:
-        """See `DistillingTask`.  Raises TrainingError where it diverges."""
+        """See `DistillingTask`.  Raises TrainingError if it diverges."""
         pupil = self._pupils[self._source(node)]
         with self._lock:
             self._teacher = replace(self._teacher, y=logits.reshape(self._teacher.y.shape))
@@ -132,7 +132,7 @@ class UnlikeTasks:
         return [found[place] for place in range(len(jobs))]
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return metrics of models of the student's kind."""
+        """Return metrics of models with the student's architecture."""
         return self._tasks[self._student].evaluate(vectors)
 
     def test_own(self, node: NodeId, round: int, vector: Vector) -> Mapping[str, float]:
@@ -146,11 +146,11 @@ class UnlikeTasks:
         self._task(node).load_state(node, state)
 
     def likeness(self) -> Likeness:
-        """See `ComparableTask`: of the student."""
+        """See `ComparableTask`; of the student."""
         return self._tasks[self._student].likeness()
 
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
-        """See `UsableTask`; without a node of the student."""
+        """See `UsableTask`; without a node the student."""
         return self._task(STUDENT if node is None else node).whole_model(vector, node)
 
     def report_to(self, write: Callable[[Report], None]) -> None:
@@ -160,4 +160,4 @@ class UnlikeTasks:
 
 
 AS_NUMBERS: Mapping[str, Any] = {"kind": REGRESSION, "classes": 0, "class_names": (), "groups": None, "own_test": None}
-"""What a set of classified examples loses where its labels are logits."""
+"""Replaced fields of classified examples whose labels become logits."""

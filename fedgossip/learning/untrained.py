@@ -1,6 +1,6 @@
 """The task of a dry run: its layout, without torch and weights.
 
-`architectures` gives named models' sizes; where settings, a device or a user's code must be tried, `untrained` gives
+`architectures` gives named models' sizes; if settings, a device or a user's code must be tried, `untrained` returns
 None.
 """
 
@@ -26,7 +26,7 @@ from fedgossip.learning.settings import TrainSettings
 
 
 class Untrained:
-    """A LocalTask with the layout of a model, whose every node begins with zeros, and which trains nothing."""
+    """A LocalTask with the layout of a model; every node begins with zeros, and nothing is trained."""
 
     def __init__(self, layout: Layout, settings: TrainSettings) -> None:
         self.layout, self.settings = layout, settings
@@ -52,7 +52,7 @@ class Untrained:
         return self._zeros
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """See `GradientTask`; of no jobs alone."""
+        """See `GradientTask`; only for no jobs."""
         check_gradients(self.layout, self.settings)
         return [] if not jobs else _nothing()
 
@@ -77,7 +77,7 @@ def untrained(
     *,
     private: bool,
 ) -> Untrained | None:
-    """Return the task of these examples for a dry run; None where torch is needed.
+    """Return the task of these examples for a dry run; None if torch is needed.
 
     `private`: whether each record is hidden, which torch must try unless all layers are linear.  Raises ConfigError as
     TorchTask.
@@ -97,14 +97,14 @@ def untrained(
 
 
 def layout_of_answers(common: Dataset, test: Dataset) -> Layout:
-    """Return the layout of logits [examples * classes]: of other examples, or another order of classes, another one."""
+    """Return the layout of logits [examples * classes]; it differs for other examples or another order of classes."""
     about = f"{common.digest()} {test.classes} {test.class_names}"
     name = f"logits.{hashlib.sha256(about.encode()).hexdigest()[:16]}"
     return Layout.of([(name, (len(common), test.classes))], [])
 
 
 def check_gradients(layout: Layout, settings: TrainSettings) -> None:
-    """Raise ConfigError for settings under which a gradient would leave something of the model out."""
+    """Raise ConfigError for settings with which a gradient would omit parts of the model."""
     if layout.parameters < layout.length:
         advice = "Take a method that sends updates, or a model without running statistics."
         raise ConfigError("the model's running statistics are averaged, and have no gradient", advice)

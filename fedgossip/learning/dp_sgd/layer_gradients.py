@@ -4,7 +4,7 @@
                                squared length |e_i|^2 (|a_i|^2 + 1)  with a bias, whose gradient is e_i
                                sum of c_i e_i a_i' = (c e)' a        one product
     Linear, an example often   sum_t e_it a_it'
-    Conv2d                     the same, t a place of the picture, a_it its input window, channels innermost
+    Conv2d                     the same, t a position in the image, a_it its input window, channels innermost
     GroupNorm, LayerNorm       sum_t e_it times the normalised a_it
     Embedding                  e_it added to the row of character t
 
@@ -12,7 +12,7 @@ Sources: Goodfellow, Efficient per-example gradient computations, 2015 (the leng
 Large language models can be strong differentially private learners, ICLR 2022 (sums without the gradients); Rochette,
 Manoel and Tramel, Efficient per-example gradient computations in convolutional neural networks, 2019.
 
-One pass of a batch gives all: it keeps each layer's input, and goes back to each layer's output and no further.
+One pass over a batch suffices: it stores each layer's input, and propagates gradients to the layers' outputs only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK = 4096
 """Number of squares per float32 sum: its error is below BLOCK * 2^-24 of the sum, in any order."""
 
 WINDOWS = 1 << 21
-"""Numbers of unfolded windows of pictures at a time: 8 MiB."""
+"""Number of elements of unfolded image windows processed at a time: 8 MiB."""
 
 ROWS = 16
 """Number of gradients computed in float64 at a time."""
@@ -47,7 +47,7 @@ LONGEST = 2.0**50
 overflows."""
 
 PART = 1 << 16
-"""Numbers of a sum at a time: 512 KiB, which stay in a second-level cache until they are used."""
+"""Number of elements of a sum processed at a time: 512 KiB, which stay in a second-level cache until they are used."""
 
 
 class LayerGradients(Protocol):
@@ -55,24 +55,24 @@ class LayerGradients(Protocol):
 
     @property
     def elements(self) -> int:
-        """Return how many numbers are stored per example for its gradient."""
+        """Return the number of stored elements per example's gradient."""
 
     def squares(self) -> Tensor:
-        """Return the squared lengths [b], float64: at most 2^-12 of them too small, inf where float32 has no number."""
+        """Return the squared lengths [b], float64: at most 2^-12 too small, inf on float32 overflow."""
 
     def without(self, bad: Tensor) -> LayerGradients:
         """Return these gradients with zeros for the marked examples [b]."""
 
     def sums(self, weights: Tensor) -> Iterator[Tensor]:
-        """Yield the sum of the gradients, each times its weight [b], parameter after parameter, float64, flat; a large
-        one in the parts of `parts`, each to be used before the next.
+        """Yield the sum of the gradients, each times its weight [b], parameter after parameter, float64, flat.  A large
+        sum is yielded in the parts of `parts`; use each part before requesting the next.
         """
 
     def single_sums(self, weights: Tensor, into: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Write the result of `sums` into a float32 tensor of each parameter, and yield their parts, flat, as it does.
+        """Write the result of `sums` into a float32 tensor of each parameter, and yield their parts, flat, in the same
+        order.
 
-        An element is off by at most b / (2^24 - b) of its terms' sum of magnitudes, and by 2^-70 where they leave
-        float32.
+        An element's error is at most b / (2^24 - b) of its terms' sum of magnitudes, and 2^-70 outside float32's range.
         """
 
     def each(self) -> list[Tensor]:
@@ -80,7 +80,9 @@ class LayerGradients(Protocol):
 
 
 class Factors(NamedTuple):
-    """Of a linear layer that sees an example once: e [b, outputs] and a [b, inputs], float32; whether it has a bias."""
+    """Factors of a linear layer that processes each example once: e [b, outputs] and a [b, inputs], float32; whether it
+    has a bias.
+    """
 
     errors: Tensor
     inputs: Tensor
@@ -91,8 +93,8 @@ class Factors(NamedTuple):
         return 0
 
     def squares(self) -> Tensor:
-        """As `LayerGradients.squares`; without a bias inf too where a factor is longer than LONGEST, as it may exceed
-        the gradient.
+        """As `LayerGradients.squares`; without a bias also inf if a factor is longer than LONGEST, as it may exceed the
+        gradient.
         """
         e, a = (torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in (self.errors, self.inputs))
         if self.bias:
@@ -128,11 +130,11 @@ class Factors(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """The gradients themselves, float32 [b, ...] per parameter in the order in which they lie in memory."""
+    """The gradients themselves, float32 [b, ...] per parameter, in memory order."""
 
     laid: Sequence[Tensor]
     orders: Sequence[Sequence[int] | None]
-    """Order of the axes behind the first, where a parameter has another one."""
+    """Order of the axes after the first, for parameters with another memory order."""
 
     @property
     def elements(self) -> int:
@@ -163,7 +165,7 @@ class Apart(NamedTuple):
 
 
 def parts(whole: Tensor) -> Iterator[Tensor]:
-    """Yield a contiguous tensor, flat, in parts of whole lines: about PART numbers, or a line."""
+    """Yield a contiguous tensor, flat, in parts of whole lines: about PART elements, or one line."""
     whole = whole if whole.dim() else whole.view(1)
     lines = lines_of_part(whole.shape)
     yield from (part.view(-1) for part in whole.split(lines))  # type: ignore[no-untyped-call]
@@ -199,7 +201,7 @@ def is_known(layer: nn.Module) -> bool:
 
 
 def gradients_of(layer: nn.Module, taken: Tensor, errors: Tensor) -> LayerGradients:
-    """Return the gradients of a known layer's parameters, the weight's and then the bias's; b examples, b first."""
+    """Return the gradients of a known layer's parameters, weight before bias; axis 0 is the b examples."""
     return FORMULAS[type(layer)](layer, taken, errors)
 
 
@@ -269,7 +271,7 @@ FORMULAS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradients]]
 
 
 class Call(NamedTuple):
-    """A call of a layer: its place among the layers, its input, and the edge that gives the gradient by its output."""
+    """A call of a layer: the layer's index, its input, and the graph edge of the gradient at its output."""
 
     place: int
     taken: torch.Tensor
@@ -365,7 +367,7 @@ class Layered:
 
 def known_layers(module: nn.Module) -> list[nn.Module] | None:
     """Return the trained layers of a module, in its parameters' order; None unless each trained parameter belongs to a
-    layer with a formula, of which all are trained.
+    fully trained layer with a formula.
     """
     layers = [part for part in module.modules() if any(p.requires_grad for p in part.parameters(recurse=False))]
     theirs = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
@@ -375,7 +377,7 @@ def known_layers(module: nn.Module) -> list[nn.Module] | None:
 
 
 def _innermost(images: torch.Tensor) -> torch.Tensor:
-    """Lay pictures on a CPU out as [b, h, w, c]; with one channel torch needs explicit strides."""
+    """Store images on a CPU as [b, h, w, c]; with one channel torch needs explicit strides."""
     if images.device.type != "cpu" or images.dim() != 4:
         return images
     if images.shape[1] == 1 and not images.requires_grad and images.is_contiguous():

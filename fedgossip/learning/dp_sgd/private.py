@@ -1,7 +1,7 @@
 """Local training that hides each example: DP-SGD, in the loop of `module_engine`, with other batches and gradients.
 
-    step    B  <-  each of the node's m examples with probability q = min(1, batch_size / m), on its own
-            g_i  <-  gradient of example i of B        cut to `clip` where it is longer
+    step    B  <-  each of the node's m examples with probability q = min(1, batch_size / m), independently
+            g_i  <-  gradient of example i of B        clipped to length `clip`
             gradient  <-  (sum g_i + noise) / (q m)    noise: Gaussian, deviation `noise` * clip, on every element
 
 Post-processing is free: momentum, weight decay, FedProx's pull and SCAFFOLD's c - c_i use the examples only through
@@ -9,10 +9,10 @@ noisy gradients.  A batch may be empty: that step is noise.  The divisor is q m,
 it.  Buffers (running statistics) stay unchanged: they would be released without noise.  The loss is not private and is
 not reported.
 
-Sums and noise are whole units of clip / UNITS (`secure.noise`), as last bits of floating point have broken such noise:
-Mironov, CCS 2012; Casacuberta et al., CCS 2022.  With known layers (`layer_gradients`) sums are rounded, not gradients
-(`cut` states the deduction from the clip); else each g_i is rounded towards zero.  Either way an example counts at most
-`clip`.
+Sums and noise are whole units of clip / UNITS (`secure.noise`), because the last bits of floating point have broken
+such noise: Mironov, CCS 2012; Casacuberta et al., CCS 2022.  With known layers (`layer_gradients`) sums are rounded,
+not gradients (`cut` states the deduction from the clip); else each g_i is rounded towards zero.  In both cases an
+example counts at most `clip`.
 
 The account of one job: `steps` releases of noise multiplier `noise` at rate q (`privacy.accounting`), with m public.  A
 repeated job is another release.
@@ -43,21 +43,23 @@ from fedgossip.learning.one_model.optimizers import square_root
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.secure.noise import SINGLE_MOST, DiscreteGaussian
 
-# Whether float32 matrix products have float32 rounding: settings may silently use shorter numbers.
+# Whether float32 matrix products round as float32: settings may silently allow shorter numbers.
 #
-# Then each element is off by at most n / (2^24 - n) of the sum of its n products' magnitudes, whatever their order
-# (Higham, Accuracy and stability of numerical algorithms, 2002, section 3.1), which `private` relies on.
+# If so, each element's error is at most n / (2^24 - n) of the sum of its n products' magnitudes, in any order (Higham,
+# Accuracy and stability of numerical algorithms, 2002, section 3.1).  `private` relies on this.
 
 
 ROWS, WIDTH = 128, 192
 """Size of the matrices in the test product."""
 
 UNSET = ("none", "ieee")
-"""Values of torch's settings for a backend that request no shorter numbers."""
+"""Values of torch's backend settings that do not allow shorter numbers."""
 
 
 def are_float32(device: torch.device) -> bool:
-    """Return whether a device is known to: CPUs on which a product of random matrices is that near to float64's."""
+    """Return whether a device's products are known to round as float32: CPUs with a random product that close to
+    float64's.
+    """
     return device.type == "cpu" and _nothing_shorter() and _as_near()
 
 
@@ -73,7 +75,7 @@ def _nothing_shorter() -> bool:
 
 @lru_cache(maxsize=1)
 def _as_near() -> bool:
-    """Return whether products are exact enough: bfloat16 is off by 2^-9, TF32 by 2^-12."""
+    """Return whether products are exact enough: bfloat16 errs by 2^-9, TF32 by 2^-12."""
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(ROWS, WIDTH, generator=drawn) for _ in range(2))
     off = (torch.mm(a.T, b).double() - torch.mm(a.double().T, b.double())).abs()
@@ -88,26 +90,27 @@ EXACT = 16
 """Number of gradients of at most UNITS each with an exact float32 sum: 2^24 in all."""
 
 MARGIN = 2.0**-12
-"""Share by which gradients are cut below the clip: a length may be 2^-13 too short and a product 2^-24 too long."""
+"""Share by which gradients are clipped below the clip: a length may be 2^-13 too short and a product 2^-24 too long."""
 
 SINGLE_ROWS = 128
 """Maximum number of examples in a float32 sum."""
 
 LAYERED_MARGIN = MARGIN + 2 * SINGLE_ROWS**2 * 2.0**-24
-"""The same where sums are rounded, 0.22 %: see `cut`.  It does not depend on the number of examples."""
+"""The same if sums are rounded, 0.22 %: see `cut`.  It does not depend on the number of examples."""
 
 LAYERED_MOST = 1 << 16
-"""Maximum number of gradients added up before rounding; with average batches above half of it, each is rounded."""
+"""Maximum number of gradients summed before rounding; with average batches above half of it, each gradient is rounded.
+"""
 
 LAYERED_ROWS = 1 << 12
 """Maximum number of examples in one pass."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""Per-example gradient numbers at a time: 16 MiB."""
+"""Number of per-example gradient elements processed at a time: 16 MiB."""
 
 
 class PrivateGradients:
-    """Fills the gradients of a module's parameters as above; one job at a time, after `begin`."""
+    """Fills the gradients of a module's parameters as in the module's docstring; one job at a time, after `begin`."""
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class PrivateGradients:
         self._expected = 1.0
 
     def check(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Raise ConfigError for a model without support for this training; `x`, `y`: some of its examples."""
+        """Raise ConfigError for a model that does not support this training; `x`, `y`: some of its examples."""
         if models.has_terms(self._module):
             text = "exits or experts in a model where single records are private: its loss has other terms than theirs"
             raise ConfigError(text, 'Leave exit= or experts= out of model.source, or set privacy.unit = "client".')
@@ -147,9 +150,9 @@ class PrivateGradients:
 
     @torch.no_grad()
     def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter.
+        """Write the noisy gradient of these examples, none to all, to the .grad of each trained parameter.
 
-        Sums and noise are exact in their types, so a gradient is a function of their sum and does not disclose the
+        Sums and noise are exact in their types.  The gradient depends only on their sum, and does not disclose the
         types, which depend on the batch's size.
         """
         noise, scale, start = self._noise_drawn(), self._unit / self._expected, 0
@@ -162,7 +165,7 @@ class PrivateGradients:
             torch.mul(found.float(), scale, out=gradient)  # rounded once, in either type
 
     def _summed(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the sum of the cut gradients in parts, each with its gradient's part."""
+        """Yield the sum of the clipped gradients in parts, each with its gradient's part."""
         way = self._layers
         if way is None or not 0 < len(x) <= min(SINGLE_ROWS, self._rows(way.elements)) or not are_float32(x.device):
             yield from zip(self._clipped_sum(x, y), self._gradients(), strict=True)
@@ -177,7 +180,7 @@ class PrivateGradients:
             yield from parts(gradient_of(parameter))
 
     def _noise_drawn(self) -> torch.Tensor | None:
-        """Return a step's noise, whole units in float32 or float64, until the next call."""
+        """Return a step's noise, whole units in float32 or float64, valid until the next call."""
         if not self._privacy.noise:
             return None
         assert self._gaussian is not None, "a job begins with begin()"
@@ -191,7 +194,7 @@ class PrivateGradients:
         return noise.to(self._trained[0].device)
 
     def _clipped_sum(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the sum of the cut gradients in units, float64, flat; the caller rounds it."""
+        """Yield the sum of the clipped gradients in units, float64, flat; the caller rounds it."""
         way = self._layers
         rows = LAYERED_ROWS if way is not None else self._rows(self._elements)
         if way is not None and 0 < len(x) <= min(rows, self._rows(way.elements)):
@@ -217,8 +220,8 @@ class PrivateGradients:
 
     @property
     def _layers(self) -> Layered | None:
-        """Return the layered method, or None where a batch could exceed LAYERED_MOST: public facts decide, as both
-        methods round differently.
+        """Return the layered method, or None if a batch could exceed LAYERED_MOST.  Only public facts decide, because
+        the two methods round differently.
         """
         return self._way if isinstance(self._way, Layered) and 2 * self._expected <= LAYERED_MOST else None
 
@@ -249,13 +252,13 @@ class PrivateGradients:
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
-    """Return a parameter's .grad, which is there."""
+    """Return a parameter's .grad, which must exist."""
     assert parameter.grad is not None
     return parameter.grad
 
 
 def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> Iterator[torch.Tensor]:
-    """Yield the sum of gradients that are cut to less than `clip`, in units of it, not rounded, as `_clipped_sum`."""
+    """Yield the sum of gradients clipped below `clip`, in its units, unrounded, as `_clipped_sum`."""
     layers, weights = cut(layers, clip, elements)
     for one in layers:
         yield from one.sums(weights)
@@ -264,8 +267,8 @@ def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> It
 def cut(layers: Sequence[LayerGradients], clip: float, elements: int) -> tuple[Sequence[LayerGradients], torch.Tensor]:
     """Return gradients and their weights [b], float64, which limit their lengths to the clip, in units, less a margin.
 
-    One example moves the rounded sum by its cut gradient, by at most one unit in each of the `elements`, and by the
-    errors of the sums before and after it: of b examples in float32 b / (2^24 - b) of their lengths' sum, 2^-24
+    One example moves the rounded sum by its clipped gradient, by at most one unit in each of the `elements`, and by the
+    errors of the sums with and without it: of b examples in float32 b / (2^24 - b) of their lengths' sum, 2^-24
     SINGLE_ROWS^2 clips; in float64 2^-53 LAYERED_MOST^2.  The rest of MARGIN covers the rounding of a weighted factor,
     or of a float64 sum to float32.
     """
@@ -280,10 +283,10 @@ def cut(layers: Sequence[LayerGradients], clip: float, elements: int) -> tuple[S
 
 @torch.no_grad()
 def add_clipped(sums: Sequence[torch.Tensor], apart: Sequence[torch.Tensor], clip: float) -> None:
-    """Add gradients [b, *shape] to the sums, each cut to `clip`, in whole units of it; `apart` is used up."""
+    """Add gradients [b, *shape] to the sums, each clipped to `clip`, in whole units of it; `apart` is overwritten."""
     norms = lengths(apart)
     if not bool(norms.isfinite().all()):
-        # an example counts at most the clip, whatever its content: a gradient that is not finite counts as zero
+        # an example counts at most the clip, regardless of its content: a gradient that is not finite counts as zero
         apart = [torch.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in apart]
         norms = lengths(apart)
     factor = (UNITS * (1 - MARGIN) / norms.clamp(min=clip)).float()
@@ -294,16 +297,16 @@ def add_clipped(sums: Sequence[torch.Tensor], apart: Sequence[torch.Tensor], cli
 
 
 def lengths(apart: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norms [b] of gradients [b, *shape] in all parameters; inf where a square is too large."""
+    """Return the L2 norms [b] of gradients [b, *shape] over all parameters; inf if a square overflows."""
     return square_root(torch.stack([squares(one.reshape(len(one), -1)) for one in apart]).sum(0))
 
 
-# The gradient of each example alone, for a whole batch at once: by formulas where they cover all layers
-# (`layer_gradients`), else by opacus's hooks on every layer, or one after another.
+# The separate gradient of each example, for a whole batch at once: by formulas if they cover all layers
+# (`layer_gradients`), else by opacus's hooks on every layer, or example by example.
 #
-# An example's result must not depend on the others of its batch, or its gradient is not its own: BatchNorm is refused
-# by name, and any other mixing by comparing two examples together and alone.  The gradients themselves are checked
-# too: they add up to that of the batch, and equal those of each example alone.
+# An example's result must not depend on the others of its batch, or its gradient would include theirs.  BatchNorm is
+# refused by name, and any other mixing by comparing two examples together and separately.  The gradients are checked
+# too: they must add up to the batch's gradient, and equal those of each example alone.
 #
 # Source: Yousefpour et al., Opacus: user-friendly differential privacy library in PyTorch, 2021.
 
@@ -319,13 +322,15 @@ class PerExample(Protocol):
     criterion: Criterion
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        """Return [b, *shape] per trained parameter, in their order, of b >= 1 examples; the module is in training."""
+        """Return [b, *shape] per trained parameter, in their order, for b >= 1 examples; the module is in training
+        mode.
+        """
 
 
 def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExample:
-    """Return the method that the module's layers allow, for a loss; cross-entropy by default.
+    """Return a method for the module's layers and a loss; cross-entropy by default.
 
-    Raises ConfigError: BatchNorm, or opacus is not installed.
+    Raises ConfigError for BatchNorm, and if opacus is needed and not installed.
     """
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -342,7 +347,7 @@ def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExa
 
 
 class Hooked:
-    """By opacus: its formulas for known layers, functorch for others."""
+    """Uses opacus: its formulas for known layers, functorch for others."""
 
     def __init__(self, module: nn.Module, criterion: Criterion | None = None) -> None:
         self._trained, self.criterion = trained(module), criterion or Criterion(Objective())
@@ -380,7 +385,7 @@ class Hooked:
 
 
 class Alone:
-    """A forward and a backward pass for every example."""
+    """A separate forward and backward pass for every example."""
 
     def __init__(self, module: nn.Module, criterion: Criterion | None = None) -> None:
         self._module, self._trained = module, trained(module)
@@ -402,7 +407,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def check_apart(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Raise ConfigError where the model mixes examples, or their gradients do not add up; restores its buffers.
+    """Raise ConfigError if the model mixes examples, or their gradients do not add up; restores its buffers.
 
     `x`, `y`: two examples, or one.
     """
@@ -423,7 +428,7 @@ def check_apart(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Te
 
 
 def restore(module: nn.Module, kept: Sequence[torch.Tensor]) -> None:
-    """Put the module's buffers back."""
+    """Restore the module's buffers."""
     for buffer, before in zip(module.buffers(), kept, strict=True):
         buffer.copy_(before)
 

@@ -26,11 +26,13 @@ class RecordPrivacy:
     noise: float
     """z: the noise's deviation over the clip, 1e-3 to 256.  0 only clips, and hides nothing."""
     entropy: Entropy | None = field(default=None, repr=False)
-    """os.urandom in a real run.  None: batches and noise follow from (seed, node, round), repeatable and not
+    """os.urandom in a real run.  None: batches and noise are functions of (seed, node, round), repeatable and not
     private.
     """
     test_noise: float = 0.0
-    """Deviation of the noise on a count of right answers, of one for each record; 0: no count is reported."""
+    """Deviation of the noise on the count of correct answers, which each record changes by one; 0: no count is
+    reported.
+    """
 
     def __post_init__(self) -> None:
         noisy = self.noise == 0 or NOISE_LEAST <= self.noise <= NOISE_MOST
@@ -61,7 +63,7 @@ class PoissonBatches:
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
         """Return the batches of `node` in `round`; a step may have no example, or all.
 
-        Raises ConfigError for other `steps` than a round's account has.
+        Raises ConfigError if `steps` differs from the steps of a round's account.
         """
         share = self._shares[node]
         counted = private_steps(self._settings, len(share))
@@ -72,7 +74,7 @@ class PoissonBatches:
         rate = private_rate(self._settings, len(share))
         drawn = []
         for _ in range(counted):
-            # 64 bits each against the rate: the probability is off by at most 2^-52, relatively
+            # 64 bits each, compared with the rate: the probability's relative error is at most 2^-52
             chances = np.frombuffer(dice.update(bytes(8 * len(share))), "<u8")
             drawn.append(share if rate == 1 else share[chances < np.uint64(rate * 2.0**64)])
         counts = np.array([len(one) for one in drawn])
@@ -88,7 +90,7 @@ def private_rate(settings: TrainSettings, examples: int) -> float:
 
 
 def private_steps(settings: TrainSettings, examples: int) -> int:
-    """Return the steps of a round: local_steps, or those of as many passes over the examples."""
+    """Return the steps of a round: local_steps, or the number of steps of local_epochs passes over the examples."""
     if settings.local_steps is not None:
         return settings.local_steps
     assert settings.local_epochs is not None
@@ -96,7 +98,7 @@ def private_steps(settings: TrainSettings, examples: int) -> int:
 
 
 def check_private(settings: TrainSettings) -> None:
-    """Raise ConfigError for settings without per-example gradients."""
+    """Raise ConfigError for settings that do not support per-example gradients."""
     usual_ones = {"processes": 1, "parallel": "ddp", "precision": "float32", "compile": False, "accumulate": 1}
     for name, usual in usual_ones.items():
         if getattr(settings, name) != usual:

@@ -1,9 +1,9 @@
-"""Linear models with a convex loss and lam/2 |w|^2, with a certified distance to the optimum; numpy alone.
+"""Linear models with a convex loss and lam/2 |w|^2, with a certified distance to the optimum; only numpy.
 
-Of the lasso it is lam (|w|_1 + smooth/2 |w|^2), the elastic net with little of the second.
+The lasso's regulariser is lam (|w|_1 + smooth/2 |w|^2), an elastic net with a small square term.
 
     x          the columns of the source and a 1, whose weight is the intercept: it is regularised like the others
-    vector     [columns + 1 + 4], float64: weights, intercept; and the numbers of `cocoa`, 0 for every other algorithm
+    vector     [columns + 1 + 4], float64: weights, intercept; and four numbers for `cocoa`, 0 for other algorithms
     cocoa      coordinate steps on the dual variables of the job (`extra`); else mini-batch SGD
 
 The loss of a job is the client's part of P, lam/2 |w|^2 included, so the mean over all is P.  Losses of a margin m = x
@@ -14,7 +14,7 @@ w:
     logistic   log(1 + exp(-y m))   b log b + (1 - b) log(1 - b),  b = y a          0 <= y a <= 1
     squares    (m - y)^2 / 2        a^2 / 2 - a y                                   any
 
-A coordinate step makes  -loss*(-(a + t)) - m t - q t^2 / 2  largest in t, with q the curvature of the rest.
+A coordinate step maximises  -loss*(-(a + t)) - m t - q t^2 / 2  over t, with q the curvature of the rest.
 
 Source: Shalev-Shwartz and Zhang, Stochastic dual coordinate ascent methods for regularized loss minimization, JMLR 14
 (2013), section 6.
@@ -42,7 +42,7 @@ from fedgossip.learning.settings import TrainSettings
 
 
 class ConvexTask:
-    """A GradientTask.  `shares`: places in `train` by node; `whole`: whether they are of all nodes.
+    """A GradientTask.  `shares`: indices into `train` by node; `whole`: whether `shares` covers all nodes.
 
     Raises ConfigError for labels that do not match the loss, and for a node without examples.
     """
@@ -98,7 +98,9 @@ class ConvexTask:
         return [self._mean_gradient(job) for job in jobs]
 
     def _ascent(self, job: Job) -> Update:
-        """Return the client's part of a round of CoCoA; without dual variables it counts its examples."""
+        """Return the client's part of a round of CoCoA; a client without dual variables sends its number of
+        examples.
+        """
         assert job.terms is not None
         (sigma, passes), *memory = job.terms.extra
         share, w = self._shares[job.node], job.vector[:-CERTIFICATE]
@@ -123,7 +125,7 @@ class ConvexTask:
     def _climbed(
         self, order: Sequence[int], share: Indices, a: Floats, w: Floats, sigma: float, scale: float
     ) -> Floats:
-        """Return a after a coordinate step for each place of `order`, at w + sigma' times its change."""
+        """Return a after a coordinate step for each index in `order`, at w + sigma' times its change."""
         after, seen = a.copy(), np.array(w)
         x, y, square, ascend = self._x[share], self._y[share].tolist(), self._square[share].tolist(), self.loss.ascend
         for i in order:
@@ -177,7 +179,7 @@ class ConvexTask:
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return "loss", "accuracy" or "rmse" on the test set, and "gap": with cocoa of the model at the start of its
-        last round; else of this one, where all examples are here.
+        last round; else of this model, if all examples are local.
         """
         return [self._measured(vector) for vector in vectors]
 
@@ -199,19 +201,19 @@ class ConvexTask:
         return float(self.loss.value(_margins(self._x, w), self._y).mean()) + self._penalty(w)
 
     def gap(self, w: Floats) -> float:
-        """Return P(w) - D(a) for the a that the slopes at w give: an upper bound of P(w) - P(best), for every w."""
+        """Return P(w) - D(a) for the a given by the slopes at w: an upper bound of P(w) - P(best), for every w."""
         a = -self.loss.slope(_margins(self._x, w), self._y)
         v = shrunk(np.add.reduce(a[:, None] * self._x, axis=0) / (self.lam * len(a)), self.l1 / self.lam)
         return self.objective(w) + float(self.loss.conjugate(a, self._y).mean()) + self._decay(v)
 
 
 def _margins(x: Floats, w: Floats) -> Floats:
-    """Return x w row by row: bits independent of threads and of other rows."""
+    """Return x w row by row: the bits do not depend on threads or other rows."""
     return np.asarray(np.add.reduce(x * w, axis=1))
 
 
 def _order(drawn: np.random.Generator, m: int, steps: int) -> Sequence[int]:
-    """Return the examples of so many steps, pass by pass, each in a new order."""
+    """Return the examples of `steps` steps, pass by pass, each pass in a new order."""
     passes = [drawn.permutation(m) for _ in range(-(-steps // m))]
     order: list[int] = np.concatenate(passes)[:steps].tolist()
     return order
@@ -300,12 +302,12 @@ def _entropy(b: Floats) -> Floats:
 
 
 def _softplus(t: Floats) -> Floats:
-    """Return log(1 + exp(t)) by the C library: numpy's vectors round otherwise on other processors."""
+    """Return log(1 + exp(t)) by the C library: numpy's vector code rounds differently on other processors."""
     return np.array([max(one, 0.0) + math.log1p(math.exp(-abs(one))) for one in t.tolist()])
 
 
 LASSO = "lasso"
-"""Squares, with |w|_1 beside."""
+"""The squared loss with |w|_1 added."""
 
 LOSSES: dict[str, DualLoss] = {
     "hinge": DualLoss(

@@ -1,8 +1,8 @@
-"""Logistic regression on examples with a few of very many features, as in clicks and words; numpy alone.
+"""Logistic regression on examples with few nonzero among very many features, as in clicks and words; only numpy.
 
-    features   known by rank, rank k about as often as 1 / k; an example has so many of them, each with 1 / sqrt(many)
-    labels     1 with probability sigmoid(w* . x), where a quarter of w* are not 0
-    model      a table [features, 1], 0 at first, at servers (`SparseLogistic`) or as a whole vector at each participant
+    features   known by rank, rank k about as often as 1 / k; an example has a fixed number, each with 1 / sqrt(number)
+    labels     1 with probability sigmoid(w* . x), with a quarter of w* nonzero
+    model      a table [features, 1], initially 0, at servers (`SparseLogistic`) or as a whole vector per participant
     step       w[keys] <- w[keys] - rate * gradient, keys the rows of the batch
     processes  1: steps here; P, parallel = "hogwild": `processes/table_worker`, on one line of shared memory
 
@@ -36,12 +36,12 @@ WHOLE_MAX = 20_000_000
 """Maximum number of elements of a table that each participant stores whole: 80 MB."""
 
 PROGRAM = "fedgossip.learning.processes.table_worker"
-"""Each of the processes that step on one table."""
+"""The program of each process that steps on the shared table."""
 
 TESTED = 256
 """Number of test examples of the run."""
 SPREAD = 2_654_435_761
-"""A prime: rank times it, modulo the features, distributes common ones over all servers."""
+"""A prime: rank times it, modulo the features, distributes common features over all servers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,7 @@ class SparseExamples:
     labels: npt.NDArray[np.float64]
 
     def of(self, first: int, stop: int) -> SparseExamples:
-        """Return some of the examples, views."""
+        """Return some of the examples, as views."""
         begin, end = self.starts[first], self.starts[stop]
         return SparseExamples(self.starts[first : stop + 1] - begin, self.columns[begin:end], self.labels[first:stop])
 
@@ -86,7 +86,7 @@ class SparseLogistic:
         self.schema = hashlib.sha256(about.encode()).hexdigest()[:16]
 
     def _drawn(self, purpose: str, node: NodeId, count: int) -> SparseExamples:
-        """Draw examples by exact arithmetic: the same on all processors."""
+        """Draw examples by exact arithmetic: identical on all processors."""
         drawn, features = stream(self.seed, purpose, node), self.table.rows
         octaves = drawn.integers(0, features.bit_length(), (count, self.nonzeros))
         ranks = np.floor(np.ldexp(1 + drawn.random((count, self.nonzeros)), octaves)).astype(np.int64) - 1
@@ -107,7 +107,7 @@ class SparseLogistic:
         return self._held[node]
 
     def _batch(self, node: NodeId, round: int, batches: int) -> list[SparseExamples]:
-        """Return the batches of a job; a pass ends with the last whole one."""
+        """Return the batches of a job; a pass ends with its last whole batch."""
         whole, size = self.examples // self.batch_size, self.batch_size
         places = [(round * batches + turn) % whole for turn in range(batches)]
         return [self.held(node).of(place * size, (place + 1) * size) for place in places]
@@ -156,7 +156,7 @@ class SparseLogistic:
 
 
 def chance(margin: float) -> float:
-    """Return the sigmoid by the C library, one by one: numpy's own vectors round otherwise on other processors."""
+    """Return the sigmoid by the C library, one by one: numpy's vector code rounds differently on other processors."""
     return 1 / (1 + math.exp(-margin)) if margin > -700 else 0.0
 
 
@@ -165,14 +165,14 @@ def _sigmoid(margins: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def mean_loss(margins: npt.NDArray[np.float64], labels: npt.NDArray[np.float64]) -> float:
-    """Return the mean of log(1 + exp(-m)) where the label is 1, log(1 + exp(m)) where it is 0."""
+    """Return the mean of log(1 + exp(-m)) for label 1, log(1 + exp(m)) for label 0."""
     signed = np.where(labels > 0, -margins, margins).tolist()
     return math.fsum(max(one, 0.0) + math.log1p(math.exp(-abs(one))) for one in signed) / len(signed)
 
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """A batch by its rows: `keys` of the table, `at` the place of each column entry among them."""
+    """A batch by its rows: `keys` of the table, `at` the index in `keys` of each column entry."""
 
     keys: Keys
     at: npt.NDArray[np.intp]
@@ -180,7 +180,7 @@ class RowBatch:
 
 
 class SparseBatches:
-    """The batches of nodes, computed on the first request, and kept: each repeats in every pass."""
+    """The batches of nodes, computed on the first request and cached: each repeats in every pass."""
 
     def __init__(self, problem: SparseLogistic, settings: TrainSettings) -> None:
         self.problem, self._made = problem, dict[tuple[NodeId, int], RowBatch]()
@@ -189,12 +189,12 @@ class SparseBatches:
         self.steps = settings.local_steps or passes
 
     def of(self, node: NodeId, round: int, rank: int = 0, size: int = 1) -> Iterator[RowBatch]:
-        """Yield the batches of a job in order; for one of `size` processes every size-th, from `rank` on."""
+        """Yield the batches of a job in order; for one of `size` processes every size-th, starting at `rank`."""
         for turn in range(rank, self.steps, size):
             yield self.at(node, (round * self.steps + turn) % self.whole)
 
     def at(self, node: NodeId, place: int) -> RowBatch:
-        """Return the batch at a place of the node's examples."""
+        """Return the batch at a position in the node's examples."""
         if (node, place) not in self._made:
             wide = self.problem.batch_size
             examples = self.problem.held(node).of(place * wide, (place + 1) * wide)
@@ -204,7 +204,9 @@ class SparseBatches:
 
 
 def step_on(line: npt.NDArray[np.float32], batch: RowBatch, value: float, rate: float) -> float:
-    """Step on the batch's rows of the line, in place, and return its loss before; all features have this value."""
+    """Step on the batch's rows of the line, in place, and return the loss before the step; all features have this
+    value.
+    """
     loss, gradient = slope(line[batch.keys], batch, value)
     line[batch.keys] -= (rate * gradient).astype(np.float32)
     return loss
@@ -221,13 +223,15 @@ def slope(weights: Vector, batch: RowBatch, value: float) -> tuple[float, npt.ND
 
 
 class TableSteps(Protocol):
-    """Takes the steps of a job on the given vector; returns the vector after them."""
+    """Takes the steps of a job on the given vector; returns the resulting vector."""
 
     def __call__(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]: ...
 
 
 def stepped_table(job: Job, rate: float, steps: TableSteps, count: int, examples: int) -> Update:
-    """Return the update of a job by `count` steps on the whole table.  Raises TrainingError for a loss not finite."""
+    """Return the update of a job by `count` steps on the whole table.  Raises TrainingError for a loss that is not
+    finite.
+    """
     without_terms(job)
     after, race = steps(job, rate)
     if not math.isfinite(race.loss) or not np.isfinite(after).all():
@@ -307,14 +311,14 @@ class HogwildSteps:
         length: int,
         given: Callable[[Job], Mapping[str, npt.NDArray[Any]]] = lambda _: {},
     ) -> None:
-        """`given`: arrays that the processes need of a job, beside the line [length]."""
+        """`given`: returns arrays that the processes need for a job, in addition to the line [length]."""
         self.standing, self._given = StandingGroup(setup, examples, PROGRAM), given
         self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {LINE: ("float32", (length,))}
         if setup.train.count_lost:
             self._shapes[COUNTER] = ("int32", (length,))
 
     def __call__(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]:
-        """Write the vector into shared memory, let all processes step on it, and return the result."""
+        """Write the vector to shared memory, let all processes step on it, and return the result."""
         with self.standing.working() as group:
             found = group.found.room(self._shapes)
             views: Mapping[str, npt.NDArray[Any]] = group.found.views(found)
@@ -348,7 +352,9 @@ def problem_of(source: str, seed: int) -> SparseLogistic:
 
 
 def check_steps(numbers: int, settings: TrainSettings, what: str) -> None:
-    """Raise ConfigError for a table too large to store whole, and for steps on more than the rows of a batch."""
+    """Raise ConfigError for a table too large to store whole, and for steps that affect more than the rows
+    of a batch.
+    """
     if numbers > WHOLE_MAX:
         text = f"{what}: every participant would hold the whole table, {numbers} numbers, and {WHOLE_MAX} are the most"
         raise ConfigError(text, 'Lower it, or set parallel.method = "parameter-server", whose workers hold none.')

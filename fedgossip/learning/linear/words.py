@@ -1,9 +1,8 @@
-"""Training a table of embeddings and the linear layer behind it on the rows that a batch needs; see `word_tables`.
+"""Training of a table of embeddings and the linear layer after it, on the rows that a batch needs; see `word_tables`.
 
-The small model of a batch consists of its rows, its words numbered by their places among them: torch never sees the
-table.
+The small model of a batch consists of these rows, with its words renumbered: torch never sees the table.
 
-    task       a LocalTask of every kind of run but parameter servers, each participant with the whole table
+    task       a LocalTask for every kind of run but parameter servers, each participant with the whole table
     step       rows[keys] <- rows[keys] - rate * gradient; keys: the batch's words and the rows of the linear layer
     processes  1: steps here; P, parallel = "hogwild": `processes/table_worker`, on one line of shared memory
 """
@@ -37,7 +36,7 @@ from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 
 class WordsTask:
-    """A RowTask.  x: words of each example [m, k], numbers from 0 on; the watched rows are those of the test set."""
+    """A RowTask.  x: words of each example [m, k], numbered from 0; the watched rows are those of the test set."""
 
     dtype = np.dtype(np.float32)
 
@@ -110,7 +109,7 @@ class WordsTask:
 
 
 def keys_of(sizes: WordTable, words: npt.NDArray[np.int64]) -> Keys:
-    """Return the rows that a batch of bags of words needs: theirs, and those of the linear layer."""
+    """Return the rows that a batch of bags of words needs: the words' and the linear layer's."""
     return united(frozen_keys(np.unique(words)), sizes.head)
 
 
@@ -136,7 +135,9 @@ def slope_of(
 def step_on(
     rows: npt.NDArray[np.float32], sizes: WordTable, words: npt.NDArray[np.int64], labels: torch.Tensor, rate: float
 ) -> tuple[float, Keys]:
-    """Step on a batch's rows of a whole table [rows, width], in place; return its loss before, and their keys."""
+    """Step on a batch's rows of a whole table [rows, width], in place; return the loss before the step, and the rows'
+    keys.
+    """
     keys = keys_of(sizes, words)
     loss, gradient = slope_of(sizes, rows[keys].reshape(-1), keys, words, labels)
     rows[keys] -= np.float32(rate) * gradient.reshape(-1, sizes.width)
@@ -144,7 +145,7 @@ def step_on(
 
 
 def _words_of(data: Dataset, sizes: WordTable) -> npt.NDArray[np.int64]:
-    """Return the words of each example, [m, k].  Raises ConfigError for features that are none."""
+    """Return the words of each example, [m, k].  Raises ConfigError for features that are not word numbers."""
     if data.vocabulary is not None:
         text = f"{data.name}: its examples are text, and words:{sizes.words}-... takes rows of numbers"
         raise ConfigError(text, "Take chars:64 or gpt:2-64-4, models of characters.")

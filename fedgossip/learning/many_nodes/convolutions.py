@@ -1,21 +1,21 @@
-"""The convolutions of many nodes' stacks together: hand-written, and every large operation is one batched product.
+"""The convolutions of many nodes' stacks together: hand-written, with every large operation as one batched product.
 
-A place of an image is a row, its channels lie along it, and rows go by height, example, width: [h, b, w, channels].
-So a step down by one place is a step over b * w rows, and a kernel row i reads a slice of one matrix:
+A position in an image is a row of its channels; rows are ordered by height, example, width: [h, b, w, channels].  One
+position down is therefore b * w rows further, and a kernel row i reads a slice of one matrix:
 
-    lines       line[h, b, w] = the `kernel` places from w on, side by side: an image `kernel` times, not kernel^2
+    lines       line[h, b, w] = the `kernel` positions from w on, concatenated: an image `kernel` times, not kernel^2
     forward     z = sum_i lines[i:] W_i                   W_i [kernel * channels, outputs]: row i of the kernels
-    pooling     left or right, then top or bottom; the first of equals wins, as in torch; then the bias, then ReLU
-    backward    lines' error = sum_i e[-i:] W_i'          added up over the places that each line holds
+    pooling     left or right, then top or bottom; the first if equal, as in torch; then the bias, then ReLU
+    backward    lines' error = sum_i e[-i:] W_i'          summed over the positions in each line
     update      W_i += lines[i:]' e
 
 The convolution that reads the data has few channels, too narrow for such products.  There one row is a whole window of
-the pooling: the (kernel + 1)^2 places of its four results, times a matrix that holds the kernel four times, shifted.
-For 3x3 that is 16/9 of the operations, in products four times as wide, from a quarter of the memory.
+the pooling: the (kernel + 1)^2 positions of its four results, times a matrix that contains the kernel four times,
+shifted.  For 3x3 this takes 16/9 of the operations, in products four times as wide, from a quarter of the memory.
 
-A node's bits do not depend on its block (`stacked_engine`).  Sums over examples and places are products too; a row of
-zeros follows the row of ones, as a product with a side of length 1 would round otherwise.  Measured on one core with
-AVX-512: 110 to 130 GFLOP/s for all these products.
+A node's bits do not depend on its block (`stacked_engine`).  Sums over examples and positions are products too; a row
+of zeros follows the row of ones, as a product with a side of length 1 would round differently.  Measured on one core
+with AVX-512: 110 to 130 GFLOP/s for all these products.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _through_relu = torch.ops.aten.threshold_backward.grad_input  # one pass: the er
 
 
 def lined(length: int) -> int:
-    """Return a length filled up to a multiple of 16 floats: 64 bytes."""
+    """Return a length rounded up to a multiple of 16 floats: 64 bytes."""
     return math.ceil(length / 16) * 16
 
 
 def weight_rows(layers: Sequence[Convolution]) -> list[list[int]]:
-    """Return per convolution the rows of its weights, tensors [k, rows, outputs] of their own, to which products write
+    """Return per convolution the rows of its weights, separate tensors [k, rows, outputs], which products write
     fastest.
 
     The first convolution's kernels are whole, others a row each, channels innermost; then the bias and a row of zeros.
@@ -58,12 +58,14 @@ def weight_rows(layers: Sequence[Convolution]) -> list[list[int]]:
 
 
 def picture(layer: Convolution) -> tuple[int, int]:
-    """Return the height and width of the padded image of which the convolution reads every place."""
+    """Return the height and width of the part of the padded image that the convolution reads."""
     return 2 * layer.half_height + layer.kernel - 1, 2 * layer.half_width + layer.kernel - 1
 
 
 def signal_floats(layers: Sequence[Convolution], rows: int) -> int:
-    """Return the number of elements of a node's `rows` examples on their way through the convolutions and back."""
+    """Return the number of elements of a node's `rows` examples in the forward and backward pass of the
+    convolutions.
+    """
     found = 0
     for number, layer in enumerate(layers):
         best = layer.half_height * layer.half_width
@@ -81,7 +83,7 @@ class Pool:
     """Pooling, bias and ReLU between two layers; tensors [k, h, rows, w, channels], views into those of the layers."""
 
     def __init__(self, results: Pair, errors: Pair, halves: Tensor, down: Pair, best: Tensor, error: Tensor) -> None:
-        """`results`, `errors`: left and right of each pair, errors possibly in the results' place; `down`: above and
+        """`results`, `errors`: left and right of each pair, errors may share the results' memory; `down`: above and
         below in `halves`.
         """
         (self.left, self.right), (self.top, self.bottom), self.halves = results, down, halves
@@ -90,7 +92,7 @@ class Pool:
         self.best_rows, self.error_rows = best.flatten(1, 3), error.flatten(1, 3)
 
     def join(self, bias: Tensor, seen: tuple[int, int], signal: Tensor, risen: Tensor) -> None:
-        """Set the place of the bias [k, channels], the height and width that the next layer reads, its buffer, and the
+        """Set the buffer of the bias [k, channels], the height and width that the next layer reads, its buffer, and the
         source of the error.
         """
         height, width = seen
@@ -115,7 +117,7 @@ class Pool:
 class Windows:
     """The convolution that reads the data, for k nodes; all `tensors` are [k, ...].
 
-    Images come as four, the places of even and odd rows and columns: a window's places in each lie side by side.
+    Images are stored as four, of even and odd rows and columns: a window's positions in each are adjacent.
     """
 
     def __init__(self, layer: Convolution, rows: int, tensors: Sequence[Tensor]) -> None:
@@ -286,7 +288,7 @@ def _seen(layer: Convolution) -> tuple[int, int]:
 
 
 class Convolutions:
-    """All convolutions of k nodes' stacks, with `rows` examples each, in buffers made once."""
+    """All convolutions of k nodes' stacks, with `rows` examples each, in buffers allocated once."""
 
     def __init__(self, layers: Sequence[Convolution], parts: Sequence[Windows | Lines]) -> None:
         self.layers, self.parts = layers, parts
@@ -302,14 +304,14 @@ class Convolutions:
         )
 
     def narrow(self, k: int) -> Convolutions:
-        """Return the first k nodes: views."""
+        """Return the first k nodes, as views."""
         return Convolutions(
             self.layers, [type(part)(part.layer, part.rows, [t[:k] for t in part.tensors]) for part in self.parts]
         )
 
     def join(self, weights: Sequence[Tensor], signal: Tensor, error: Tensor) -> None:
-        """Use these weights; write the output to `signal` [k, rows, inputs] of the first linear layer; read its
-        `error`, of that shape.
+        """Use these weights; write the output to `signal` [k, rows, inputs] of the first linear layer; read its `error`
+        of the same shape.
         """
         for number, (part, own) in enumerate(zip(self.parts, self._by_layer(weights), strict=True)):
             part.take(own)
@@ -340,13 +342,13 @@ class Convolutions:
         return found
 
     def _flattened(self, signal: Tensor) -> Tensor:
-        """Return flat examples [k, rows, height * width * outputs] by height, row, width, output."""
+        """Return flat examples [k, rows, height * width * outputs] as a view by height, row, width, output."""
         outputs, height, width = self.layers[-1].gives
         return signal.view(*signal.shape[:2], height, width, outputs).transpose(1, 2)
 
 
 def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:
-    """Return float32 [m, channels, height, width] as the rows that `Windows.images` takes, padded."""
+    """Return float32 [m, channels, height, width] as padded rows for `Windows.images`."""
     height, width = picture(layer)
     padded = np.zeros((len(examples), layer.channels, height, width), np.float32)
     down, across = _seen(layer)
@@ -358,7 +360,7 @@ def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution with ReLU and 2x2 pooling behind it, and the shape of one example.
+    """A convolution with ReLU and 2x2 pooling after it, and the shape of one example.
 
     It maps [channels, height, width] to [outputs, half_height, half_width]; an odd last row or column is not computed.
     """
@@ -397,7 +399,7 @@ class Shape:
 
     @property
     def convolved(self) -> int:
-        """Number of elements of a vector that belong to convolutions; they are first."""
+        """Number of elements of a vector that belong to convolutions; they come first."""
         return sum(layer.outputs * (layer.inputs + 1) for layer in self.convolutions)
 
     @property
@@ -408,8 +410,8 @@ class Shape:
 def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape | None:
     """Return the shape of a module [Conv2d, ReLU, MaxPool2d(2)]* [Flatten] Linear (ReLU Linear)* that reads `example`s.
 
-    Convolutions are square, odd, of stride 1, zero-padded if at all; Unflatten may come first.  None for all else, and
-    for a hidden layer of one unit or channel, a layer without bias, or frozen or personal parameters.
+    Convolutions are square, odd, of stride 1, with zero padding or none; Unflatten may come first.  None for other
+    modules, a hidden layer of one unit or channel, a layer without bias, and frozen or personal parameters.
     """
     if type(module) is not nn.Sequential:
         return None
@@ -434,7 +436,7 @@ def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape
 
 
 def _convolution(layers: Sequence[nn.Module], given: tuple[int, ...]) -> Convolution | None:
-    """Return the effect of [Conv2d, ReLU, MaxPool2d] on an example of shape `given`, if supported."""
+    """Return [Conv2d, ReLU, MaxPool2d] as a `Convolution` for an example of shape `given`, if supported."""
     if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d] or len(given) != 3:
         return None
     conv, _, pool = layers

@@ -1,12 +1,12 @@
-"""Models of all nodes that stay on a device from round to round, in the layout that products read.
+"""Models of all nodes that stay on a device from round to round, in the memory layout of the products.
 
-    models    the start of a round; they stay unchanged until the round is mixed
-    trained   their copy, which local steps change; then x + (t - x), as sent by a peer
+    models    the start of a round; unchanged until the round is mixed
+    trained   their copy, changed by local steps; then x + (t - x), as sent by a peer
     mixing    of `trained` into `models`
 
 Both are stacks [n, ...] of a tensor per layer (`workspace`).  Results are rounded as on the host: a CPU gives a peer's
-bits.  Mixing has those of `vectors.ordered_mix`: a row is gathered, multiplied and added by three operations, never by
-a fused one.  After running out of memory a round restarts from `models` with half the block.
+bits.  Mixing gives the bits of `vectors.ordered_mix`: a row is gathered, multiplied and added by three operations,
+never by a fused one.  After running out of memory a round restarts from `models` with half the block.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fedgossip.learning.one_model.captured_steps import CapturedWork, Part, capt
 from fedgossip.learning.one_model.sharing import OutOfMemory
 
 ROUNDS_KEPT = 32
-"""Capacity in rounds for losses on the device; more than ever wait there."""
+"""Capacity of the buffer of losses on the device, in rounds; larger than the maximum number of unread rounds."""
 
 MOST_GRAPHS = 16
-"""Maximum number of mixings kept on the device, each with a captured round; further rounds capture training alone."""
+"""Maximum number of mixings stored on the device, each with a captured round; further rounds capture only training."""
 
 
 class StackEngine(Protocol):
@@ -81,7 +81,7 @@ class DeviceStack:
 
     @torch.no_grad()
     def load(self, models: Vector) -> None:
-        """Take models [n, d] from host memory."""
+        """Copy models [n, d] from host memory."""
         self._retried(lambda: self._load(models))
 
     def _load(self, models: Vector) -> None:
@@ -131,7 +131,7 @@ class DeviceStack:
         return Disagreement(after, before, spread, ROUNDINGS * float(np.finfo(np.float32).eps) * size)
 
     def mixing_of(self, phase: int | None, groups: RowGroups) -> DeviceMixing:
-        """Return the mixing of the rounds of a phase, kept where few phases repeat."""
+        """Return the mixing of the rounds of a phase, cached if few phases repeat."""
         if phase is not None and phase in self._mixings:
             return self._mixings[phase]
         made = DeviceMixing(groups, self.n, self.device)
@@ -158,7 +158,7 @@ class DeviceStack:
             self._lr = lr
 
     def _do(self, name: str, phase: int | None, *parts: Part) -> None:
-        """Run parts of a round; from the second time on as one captured graph, if possible."""
+        """Run parts of a round; from the second call on as one captured graph, if possible."""
         key = name, phase
         if key not in self._graphs:
             self._graphs[key] = CapturedWork(parts, self._capture, self._not_captured, self._retried)
@@ -173,7 +173,7 @@ class DeviceStack:
                 self._retried(part)
 
     def _mixed_by(self, mixing: DeviceMixing) -> tuple[Part, Part]:
-        """Return two parts: the first allocates nothing, for it may not be repeated."""
+        """Return two parts: the first allocates no memory, because it must not be repeated."""
         return (
             lambda: mixing.scale(self._trained_rows),
             lambda: mixing.mix(self._trained_rows, self._model_rows, self._most),
@@ -199,7 +199,7 @@ class DeviceStack:
                 into.sub_(one)
                 sums.add_(into.flatten(1).sum(1))
                 into.add_(one)
-            # a row's sum is finite where all its elements are, short of a model that has exploded anyway
+            # a row's sum is finite if all its elements are, unless a diverged model overflows the sum
             self._finite[rows] = torch.isfinite(sums)
 
     def _stepped(self, rows: slice, workspace: Workspace) -> torch.Tensor:
@@ -227,9 +227,9 @@ class DeviceStack:
         return self._blocks
 
     def _retried(self, part: Part) -> None:
-        """Run a part; after running out of memory with smaller blocks, so it must not read what it writes.
+        """Run a part; after running out of memory with smaller blocks, so it must not read its own output.
 
-        Raises TrainingError where there is too little memory for one node.
+        Raises TrainingError if memory does not suffice for one node.
         """
         while True:
             try:
@@ -260,7 +260,7 @@ GATHERED_BYTES = {"cuda": 16 << 20}
 """Bytes of rows gathered at a time: they stay in a GPU's second-level cache until they are added."""
 
 GATHERED_ELSEWHERE = 1 << 18
-"""The same on a CPU: 58 us a node of 10 000 numbers and five terms where 16 MiB take 119."""
+"""The same on a CPU: 58 us for a node of 10 000 elements and five terms, and 119 with 16 MiB."""
 
 MEASURED_NUMBERS = 1 << 22
 """Number of elements compared at a time: 32 MiB of float64."""
@@ -270,17 +270,17 @@ Rows = torch.Tensor
 
 
 class _TermGroup(NamedTuple):
-    """Rows with equal numbers of terms: `nodes` [g]; of each term in its place `ids` [k, g] and `weights` [k, g, 1]."""
+    """Rows with equal numbers of terms: `nodes` [g]; per term `ids` [k, g] and `weights` [k, g, 1]."""
 
     nodes: torch.Tensor | None
-    """None where they are all nodes in their order."""
+    """None if these are all nodes in order."""
     ids: torch.Tensor
     weights: torch.Tensor
 
 
 class DeviceMixing:
-    """The mixing of a round, on the device.  `scales` [n, 1]: a row's factor where all receivers weigh it alike; it is
-    then scaled once.
+    """The mixing of a round, on the device.  `scales` [n, 1]: a row's factor if all receivers give it the same weight;
+    the row is then scaled once.
     """
 
     def __init__(self, groups: RowGroups, n: int, device: torch.device) -> None:
@@ -289,13 +289,13 @@ class DeviceMixing:
         self._scales = None if scales is None else torch.from_numpy(scales[:, None]).to(device)
 
     def scale(self, rows: Sequence[Rows]) -> None:
-        """Scale rows in place, with some columns each per tensor.  Precedes `mix`, once."""
+        """Scale rows in place; each tensor contains some of the columns.  Call once, before `mix`."""
         if self._scales is not None:
             for one in rows:
                 one.mul_(self._scales)
 
     def mix(self, rows: Sequence[Rows], into: Sequence[Rows], most: int) -> None:
-        """Write the weighted sums of the scaled rows `into` others, for at most `most` nodes at a time."""
+        """Write the weighted sums of the scaled rows to `into`, for at most `most` nodes at a time."""
         for source, out in zip(rows, into, strict=True):
             room = GATHERED_BYTES.get(source.device.type, GATHERED_ELSEWHERE)
             at_once = max(1, min(most, room // (4 * source.shape[1])))

@@ -1,4 +1,4 @@
-"""Which jobs a GPU trains together, in blocks of `ModuleStack`, and the fallbacks.
+"""Choice of the jobs that a GPU trains together, in blocks of `ModuleStack`, and the fallbacks.
 
 Too little memory: half the block, down to one node; then `sharing`, and the loop with split batches.  An unsuitable
 module is left to the loop, with one report.  On a CPU the loop trains: a node's bits may not depend on its block.
@@ -43,21 +43,21 @@ from fedgossip.learning.one_model.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.settings import TrainSettings
 
 LARGEST_BLOCK = 64
-"""Maximum number of nodes; an estimate, not measured here: beyond it a GPU is saturated."""
+"""Maximum number of nodes per block.  An estimate, not measured: beyond it a GPU is saturated."""
 
 SHARE_OF_MEMORY = 4
-"""The weights of a block may take one part in so many of a GPU's free memory: activations need the rest."""
+"""The weights of a block may use 1 / this share of a GPU's free memory: activations need the rest."""
 
 KINDS = ("cuda",)
-"""The devices on which jobs are trained together."""
+"""Kinds of devices that train jobs together."""
 
 STEPS_THAT_PAY = 20_000
 """Number of steps of all blocks in a run above which compiling is advised (about a minute)."""
 
 
 class JobBlocks:
-    """Trains jobs together with `stack`; without one reports the `reason` once.  `rounds` of the run: whether compiling
-    pays.
+    """Trains jobs together with `stack`; without a stack reports the `reason` once.  `rounds` of the run decide whether
+    compiling pays.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class JobBlocks:
         self._write: Callable[[Report], None] = self._unsaid.append
 
     def report_to(self, write: Callable[[Report], None]) -> None:
-        """Send reports for the run's record here from now on; first the unreported ones."""
+        """Send reports for the run's record to `write` from now on, including the unreported ones."""
         unsaid, self._unsaid, self._write = self._unsaid, [], write
         for report in unsaid:
             write(report)
 
     def train(self, jobs: Sequence[Assignment]) -> list[Outcome] | None:
-        """Train the jobs and update their nodes' states; None, and nothing changed, where the loop has to."""
+        """Train the jobs and update their nodes' states.  None, with nothing changed, if the loop must train them."""
         several = len(jobs) > 1 and len({id(job.state) for job in jobs}) == len(jobs)  # a node's jobs are ordered
         if not several or self._sharing.pieces > 1:
             return None
@@ -146,8 +146,8 @@ def steps_of(job: Assignment) -> int:
 
 
 def all_blocks(jobs: Sequence[Assignment], most: int) -> Iterator[list[Assignment]]:
-    """Yield the jobs in blocks of at most so many and nearly equal size (each is compiled anew); active terms apart,
-    equal steps adjacent.
+    """Yield the jobs in blocks of at most `most` and nearly equal size (each size is compiled separately); jobs with
+    active terms in separate blocks, jobs with equal steps adjacent.
     """
     for pulled in (False, True):
         kind = [job for job in jobs if bool(job.terms and job.terms.active) == pulled]
@@ -157,7 +157,7 @@ def all_blocks(jobs: Sequence[Assignment], most: int) -> Iterator[list[Assignmen
 
 
 def against(module: nn.Module, train: Dataset, settings: TrainSettings) -> str:
-    """Return why the loop has to train the module, as far as known without a try; "" without a reason."""
+    """Return why the loop has to train the module, as far as known without a trial; "" without a reason."""
     if isinstance(train.x, Ragged):
         return "lines have several lengths"
     if any(isinstance(part, nn.RNNBase) for part in module.modules()):
@@ -181,9 +181,9 @@ def blocks_of(
     sharing: GpuSharing,
     rounds: int,
 ) -> JobBlocks | None:
-    """Return the trainer of several nodes' jobs together on a device of KINDS; elsewhere None.
+    """Return the trainer of several nodes' jobs together on a device of KINDS; otherwise None.
 
-    The loop, which trains the others, captures its steps there.
+    The loop, which trains other jobs, captures its steps on these devices.
     """
     if device.type not in KINDS:
         return None
@@ -202,20 +202,20 @@ def blocks_of(
 #     gradient    vmap over the nodes of grad of (loss of functional_call(module, a node's tensors, its batch))
 #     step        `optimizers`, elementwise on [k, trained]
 #
-# It equals `ModuleLoop` to rounding, and not to the bit: products over the node axis have kernels of their own, so a
-# node's bits may depend on the other nodes of its block.  Hence it is for GPUs, where no bits are promised.  Attention
-# is computed by its formula, for the fused kernels have no node axis.
+# It equals `ModuleLoop` up to rounding, not to the bit: products over the node axis use other kernels, so a node's bits
+# may depend on the other nodes of its block.  Hence it is only for GPUs, where bits are not guaranteed.  Attention is
+# computed by its formula, because the fused kernels have no node axis.
 #
 # Nodes with more steps than others continue alone, and batches of another size are computed separately: no example is
-# padded, so statistics of batches stay those of the loop.  Unsupported operations of a module raise: random draws,
-# reads of a number, in-place changes of data shared by all nodes, and operations that vmap can only run one by one.
+# padded, so batch statistics equal those of the loop.  Unsupported operations of a module raise: random draws, reads of
+# a number, in-place changes of data shared by all nodes, and operations that vmap can only run one by one.
 
 
 COMPILED_SIZES = 4
 """Maximum number of block sizes with a compiled gradient, in order of appearance; others run uncompiled."""
 
 ONE_BY_ONE = "There is a performance drop because we have not yet implemented the batching rule"
-"""torch's warning for an operation without a batching rule, called for one node after another."""
+"""torch's warning for an operation without a batching rule, which runs for one node after another."""
 
 Kept = dict[str, npt.NDArray[Any]]
 """A node's state after a job, by name."""
@@ -237,13 +237,13 @@ class JobResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodesBatch:
-    """A batch of the same size for some nodes of a block: the first `active`, or those of `nodes`."""
+    """A batch of the same size for some nodes of a block: the first `active`, or those in `nodes`."""
 
     step: int
     active: int
     nodes: Sequence[int] | None
     rows: Indices
-    """Examples of all these nodes, one after another."""
+    """Examples of all these nodes, concatenated."""
 
 
 @dataclass(slots=True, eq=False)
@@ -264,7 +264,7 @@ class NodeRows:
         return self._of(lambda tensor: tensor[nodes])
 
     def put(self, nodes: torch.Tensor, part: NodeRows) -> None:
-        """Write back a copy of `copied`."""
+        """Write a copy from `copied` back."""
         pairs = [(self.all, part.all), *zip(self.slots, part.slots, strict=True)]
         for whole, some in [*pairs, *((self.buffers[name], one) for name, one in part.buffers.items())]:
             whole[nodes] = some
@@ -280,8 +280,8 @@ class NodeRows:
 class ModuleStack:
     """Trains the jobs of several nodes together, for any module that vmap supports.
 
-    A node's state stays unchanged (`JobResult.kept`).  `compiles`: the gradient of all nodes by torch.compile, if that
-    works.
+    A node's state stays unchanged (`JobResult.kept`).  `compiles`: whether to compute the gradient of all nodes by
+    torch.compile, if that works.
     """
 
     def __init__(
@@ -309,13 +309,15 @@ class ModuleStack:
         how: Any = {"mode": "reduce-overhead", "dynamic": False}
         self._compiled: Gradients | None = torch.compile(self._plain, **how) if compiles else None
         self.compiles, self.not_compiled = compiles, ""
-        """Whether to compile, and why compiling was given up, if it was."""
+        """Whether to compile, and the reason if compiling was given up."""
         self._sizes: set[int] = set()
         self._width = settings.examples_per_step
 
     @property
     def bytes_of_node(self) -> int:
-        """Return the bytes of weights, gradient, slots, terms, and as many temporary values; without activations."""
+        """Return the bytes of weights, gradient, slots, terms, and an equal number of temporary values; without
+        activations.
+        """
         return 4 * (self._own + self._layout.length) * (6 + len(self._settings.slots))
 
     # --- a block ----------------------------------------------------------------------------------------------
@@ -395,7 +397,7 @@ class ModuleStack:
     def _loss(
         self, line: torch.Tensor, statistics: torch.Tensor, buffers: Buffers, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Buffers]]:
-        """Return one node's loss; beside it the loss, and the buffers after the pass."""
+        """Return one node's loss; then the loss again with the buffers after the pass."""
         parts = torch.split(
             line, [one.stop - one.start for one in self._segments]
         )  # whose gradients are joined at once
@@ -428,7 +430,7 @@ class ModuleStack:
             self.not_compiled = first_line(error)
             return found
 
-    # --- what stands where ------------------------------------------------------------------------------------
+    # --- indices --------------------------------------------------------------------------------------------
 
     def _loaded(self, jobs: Sequence[Assignment]) -> NodeRows:
         rows = np.empty((len(jobs), self._own + self._layout.length), np.float32)
@@ -480,7 +482,7 @@ class ModuleStack:
 
 
 def batches_of(jobs: Sequence[Assignment]) -> Iterator[NodesBatch]:
-    """Yield the batches of jobs in order of their steps, the most first: of each step one for each size."""
+    """Yield the batches of jobs in order of their steps, the most first: for each step one batch per size."""
     plans = [job.plan for job in jobs]
     for step in range(len(plans[0].counts)):
         active = sum(len(plan.counts) > step for plan in plans)

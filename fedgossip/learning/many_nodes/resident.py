@@ -1,7 +1,7 @@
 """Training of all simulated nodes with models that stay on their device: batches, rates, losses and errors.
 
-A round reads nothing from a GPU (`device_stack`); losses and the finiteness of updates are read when the record needs
-them, and an error names its node and round.  On the CPU that is after every round.
+A round reads nothing from a GPU (`device_stack`).  Losses and the finiteness of updates are read when the record needs
+them, and an error names its node and round.  On the CPU they are read after every round.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from fedgossip.learning.one_model.captured_steps import first_line
 from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.settings import TrainSettings
 
-# Models of all nodes on the CPU from round to round, in the layout that products read.
+# Models of all nodes on the CPU from round to round, in the memory layout of the products.
 #
-#     train     a block of nodes after the other: a copy takes the local steps, then x + (t - x), as sent by a peer
-#     mix       some columns of all nodes after the other (`resident`)
+#     train     block after block of nodes: a copy takes the local steps, then x + (t - x), as sent by a peer
+#     mix       some columns of all nodes at a time (`resident`)
 #
-# Both work in place, so that a model is in memory once.  It is in a tensor [n, numbers] per layer, as in a
-# `workspace`, without the rows of zeros behind its weights; a vector has another order.
+# Both work in place, so a model is in memory once.  It is stored in a tensor [n, numbers] per layer, as in a
+# `workspace`, without the rows of zeros after its weights; a vector has another order.
 
 
 KEPT_BLOCK, KEPT = 16 << 20, 64 << 20
-"""Maximum bytes of a round's temporary memory, per block and in all: 10 000 nodes have blocks of 5 MB."""
+"""Maximum bytes of a round's temporary memory, per block and in total: 10 000 nodes have blocks of 5 MB."""
 
 
 class _Block(NamedTuple):
-    """Nodes that train at once: their `models`, and the same numbers of the copy that is `trained` in a workspace."""
+    """Nodes that train at once: their `models`, and the same elements of the copy `trained` in a workspace."""
 
     nodes: slice
     workspace: Workspace
@@ -61,7 +61,7 @@ class HostStack:
         self.device = engine.device
         kernels.keep(KEPT_BLOCK, KEPT)
         sizes = numbers_of(engine.shape)
-        # of numpy's: it asks the system for large pages, which torch does not
+        # allocated by numpy, which requests large pages from the system; torch does not
         self._models = [torch.from_numpy(np.zeros((n, size), np.float32)) for size in sizes]
         self._room = torch.from_numpy(np.zeros(room_of(n, max(sizes)), np.float32))
         self._picked = torch.zeros((steps, n, engine.width))
@@ -116,7 +116,7 @@ class HostStack:
         return disagreement(before, outgoing, self.models())
 
     def mixing_of(self, phase: int | None, groups: RowGroups) -> HostMixing:
-        """Return the mixing of the rounds of a phase, kept where few phases repeat."""
+        """Return the mixing of the rounds of a phase, cached if few phases repeat."""
         if phase is not None and phase in self._mixings:
             return self._mixings[phase]
         made = HostMixing(groups, self.n)
@@ -144,7 +144,7 @@ class HostStack:
             for total, given, one in zip(self._sums, models, trained, strict=True):
                 given.add_(one.sub_(given))
                 torch.sum(given, 1, out=total[nodes])
-        # a row's sum is finite where all its elements are, short of a model that has exploded anyway
+        # a row's sum is finite if all its elements are, unless a diverged model overflows the sum
         finite = torch.isfinite(self._sums.sum(0)).numpy()
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported by `finite`
             self._losses.append((mean_losses(picked.numpy(), whole.weight), finite))
@@ -153,10 +153,10 @@ class HostStack:
 # In-place mixing of rows on the CPU, with the bits of `vectors.ordered_mix`.
 #
 # Some columns of all rows are scaled into a buffer that stays in the cache, and summed from there: every row is read
-# from memory once and written once, whatever the number of its receivers.
+# from memory once and written once, for any number of receivers.
 #
-# A sum begins with +0 here.  That is `ordered_mix`'s but where all terms are -0; a trained value is never -0, being
-# x + (t - x), so a term is -0 only where a negative number below 2^-148 was scaled.
+# A sum starts at +0 here.  This equals `ordered_mix`'s unless all terms are -0.  A trained value is never -0, being x +
+# (t - x), so a term is -0 only if a negative number below 2^-148 was scaled.
 
 
 COLUMNS_OF_ALL = 1 << 18
@@ -177,7 +177,7 @@ class _Group(NamedTuple):
 
 
 def room_of(n: int, columns: int) -> int:
-    """Return how many numbers of n rows, of so many columns at most, are mixed at a time."""
+    """Return the number of elements mixed at a time, of n rows with at most `columns` columns."""
     return n * min(columns, max(FEWEST_COLUMNS, COLUMNS_OF_ALL // n // 16 * 16))
 
 
@@ -191,7 +191,7 @@ class HostMixing:
 
     @torch.no_grad()
     def mix(self, rows: Sequence[Rows], room: torch.Tensor) -> None:
-        """Replace each row by the weighted sum of its senders' rows; a tensor contains some columns each."""
+        """Replace each row by the weighted sum of its senders' rows; each tensor contains some of the columns."""
         for one in rows:
             n, columns = one.shape
             width = len(room) // n
@@ -236,7 +236,7 @@ Diverged = Callable[[int, int, float, float], TrainingError]
 
 
 class ResidentStack:
-    """`ResidentModels` of a stack of linear layers; see there."""
+    """`ResidentModels` of a stack of linear layers; see `ResidentModels`."""
 
     def __init__(
         self, stack: DeviceStack | HostStack, batches: Batches, settings: TrainSettings, rounds: int, diverged: Diverged
@@ -266,7 +266,7 @@ class ResidentStack:
         return found
 
     def losses(self) -> Sequence[npt.NDArray[np.float64]]:
-        """See `ResidentModels`.  Raises TrainingError where a loss or an update was not finite."""
+        """See `ResidentModels`.  Raises TrainingError if a loss or an update is not finite."""
         if self._failed:
             raise self._failed
         with self._errors_of("reading the losses"):
@@ -304,8 +304,8 @@ def resident_models(
     n: int,
     note: Callable[[str, str], None],
 ) -> ResidentStack | None:
-    """Return n models on the engine's device, for plain SGD by local_steps; None without support or memory, with a
-    `note`.
+    """Return n models on the engine's device, for plain SGD by local_steps; None, with a `note`, without support or
+    memory.
     """
     kind = STACKS.get(engine.device.type)
     if kind is None or engine.shape.convolutions or settings.local_steps is None:

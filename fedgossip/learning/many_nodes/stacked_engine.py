@@ -1,6 +1,6 @@
 """Many copies of one stack of layers, trained together by hand-written batched matrix products.
 
-Linear layers with ReLU between them; convolutions in front of them are in `convolutions`, by the same rules.
+Linear layers with ReLU between them; convolutions before them are in `convolutions`, by the same rules.
 
     forward     z_l = a_l W_l'        a_{l+1} = max(z_l, 0)
     top         e = (softmax(z) - onehot(y)) * scale          scale: 1 / examples of the step, for plain SGD times -lr
@@ -8,9 +8,9 @@ Linear layers with ReLU between them; convolutions in front of them are in `conv
     backward    e_{l-1} = e_l W_l where z_{l-1} > 0, else 0
     update      W_l += e_l' a_l                               plain SGD: gradient and step are one matrix product
 
-A node's bits do not depend on its block: every product is torch.bmm or baddbmm over the node axis, all else elementwise
-or within one node.  A step has one shape for all; unused places weigh nothing.  Products with a side of length 1 round
-otherwise, so a step has at least two rows, and hidden layers of one unit are not trained here.
+A node's bits do not depend on its block: every product is torch.bmm or baddbmm over the node axis; other operations are
+elementwise or within one node.  A step has one shape for all nodes; unused rows have weight 0.  Products with a side of
+length 1 round differently, so a step has at least two rows, and hidden layers of one unit are not trained here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
 
 
 class LayerStack:
-    """The engine of softmax and mlp models, and of those that put convolutions before them."""
+    """The engine of softmax and mlp models, with or without convolutions before the linear layers."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LayerStack:
     def train_stack(
         self, models: Vector, into: Vector, indices: Indices, lr: float, each: Callable[[slice], None]
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Write the differences of plain SGD from `models` [n, d] over examples [steps, n, width] into `into`.
+        """Write the differences of plain SGD from `models` [n, d] over examples [steps, n, width] to `into`.
 
         Return the losses [n], and which differences are finite.  `each`: as in `StackedTask`.
         """
@@ -152,8 +152,8 @@ class LayerStack:
     def gradients(
         self, vectors: Sequence[Vector], plans: Sequence[BatchPlan], stretches: GradientStretches | None = None
     ) -> list[Outcome]:
-        """Return the mean gradient at each vector over all examples of its plan, without state; of one, send its
-        `stretches` meanwhile.
+        """Return the mean gradient at each vector over all examples of its plan, without state; for a single vector,
+        send its `stretches` during the computation.
         """
         outcomes: dict[int, Outcome] = {}
         order = sorted(range(len(plans)), key=lambda j: -len(plans[j].counts))
@@ -178,7 +178,7 @@ class LayerStack:
         found = torch.empty((k, self._length), device=self.device)
 
         def final(layer: int) -> None:
-            """The gradient of a linear layer is final, and of all behind it."""
+            """The gradients of this linear layer and all later ones are final."""
             assert stretches is not None
             place = workspace.store_layer(1, layer, found)
             loss = float(summed_losses(picked.cpu().numpy(), weight)[0])
@@ -196,7 +196,7 @@ class LayerStack:
         return map(Outcome, frozen(gradients), losses, finite)
 
     def _copies(self, pulled: bool = False) -> int:
-        """Stacks of a workspace: weights, gradients, the optimiser's slots, terms."""
+        """Number of stacks in a workspace: weights, gradients, the optimiser's slots, terms."""
         if self.settings.plain and not pulled:
             return 1
         return 2 + len(self.settings.slots) + 2 * pulled
@@ -226,7 +226,7 @@ class LayerStack:
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported
             np.subtract(trained.cpu().numpy(), given, out=difference)
             losses = mean_losses(picked.cpu().numpy(), steps.weight).tolist()
-            # a row's sum is finite where all its elements are, short of a model that has exploded anyway
+            # a row's sum is finite if all its elements are, unless a diverged model overflows the sum
             finite = np.isfinite(difference.sum(axis=1)).tolist()
         return map(Outcome, frozen(difference), losses, finite)
 
@@ -251,7 +251,7 @@ class LayerStack:
     ) -> None:
         """Compute a step's gradient, times its scale, and write or add it to a stack.
 
-        `final` is called with each linear layer with a complete gradient, the last first.
+        `final` is called for each linear layer when its gradient is complete, the last layer first.
         """
         rows, targets, scale = steps.rows[step], steps.targets[step], steps.scale[step]
         active = len(ws.logits)
@@ -353,7 +353,7 @@ class LayerStack:
 
     def _test_set(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Return (x [1, rows, inputs], labels in the top's form, original labels) in blocks of one shape, the last
-        filled up.
+        padded.
         """
         if not self._test_blocks:
             size = self._test_rows
@@ -371,7 +371,7 @@ class LayerStack:
 
     @property
     def plain_block(self) -> int:
-        """Return the number of nodes that train at once by plain SGD."""
+        """Return the number of nodes that plain SGD trains at once."""
         return self._block(self.width, 1)
 
     def _block(self, rows: int, copies: int) -> int:

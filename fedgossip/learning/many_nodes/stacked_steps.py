@@ -1,9 +1,9 @@
 """The steps of a block of nodes as tensors: their examples, labels and factors, and their losses.
 
-Outputs are `ws.logits` [k, outputs, rows]; `fill` writes the error into `ws.top` and each example's negative loss as a
+Outputs are `ws.logits` [k, outputs, rows]; `fill` writes the error to `ws.top` and each example's negative loss as a
 log probability.  Operations are elementwise or a softmax within one node: torch's sigmoid rounds its last lanes
-otherwise.  A workspace has at least two outputs, the second of a model with one stays zero, as a product with a side of
-1 rounds by the block.
+differently.  A workspace has at least two outputs, because a product with a side of 1 rounds depending on the block;
+for a model with one output the second stays zero.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Steps:
 
 
 class StepLayout:
-    """Makes steps of `width` places a node: a step has one shape for all nodes, and unused places weigh nothing."""
+    """Creates steps of `width` rows per node: a step has one shape for all nodes, and unused rows have weight 0."""
 
     def __init__(self, settings: TrainSettings, width: int, top: Top, device: torch.device) -> None:
         self.settings, self.width, self.top, self.device = settings, width, top, device
@@ -60,7 +60,7 @@ class StepLayout:
     def of_plans(
         self, plans: Sequence[BatchPlan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
     ) -> Steps:
-        """Return the steps of a training, of nodes with `taken` steps behind them."""
+        """Return the steps of a training, for nodes that have taken `taken` steps."""
         indices, counts = self._drawn(plans)
         weight = self._used(counts) * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
         rates = optimizers.rates(self.settings, lrs, taken, len(counts))
@@ -68,7 +68,7 @@ class StepLayout:
         return self._laid(indices, counts, weight, scale, rates, pulls)
 
     def of_gradient(self, plans: Sequence[BatchPlan]) -> Steps:
-        """Return the steps that make a mean gradient over all examples of a plan."""
+        """Return the steps for a mean gradient over all examples of a plan."""
         indices, counts = self._drawn(plans)
         examples = counts.sum(axis=0).astype(np.float32)
         weight = self._used(counts) * (np.float32(1) / examples)[:, None]
@@ -91,12 +91,12 @@ class StepLayout:
 
     @cached_property
     def full_weight(self) -> Floats:
-        """The weight [1, 1, width] of each place of a full batch."""
+        """The weight [1, 1, width] of each row of a full batch."""
         counts = np.full((1, 1), self.settings.examples_per_step)
         return self._used(counts) * (np.float32(1) / counts.astype(np.float32))[:, :, None]
 
     def full_scale(self, lr: float) -> Floats:
-        """Return the factor of the error of each place of a full batch, [1, 1, width]."""
+        """Return the factor of the error of each row of a full batch, [1, 1, width]."""
         return self.full_weight * -np.float32(lr)
 
     def _plain(
@@ -111,7 +111,7 @@ class StepLayout:
         return Steps(rows, targets, (scale,) * steps, weight, *(none, none, none, none), [k] * steps, None)
 
     def _drawn(self, plans: Sequence[BatchPlan]) -> tuple[Indices, Indices]:
-        """Return the examples [steps, k, width] and how many of them count [steps, k]."""
+        """Return the examples [steps, k, width] and the number of counting ones [steps, k]."""
         k, most = len(plans), len(plans[0].counts)
         if len(plans[-1].counts) == most:
             indices = np.stack([plan.indices for plan in plans], axis=1)
@@ -153,7 +153,7 @@ class StepLayout:
         return self.tensor(np.broadcast_to(given[:, :, None, None], (most, k, 1, 1)))
 
     def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """Return an array on the device; one that may not be written to is copied."""
+        """Return an array on the device; a read-only array is copied."""
         array = np.ascontiguousarray(array)
         return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self.device)
 
@@ -169,7 +169,7 @@ def mean_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:
 
 
 def summed_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:
-    """Return per node the sum of -log p(label) times its weight, step after step: steps of others add zeros."""
+    """Return per node the sum of -log p(label) times its weight, step after step: steps of other nodes add zeros."""
     terms = picked.reshape(weight.shape).astype(np.float64) * weight
     return np.asarray(-np.add.accumulate(terms.sum(axis=2))[-1])
 
@@ -191,7 +191,7 @@ class Top(Protocol):
         """Return the targets of some nodes of a step."""
 
     def fill(self, ws: Workspace, targets: torch.Tensor, picked: torch.Tensor) -> None:
-        """Write the error into ws.top and minus the losses into `picked` [k * rows]."""
+        """Write the error to ws.top and minus the losses to `picked` [k * rows]."""
 
     def labels(self, labels: Array) -> Array:
         """Return labels [rows, ...] of a test set in the form for `picked`."""
@@ -212,7 +212,7 @@ class ClassTop:
         return torch.tensor(self._labels, device=self._minus_ones.device)
 
     def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:
-        """Return the places of the labels in the [block, classes, rows] of each example's block."""
+        """Return the indices of the labels in the [block, classes, rows] of each example's block."""
         steps, k, rows = indices.shape
         places = (np.arange(k) % block * self._classes)[:, None] + self._labels[indices]
         return np.asarray(places * rows + np.arange(rows)).reshape(steps, -1)
@@ -280,7 +280,7 @@ class ColumnTop:
         return self._mean(self._of(ws.logits, labels.expand_as(ws.logits))[0]).neg_()
 
     def _mean(self, losses: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the outputs one by one: an axis sum may take its block's order."""
+        """Return the mean over the outputs one by one: the order of an axis sum may depend on the block."""
         total = losses[:, 0].clone()
         for output in range(1, self._outputs):
             total.add_(losses[:, output])
@@ -298,29 +298,29 @@ def _absolute(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor
 
 
 def _huber(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the square up to 1, beyond it linear: c (d - c / 2), where c is d cut to -1..1."""
+    """Half the square up to 1, beyond it linear: c (d - c / 2), with c = d clipped to -1..1."""
     away = outputs - labels
     error = away.clamp(-1, 1)
     return (away - error * 0.5) * error, error
 
 
 def _binary(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross-entropy of yes and no, whose logits are z and 0."""
+    """Cross-entropy of two classes with the logits z and 0."""
     pair = torch.stack([outputs, torch.zeros_like(outputs)], 1)
     yes, no = torch.log_softmax(pair, 1).unbind(1)
     return -torch.where(labels > 0, yes, no), torch.softmax(pair, 1)[:, 0] - labels
 
 
 OF_COLUMNS: Mapping[str, Any] = {"mse": _squared, "mae": _absolute, "huber": _huber, "bce": _binary}
-"""Of outputs and labels [k, outputs, rows]: the loss of every number, and its derivative."""
+"""(outputs, labels), both [k, outputs, rows] -> the loss of every number, and its derivative."""
 
 
 BY_HAND = ("cross-entropy", *OF_COLUMNS)
-"""The elementwise loss of outputs and labels [k, outputs, rows], and its derivative, by name."""
+"""Names of the losses with a hand-written derivative."""
 
 
 def top_of(loss: str, data: Dataset, outputs: int, most: int, device: torch.device) -> Top:
-    """Return the top of a loss, one of BY_HAND, for blocks of `most` examples in all."""
+    """Return the top of a loss in BY_HAND, for blocks of at most `most` examples."""
     if loss == "cross-entropy":
         return ClassTop(data, outputs, most, device)
     return ColumnTop(loss, data, outputs, device)

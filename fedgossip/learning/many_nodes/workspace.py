@@ -1,15 +1,15 @@
 """Buffers for many copies of one stack of layers, laid out so that every product reads along its rows.
 
-Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product with a turned second factor takes 200 to 320 us, along
-the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.
+Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product with a transposed second factor takes 200 to 320 us,
+along the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.
 
-    first of several layers   turned weights [inputs, outputs] alone: nothing is propagated below it
-    first after convolutions  weights [outputs, inputs] alone: turning them takes longer than reading them turned
-    every other layer         weights [outputs, inputs], and a turned copy for the forward product
-    last layer                logits and errors also as [classes, rows], where softmax is quick
+    first of several layers   only transposed weights [inputs, outputs]: no error is propagated below it
+    first after convolutions  only weights [outputs, inputs]: transposing takes longer than a transposed read
+    every other layer         weights [outputs, inputs], and a transposed copy for the forward product
+    last layer                logits and errors also as [classes, rows], where softmax is fast
 
-Signals end in a column of ones, so a bias is a row of the turned weights, and are filled up to a multiple of 16: a
-cache line.
+Signals end in a column of ones, so a bias is a row of the transposed weights.  Rows are padded to a multiple of 16
+floats, a cache line.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Tensors = list[torch.Tensor]
 
 
 def padded(inputs: int) -> int:
-    """Return the length of a row with its one, a multiple of 16 floats: 64 bytes."""
+    """Return the length of a row with its one, rounded up to a multiple of 16 floats: 64 bytes."""
     return math.ceil((inputs + 1) / 16) * 16
 
 
 def wide(outputs: int) -> int:
-    """Return the number of outputs of a workspace for a model's number; see `stacked_steps`."""
+    """Return the number of outputs of a workspace for a model with `outputs`; see `stacked_steps`."""
     return max(2, outputs)
 
 
@@ -44,9 +44,10 @@ def node_bytes(shape: Shape, rows: int, copies: int) -> int:
 
 
 def order_of(shape: Shape) -> torch.Tensor:
-    """Return int64 [d]: the place in a stack of each element of a vector, the first linear layer's inputs by place.
+    """Return int64 [d]: the index in a stack of each element of a vector, the first linear layer's inputs by position.
 
-    Vectors have them by channel, as Flatten; reordering a vector twice a job is faster than examples twice a step.
+    Vectors have these inputs by channel, as Flatten.  Reordering a vector twice per job is faster than reordering
+    examples twice per step.
     """
     parts, begin = [], 0
     for layer in shape.convolutions:
@@ -60,12 +61,12 @@ def order_of(shape: Shape) -> torch.Tensor:
 
 
 def only_turned(shape: Shape, layer: int) -> bool:
-    """Return whether a linear layer stores its weights turned alone."""
+    """Return whether a linear layer stores only its transposed weights."""
     return layer == 0 and len(shape.sizes) > 2 and not shape.convolutions
 
 
 def stack_of(shape: Shape, k: int, device: torch.device) -> Tensors:
-    """Return a stack of k nodes, of zeros: a tensor [k, ...] per layer."""
+    """Return a stack of k nodes, filled with zeros: a tensor [k, ...] per layer."""
     heights = zip(shape.convolutions, weight_rows(shape.convolutions), strict=True)
     kernels = [torch.zeros((k, height, layer.outputs), device=device) for layer, part in heights for height in part]
     sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
@@ -77,8 +78,8 @@ def stack_of(shape: Shape, k: int, device: torch.device) -> Tensors:
 
 
 def numbers_of(shape: Shape) -> list[int]:
-    """Return the number of elements of each tensor in a stack of linear layers up to the last of the model, without
-    rows of zeros behind turned weights.
+    """Return the number of elements of each tensor in a stack of linear layers up to the model's last, without rows of
+    zeros after transposed weights.
     """
     sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
     return [
@@ -129,11 +130,11 @@ class Workspace:
         return only_turned(self.shape, layer)
 
     def only_straight(self, layer: int) -> bool:
-        """Return whether a layer's products read its weights unturned."""
+        """Return whether a layer's products read only its untransposed weights."""
         return layer == 0 and bool(self.shape.convolutions)
 
     def narrow(self, k: int) -> Workspace:
-        """Return the first k nodes: views, made once."""
+        """Return the first k nodes as views, created once."""
         found = self._narrow.get(k)
         if found is None:
             found = self._narrow[k] = object.__new__(Workspace)
@@ -152,7 +153,9 @@ class Workspace:
         return found
 
     def on(self, weights: Tensors) -> Workspace:
-        """Return the same buffers for another stack of weights, of as many nodes; of linear layers alone."""
+        """Return the same buffers for another stack of weights with the same number of nodes; for linear
+        layers only.
+        """
         assert self.convolutions is None, "kernels are joined to one stack"
         found = object.__new__(Workspace)
         vars(found).update(vars(self))
@@ -163,7 +166,7 @@ class Workspace:
         return found
 
     def _derive(self) -> None:
-        """Make the views of a step once, as they cost more than small products."""
+        """Create the views of a step once, as they cost more than small products."""
         self.weights = self.stacks[0][self.kernels :]
         self.refreshed = [
             (self.turned[layer], self.weights[layer].transpose(1, 2))
@@ -209,8 +212,8 @@ class Workspace:
             torch.index_select(ordered, 1, self.back, out=flat)
 
     def store_layer(self, stack: int, layer: int, flat: torch.Tensor) -> int:
-        """Copy one linear layer of a stack into vectors [k, d] and return its beginning; the first behind convolutions
-        is left for `store`: its end.
+        """Copy one linear layer of a stack to vectors [k, d] and return its start; the first layer after convolutions
+        is left to `store`, and its end is returned.
         """
         starts = list(accumulate((o * (i + 1) for i, o in pairwise(self.shape.sizes)), initial=self.shape.convolved))
         if self.order is not None and not layer:
@@ -245,7 +248,7 @@ class Workspace:
             tensor = next(tensors)
             straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
             bias = begin + inputs * outputs
-            # as_strided counts from the beginning of all that `flat` may be some rows of
+            # as_strided counts from the start of the storage, and `flat` may be some rows of it
             inside = flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), flat.storage_offset() + begin)
             yield straight[:, :outputs, :inputs], inside
             yield straight[:, :outputs, inputs], flat[:, bias : bias + outputs]

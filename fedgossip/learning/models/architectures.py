@@ -7,9 +7,9 @@ cnn:16-32-64                the same of 16 and 32 channels, then linear layers w
 resnet:20                   residual layers for small images, 20 = 6 n + 2; resnet:20-gn with GroupNorm, 2 groups
 chars:64                    next-character model: embedding, GRU of 64, linear
 gpt:2-64-4                  next-character transformer: 2 layers, width 64, 4 heads
-gpt:2-64-4?experts=4&top=2  the same, 4 experts per block, 2 of them for each place
-mlp:64-32-10?exit=1         mlp or cnn with an early exit, a linear layer behind so many layers
-module:function             yours: takes (shape, classes), gives a torch.nn.Module
+gpt:2-64-4?experts=4&top=2  the same, 4 experts per block, 2 of them for each position
+mlp:64-32-10?exit=1         mlp or cnn with an early exit, a linear layer after this many layers
+module:function             yours: called with (shape, classes), returns a torch.nn.Module
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "resnet", "chars", "gpt"
 FITTED = ("glm", "trees", "kaplan-meier", "cox")
 """Kinds of models fitted by sums, without gradients."""
 CODE = NamesCode((*(one.partition(":")[0] for one in KINDS), *FITTED, "words").__contains__)
-"""Code names in model.source: any word that is no built-in model."""
+"""Code names in model.source: every name except the built-in models."""
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 """Names and shapes, in the order of torch's named_parameters and named_buffers."""
@@ -37,7 +37,7 @@ RESIDUAL = (16, 32, 64)
 DEPTH_MOST = 200
 
 EMBEDDED = 16
-"""Width of a character's embedding in front of a GRU."""
+"""Width of a character's embedding before a GRU."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ConvolutionalSizes:
 
     image: tuple[int, int, int]
     folded: bool
-    """Whether an example is flat, and folded into an image first."""
+    """Whether an example is flat, and reshaped to an image first."""
     channels: tuple[int, int]
     sizes: tuple[int, ...]
     """Sizes of the linear layers, from the poolings' output to the classes."""
@@ -93,10 +93,10 @@ class ResidualSizes:
 
     image: tuple[int, int, int]
     blocks: int
-    """Blocks of a stage, n of depth 6 n + 2."""
+    """Number of blocks per stage, n of depth 6 n + 2."""
     classes: int
     grouped: bool
-    """Whether GroupNorm takes the place of BatchNorm."""
+    """Whether GroupNorm replaces BatchNorm."""
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
@@ -157,7 +157,7 @@ class TransformerSizes:
     width: int
     heads: int
     experts: int = 0
-    """Of each block; 0: its two wide layers."""
+    """Number of experts per block; 0: two wide layers without experts."""
     top: int = 2
     capacity: float = 1.25
     balance: float = 0.01
@@ -193,16 +193,16 @@ class TransformerSizes:
 
 @dataclass(frozen=True)
 class ExitSizes:
-    """A network in two parts, and the exit behind the first: `layers` of its layers with weights are in that."""
+    """A network in two parts with an exit after the first part, which has `layers` layers with weights."""
 
     whole: DenseSizes | ConvolutionalSizes
     layers: int
     weight: float
-    """Of the exit's loss; that of the last outputs has 1."""
+    """Weight of the exit's loss; the last outputs' weight is 1."""
 
     @property
     def features(self) -> int:
-        """Numbers that the exit's layer is given, and that go on to the second part."""
+        """Number of inputs of the exit's layer and of the second part."""
         if isinstance(self.whole, DenseSizes):
             return self.whole.sizes[self.layers]
         _, height, width = self.whole.image
@@ -230,7 +230,7 @@ Architecture = DenseSizes | ConvolutionalSizes | ResidualSizes | GruSizes | Tran
 
 
 def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: int | None = None) -> Architecture | None:
-    """Return the model that `source` names for examples of this shape; None for a function of the user's own.
+    """Return the model named `source` for examples of this shape; None for a user's function.
 
     Raises ConfigError for an unknown model, or data that do not fit.
     """
@@ -271,7 +271,7 @@ OPTIONS = {
     "mlp": {"exit": int, "weight": float},
     "cnn": {"exit": int, "weight": float},
 }
-"""Options of a named model, behind "?"."""
+"""Options of a named model, after "?"."""
 USUAL = {"top": 2, "capacity": 1.25, "balance": 0.01}
 
 
@@ -308,7 +308,7 @@ def _with_options(source: str, shape: Sequence[int], classes: int, vocabulary: i
 
 
 def _check_option(source: str, key: str) -> None:
-    """Raise ConfigError for an option of other models, and name those."""
+    """Raise ConfigError, naming the models with this option, for an option of other models."""
     kind = source.partition("?")[0].partition(":")[0]
     takers = [name for name, options in OPTIONS.items() if key in options]
     if takers and kind not in takers:

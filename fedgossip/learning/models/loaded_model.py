@@ -1,4 +1,4 @@
-"""A trained model as a whole: all its tensors and the facts for its use, and that model loaded from its folder.
+"""A trained model as a whole: all its tensors and the facts for its use, and a model loaded from its folder.
 
 A loaded model is a callable on examples in their original units.
 """
@@ -47,10 +47,10 @@ from fedgossip.learning.settings import TrainSettings
 
 
 class LoadedModel:
-    """A model as its run left it; call it with unscaled examples [m, ...].
+    """A model at the end of its run; call it with unscaled examples [m, ...].
 
     It returns float64: probabilities [m, classes], or of each label [m, k]; of a regression numbers [m, k] in the
-    labels' units; of text the next character's probabilities [m, context, vocabulary].  `facts` are those of
+    labels' units; of text the next character's probabilities [m, context, vocabulary].  `facts` are the contents of
     model.json.
     """
 
@@ -58,11 +58,11 @@ class LoadedModel:
         self.facts, self.module, self._folder = facts, module.eval(), folder
 
     def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Raises ConfigError for examples of another shape; TrainingError where the module raises."""
+        """Raises ConfigError for examples of another shape; TrainingError if the module raises."""
         return self._answers(self._scaled(np.asarray(x)))
 
     def of_scaled(self, examples: Dataset) -> npt.NDArray[np.float64]:
-        """Return the result of a call for examples that are scaled already.
+        """Return the result of a call for already scaled examples.
 
         Raises ConfigError for another scale or kind.
         """
@@ -99,7 +99,9 @@ class LoadedModel:
         return measuring.of(lambda rows: self.outputs_of(self._checked(scaled.x[rows])), self.unusable)
 
     def unusable(self, what: str) -> TrainingError:
-        """Return the error of a model with outputs that are not finite: `what` they are, and the first wrong tensor."""
+        """Return the error of a model with outputs that are not finite; `what` describes them; it names the first wrong
+        tensor.
+        """
         tensors = {name: one.numpy() for name, one in self.module.state_dict().items() if one.is_floating_point()}
         each = (first_wrong(one.reshape(-1), [Segment(name, 0, one.shape, STATISTIC)]) for name, one in tensors.items())
         tensor = next(filter(None, each), "")
@@ -129,7 +131,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def outputs_of(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
-        """Return the module's outputs for scaled examples, float32.  Raises TrainingError where it raises."""
+        """Return the module's outputs for scaled examples, float32.  Raises TrainingError if the module raises."""
         kind = np.int64 if self.facts.vocabulary is not None else np.float32
         parts = []
         try:
@@ -145,10 +147,10 @@ class LoadedModel:
 
 
 def load_model(path: Path | str, *, node: int | None = None, run_code: bool = False) -> LoadedModel:
-    """Return the model of a run directory, or of the folder model/ in it.
+    """Return the model of a run directory, or of its folder model/.
 
-    `node`: whose own layers to use, where some stay at the nodes.  `run_code`: run the copy of the maker's modules, a
-    program.  Raises ConfigError for an incomplete model, and for one that cannot be rebuilt.
+    `node`: the node whose personal layers to use, if some stay at the nodes.  `run_code`: run the copied modules of the
+    model's author, a program.  Raises ConfigError for an incomplete model, and for one that cannot be rebuilt.
     """
     folder = found(Path(path))
     facts = facts_of(folder)
@@ -182,7 +184,7 @@ ANOTHER = "makes another model than the one that was saved"
 
 
 def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
-    """Return the result of `built`.  Raises ConfigError for other tensors than the folder's."""
+    """Return the result of `built`.  Raises ConfigError unless its tensors are the folder's."""
     advice = "Does what makes it depend on this machine, or on the release of a library?"
     text = f"{folder}: {facts.source[:100]} {ANOTHER}"
     try:
@@ -204,7 +206,7 @@ def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
 
 
 class TreesModule(nn.Module):
-    """Boosted trees as a module: gives logits, or numbers in deviations of the label, for scaled examples."""
+    """Boosted trees as a module: returns logits, or numbers in deviations of the label, for scaled examples."""
 
     def __init__(self, margins: TreeMargins, *, two: bool) -> None:
         super().__init__()
@@ -247,7 +249,7 @@ Memory = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The sources of a model: its construction and its data; `like` is one example of them."""
+    """The sources of a model: its construction and its data; `like` is one example."""
 
     source: str
     seed: int
@@ -282,7 +284,7 @@ class Recipe:
         return [*filter(None, [architectures.CODE.named_by(self.source)]), *self.objective.functions]
 
     def code(self) -> dict[str, bytes]:
-        """Return the user's own modules by the path that each has below one folder."""
+        """Return the user's modules by their paths in one folder."""
         files = modules_of(self._functions, self.base)
         return {_place(name, path): path.read_bytes() for name, path in sorted(files.items())}
 
@@ -310,7 +312,7 @@ def whole_model(
     memories: Mapping[NodeId, Memory],
     node: NodeId | None,
 ) -> WholeModel:
-    """Return the model of `vector`, in `module`, with the tensors in `memories` of `node`, or of all nodes."""
+    """Return the model of `vector`, in `module`, with the tensors of `node`, or of all nodes, in `memories`."""
     layout.write(module, vector)
     personal = Layout.personal_of(module, settings.stays)
     about = {**recipe.facts(layout.schema), "node": node}
@@ -323,7 +325,7 @@ def whole_model(
 
 
 def _own(personal: Layout, memory: Memory) -> dict[str, npt.NDArray[Any]]:
-    """Return a node's own part of its model: personal parameters, local buffers."""
+    """Return a node's part of its model: personal parameters, local buffers."""
     found = {}
     if PERSONAL in memory:
         found = {name: np.array(memory[PERSONAL][where]).reshape(shape) for name, where, shape in personal.places()}

@@ -4,7 +4,7 @@
     weights.safetensors    every tensor, trained, frozen and local to a node
     trees.json             boosted trees, in place of weights.safetensors
     own/003.safetensors    tensors that stay at node 3, of a simulated run
-    code/                  a copy of the user's own modules that build it
+    code/                  a copy of the user's modules that build it
 
 model.json is written last: a folder without it is no model.  No torch here.
 """
@@ -34,7 +34,7 @@ KEPT = MODEL_BEST, MODEL
 """Model folders of a run directory: commands on a run use the first existing one."""
 FORMAT = 1
 RATES = "glm:poisson"
-"""The source of a linear layer and its exponential: rates and counts, fitted by sums and trained by nothing."""
+"""The source of a linear layer and its exponential: rates and counts, fitted by sums and never by training."""
 
 
 class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,26 +45,26 @@ class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """model.json."""
+    """The content of model.json."""
 
     format: int = FORMAT
     source: Annotated[str, architectures.CODE] = ""
-    """As `model.source` in the experiment; "" where the tensors are no model that can be made again."""
+    """As `model.source` in the experiment; "" if the tensors are no model that can be rebuilt."""
     kind: str = ""
-    """Of the task, as in `objectives`."""
+    """Kind of task, as in `objectives`."""
     loss: Annotated[str, objectives.CODE] = ""
     metrics: Annotated[tuple[str, ...], objectives.CODE] = ()
     seed: int = 0
     shape: tuple[int, ...] = ()
-    """Of one example."""
+    """Shape of one example."""
     outputs: int = 0
-    """Numbers that the model gives for an example."""
+    """Number of outputs for an example."""
     classes: tuple[str, ...] = ()
-    """Names of the classes, in the order of the outputs; their numbers where they have no names."""
+    """Names of the classes, in the order of the outputs; their numbers without names."""
     columns: tuple[str, ...] = ()
     """Names of an example's numbers, for examples of a table."""
     encoding: TableEncoding | None = None
-    """Mapping of columns to numbers, where not all are numbers already."""
+    """Mapping of columns to numbers, unless all are numbers already."""
     labels: tuple[str, ...] = ()
     """Names of the label columns."""
     vocabulary: str | None = None
@@ -75,26 +75,26 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     schema: str = ""
     """The hash of the averaged tensors: names, shapes, type."""
     lacks: tuple[str, ...] = ()
-    """Tensors in their state before the training, for they stay at the nodes."""
+    """Tensors in their state before the training, because they stay at the nodes."""
     node: int | None = None
-    """The node with its own tensors among the weights."""
+    """The node whose personal tensors are in the weights."""
     own: tuple[int, ...] = ()
-    """The nodes with own tensors in own/."""
+    """The nodes with personal tensors in own/."""
     code: str = ""
-    """The hash of the user's modules, as in the first words on a link."""
+    """The hash of the user's modules, as in the handshake of a link."""
     modules: tuple[str, ...] = ()
-    """Their files below code/."""
+    """Their files in code/."""
     weights: str = ""
     """sha256 of weights.safetensors, or of `document`."""
     document: str = ""
-    """The file that the model is, where it is no tensors."""
+    """The file of a model without tensors."""
     score: Mapping[str, Any] = {}
     """The run's measurement: the metric's name, its value, and its data."""
     versions: Mapping[str, str] = {}
 
 
 def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], None], **about: Any) -> None:
-    """Write a model's folder, with further facts; `write` writes a file in one piece.  Raises as `write` does."""
+    """Write a model's folder, with further facts; `write` writes a file atomically.  Raises as `write` does."""
     from safetensors.numpy import save
 
     facts = {**model.facts, **about}
@@ -123,7 +123,9 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
 
 
 def found(path: Path) -> Path:
-    """Return a model's folder: `path`, or that of a run's best round, else of its last.  Raises ConfigError."""
+    """Return a model's folder: `path`, or the model folder of a run's best round, else of its last.  Raises
+    ConfigError.
+    """
     for folder in (path, *(path / kept for kept in KEPT)):
         if (folder / MODEL_FACTS).is_file():
             return _checked(folder, path)
@@ -135,7 +137,7 @@ def found(path: Path) -> Path:
 
 
 def _checked(folder: Path, path: Path) -> Path:
-    """Return a model's folder.  Raises ConfigError where a link leads out of it."""
+    """Return a model's folder.  Raises ConfigError if a link points outside it."""
     try:
         return outside_files.check_folder(folder, within=path)
     except OSError as error:
@@ -162,7 +164,7 @@ def facts_of(folder: Path) -> ModelFacts:
 
 
 def weights_file(facts: ModelFacts) -> str:
-    """Return the name of the file that the model is, beside model.json."""
+    """Return the name of the model's weights file in its folder."""
     return facts.document or WEIGHTS
 
 
@@ -176,7 +178,7 @@ def content_of(folder: Path, facts: ModelFacts) -> bytes:
 
 
 def whole_facts(path: Path) -> ModelFacts:
-    """Return the description of a model with intact weights.  Raises ConfigError."""
+    """Return the description of a model, after checking its weights.  Raises ConfigError."""
     folder = found(path)
     facts = facts_of(folder)
     content_of(folder, facts)
@@ -186,7 +188,7 @@ def whole_facts(path: Path) -> ModelFacts:
 def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tensors:
     """Read the weights, including those that stay at `node`.
 
-    Raises ConfigError for a file with another hash, and where the node's own are missing.
+    Raises ConfigError for a file with another hash, and if the node's tensors are missing.
     """
     path, content = folder / WEIGHTS, content_of(folder, facts)
     own = _own(folder, facts, node) if facts.lacks else {}

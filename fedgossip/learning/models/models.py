@@ -1,15 +1,15 @@
-"""The models named in `architectures`, as modules of torch: the same first weights for the same seed.
+"""The models named in `architectures`, as torch modules: the same first weights for the same seed.
 
 `gpt` is a small transformer that predicts the next character:
 
     h  =  embedding(characters)
-    in every layer:   h  <-  h + attention(norm(h))           causal, its queries and keys turned by their place
+    in every layer:   h  <-  h + attention(norm(h))           causal, with rotary positions of queries and keys
                       h  <-  h + linear(gelu(linear(norm(h))))    four times as wide inside
     logits  =  linear(norm(h))
 
 Norms first (Xiong and others, On layer normalization in the transformer architecture, ICML 2020); rotary positions (Su
 and others, RoFormer, 2021), so a text may be longer than in training; no biases.  First weights as in GPT-2 (Radford
-and others, 2019): normal, deviation .02, those that add to h over the root of their number.
+and others, 2019): normal, deviation .02, divided by the root of their number for the layers that add to h.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def build(
     *,
     base: Path | None = None,
 ) -> nn.Module:
-    """Return the float32 model that `source` names, on the CPU; its weights are a function of (source, seed).
+    """Return the float32 model named `source`, on the CPU; its weights are a function of (source, seed).
 
     torch's global generator stays unchanged.  Raises ConfigError.
     """
@@ -65,19 +65,19 @@ def build(
 
 
 def check_whole(module: nn.Module, source: str, what: str) -> None:
-    """Raise ConfigError for a model whose loss has a term that no part of a batch has."""
+    """Raise ConfigError for a model with a loss term over whole batches, which parts of a batch cannot compute."""
     if isinstance(module, Transformer) and module.experts:
         text = f"{source} {what}: experts' capacity and balance are those of a whole batch in one process"
         raise ConfigError(text, "Leave one of the two out.")
 
 
 def has_terms(module: nn.Module) -> bool:
-    """Return whether a model gives `TrainingOutputs` while it trains."""
+    """Return whether a model returns `TrainingOutputs` in training mode."""
     return isinstance(module, EarlyExit) or (isinstance(module, Transformer) and module.experts > 0)
 
 
 def is_own(source: str) -> bool:
-    """Whether a function of the user's makes the model."""
+    """Whether a user's function builds the model."""
     return bool(CODE.named_by(source))
 
 
@@ -100,14 +100,14 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
 
 
 class Exponential(nn.Module):
-    """Of every number."""
+    """The exponential of every element."""
 
     def forward(self, eta: torch.Tensor) -> torch.Tensor:
         return eta.exp()
 
 
 def rates(inputs: int) -> nn.Module:
-    """Return one linear layer with an exponential output, [m, 1]: a model of counts that was fitted by sums."""
+    """Return one linear layer with an exponential output, [m, 1]: a model of counts fitted by sums."""
     layers = dense(inputs, 1)
     layers.add_module("exponential", Exponential())
     return layers
@@ -143,7 +143,7 @@ def convolutional(sized: ConvolutionalSizes) -> nn.Sequential:
 
 
 class TrainingOutputs(NamedTuple):
-    """The outputs of a model whose loss has more terms than theirs, while it trains; in eval mode it gives `last`."""
+    """The outputs, in training mode, of a model with additional loss terms; in eval mode it returns `last`."""
 
     last: torch.Tensor
     exits: tuple[torch.Tensor, ...] = ()
@@ -151,7 +151,7 @@ class TrainingOutputs(NamedTuple):
     added: torch.Tensor | None = None
 
     def loss(self, mean: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of the last outputs, those of the exits by their weight, and the added term."""
+        """Return the loss of the last outputs, plus the exits' losses by their weight, and the added term."""
         found = mean(self.last, labels)
         for exit in self.exits:
             found = found + self.weight * mean(exit, labels)
@@ -159,7 +159,7 @@ class TrainingOutputs(NamedTuple):
 
 
 class EarlyExit(nn.Module):
-    """A network with an exit behind its first layers: these on a device, the others on a server.
+    """A network with an exit after its first layers: these on a device, the others on a server.
 
     Both outputs are trained by the weighted sum of their losses (Teerapittayanon, McDanel and Kung, Distributed deep
     neural networks over the cloud, the edge and end devices, ICDCS 2017, section III).
@@ -180,7 +180,7 @@ class EarlyExit(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """[b, inputs, h, w] -> [b, outputs, h, w], halved in h and w where the channels are more."""
+    """[b, inputs, h, w] -> [b, outputs, h, w], halved in h and w if the channels increase."""
 
     def __init__(self, inputs: int, outputs: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def residual(sized: ResidualSizes) -> nn.Module:
 
 
 class Characters(nn.Module):
-    """int64 [b, context] characters -> logits [b, context, vocabulary] of the character after each of them."""
+    """int64 [b, context] characters -> logits [b, context, vocabulary] of each next character."""
 
     def __init__(self, vocabulary: int, hidden: int) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Characters(nn.Module):
 
 
 MODEL = CalledWith(("shape", "classes"), "Write def model(shape, classes): return torch.nn.Linear(shape[0], classes)")
-"""Of a model of the user's own: the shape of an example, and the number of outputs."""
+"""Arguments of a user's model: the shape of an example, and the number of outputs."""
 
 
 def _own(source: str, base: Path | None, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -247,7 +247,7 @@ DEVIATION = 0.02
 
 
 class Transformer(nn.Module):
-    """int64 [b, context] characters -> logits [b, context, vocabulary] of the character after each of them.
+    """int64 [b, context] characters -> logits [b, context, vocabulary] of each next character.
 
     `width` is a multiple of 2 `heads`.
     """
@@ -277,7 +277,7 @@ class Transformer(nn.Module):
 
 
 class TransformerStage(nn.Module):
-    """Consecutive blocks of a transformer, with the embedding in front of the first, the logits behind the last.
+    """Consecutive blocks of a transformer, with the embedding before the first, the logits after the last.
 
     [b, context] or [b, context, width] -> [b, context, width] or [b, context, vocabulary].
     """
@@ -321,8 +321,9 @@ class Block(nn.Module):
         return h + added
 
     def seen(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return what queries see of the places up to their own, all [b, heads, context, size]; `processes.context`
-        puts another in its place."""
+        """Return the causal attention of queries to the positions up to their own, all [b, heads, context, size];
+        `processes.context` replaces this method.
+        """
         return functional.scaled_dot_product_attention(turned(queries), turned(keys), values, is_causal=True)
 
     def attention(self, h: torch.Tensor) -> torch.Tensor:
@@ -334,13 +335,14 @@ class Block(nn.Module):
 
 
 class Experts(nn.Module):
-    """[b, context, width] -> the same shape: of n pairs of wide layers each place has the `top` that a router prefers.
+    """[b, context, width] -> the same shape: of n pairs of wide layers each position uses the `top` preferred by a
+    router.
 
         p  =  softmax(router h),  the shares of the chosen divided by their sum (top = 1: p itself)
         y  =  sum over the chosen of  share  narrow_e gelu(wide_e h)
 
-    In training an expert takes `capacity` times an equal share of the batch's places; the others use the residual
-    alone.  `uneven` is n sum_e f_e P_e - 1 of the last pass, f the shares of places and P the mean of p.
+    In training an expert accepts `capacity` times an equal share of the batch's positions; the others use only the
+    residual.  `uneven` is n sum_e f_e P_e - 1 of the last pass, f the shares of positions and P the mean of p.
 
     Sources: Shazeer and others, Outrageously large neural networks, ICLR 2017; Lepikhin and others, GShard, ICLR 2021,
     for top = 2 and the capacity; Fedus, Zoph and Shazeer, Switch transformers, JMLR 23 (2022), for top = 1 and `uneven`
@@ -380,7 +382,7 @@ class Experts(nn.Module):
         return whole.view_as(h)
 
     def taken_uneven(self) -> torch.Tensor:
-        """Return `uneven`, and hold it no longer: a copy of the module would have to copy its graph."""
+        """Return `uneven` and delete it: a copy of the module would have to copy its graph."""
         found, self.uneven = self.uneven, torch.zeros(())
         return found
 
@@ -389,9 +391,9 @@ class Experts(nn.Module):
 
 
 def turned(vectors: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
-    """Turn the pairs (i, i + d/2) of vectors [..., context, d], d even, by angles in proportion to their place.
+    """Rotate the pairs (i, i + d/2) of vectors [..., context, d], d even, by angles proportional to their position.
 
-    A product of two then depends on the distance of their places.  `places` [context]: by default from 0 on.
+    A dot product then depends on the distance of the positions.  `places` [context]: by default from 0 on.
     """
     context, half = vectors.shape[-2], vectors.shape[-1] // 2
     if places is None:

@@ -30,10 +30,10 @@ PREDICTED = "predicted"
 
 
 def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
-    """Return the rows of a CSV file followed by the model's answers, and the columns that it ignores.
+    """Return the rows of a CSV file with the model's predictions appended, and the columns that it ignores.
 
-    Of classes: `predicted` and each probability; else `predicted LABEL` each.  Raises ConfigError for missing columns
-    and invalid cells, TrainingError for answers that are not finite.
+    For classes: `predicted` and each probability; else `predicted LABEL` each.  Raises ConfigError for missing columns
+    and invalid cells, TrainingError for predictions that are not finite.
     """
     table, f = CsvColumns(path), model.facts
     features = read_features(table, _encoding_of(model), f.labels)
@@ -52,7 +52,7 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
 
 def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
     """Return a table as CSV with additional columns of untrusted names and texts.  Raises ConfigError for an existing
-    one.
+    column name.
     """
     added = {cell_text(name): list(map(cell_text, column)) for name, column in added.items()}
     if taken := [name for name in added if name in table.whole_header]:
@@ -70,7 +70,7 @@ def _format(value: float) -> str:
 
 
 def _encoding_of(model: DescribedModel) -> TableEncoding:
-    """Return how the model's table is read."""
+    """Return the encoding of the model's table."""
     f = model.facts
     if f.encoding is None and not f.columns:
         text = f"a model of {f.kind}, of examples of shape {f.shape}, that learned from no table with named columns"
@@ -79,14 +79,14 @@ def _encoding_of(model: DescribedModel) -> TableEncoding:
 
 
 def unknown_of(table: CsvColumns, encoding: TableEncoding, labels: Sequence[str]) -> Sequence[str]:
-    """Return the columns of a table that a model neither reads nor makes another of."""
+    """Return the columns of a table that a model neither reads nor predicts."""
     known = set(found_columns(table, encoding.columns).values())
     read = {*labels, *(of for one in encoding.columns if one.declared for of in one.declared.made_of)}
     return [name for place, name in enumerate(table.header) if place not in known and parted(name)[0] not in read]
 
 
 def examples_of(model: DescribedModel, source: str, base: Path | None = None) -> Dataset:
-    """Return the unscaled examples that `source` names: a CSV file by its path, or a `data.source`.
+    """Return the unscaled examples in `source`: a CSV file by its path, or a `data.source`.
 
     CSV columns are found by name, in any order.  Raises ConfigError for other columns or labels.
     """
@@ -122,7 +122,7 @@ def examples_of(model: DescribedModel, source: str, base: Path | None = None) ->
 
 
 def class_places(table: CsvColumns, place: int, classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the class of each row, [m], by its place.  Raises ConfigError for an unknown label."""
+    """Return the index of each row's class, [m].  Raises ConfigError for an unknown label."""
     return np.array([_class_of(table, row, place, classes) for row in range(len(table.words(place)))], np.int64)
 
 

@@ -1,15 +1,15 @@
-"""Boosted trees, grown from sums alone: histograms of gradients over bins of columns, summed over all records.
+"""Boosted trees, grown only from sums: histograms of gradients over bins of columns, summed over all records.
 
     a tree       g = dloss/dF,  h = d2loss/dF2  at F, the margins so far
     a level      of each open node, column and bin: sums of 1, g, h
     a split      the bin of the largest gain  1/2 [ GL^2/(HL + l2) + GR^2/(HR + l2) - G^2/(H + l2) ]
-    a leaf       F <- F - learning_rate G / (H + l2), rounded to what `suppress` records can change it by
+    a leaf       F <- F - learning_rate G / (H + l2), rounded to the largest change by `suppress` records
 
-g and h are whole multiples of 2^-30, so sums over sites, and the trees, are those over all records, to the bit.  Empty
-cells have a bin of their own, which a split sends to the side that gains more.  Several classes: a tree of each, side
-by side.
+g and h are whole multiples of 2^-30, so sums over sites, and the trees, equal those over all records to the bit.  Empty
+cells have a separate bin, which a split sends to the side with the larger gain.  Several classes: one tree per class in
+each round.
 
-Source: Chen and Guestrin, XGBoost, KDD 2016, sections 2.1, 2.2 and 3.4.  numpy alone.
+Source: Chen and Guestrin, XGBoost, KDD 2016, sections 2.1, 2.2 and 3.4.  Only numpy.
 
 trees.json: `column` < `below` leads to `yes`, else to `no`, an empty cell to `missing`; both sides of the comparison
 are (x - mean) / deviation in float32.  The `value` of the leaves, added to `base`, is the margin: log odds of the
@@ -36,14 +36,14 @@ Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
 SHIFT = 30
-"""Bits behind the point of a gradient."""
+"""Fractional bits of a gradient."""
 UNIT = float(1 << SHIFT)
 
 LOGISTIC, SOFTMAX, SQUARES = "logistic", "softmax", "squares"
 
 
 class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The outcome and columns of the growth; the same at all sites."""
+    """The outcome, columns and settings of the trees; the same at all sites."""
 
     loss: str
     """logistic (two classes), softmax (more), squares (a number)."""
@@ -55,29 +55,31 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     learning_rate: float
     l2: float
     min_child_weight: float
-    """Least sum of h on each side of a split."""
+    """Minimum sum of h on each side of a split."""
     min_records: int
-    """Least number of records on each side of a split."""
+    """Minimum number of records on each side of a split."""
     bin_records: int = 0
-    """Least number of a node's records for each bin of a column, which has two at least."""
+    """Minimum number of a node's records per bin of a column; a column has at least two bins."""
     columns: tuple[str, ...]
     places: tuple[int, ...]
-    """Of each among the features of a table as the sites agreed on it."""
+    """Index of each column in the features that the sites agreed on."""
     cuts: tuple[tuple[float, ...], ...]
-    """Of each column, in its unit, ascending: between two of them lies a bin."""
+    """Cut points of each column, in its unit, ascending: a bin is between two of them."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    """By which each is scaled, in float32, before it is compared."""
+    """Divisor of each column, in float32, applied before comparing."""
     missing: bool = False
-    """Whether a cell may hold nothing."""
+    """Whether a cell may be empty."""
     constant: tuple[str, ...] = ()
     """Omitted columns: those with one value at every site."""
     records: int
-    """That the sites had when they agreed on the columns."""
+    """Number of records of the sites when they agreed on the columns."""
     sites: int = 0
     """Maximum number of sites in a sum; 0: unknown, and records and h are never packed into one number."""
     suppress: int
-    """Sums over fewer records are counted as small; published numbers are rounded to the effect of so many."""
+    """Sums over fewer records are counted as small; published numbers are rounded to the effect of this number of
+    records.
+    """
     agreed: str = ""
     """The hash of the agreed statistics."""
 
@@ -87,7 +89,7 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def outputs(self) -> int:
-        """Return the number of trees grown side by side."""
+        """Return the number of trees per round, one for each output."""
         return len(self.classes) if self.loss == SOFTMAX else 1
 
 
@@ -98,13 +100,13 @@ def scaled_cuts(cuts: Sequence[float], mean: float, deviation: float) -> npt.NDA
 
 @dataclass(frozen=True)
 class TreeBins:
-    """The bins of all columns, one behind the other."""
+    """The bins of all columns, concatenated."""
 
     design: TreesDesign
 
     @cached_property
     def sizes(self) -> Whole:
-        """Number of bins of each column, with that of empty cells behind them."""
+        """Number of bins of each column, including the last one for empty cells."""
         return np.array([len(cuts) + 1 + self.design.missing for cuts in self.design.cuts], np.int64)
 
     @cached_property
@@ -122,12 +124,12 @@ class TreeBins:
 
     @cached_property
     def place(self) -> Whole:
-        """Of each bin, counted from its column's first."""
+        """Index of each bin within its column."""
         return np.arange(self.count) - self.starts[self.column]
 
     def reporting_bins(self, records: int) -> Whole:
-        """Return for each bin the bin that reports it at a node with so many records: the last of a merged group,
-        behind which a split can be.
+        """Return for each bin the bin that reports it at a node with `records` records: the last of a merged group,
+        after which a split is possible.
         """
         found = self.place
         if not self.design.bin_records:
@@ -139,7 +141,7 @@ class TreeBins:
 
     @cached_property
     def splits(self) -> npt.NDArray[np.bool_]:
-        """Whether a bin has another of its column behind it, so that a split can be there."""
+        """Whether a bin is followed by another of its column, so that a split after it is possible."""
         last = 1 + self.design.missing
         there = np.ones(self.count, bool)
         for size, start in zip(self.sizes.tolist(), self.starts.tolist(), strict=True):
@@ -147,7 +149,7 @@ class TreeBins:
         return there
 
     def of(self, x: npt.NDArray[np.float32]) -> Whole:
-        """Return the bin of each cell, [m, columns], counted from its column's first; x [m, features], scaled."""
+        """Return the bin of each cell within its column, [m, columns]; x [m, features], scaled."""
         d = self.design
         found = np.empty((len(x), len(d.columns)), np.int64)
         for k, (place, cuts) in enumerate(zip(d.places, d.cuts, strict=True)):
@@ -201,7 +203,7 @@ class TreeNodes:
 
     @property
     def bin(self) -> Whole:
-        """The last bin that goes to the left."""
+        """The last bin of the left side."""
         return np.maximum(self.code - SPLIT, 0) // 2 % _BINS
 
     @property
@@ -214,7 +216,7 @@ class TreeNodes:
         return 2 * np.cumsum(self.is_split) - 1
 
     def reached(self, bins: Whole, sizes: Whole, depth: int, *, missing: bool) -> Whole:
-        """Return the node at which each record stands, [m]; bins [m, columns]."""
+        """Return the node of each record, [m]; bins [m, columns]."""
         split, left, column, last, default = self.is_split, self.left, self.column, self.bin, self.missing_left
         rows, at = np.arange(len(bins)), np.zeros(len(bins), np.int64)
         for _ in range(depth):
@@ -250,10 +252,10 @@ class FoundSplit:
 
 
 def leaf_value(design: TreesDesign, sums: Whole) -> float:
-    """Return the addition of a leaf to the margin of its records.
+    """Return the value that a leaf adds to the margin of its records.
 
-    Rounded to a power of two so that `suppress` records move it by a step at most (g is at most 1): leaves of nearby
-    cuts would else differ by the few records between them.
+    Rounded to a power of two so that `suppress` records move it by at most one step (g is at most 1).  Otherwise the
+    leaves of nearby cuts would differ by the few records between them.
     """
     _, g, h = (float(one) for one in sums)
     least = h / UNIT + design.l2
@@ -263,13 +265,13 @@ def leaf_value(design: TreesDesign, sums: Whole) -> float:
 
 
 def rounded(value: float, least: float) -> float:
-    """Return the multiple of a power of two next to a value: of the power next above `least`."""
+    """Return the nearest multiple of the smallest power of two above `least`."""
     step = math.ldexp(1.0, math.frexp(least)[1])
     return round(value / step) * step
 
 
 def best_split(bins: TreeBins, sums: Whole, reporting: Whole) -> FoundSplit | None:
-    """Return the split with the largest gain, of sums [bins, 3] over a node's records, or None; `reporting` [bins]:
+    """Return the split with the largest gain, from sums [bins, 3] over a node's records, or None; `reporting` [bins]:
     `TreeBins.reporting_bins`.
     """
     d = bins.design
@@ -290,7 +292,7 @@ def best_split(bins: TreeBins, sums: Whole, reporting: Whole) -> FoundSplit | No
 
 
 def _gains(d: TreesDesign, left: Whole, right: Whole) -> Floats:
-    """Return the gain of each split; 0 where a side is too small."""
+    """Return the gain of each split; 0 if a side is too small."""
     fits = np.minimum(left[:, 0], right[:, 0]) >= d.min_records
     fits &= np.minimum(left[:, 2], right[:, 2]) >= max(1.0, d.min_child_weight * UNIT)
     whole = (left[0] + right[0])[None]
@@ -307,7 +309,7 @@ def _score(d: TreesDesign, sums: Whole) -> Floats:
 
 
 def base_margins(design: TreesDesign, records: int, totals: Sequence[float]) -> Floats:
-    """Return the margins without trees, [outputs]: log odds of the shares, or the mean; of sums over records.
+    """Return the margins before the first tree, [outputs]: log odds of the shares, or the mean; from sums over records.
 
     The mean is in quarters of a deviation, 0 unless sites are missing: a finer one would undo the rounding of the
     agreed statistics.
@@ -319,7 +321,7 @@ def base_margins(design: TreesDesign, records: int, totals: Sequence[float]) -> 
 
 
 def gradients(design: TreesDesign, margins: Floats, y: Floats) -> tuple[Whole, Whole, Floats]:
-    """Return g and h, [m, outputs], in units of 2^-30, and the loss, [m]; y [m] numbers, or places of classes."""
+    """Return g and h, [m, outputs], in units of 2^-30, and the loss, [m]; y [m] numbers, or class indices."""
     if design.loss == SQUARES:
         off = margins[:, 0] - y
         return whole_of(off[:, None]), np.full((len(y), 1), 1 << SHIFT, np.int64), off * off / 2
@@ -345,30 +347,32 @@ YES, NO = "yes", "no"
 
 
 class TreeNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A split, or a leaf where it has a value."""
+    """A split, or a leaf if it has a value."""
 
     records: int | None = None
-    """Records of all sites in this node, in files of the release before: differences disclosed few records."""
+    """Records of all sites in this node; only in files of the previous release, because differences disclosed few
+    records.
+    """
     value: float | None = None
     column: str = ""
     below: float | None = None
-    """In the column's unit."""
+    """Cut point in the column's unit."""
     missing: str = ""
-    """yes or no, where cells may hold nothing."""
+    """yes or no, if cells may be empty."""
     gain: float | None = None
-    """In files of the release before alone, as `records`."""
+    """Only in files of the previous release, as `records`."""
     yes: TreeNode | None = None
     no: TreeNode | None = None
 
 
 class BoostedTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     of: str = ""
-    """The class of its margin, where there are more than two."""
+    """The class of its margin, if there are more than two classes."""
     root: TreeNode
 
 
 class TreesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file."""
+    """The content of trees.json."""
 
     format: int = FORMAT
     loss: str
@@ -387,7 +391,7 @@ def encoded_trees(file: TreesFile) -> bytes:
 
 
 def decoded_trees(text: bytes, where: str) -> TreesFile:
-    """Return the trees of a text.  Raises ConfigError for one that holds none, or trees that lead nowhere."""
+    """Return the trees of a text.  Raises ConfigError for a text without trees, or trees with missing nodes."""
     advice = "Copy the folder again."
     try:
         file = from_json(msgspec.json.Decoder(TreesFile), text)

@@ -1,16 +1,16 @@
-"""Which examples a node sees in a round: a function of (seed, node, round) alone.
+"""The examples of a node's batches in a round: a function of (seed, node, round) only.
 
-A node goes through its examples in passes, each in a new random order.  With local_steps the passes are one endless
-line, of which round r takes the next local_steps * batch_size places; with local_epochs a round is that many passes, or
-fewer with fewest_epochs, and a pass's last batch may be smaller.
+A node reads its examples in passes, each in a new random order.  With local_steps the passes form one endless sequence,
+and round r takes the next local_steps * batch_size positions.  With local_epochs a round is that many passes, or fewer
+with fewest_epochs, and a pass's last batch may be smaller.
 
-With buckets every step has lines of one bucket, the next of its own endless line of passes.  In pass c over all lines
-of the node the bucket b, of m_b lines, has
+With buckets every step has lines of one bucket, the next of the bucket's own endless sequence of passes.  In pass c
+over all lines of the node the bucket b, of m_b lines, has
 
     floor((c + 1) m_b / batch_size) - floor(c m_b / batch_size)
 
-steps, in a random order: every line is seen as often as any other, to one batch, every batch is full, and no round
-depends on earlier draws.
+steps, in a random order.  Every line is used equally often, to one batch, every batch is full, and no round depends on
+earlier draws.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRAWN_PLACES = 512  # passes over few examples are drawn together: opening a str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """The steps of one job: `indices` [steps, width] into the dataset, the first counts[step] of them in use."""
+    """The steps of one job: `indices` [steps, width] into the dataset; the first counts[step] of them are used."""
 
     indices: Indices
     counts: Indices
@@ -55,7 +55,7 @@ class EndlessLine:
         self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round needs it too
 
     def places(self, node: int, start: int, places: int) -> Indices:
-        """Return places start .. start + places of the line."""
+        """Return positions start .. start + places of the line."""
         m = len(self._shares[node])
         length = m * max(1, DRAWN_PLACES // m)
         number, offset = divmod(start, length)
@@ -68,7 +68,7 @@ class EndlessLine:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _stretch(self, node: int, number: int, length: int) -> Indices:
-        """Return the places number * length .. (number + 1) * length of the line."""
+        """Return positions number * length .. (number + 1) * length of the line."""
         latest = self._latest.get(node)
         if latest is not None and latest[0] == number:
             return latest[1]
@@ -77,7 +77,7 @@ class EndlessLine:
         return stretch
 
     def drawn(self, node: int, number: int, length: int) -> Indices:
-        """Return a stretch: whole passes, `length` places in all."""
+        """Return a stretch: whole passes, `length` positions in total."""
         share, random = self._shares[node], stream(self._seed, self._purpose, node, number)
         passes = length // len(share)
         drawn = random.permutation(share) if passes == 1 else random.permuted(np.tile(share, (passes, 1)), axis=1)
@@ -86,7 +86,7 @@ class EndlessLine:
 
 
 class Batches:
-    """Draws plans.  `width` >= batch_size pads every step with unused places to one shape."""
+    """Draws plans.  `width` >= batch_size pads every step with unused positions to one shape."""
 
     def __init__(
         self, shares: Sequence[Indices] | Mapping[int, Indices], settings: TrainSettings, seed: int, width: int
@@ -99,7 +99,9 @@ class Batches:
         self._latest_of_all: dict[int, npt.NDArray[np.int32]] = {}  # stretch -> [n, places], where all have as many
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
-        """Return the batches of `node` in `round`; with `steps` so many full batches, whatever the settings."""
+        """Return the batches of `node` in `round`; with `steps` this number of full batches, overriding the
+        settings.
+        """
         m = len(self._shares[node])
         steps = steps or self._steps
         if steps is not None:
@@ -112,7 +114,7 @@ class Batches:
         return self._passes(drawn)
 
     def whole(self, rows: Indices) -> BatchPlan:
-        """Return one pass over these rows, in their order."""
+        """Return one pass over these rows, in order."""
         return self._passes(rows.reshape(1, -1))
 
     def of_all(self, round: int, n: int) -> Indices | None:
@@ -129,7 +131,7 @@ class Batches:
         return self._padded(by_steps).reshape(n, self._steps, self._width).transpose(1, 0, 2).astype(np.int64)
 
     def _lines(self, n: int, m: int, start: int, places: int) -> npt.NDArray[Any]:
-        """Return the line of all of n nodes with m examples each, [n, places]."""
+        """Return the lines of n nodes with m examples each, [n, places]."""
         length = m * max(1, DRAWN_PLACES // m)
         first, last = start // length, (start + places - 1) // length
         for number in range(first, last + 1):
@@ -160,7 +162,7 @@ class Batches:
 
 
 def check_lines(train: Dataset, settings: TrainSettings, *, private: bool) -> None:
-    """Raise ConfigError for settings that lines of several lengths do not support."""
+    """Raise ConfigError for settings that lines of different lengths do not support."""
     if not isinstance(train.x, Ragged):
         return
     advice = "Take text:PATH, windows of one length"
@@ -173,7 +175,7 @@ def check_lines(train: Dataset, settings: TrainSettings, *, private: bool) -> No
 
 
 class BucketBatches:
-    """Draws plans as `Batches` does; bucket[k], of `buckets` in all, is that of example k."""
+    """Draws plans as `Batches` does; bucket[k], one of `buckets`, is the bucket of example k."""
 
     def __init__(
         self,
@@ -191,7 +193,9 @@ class BucketBatches:
         self._lines = [EndlessLine(parts, seed, f"batches of bucket {b}") for b, parts in enumerate(held)]
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
-        """Return the batches of `node` in `round`; with `steps` so many full batches, whatever the settings."""
+        """Return the batches of `node` in `round`; with `steps` this number of full batches, overriding the
+        settings.
+        """
         steps = steps or self._steps
         if steps is None:
             assert self._epochs is not None
@@ -221,7 +225,7 @@ class BucketBatches:
         return [batches[place] for place in self._order(node, number, [1] * len(batches))]
 
     def _order(self, node: int, number: int, counts: Sequence[int]) -> Indices:
-        """Return 0 counts[0] times, 1 counts[1] times ... in a pass's order."""
+        """Return counts[0] zeros, counts[1] ones, ..., in a pass's random order."""
         drawn: Indices = stream(self._seed, "buckets", node, number).permutation(
             np.repeat(np.arange(len(counts)), counts)
         )
@@ -235,7 +239,7 @@ class BucketBatches:
         return sum(number * m // self._size for m in self._sizes[node])
 
     def _pass_of(self, node: int, step: int) -> int:
-        """Return a step's pass, of about m / batch_size steps."""
+        """Return the pass of a step; a pass has about m / batch_size steps."""
         m, most = sum(self._sizes[node]), step + len(self._lines) + 1
         ends = range(1, most * self._size // m + 2)
         return bisect_right(ends, step, key=lambda end: self._before(node, end))

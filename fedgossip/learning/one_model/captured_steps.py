@@ -1,23 +1,23 @@
-"""Steps of one model on a CUDA GPU, captured once and replayed from then on: one launch in place of hundreds.
+"""Steps of one model on a CUDA GPU, captured once and then replayed: one launch in place of hundreds.
 
-The module's Python does not run in a replay, and may decide or store something; so the first batches are checked:
+The module's Python code does not run in a replay, and might decide or store something.  The first batches check this:
 
     first     taken uncaptured; the state of Python is compared before and after it, and waits for the device are
               detected
     second    captured, and taken both ways from the end of the first one: both must agree, to rounding
     later     replayed
 
-Compared are modules' attributes, the identity of parameters and buffers, and the random states of Python, numpy and
-torch.  Where something differs, a capture fails or memory is short, steps run one by one, and `note` receives the
+The checks compare modules' attributes, the identity of parameters and buffers, and the random states of Python, numpy
+and torch.  If something differs, a capture fails or memory is short, steps run one by one, and `note` receives the
 reason.  Batches of another size are never captured.
 
 `CapturedWork` does the same for any work on a device:
 
-    first call      the parts one after another, uncaptured: they warm up all that a capture must find ready
+    first call      the parts one after another, uncaptured: they initialise everything that a capture needs
     then            the same calls once more, captured: this computes nothing
     later calls     the graph, in one launch
 
-A replay uses the capture's memory: inputs and outputs are buffers at fixed places.  On the CPU the parts are called.
+A replay uses the capture's memory: inputs and outputs are buffers at fixed addresses.  On the CPU the parts are called.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.settings import TrainSettings
 
 KINDS = ("cuda",)
-"""The devices on which steps are captured."""
+"""Kinds of devices that capture steps."""
 
 ROUNDING = 1e-3
 """Maximum distance of a replay's end, in step lengths: sums on a GPU may change their order."""
@@ -48,12 +48,12 @@ ROOM = 8
 """Minimum free memory for a capture, in multiples of a step's: a graph's memory is never released."""
 
 COPIES = 3
-"""Of all that a step changes, while the first replay is compared."""
+"""Number of copies of all changed tensors while the first replay is compared."""
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(x, y, factors) -> the loss; changes the weights in their places."""
+"""(x, y, factors) -> the loss; changes the weights in place."""
 
 
 class Stepping(Protocol):
@@ -63,17 +63,17 @@ class Stepping(Protocol):
         """Take a step on one batch, with or without the terms of a federated client; return its loss."""
 
     def changed(self) -> Sequence[torch.Tensor]:
-        """Return all tensors that a step changes and a later one reads, in their places."""
+        """Return all tensors that a step changes and a later one reads, at fixed addresses."""
 
 
 Room = Callable[[int], bool]
-"""Returns, after a step, whether there is room for a graph's memory, and for so many bytes beside it."""
+"""Returns, after a step, whether memory suffices for a graph and the given additional bytes."""
 
 Part = Callable[[], None]
-"""Work on buffers that stay where they are."""
+"""Work on buffers at fixed addresses."""
 
 Capture = Callable[[Part], Part]
-"""Returns what replays the work.  Raises RuntimeError where it cannot be captured; nothing is computed either way."""
+"""Returns a function that replays the work.  Raises RuntimeError if it cannot be captured; neither case computes."""
 
 
 class CapturedWork:
@@ -165,7 +165,7 @@ class _Captured:
 
 
 class CapturedSteps:
-    """Takes the steps of `stepping` on batches of `width` examples, captured as soon as they may be."""
+    """Takes the steps of `stepping` on batches of `width` examples, captured as soon as possible."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class CapturedSteps:
         self._captured: dict[bool, _Captured] = {}
 
     def step(self, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        """Take a step, see `Stepping`."""
+        """See `Stepping`."""
         if self._capture is None or len(x) != self._width:
             return self._stepping.step(pulled, x, y, factors)
         if (known := self._captured.get(pulled)) is not None:
@@ -214,7 +214,7 @@ class CapturedSteps:
     def _first_replay(
         self, capture: Capture, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor
     ) -> torch.Tensor:
-        """Capture a step, and take it both ways; the uncaptured result wins a difference."""
+        """Capture a step, and take it both ways; on a difference the uncaptured result is used."""
         if not self._room(COPIES * sum(one.nbytes for one in self._stepping.changed())):
             self._give_up(f"less than {ROOM} times the memory of a step is free")
             return self._stepping.step(pulled, x, y, factors)
@@ -282,7 +282,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def enough(device: torch.device, beside: int) -> bool:
-    """Return whether, after a step, `ROOM` times its allocation on a CUDA device is free, and `beside` bytes."""
+    """Return whether, after a step, `ROOM` times its allocation on a CUDA device is free, plus `beside` bytes."""
     step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= ROOM * step + beside
@@ -311,7 +311,7 @@ def alike(
 def waits(device: torch.device) -> Iterator[list[str]]:
     """Watch a block on a CUDA device; afterwards the list has a text for each operation that waited for it.
 
-    A capture of such an operation fails, recoverably.
+    Capturing such an operation would fail, recoverably.
     """
     found: list[str] = []
     if device.type != "cuda":
@@ -336,7 +336,7 @@ def remembered_by_python(module: nn.Module, generator: torch.Generator) -> dict[
     """Return the state that a module's Python could keep between steps, by readable names, without the device's
     `generator`.
 
-    Attributes other than plain values are the objects and their lengths: changes within are not seen.
+    Attributes other than plain values are compared by identity and length: changes within them are not detected.
     """
     numbers: Any = np.random.get_state()  # noqa: NPY002
     found: dict[str, object] = {
@@ -369,7 +369,7 @@ class _Object:
 
 
 def held(value: object) -> object:
-    """Return a plain value itself, and of another object its identity and length."""
+    """Return a plain value itself, and for another object its identity and length."""
     if isinstance(value, PLAIN):
         return value
     return _Object(value, len(value) if isinstance(value, Collection) and not isinstance(value, torch.Tensor) else 0)

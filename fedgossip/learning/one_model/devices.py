@@ -1,14 +1,14 @@
-"""Training devices (a CUDA GPU, Apple's GPU, or the CPU) and how they compute.
+"""Training devices (a CUDA GPU, Apple's GPU, or the CPU) and their numerics.
 
-**Mixed precision**: layers compute in 16 bits by torch's autocast; weights and steps stay float32.  For float16, which
-loses gradients below 6e-8, the loss is scaled up and the gradient down; an overflow skips the step and halves the
-scale, many good steps double it (Micikevicius et al., Mixed precision training, ICLR 2018; numbers of GradScaler).
+**Mixed precision**: layers compute in 16 bits by torch's autocast; weights and steps stay float32.  float16 loses
+gradients below 6e-8, so the loss is scaled up and the gradient down; an overflow skips the step and halves the scale,
+many good steps double it (Micikevicius et al., Mixed precision training, ICLR 2018; numbers of GradScaler).
 
-**train.portable**: the same bits on unlike x86-64 processors, by ATen's kernels for AVX2, MKL's COMPATIBLE ones
-(`kernels`), `optimizers.square_root`, and nothing of oneDNN, whose order of sums follows the processor.
+**train.portable**: the same bits on different x86-64 processors, by ATen's kernels for AVX2, MKL's COMPATIBLE ones
+(`kernels`) and `optimizers.square_root`.  oneDNN is not used, because its order of sums depends on the processor.
 
-**Convolutions**: images lie channels innermost, [b, h, w, c], logically [b, c, h, w].  Weights keep their order, as
-views of the exchanged vector; torch lays them out anew at a small cost.
+**Convolutions**: images are stored channels innermost, [b, h, w, c], logically [b, c, h, w].  Weights keep their order,
+as views of the exchanged vector; torch converts them at a small cost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FSDP_SINCE = (2, 6)  # fully_shard in torch.distributed.fsdp
 
 
 def device_for(name: str) -> torch.device:
-    """Return the device that `name` means here; "auto" is the first of cuda, mps and cpu.
+    """Return the device called `name`; "auto" is the first available of cuda, mps and cpu.
 
     Raises ConfigError for a missing device.
     """
@@ -55,7 +55,7 @@ def device_for(name: str) -> torch.device:
 
 
 def with_float64(device: torch.device) -> torch.device:
-    """Return the device, or the CPU where it has no float64: Apple's GPU."""
+    """Return the device, or the CPU if it has no float64 (Apple's GPU)."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
@@ -67,7 +67,7 @@ def describe(device: torch.device) -> str:
 
 
 def check(settings: TrainSettings, device: torch.device, module: nn.Module) -> None:
-    """Raise ConfigError, with advice, for settings that this device, machine or model cannot serve."""
+    """Raise ConfigError, with advice, for settings that this device, machine or model does not support."""
     if settings.channels_last:
         check_channels(module)
     if settings.processes > 1:
@@ -113,7 +113,9 @@ def _check_buffers(module: nn.Module) -> None:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Raise ConfigError where layers cannot compute with `precision` there: torch's builds differ, and so do GPUs."""
+    """Raise ConfigError if layers cannot compute with `precision` on the device: torch's builds differ, and
+    so do GPUs.
+    """
     dtype = dtype_of(precision)
     if dtype == torch.float32:
         return
@@ -131,7 +133,7 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Return torch's type of that name."""
+    """Return torch's type of this name."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
@@ -143,14 +145,14 @@ def _compiler() -> str | None:
 
 FIRST_SCALE = 2.0**16
 GROWTH_STEPS = 2000
-"""Good steps after which the scale is doubled."""
+"""Number of good steps after which the scale is doubled."""
 
 LOSS_SCALE = "loss_scale"
-"""Under this name a node's state holds [scale, good steps since it changed], float64."""
+"""Name in a node's state of [scale, good steps since its last change], float64."""
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which a model computes with `precision`; nothing for float32."""
+    """Return the context for a model's computations in `precision`; a null context for float32."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype_of(precision))
@@ -165,7 +167,7 @@ class LossScale:
     def take(self, finite: bool) -> bool:
         """Return whether to take a step with a `finite` gradient or not, and set the scale for the next one.
 
-        A gradient that is not finite without scaling is taken: divergence must be visible.
+        A gradient that is not finite even without scaling is taken: divergence must be visible.
         """
         if not finite:
             if self.value <= 1:
@@ -194,7 +196,7 @@ def capability() -> str:
 
 
 def settle() -> None:
-    """Compute portably from now on, in all of this process.  Raises ConfigError, with advice, where that cannot be."""
+    """Compute portably from now on, in the whole process.  Raises ConfigError, with advice, if this is not possible."""
     if platform.machine() not in kernels.X86:
         advice = "Leave portable out: the bits are this kind of machine's own then."
         raise ConfigError(f"portable = true is for x86-64 processors; this is {platform.machine()}", advice)
@@ -230,7 +232,7 @@ def check_channels(module: nn.Module) -> None:
 
 
 def innermost(module: nn.Module) -> None:
-    """Lay out the images of every convolution of the module with the channels innermost; the results follow."""
+    """Store the images of every convolution of the module with the channels innermost; the results follow."""
     for part in module.modules():
         if isinstance(part, FLAT):
             part.register_forward_pre_hook(_flat)

@@ -1,6 +1,6 @@
 """The layout of a model in a vector: the elements of each tensor, and the schema that two peers compare.
 
-Files and loops share one rule: a vector contains the parameters with requires_grad, and the running statistics
+Files and loops share one rule.  A vector contains the parameters with requires_grad, and the running statistics
 (floating, persistent, finite buffers).  Constant tables such as masks with -inf, integers, and buffers with
 persistent=False stay with their module.
 """
@@ -46,20 +46,23 @@ class Layout:
     kind: str = "float32"
     """The type of the vector, or "float64"."""
     types: tuple[str, ...] = ()
-    """The type of each tensor, where one differs from that of the vector and so rounds what is written to it."""
+    """The type of each tensor, if one differs from the vector's and therefore rounds written values."""
 
     @classmethod
     def from_module(cls, module: nn.Module, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
-        """Return the layout of all that travels: trained parameters but `personal` ones, and buffers if averaged.
+        """Return the layout of everything exchanged: trained parameters except `personal` ones, and buffers if
+        averaged.
 
-        Raises ConfigError where nothing is trained and shared.
+        Raises ConfigError if no parameter is both trained and shared.
         """
         floating = _shapes(averaged_buffers(module)) if buffers == "average" else []
         return cls.of(_shapes(trained_parameters(module)), floating, buffers, personal)
 
     @classmethod
     def of(cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
-        """Return `from_module` of a module with these parameters and buffers.  Raises ConfigError without any."""
+        """Return the result of `from_module` for a module with these parameters and buffers.  Raises ConfigError
+        without any.
+        """
         for pattern in personal:
             if not any(_matches(name, [pattern]) for name, _ in trained):
                 known = ", ".join(name for name, _ in trained)
@@ -74,7 +77,7 @@ class Layout:
 
     @classmethod
     def personal_of(cls, module: nn.Module, personal: Sequence[str]) -> Layout:
-        """The layout of the parameters that stay at their node, whose values `from_module` has checked."""
+        """Return the layout of the parameters that stay at their node, whose values `from_module` has checked."""
         trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         own = [one for one in _shapes(trained) if _matches(one[0], personal)]
         elements = sum(math.prod(shape) for _, shape in own)
@@ -90,7 +93,7 @@ class Layout:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each tensor begins."""
+        """Start of each tensor."""
         return tuple(accumulate(map(math.prod, self.shapes), initial=0))[:-1]
 
     @property
@@ -101,7 +104,7 @@ class Layout:
 
     @property
     def schema(self) -> str:
-        """16 hex digits of the sha256 over names, shapes and types: equal schemas mean that averaging makes sense."""
+        """16 hex digits of the sha256 over names, shapes and types: models with equal schemas can be averaged."""
         parts = [
             list(self.names),
             list(self.shapes),
@@ -113,7 +116,7 @@ class Layout:
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
-        """Yield (name, where in the vector, shape) of every tensor."""
+        """Yield (name, slice of the vector, shape) of every tensor."""
         for name, offset, shape in zip(self.names, self.offsets, self.shapes, strict=True):
             yield name, slice(offset, offset + math.prod(shape)), shape
 
@@ -139,7 +142,7 @@ class Layout:
         tensors = self._tensors(module)
         with torch.no_grad():
             for name, where, shape in self.places():
-                # a copy: torch warns of arrays that it may not write to
+                # a copy: torch warns about read-only arrays
                 tensors[name].copy_(torch.from_numpy(vector[where].reshape(shape).copy()))
 
     def adopt(self, module: nn.Module, flat: torch.Tensor) -> None:
@@ -171,7 +174,7 @@ FFA: Final = "lora:ffa"
 BOTH: Final = "lora:both"
 PRODUCT: Final = "lora:product"
 LORA: Final = {"lora": FFA, FFA: FFA, BOTH: BOTH, PRODUCT: PRODUCT}
-"""Ways in which adapters of low rank travel: see `own_loop/adapters`."""
+"""Transfer of low-rank adapters: see `own_loop/adapters`."""
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -187,7 +190,7 @@ def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def averaged_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the floating buffers that are averaged, by name.  Raises ConfigError for one without values."""
+    """Return the averaged floating buffers, by name.  Raises ConfigError for a buffer without values."""
     kept = set(module.state_dict(keep_vars=True))
     found = []
     for name, buffer in module.named_buffers():

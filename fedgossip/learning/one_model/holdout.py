@@ -27,11 +27,11 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.secure.noise import discrete_gaussian
 
 ROWS = 1024
-"""Examples at a time."""
+"""Number of examples processed at a time."""
 
 
 class LocalTests:
-    """Measures vectors on the examples `kept` by each node, with a module of its own."""
+    """Measures vectors on the examples `kept` by each node, with a separate module."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class LocalTests:
 
     @torch.no_grad()
     def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
-        """Return {"score", "tested"}: of the vector with the node's own tensors, on so many of its examples.
+        """Return {"score", "tested"}: of the vector with the node's personal tensors, and the number of examples.
 
-        Where records are private and a noisy count may be reported, "read_score" is that accuracy.
+        If records are private and a noisy count may be reported, "read_score" is that accuracy.
         """
         rows = self._kept.get(node)
         if rows is None or not len(rows):

@@ -1,14 +1,14 @@
 """Storage of a client's examples, and transfer of batches to the training device.
 
-Examples that fit stay on the training device (`Resident`); the others in host memory, where a thread prepares batches
-(`Streamed`), for a CUDA GPU so:
+Examples that fit stay on the training device (`Resident`).  The others stay in host memory, and a thread prepares
+batches (`Streamed`), for a CUDA GPU as follows:
 
-    thread    pick rows into a pinned buffer -> copy it on a stream of its own -> record an event
-    trainer   let its stream wait for the event -> train; the copy of the next batch runs beside it
+    thread    pick rows into a pinned buffer -> copy it on a separate stream -> record an event
+    trainer   let its stream wait for the event -> train; the copy of the next batch runs at the same time
 
 A pinned buffer is reused after its copy.  The trainer's stream is recorded on the copy's memory, else it could be
-reused while a kernel reads it.  A batch is the same rows either way.  Lines of several lengths are padded on request
-(`Padded`).
+reused while a kernel reads it.  A batch has the same rows in both cases.  Lines of different lengths are padded on
+request (`Padded`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ DEFAULT_AHEAD = 2
 """One batch is copied while another one waits: more only evens out a slow disk."""
 
 SHARE_OF_MEMORY = 4
-"""Examples may take one part in so many of a GPU's free memory: models and activations need the rest."""
+"""Examples may use 1 / this share of a GPU's free memory: models and activations need the rest."""
 
 
 def ahead_of(settings: TrainSettings, device: torch.device, examples_bytes: int) -> int:
-    """Return how many batches to make ready ahead; 0 where the examples lie on the device."""
+    """Return the number of batches to prepare ahead; 0 if the examples are on the device."""
     if settings.prefetch is not None:
         return settings.prefetch
     if device.type != "cuda":
@@ -51,7 +51,7 @@ def ahead_of(settings: TrainSettings, device: torch.device, examples_bytes: int)
 
 
 def by_modules(settings: TrainSettings, device: torch.device, train: Dataset, test: Dataset) -> bool:
-    """Return whether settings or data require torch's own modules, where there is a hand-written path too."""
+    """Return whether settings or data require torch's own modules, in place of a hand-written path."""
     return settings.as_modules or ahead_of(settings, device, bytes_of(train, test)) > 0
 
 
@@ -61,7 +61,7 @@ def bytes_of(*sets: Dataset) -> int:
 
 
 def examples(data: Dataset, device: torch.device, ahead: int) -> Resident | Padded | Streamed:
-    """Return the examples of a data set, on the device or `ahead` batches ahead of it."""
+    """Return the examples of a data set, on the device or with `ahead` batches prepared."""
     if ahead:
         return Streamed(data, device, ahead)
     return Padded(data, device) if isinstance(data.x, Ragged) else Resident(data, device)
@@ -76,7 +76,7 @@ def predictions_in(data: Dataset) -> Callable[[Indices], int]:
 
 
 class Resident:
-    """All examples lie on the training device."""
+    """All examples are stored on the training device."""
 
     def __init__(self, data: Dataset, device: torch.device) -> None:
         self._device = device
@@ -100,7 +100,7 @@ class Resident:
 
 
 class Padded:
-    """Rows of several lengths, in host memory: a batch of them is padded, then copied to the training device."""
+    """Rows of different lengths, in host memory: a batch is padded, then copied to the training device."""
 
     def __init__(self, data: Dataset, device: torch.device) -> None:
         self._x, self._y, self._way = data.x, data.y, _Direct(device)
@@ -116,7 +116,7 @@ class Padded:
 
 
 class Streamed:
-    """The examples lie in host memory, and `ahead` batches are made ready by a thread that lives as long as a job."""
+    """The examples are in host memory; a thread with the lifetime of a job prepares `ahead` batches."""
 
     def __init__(self, data: Dataset, device: torch.device, ahead: int) -> None:
         self._x, self._y, self._device, self._ahead = data.x, data.y, device, ahead
@@ -124,7 +124,7 @@ class Streamed:
 
     @contextmanager
     def batches(self, wanted: Sequence[Indices]) -> Iterator[Iterator[Batch]]:
-        """Give an iterator over the batches of these rows, which raises errors of the thread."""
+        """Yield an iterator over the batches of these rows, which raises errors of the thread."""
         line = _Line(self._ahead)
         thread = guarded_thread(self._fill, "batches", wanted, line)
         thread.start()
@@ -150,7 +150,7 @@ class Streamed:
 
 
 class _Line:
-    """A bounded queue between two threads, which the taker may close at any time."""
+    """A bounded queue between two threads, which the consumer may close at any time."""
 
     def __init__(self, places: int) -> None:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -158,7 +158,7 @@ class _Line:
         self._stopped = False
 
     def wait_for_room(self) -> bool:
-        """Wait for a place; false when there will be no taker any more."""
+        """Wait for a free slot; return false if the queue is closed."""
         self._room.acquire()
         return not self._stopped
 
@@ -178,7 +178,7 @@ class _Line:
 
 
 class _Direct:
-    """Batches without streams: for the CPU, and for GPUs that have none."""
+    """Batches without streams: for the CPU, and for GPUs without streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -201,14 +201,14 @@ class _Pinned:
 
 
 class _Stream:
-    """Batches through a ring of pinned buffers and a CUDA stream beside the one that trains."""
+    """Batches through a ring of pinned buffers and a second CUDA stream, parallel to training."""
 
     def __init__(self, device: torch.device, buffers: int) -> None:
         self._device, self._side = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ring: list[_Pinned | None] = [None] * buffers
 
     def send(self, number: int, x: Rows, y: Rows, rows: Indices) -> tuple[Batch, torch.cuda.Event]:
-        """Begin to copy a batch to the device; return it with the event of its arrival."""
+        """Start copying a batch to the device; return it with the event of its arrival."""
         pinned = self._buffer(number % len(self._ring), x, y, len(rows))
         parts = []
         with torch.cuda.device(self._device), torch.cuda.stream(self._side):

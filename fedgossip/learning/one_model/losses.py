@@ -24,7 +24,7 @@ from fedgossip.learning.models.models import TrainingOutputs
 from fedgossip.learning.one_model.devices import autocast
 
 Values = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of outputs and labels of the same shape, the loss of every number."""
+"""(outputs, labels), of the same shape -> the loss of every number."""
 
 OF_NUMBERS: Mapping[str, Values] = {
     "mse": lambda outputs, labels: functional.mse_loss(outputs, labels, reduction="none"),
@@ -35,14 +35,14 @@ OF_NUMBERS: Mapping[str, Values] = {
 
 
 LOSS = CalledWith(("outputs", "labels"), "Write def loss(outputs, labels): return ((outputs - labels) ** 2).mean()")
-"""Of a loss of the user's own: two tensors of a batch."""
+"""Arguments of a user's loss: two tensors of a batch."""
 
 SOFT_TARGETS = "soft-targets"
-"""The loss of a model that learns another one's logits, "soft-targets?temperature=2"; no experiment names it."""
+"""The loss of a model trained on another model's logits, "soft-targets?temperature=2"; not available in experiments."""
 
 
 def soft_targets(temperature: float) -> Values:
-    """Return the loss of outputs and labels that are both logits [b, k]; 0 where both give the same probabilities.
+    """Return the loss of outputs and labels, both logits [b, k]; 0 if both have the same probabilities.
 
     Its mean is T^2 times that of KL(softmax(labels / T) || softmax(outputs / T)), so gradients keep their size (Hinton,
     Vinyals and Dean, arXiv:1503.02531, section 2).
@@ -62,7 +62,7 @@ def _values_of(loss: str) -> Values | None:
 
 
 class Criterion:
-    """The loss of an objective; `base`: where a function of the user's own is looked for."""
+    """The loss of an objective; `base`: the folder of a user's function."""
 
     def __init__(self, objective: Objective, base: Path | None = None) -> None:
         self.name = objective.loss
@@ -87,7 +87,7 @@ class Criterion:
         )
 
     def summed(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the examples' losses; for text of their means over the characters."""
+        """Return the sum of the examples' losses; for text the sum of their means over the characters."""
         outputs = _wide(outputs)
         if self._own is not None:  # example by example: a user's loss may reduce a batch in any way
             each = [self._called(outputs[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
@@ -117,7 +117,7 @@ def predicted(labels: torch.Tensor) -> int:
 
 
 def fitted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return outputs [b, k] for labels [b, k]; a model of one output may leave its axis out.  Raises TrainingError."""
+    """Return outputs [b, k] for labels [b, k]; a model with one output may omit its axis.  Raises TrainingError."""
     if outputs.shape == labels.shape:
         return outputs
     if labels.shape[1:] == (1,) and outputs.shape == labels.shape[:1]:
@@ -148,7 +148,7 @@ def not_finite(node: int, round: int, name: str, loss: float, lr: float, wrong: 
 
 
 Watch = Callable[[torch.Tensor], AbstractContextManager[None]]
-"""(loss of a batch): the context of its backward pass."""
+"""Loss of a batch -> the context of its backward pass."""
 
 
 class Passes(Protocol):
@@ -160,15 +160,15 @@ class Passes(Protocol):
     def backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float, watched: Watch) -> torch.Tensor:
         """Add the gradient of one piece of a batch, times `weight` and `factor`; return its loss, times `weight`.
 
-        0 in a process that sees no loss.
+        Returns 0 in a process that computes no loss.
         """
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the module's outputs for examples; in a process without outputs, anything."""
+        """Return the module's outputs for examples; unspecified in a process without outputs."""
 
 
 class WholePasses:
-    """The whole module in this process: `forward` is the callable of training, the module or its wrapper."""
+    """The whole module in this process: `forward` is the training callable, the module or its wrapper."""
 
     def __init__(
         self, module: nn.Module, forward: nn.Module, criterion: Criterion, precision: str, device: torch.device

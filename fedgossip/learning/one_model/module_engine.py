@@ -36,7 +36,7 @@ from fedgossip.learning.processes.group import Team, TeamNorm
 from fedgossip.learning.settings import TrainSettings
 
 PERSONAL = "personal"
-"""Under this name a node's state holds its personal parameters."""
+"""Name in a node's state of its personal parameters."""
 
 STEPS = "steps"
 TEST_ROWS = 512  # test examples at a time
@@ -44,15 +44,15 @@ TEST_ROWS = 512  # test examples at a time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """A module over the processes of a team: this process's part of it, and the callable of a forward pass."""
+    """A module over the processes of a team: this process's part, and the callable of a forward pass."""
 
     team: Team
     held: Held
     forward: nn.Module
     passes: Passes | None = None
-    """How batches go through it, where not all of it is here."""
+    """The passes of batches through a module that is only partly here."""
     testers: Team | None = None
-    """All processes, where they divide evaluations alone and each steps by itself."""
+    """All processes, if they share evaluations only and take steps independently."""
 
 
 class Sums(NamedTuple):
@@ -65,7 +65,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """A job with all that it depends on; of the engines' methods `train_one` alone changes `state`."""
+    """A job with all its inputs; among the engines' methods only `train_one` changes `state`."""
 
     name: tuple[int, int]
     """(node, round), which seeds dropout."""
@@ -77,7 +77,7 @@ class Assignment:
 
 
 class Done(NamedTuple):
-    """How a job went: the mean loss of its steps, and how many of them were skipped."""
+    """The result of a job: the mean loss of its steps, and the number of skipped steps."""
 
     loss: float
     skipped: int
@@ -89,9 +89,9 @@ class ModuleLoop:
     It synchronises with a GPU at the end of a job only (but float16 reads every gradient, lars and lamb every layer).
 
     Buffers outside the layout (integers; with buffers="local" running statistics) are loaded before the node's job and
-    kept after it.  With "local" evaluation normalises by the test batch.
+    stored after it.  With "local" evaluation normalises by the test batch.
 
-    A job changes its node's state at its end and not before, so one that ran out of memory is trained again.
+    A job changes its node's state only at its end, so a job that ran out of memory can be trained again.
     """
 
     def __init__(
@@ -145,14 +145,14 @@ class ModuleLoop:
         self.examples = loading.examples(train, self._device, self._ahead)
 
     def capture(self, train: Dataset, note: Callable[[str, int], None]) -> None:
-        """Capture steps from now on, where allowed; `note` receives the reason for giving up, and the round."""
+        """Capture steps from now on, if allowed; `note` receives the reason for giving up, and the round."""
         how = self, self._module, train, self._settings, self._device
         self._captured = captured_steps(*how, lambda reason: note(reason, self._round))
 
     # --- training ---------------------------------------------------------------------------------------------
 
     def train_one(self, job: Assignment) -> Outcome:
-        """Train one job, whose state is the node's state afterwards."""
+        """Train one job and update its state."""
         trained, held = empty(self._layout.length, np.float32), self._held
         kept = {name: np.empty(shape, kind) for name, (kind, shape) in self._remembers.items()}
         if isinstance(held, weights.FlatWeights) and held.elsewhere:
@@ -189,7 +189,7 @@ class ModuleLoop:
     def _losses(
         self, plan: BatchPlan, factors: torch.Tensor, pulled: bool, scale: LossScale | None
     ) -> tuple[list[torch.Tensor], int]:
-        """Take the steps of a plan; return this process's part of each loss, and the steps not skipped."""
+        """Take the steps of a plan; return this process's part of each loss, and the number of steps not skipped."""
         losses, done = [], 0
         with closing(self._gradients_of(plan, scale)) as gradients:
             for loss in gradients:
@@ -229,7 +229,7 @@ class ModuleLoop:
         return [*self._held.standing(), *slots, *self._local.values()]
 
     def gradient_one(self, job: Assignment, stretches: GradientStretches | None = None) -> Outcome:
-        """Return the mean gradient at the vector over all examples of the plan; nothing is trained or remembered."""
+        """Return the mean gradient at the vector over all examples of the plan; neither trains nor stores state."""
         found = empty(self._layout.length, np.float32)
         done = self.gradient_into(job, found, stretches)
         return Outcome(frozen(found), done.loss, bool(np.isfinite(found.sum())))
@@ -242,7 +242,7 @@ class ModuleLoop:
         shares = self._shares_of(job.plan)
 
         def watched(loss: torch.Tensor) -> AbstractContextManager[None]:
-            """The last backward pass: its final elements are sent at once."""
+            """The last backward pass: its final elements are sent immediately."""
             if stretches is None or len(losses) < len(shares) - 1:
                 return nullcontext()
             total, gradient, share = totals[0][0], self._held.gradients[0][0], shares[-1]
@@ -267,7 +267,9 @@ class ModuleLoop:
         return float(self._team.total(torch.stack(shares)).double().sum())
 
     def _shares_of(self, plan: BatchPlan) -> list[float]:
-        """Return each batch's weight in the mean; equal where training is private: sizes would disclose."""
+        """Return each batch's weight in the mean; equal if training is private, because sizes would disclose
+        information.
+        """
         counts = np.ones(len(plan.counts)) if self._private is not None else predictions_of(plan, self._predictions)
         return [float(np.float32(share)) for share in counts / counts.sum()]
 
@@ -283,7 +285,7 @@ class ModuleLoop:
     def _gradients_of(
         self, plan: BatchPlan, scale: LossScale | None, watched: Watch = lambda _: nullcontext()
     ) -> Generator[torch.Tensor]:
-        """Fill the gradient batch by batch; yield this process's part of each loss, 0 where training is private."""
+        """Fill the gradient batch by batch; yield this process's part of each loss, 0 if training is private."""
         batches = plan.batches
         if self._private is not None:
             with self.examples.batches(batches) as examples:
@@ -349,12 +351,14 @@ class ModuleLoop:
         return [means([self.sums(vector, None)], self._scoring) for vector in vectors]
 
     def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
-        """The same of one node: with its personal layers and local buffers."""
+        """The same for one node: with its personal layers and local buffers."""
         return means([self.sums(vector, state)], self._scoring)
 
     @torch.no_grad()
     def sums(self, vector: Vector, state: Mapping[str, npt.NDArray[Any]] | None) -> Sums:
-        """Return the sums over this process's part of the test set; `state`: of the node with the own layers to use."""
+        """Return the sums over this process's part of the test set; `state`: of the node whose personal
+        layers to use.
+        """
         if state is None:
             self._held.load_own(None)
         else:
@@ -381,12 +385,12 @@ class ModuleLoop:
 
 
 def predictions_of(plan: BatchPlan, count: Callable[[Indices], int]) -> Indices:
-    """Return how many predictions each batch of a plan is of."""
+    """Return the number of predictions in each batch of a plan."""
     return np.array([count(rows) for rows in plan.batches])
 
 
 def remembered(module: nn.Module, layout: Layout, settings: TrainSettings) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the type and shape of all that a node remembers beside its vector, by name."""
+    """Return the type and shape of a node's stored state outside its vector, by name."""
     personal = Layout.personal_of(module, settings.stays).length
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, buffer in weights.local_buffers(module, layout).items():
@@ -423,7 +427,7 @@ def _alone(module: nn.Module, layout: Layout, settings: TrainSettings, device: t
 
 
 def compiled(module: nn.Module) -> nn.Module:
-    """Return the module to be called through torch.compile; it shares all tensors with the one given."""
+    """Return the module wrapped by torch.compile; it shares all tensors with the given one."""
     found = torch.compile(module)
     assert isinstance(found, nn.Module)
     return found
@@ -431,30 +435,33 @@ def compiled(module: nn.Module) -> nn.Module:
 
 # Steps on a process's part of a module, with the optimiser's state and a client's terms.
 #
-# All of it has fixed places over jobs, loaded anew for each: a captured step (`captured_steps`) reads it there.
+# All tensors have fixed addresses over jobs and are loaded again for each: a captured step (`captured_steps`) reads
+# them there.
 
 
 class OptimiserSteps:
-    """Takes the steps of `settings` on held values; `segments`: tensors of their line, of which the first `own`
-    elements are personal.
+    """Takes the steps of `settings` on held values; `segments`: tensors of their line, the first `own` elements
+    personal.
     """
 
     def __init__(
         self, settings: TrainSettings, held: weights.Held, segments: Sequence[Segment], own: int, length: int
     ) -> None:
         self._settings, self._held, self._segments, self._own, self._length = settings, held, segments, own, length
-        # where steps are taken: host memory, where a GPU's parts are offloaded
+        # where steps are taken: host memory, if a GPU's parts are offloaded
         self.home = held.values[0].device
         self.slots: list[list[torch.Tensor]] = []
-        """Of each slot a tensor [1, k] per held value."""
+        """Per slot a tensor [1, k] per held value."""
         self._pulls: list[tuple[int, optimizers.Pull]] = []
-        """Of each value the terms, and from which of its elements on they hold; made for the first job with any."""
+        """Per value the terms, and the index of the first element that they affect; created for the first job with
+        terms.
+        """
         self._mu = torch.zeros((), device=self.home)
         self._anchors: list[torch.Tensor] = []
         self._corrections: list[torch.Tensor] = []
 
     def load(self, remembered: Sequence[Line | None], vector: Vector, terms: Terms | None) -> bool:
-        """Load a job: the node's state of each slot, and its terms; return whether it has terms that pull."""
+        """Load a job: the node's state of each slot, and its terms; return whether the terms change the gradient."""
         if not self.slots:
             self.slots = [weights.scattered(None, self._held.places, self.home) for _ in remembered]
         for slot, line in zip(self.slots, remembered, strict=True):
@@ -470,7 +477,7 @@ class OptimiserSteps:
         return True
 
     def take(self, factors: torch.Tensor, *, pulled: bool) -> None:
-        """Step along the gradient, which is used up; `factors` [4, 1] as `optimizers.factors` gives them."""
+        """Take a step along the gradient, which is overwritten; `factors` [4, 1] from `optimizers.factors`."""
         if self._settings.clip_norm is not None:
             self._held.clip(self._settings.clip_norm)
         rate, root, kept, mean = factors

@@ -28,9 +28,7 @@ LAMB_EPSILON = LAMB.epsilon
 
 Tensors = Sequence[torch.Tensor]
 Layers = Callable[[Tensors], Sequence[tuple[Tensors, bool]]]
-"""Of tensors [k, ...]: the views of each tensor of the model, and whether it has a trust ratio, in the model's
-order.
-"""
+"""Tensors [k, ...] -> the views of each tensor of the model, in the model's order, and whether it has a trust ratio."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,15 +49,15 @@ class Rates(NamedTuple):
     rate: npt.NDArray[np.float32]
     root: npt.NDArray[np.float32]
     kept: npt.NDArray[np.float32]
-    """The share of a weight that decoupled decay leaves of it."""
+    """The share of a weight that remains after decoupled decay."""
     mean: npt.NDArray[np.float32]
-    """lamb: the accumulated share of the gradients' mean in its first moment; of adam it is in `rate`."""
+    """lamb: the accumulated share of the gradients' mean in its first moment; for adam it is part of `rate`."""
 
 
 def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], steps: int) -> Rates:
     """Return the factors of the next steps of nodes after `taken` steps: Adam's two bias corrections.
 
-    Plain floats: the lanes of numpy.power round differently.  For sgd: the learning rates, and ones.
+    Uses plain floats: the lanes of numpy.power round differently.  For sgd: the learning rates, and ones.
     """
     ones = np.ones((1, 1), np.float32)
     if "first" not in settings.slots:
@@ -75,7 +73,7 @@ def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], s
 
 
 def factors(rates: Rates, device: torch.device) -> torch.Tensor:
-    """Return `rates` as one tensor [steps, 4, k] on the device: a GPU is waited for once, and not at every step."""
+    """Return `rates` as one tensor [steps, 4, k] on the device: one wait for a GPU, not one per step."""
     return torch.from_numpy(np.stack(np.broadcast_arrays(*rates), axis=1)).to(device)
 
 
@@ -89,7 +87,9 @@ def step(
     root: torch.Tensor,
     kept: torch.Tensor,
 ) -> None:
-    """Change `weights` and `slots` in place; `gradient` is used up; rate, root and kept broadcast over the weights."""
+    """Change `weights` and `slots` in place; `gradient` is overwritten; rate, root and kept broadcast over
+    the weights.
+    """
     if settings.decoupled:
         weights.mul_(kept)
     elif settings.weight_decay:
@@ -116,7 +116,7 @@ def step(
 OWN = CalledWith(
     ("weights", "gradient", "first", "second", "rate"), "Write def step(weights, gradient, first, second, rate): ..."
 )
-"""Of an optimiser of the user's own: tensors [k, ...] of k models, and what broadcasts over them."""
+"""Arguments of a user's optimiser: tensors [k, ...] of k models, and factors that broadcast over them."""
 
 
 @cache
@@ -125,8 +125,8 @@ def _own(text: str) -> Callable[..., Any]:
 
 
 def check_own(settings: TrainSettings) -> None:
-    """Raise ConfigError for a user's optimiser that is a lambda, raises, is not elementwise, or leaves no finite
-    weights; two small models try it, together and one by one.
+    """Raise ConfigError for a user's optimiser that is a lambda, raises, is not elementwise, or produces weights that
+    are not finite; tried on two small models, together and one by one.
     """
     if not settings.own_optimizer:
         return
@@ -171,7 +171,7 @@ def step_by_layers(
     root: torch.Tensor,
     mean: torch.Tensor,
 ) -> None:
-    """Take steps of lars and lamb, for all tensors at once: those of algorithms/descent, to rounding."""
+    """Take steps of lars and lamb, for all tensors at once: equal to algorithms/descent, to rounding."""
     if settings.optimizer == "lars":
         (velocity,) = slots
         _scale_layers(settings, _trust_of_lars, layers(weights), layers(gradients), rate)
@@ -188,7 +188,7 @@ def step_by_layers(
 
 
 Trust = Callable[[TrainSettings, Tensors, Tensors], list[float]]
-"""(settings, weights and direction of a layer): weights decay through the direction; return the nodes' ratios."""
+"""(settings, weights and direction of a layer) -> the nodes' trust ratios; weights decay through the direction."""
 
 
 def _scale_layers(
@@ -249,12 +249,12 @@ def square_root(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def clip(gradients: Sequence[torch.Tensor], longest: float) -> None:
-    """Scale each node's gradient, spread over the tensors [k, ...], down to `longest` where it is longer."""
+    """Scale each node's gradient, over all tensors [k, ...], down to length `longest` if it is longer."""
     if gradients[0].device.type != "cpu":
         clip_unseen(gradients, longest)
         return
     for node in range(len(gradients[0])):
-        # node by node: a sum over many rows may take another order than a sum over one
+        # node by node: a sum over many rows may use another order than a sum over one
         square = sum(float(torch.dot(g[node].reshape(-1), g[node].reshape(-1))) for g in gradients)
         if square > longest * longest:
             for gradient in gradients:
@@ -262,7 +262,7 @@ def clip(gradients: Sequence[torch.Tensor], longest: float) -> None:
 
 
 def clip_unseen(gradients: Sequence[torch.Tensor], longest: float) -> None:
-    """The same to rounding, without a number that a GPU would be waited for."""
+    """The same to rounding, without reading a number from the GPU."""
     squares = [gradient.reshape(len(gradient), -1).square().sum(dim=1) for gradient in gradients]
     lengths = square_root(torch.stack(squares).sum(dim=0))
     shares = torch.where(lengths > longest, longest / lengths, torch.ones_like(lengths))

@@ -1,4 +1,6 @@
-"""Numbers that distinguish two models with equal trained layouts: of their frozen tensors, and of their outputs."""
+"""Numbers that distinguish two models with equal trained layouts: projections of their frozen tensors and their
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from fedgossip.learning.one_model.flat import Layout
 
 PROJECTIONS = 4
 EXAMPLES = 8
-"""Of the common test set, drawn by the seed."""
+"""Number of examples of the common test set, drawn by the seed."""
 
 CHUNK = 1 << 20
-"""Elements at a time."""
+"""Number of elements processed at a time."""
 
 SCALE = 1e3
-"""asinh(SCALE x) goes with the logarithm of large x, so that no large element hides a small one."""
+"""asinh(SCALE x) grows with the logarithm of large x, so that no large element hides a small one."""
 
 
 def frozen_of(module: nn.Module, layout: Layout) -> tuple[float, ...]:
@@ -34,9 +36,9 @@ def frozen_of(module: nn.Module, layout: Layout) -> tuple[float, ...]:
 
 
 def probe_of(module: nn.Module, test: Dataset, seed: int) -> tuple[float, ...]:
-    """Return projections of the outputs of `module`, not yet trained, for examples of `test`.
+    """Return projections of the outputs of the untrained `module` for examples of `test`.
 
-    () where it gives no numbers: training will report that.
+    () if the outputs are no numbers: training will report that.
     """
     drawn = stream(seed, "probe").choice(len(test), min(EXAMPLES, len(test)), replace=False)
     batch = torch.from_numpy(np.ascontiguousarray(test.x[np.sort(drawn)]))
@@ -57,7 +59,7 @@ def probe_of(module: nn.Module, test: Dataset, seed: int) -> tuple[float, ...]:
 
 
 def projected(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[float, ...]:
-    """Return a few numbers that stand for named tensors; nothing for none."""
+    """Return a few projections of named tensors; () for none."""
     total, elements = np.zeros(PROJECTIONS), 0
     for name, tensor in named:
         draw = stream(0, f"frozen/{name}")

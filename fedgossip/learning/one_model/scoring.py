@@ -1,6 +1,6 @@
 """Metrics of models on a test set, measured a chunk at a time.
 
-Most need only sums of chunks, in float64, over any chunks and processes; auroc and users' functions need all answers.
+Most need only sums of chunks, in float64, over any chunks and processes; auroc and users' functions need all outputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Sums = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
 
 METRIC = CalledWith(("outputs", "labels"), "Write def metric(outputs, labels): return float((outputs - labels).max())")
-"""Of a metric of the user's own: two arrays, of the whole test set."""
+"""Arguments of a user's metric: two arrays, of the whole test set."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class AdditiveMetric:
 
     of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     value: Callable[[Sums], float]
-    """Of the total [s] of one model."""
+    """Total sums [s] of one model -> the metric."""
 
 
 class Tally(NamedTuple):
-    """The kept result of a chunk for one model: the sums of each metric; the outputs where they are needed."""
+    """The stored result of a chunk for one model: the sums of each metric, and the outputs if needed."""
 
     sums: Sequence[Sums]
     outputs: Array | None
 
 
 class Scoring:
-    """The metrics of an objective on the labels of `data`; "loss" is the engines' own matter."""
+    """The metrics of an objective on the labels of `data`; the engines compute "loss"."""
 
     def __init__(self, objective: Objective, data: Dataset, base: Path | None = None) -> None:
         self._kind, self._data = objective.kind, data
@@ -60,7 +60,7 @@ class Scoring:
 
     @property
     def names(self) -> Sequence[str]:
-        """Metrics that need all answers at once."""
+        """Metrics that need all outputs at once."""
         return tuple(self._whole)
 
     def tallies(self, outputs: torch.Tensor, labels: torch.Tensor) -> list[Tally]:
@@ -76,9 +76,9 @@ class Scoring:
         return [Tally([part[k] for part in parts], None if kept is None else kept[k]) for k in each]
 
     def values(self, tallies: Sequence[Tally], rows: npt.NDArray[np.int64] | None = None) -> dict[str, float]:
-        """Return the metrics of tallies that together are the whole set, or its `rows`, in order.
+        """Return the metrics of tallies that together cover the whole set, or its `rows`, in order.
 
-        Raises TrainingError for a user's function that raises, or gives no finite number.
+        Raises TrainingError for a user's function that raises, or returns no finite number.
         """
         totals = [np.sum(parts, axis=0) for parts in zip(*(tally.sums for tally in tallies), strict=True)]
         found = {name: one.value(total) for (name, one), total in zip(self._summed.items(), totals, strict=True)}
@@ -119,13 +119,13 @@ def _decisions(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _agreement(guessed: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Return, per model and column: both, guessed, true."""
+    """Return, per model and column, the numbers of true positives, predicted and actual positives."""
     each = true.sum(0).expand(len(guessed), -1)
     return torch.cat([(guessed & true).sum(1), guessed.sum(1), each], 1)
 
 
 def _macro_f1(sums: Sums) -> float:
-    """Return the mean over columns of 2 tp / (guessed + true), without columns of neither."""
+    """Return the mean over columns of 2 tp / (guessed + true), without columns that have neither."""
     both, guessed, true = sums.reshape(3, -1)
     there = guessed + true > 0
     return float(np.mean(2 * both[there] / (guessed + true)[there])) if there.any() else 0.0
@@ -150,7 +150,7 @@ def _with_count(sums: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
 
 
 def _r2(sums: Sums) -> float:
-    """Return the mean over columns of 1 - residual / spread; without spread 1 where met, else 0."""
+    """Return the mean over columns of 1 - residual / spread; without spread 1 if predicted exactly, else 0."""
     residual, squares, total = sums[:-1].reshape(3, -1)
     spread = squares - total**2 / sums[-1]
     flat = spread <= 1e-12 * np.maximum(squares, 1e-300)
@@ -187,10 +187,10 @@ def _whole(name: str, base: Path | None) -> Callable[[Array, Array], float]:
 
 
 def auroc(outputs: Array, labels: Array) -> float:
-    """Return the mean over classes, or label columns, of the area under the ROC curve; 0.5 without anything to rank.
+    """Return the mean over classes, or label columns, of the area under the ROC curve; 0.5 if no column can be ranked.
 
-    Each class against the rest, of two the second alone; columns with one kind of label are ignored.  By ranks, ties
-    sharing: Hanley and McNeil, Radiology 143 (1982).
+    Each class against the rest; of two classes only the second.  Columns with one kind of label are ignored.  By ranks,
+    averaged over ties: Hanley and McNeil, Radiology 143 (1982).
     """
     if labels.ndim == 1:
         outputs = outputs - outputs.max(axis=1, keepdims=True)
@@ -229,8 +229,9 @@ def _own(metric: str, base: Path | None) -> Callable[[Array, Array], float]:
 
 
 def check_together(scoring: Scoring, processes: int, data: Dataset) -> None:
-    """Raise ConfigError for metrics that several processes, each with its part of the test set, cannot give, and lines
-    of several lengths neither."""
+    """Raise ConfigError for metrics that several processes, each with its part of the test set, cannot compute, and for
+    lines of different lengths.
+    """
     if scoring.names and isinstance(data.y, Ragged):
         text = f"the metric {scoring.names[0]} needs all answers as one array, and lines have several lengths"
         raise ConfigError(text, "Leave the metric out, or take text:PATH, windows of one length.")

@@ -1,7 +1,7 @@
 """Several clients on one GPU: each trains in its turn, and again after running out of memory.
 
 A job out of memory is trained again alone, then with every batch in two, four, eight pieces, whose gradients add up to
-the same step, to rounding (BatchNorm counts over pieces).  After each turn unused memory is released.
+the same step, to rounding (BatchNorm uses the statistics of pieces).  After each turn unused memory is released.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedgossip.learning.settings import HOGWILD, TrainSettings
 Result = TypeVar("Result")
 
 OutOfMemory = torch.cuda.OutOfMemoryError
-"""torch's own error, of any device."""
+"""torch's error for every kind of device."""
 
 
 class GpuSharing:
@@ -37,14 +37,14 @@ class GpuSharing:
     def __init__(self, slots: Sequence[Slots] = (), most_pieces: int = 1, places: Sequence[int] = ()) -> None:
         self._slots, self._most = slots, most_pieces
         self.pieces = 1
-        """How many pieces a batch is computed in; it only grows."""
+        """Number of pieces of a batch; it never decreases."""
         for place in places:
             weakref.finalize(self, os.close, place)
 
     def run(self, job: Callable[[], Result]) -> Result:
-        """Return the job's result; a job out of memory is called again, so it changes nothing before its end.
+        """Return the job's result; a job out of memory is called again, so it must change nothing before its end.
 
-        Raises TrainingError where one example does not fit.
+        Raises TrainingError if one example does not fit.
         """
         alone = not self._slots
         while True:
@@ -74,7 +74,7 @@ class GpuSharing:
 
 
 class CudaMemory:
-    """The memory of a CUDA GPU, as torch's allocator and the driver see it."""
+    """The memory of a CUDA GPU, as reported by torch's allocator and the driver."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._before = device, 0
@@ -96,10 +96,10 @@ class CudaMemory:
 
 
 def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[torch.device, GpuSharing]:
-    """Choose the device, and take a place on it where it is a GPU; return how to share it.
+    """Choose the device, and register on it if it is a GPU; return how to share it.
 
-    "cuda" is the GPU with the fewest clients of ours; each of several processes takes one.  Raises ConfigError where
-    device, machine or model cannot serve the settings.
+    "cuda" is the GPU with the fewest clients of this user; each of several processes takes one.  Raises ConfigError if
+    device, machine or model does not support the settings.
     """
     if settings.portable:
         devices.settle()
@@ -109,7 +109,7 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
         return device, GpuSharing((), settings.examples_per_step)
     kind = hashlib.sha256(repr((schema, settings)).encode()).hexdigest()[:16]
     if settings.processes > 1:
-        # sorted: others may number the same GPUs in another way, and two must not wait for each other
+        # sorted: other clients may number the same GPUs differently, and two must not wait for each other
         folders = sorted(ours(folder_of(torch.device("cuda", rank))) for rank in range(settings.processes))
         slots, places = [Slots(folder, kind) for folder in folders], [take_emptiest([folder])[1] for folder in folders]
         return device, GpuSharing(slots, settings.examples_per_step, places)
@@ -122,33 +122,33 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
 
 
 def folder_of(device: torch.device) -> Path:
-    """Return the folder in which the clients of a GPU agree."""
+    """Return the folder of the lock files of a GPU's clients."""
     properties: Any = torch.cuda.get_device_properties(device)
     name = str(getattr(properties, "uuid", f"{properties.name}-{device.index}")).replace(" ", "-")
     return Path(tempfile.gettempdir()) / f"fedgossip-{user()}" / f"cuda-{name}"
 
 
-# Turns on a GPU, so that the clients of one machine together stay within its memory.  No torch.
+# Turns on a GPU, so that the clients of one machine together fit into its memory.  No torch.
 #
 # Processes of one user coordinate through locked files in a folder per GPU; a lock ends with its process.
 #
-#     here-PID-N   locked by every client that is on this GPU, as long as it lives
-#     queue        locked by the client waiting for a turn; the others wait behind it, so none starves
-#     slot-N       locked by every client that trains now; contains its maximum bytes, and its process
+#     here-PID-N   locked by every client on this GPU until it ends
+#     queue        locked by the client waiting for a turn; the others wait for this lock, so none starves
+#     slot-N       locked by every training client; contains its maximum bytes, and its process
 #     room         free bytes while no client trained
 #     peak-KIND    maximum observed bytes of a job of this kind
-#     door         locked for the short while in which one of these is read or changed
+#     door         locked while one of these files is read or changed
 #
-# A turn is given when the bytes of all that train now and those of the new one fit into the room: for jobs of one kind
-# floor(0.9 room / peak) at a time.  The first job of a kind trains alone and is measured.
+# A client gets a turn if its bytes and those of all training clients fit into the room: for jobs of one kind floor(0.9
+# room / peak) at a time.  The first job of a kind trains alone and is measured.
 
 
 SHARE_OF_ROOM = 0.9
-"""Of the free memory: allocators round up, and leave holes."""
+"""Usable share of the free memory: allocators round up and fragment."""
 
 MOST_SLOTS = 64
 TURN_SECONDS = 1800.0
-"""The longest wait for a turn; a job that trains longer than that keeps the others out by error."""
+"""Maximum wait for a turn in seconds; a longer job makes the waiting clients fail."""
 
 POLL_SECONDS = 0.02
 
@@ -157,20 +157,20 @@ class Memory(Protocol):
     """The measurements of a device's memory for a turn."""
 
     def free(self) -> int:
-        """Return the bytes free now, for any process."""
+        """Return the free bytes, for any process."""
 
     def began(self) -> None:
-        """Begin a job: its allocations count from here on."""
+        """Begin a job: count its allocations from now on."""
 
     def peak(self) -> int:
-        """Return the maximum bytes of this process since `began`, beyond its bytes then."""
+        """Return the maximum bytes of this process since `began`, beyond its bytes at that time."""
 
     def give_back(self) -> None:
         """Release unused memory of this process to the device."""
 
 
 class Slots:
-    """The turns of one GPU, for jobs of one kind.  Without a `memory` to ask, every turn is for one client alone."""
+    """The turns of one GPU, for jobs of one kind.  Without a `memory`, only one client trains at a time."""
 
     def __init__(self, folder: Path, kind: str, memory: Memory | None = None, patience: float = TURN_SECONDS) -> None:
         self.folder, self._memory, self._patience = ours(folder), memory, patience
@@ -224,7 +224,7 @@ class Slots:
 
 
 def take_emptiest(folders: Sequence[Path]) -> tuple[int, int]:
-    """Take a place on the GPU with the fewest clients; return its number, and a descriptor that holds the place."""
+    """Register on the GPU with the fewest clients; return its number, and the descriptor of the lock."""
     until = time.monotonic() + TURN_SECONDS
     with ExitStack() as doors:
         for folder in folders:
@@ -246,7 +246,7 @@ def user() -> int:
 
 
 def ours(folder: Path) -> Path:
-    """Return the folder, made where it was not there.  Raises ConfigError where it, or its parent, is another's."""
+    """Return the folder, created if missing.  Raises ConfigError if it, or its parent, belongs to another user."""
     for one in (folder.parent, folder):
         one.mkdir(mode=0o700, exist_ok=True)
         if one.stat().st_uid != user() or one.is_symlink():
@@ -259,7 +259,7 @@ def ours(folder: Path) -> Path:
 
 @contextmanager
 def locked(path: Path, until: float) -> Iterator[None]:
-    """Hold the lock of a file.  Raises TrainingError where it cannot be had by then."""
+    """Hold the lock of a file.  Raises TrainingError if it is not available before `until`."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         while not owner_files.taken(file):
@@ -278,7 +278,7 @@ def _opened(path: Path, content: str) -> int:
 
 
 def _held(folder: Path, kind: str) -> list[Path]:
-    """Return the locked files of a kind, and remove the others; only while holding the door."""
+    """Return the locked files of a kind, and remove the others; call only while holding the door."""
     found = []
     for path in folder.glob(f"{kind}-*"):
         if _is_held(path):
@@ -297,7 +297,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _number(path: Path) -> int:
-    """Return the first number in a file; 0 of none."""
+    """Return the first number in a file; 0 without one."""
     return int(next(iter(_words(path)), 0))
 
 

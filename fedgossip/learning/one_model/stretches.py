@@ -1,4 +1,4 @@
-"""The stretches of a gradient, sent while the rest of it is computed: a backward pass ends with the first layers."""
+"""The stretches of a gradient, sent while the rest is computed: a backward pass ends with the first layers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ReadStretch = Callable[[slice], Vector]
 
 
 class GradientStretches:
-    """Sends each stretch once, the last first, from the last of `starts` on: `deliver(start, elements, loss)`."""
+    """Sends each stretch once, from the last of `starts` to the first: `deliver(start, elements, loss)`."""
 
     def __init__(self, starts: Sequence[int], length: int, deliver: Callable[[int, Vector, float], None]) -> None:
         self._starts, self._stop, self._deliver = deque(starts), length, deliver
 
     def final_from(self, place: int, read: ReadStretch, loss: float) -> None:
-        """All elements from `place` on are final, and so is the loss."""
+        """Send stretches: all elements from `place` on are final, and so is the loss."""
         while self._starts and self._starts[0] >= place:
             start = self._starts.popleft()
             self._deliver(start, read(slice(start, self._stop)), loss)
@@ -33,8 +33,8 @@ class GradientStretches:
 
 @contextmanager
 def final_in_backward(module: nn.Module, layout: Layout, final_from: Callable[[int], None]) -> Iterator[None]:
-    """In this context a backward pass calls `final_from` with places from which on all gradients are final; those
-    without a gradient are final at its end.
+    """In this context a backward pass calls `final_from` with positions; all gradients from there on are final.
+    Parameters without a gradient are final at the end of the pass.
     """
     tensors = dict(module.named_parameters())
     places = [(name, where) for name, where, _ in layout.places() if name in tensors]

@@ -1,7 +1,7 @@
-"""The trained elements of a module as the training loop sees them, and their transfer from and to vectors.  No torch.
+"""The trained elements of a module in the training loop, and their transfer from and to vectors.  No torch.
 
-A module's *line* is its personal parameters, then the exchanged ones, [trained]: the optimiser's view.  A process
-holds `values`, tensors [1, k], whose elements have `places` in that line.
+A module's *line* is its personal parameters, then the exchanged ones, [trained]: the optimiser's view.  A process holds
+`values`, tensors [1, k], whose elements have `places` in that line.
 
 A place is a cut of a tensor of the line:
 
@@ -9,7 +9,7 @@ A place is a cut of a tensor of the line:
                .  .  [ cut ]  .  .  .
                .  .  [ cut ]  .  .  .          held: `start` to `stop` of the cut, row after row
 
-A stretch of the line is a tensor of one axis, nothing cut away.
+A stretch of the line is a tensor of one axis, without a cut.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Held(Protocol):
         """Add other processes' parts of the gradient; call once after the backward passes of a batch."""
 
     def clip(self, longest: float) -> None:
-        """Scale the whole gradient down to this length where it is longer."""
+        """Scale the whole gradient down to length `longest` if it is longer."""
 
     def finite(self) -> bool:
         """Return whether every element of the whole gradient is finite."""
@@ -72,19 +72,19 @@ class Held(Protocol):
         """Update the module to the present `values`."""
 
     def load(self, vector: Vector) -> None:
-        """Take up a vector [length]: the parameters that travel, and the buffers in it."""
+        """Load a vector [length]: its parameters and buffers."""
 
     def load_own(self, personal: Line | None) -> None:
-        """Take up a node's personal parameters; None: those that every node begins with."""
+        """Load a node's personal parameters; None: every node's initial ones."""
 
     def store(self, vector: Line, personal: Line) -> None:
         """Write the held elements to their places in a vector [length] and in personal parameters."""
 
 
 class FlatWeights:
-    """All of a module in one flat tensor, which its own tensors are views of: loading a vector is one copy.
+    """The whole module in one flat tensor, with its own tensors as views: loading a vector is one copy.
 
-    On CUDA the weights of recurrent layers are copies, in the one piece that cuDNN computes with.
+    On CUDA the weights of recurrent layers are copies, in the contiguous memory that cuDNN requires.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, own: Layout, device: torch.device) -> None:
@@ -105,7 +105,7 @@ class FlatWeights:
                     tensors[name].grad = gradient[where].view(shape)
         self._copies = compacted(module) if _by_cudnn(device) else []
         self.elsewhere = device.type != "cpu"
-        """Whether it is in a device's memory, so that the loaded elements are kept there too, for differences."""
+        """Whether it is in a device's memory, so that a copy of the loaded elements is kept there for differences."""
         self._loaded = torch.empty_like(self._flat) if self.elsewhere else self._flat
 
     @property
@@ -129,7 +129,7 @@ class FlatWeights:
             copy.copy_(view)
 
     def standing(self) -> list[torch.Tensor]:
-        """Return all tensors that a step changes, averaged buffers too, in their places."""
+        """Return all tensors that a step changes, including averaged buffers, at fixed addresses."""
         return [self._all, *(copy for copy, _ in self._copies)]
 
     def load(self, vector: Vector) -> None:
@@ -154,7 +154,7 @@ class FlatWeights:
         torch.from_numpy(personal).copy_(self._own)
 
     def finite_difference(self) -> bool:
-        """Return whether that difference is finite everywhere."""
+        """Return whether this difference is finite everywhere."""
         return bool(torch.isfinite((self._flat - self._loaded).sum()))
 
 
@@ -171,8 +171,8 @@ def _by_cudnn(device: torch.device) -> bool:
 
 
 def compacted(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Copy the recurrent layers' weights out of the flat tensor that they are views of, into memory for cuDNN;
-    return each with its view.
+    """Copy the recurrent layers' weights from views of the flat tensor to memory for cuDNN; return each
+    with its view.
     """
     found = []
     for part in module.modules():
@@ -186,20 +186,20 @@ def compacted(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def trained_segments(own: Layout, layout: Layout) -> list[Segment]:
-    """Return where the tensors of a module lie in its line."""
+    """Return the positions of a module's tensors in its line."""
     travels = [replace(one, start=own.length + one.start) for one in layout.segments if one.stop <= layout.parameters]
     return [*own.segments, *travels]
 
 
 def scattered(line: Line | None, places: Sequence[Place], device: torch.device) -> list[torch.Tensor]:
-    """Return the places of a line as tensors [1, k] of their own on the device; of None zeros."""
+    """Return the places of a line as separate tensors [1, k] on the device; zeros for None."""
     if line is None:
         return [torch.zeros((1, place.size), device=device) for place in places]
     return [torch.from_numpy(place.take(line)).to(device).unsqueeze(0) for place in places]
 
 
 def spread_over(parts: Sequence[torch.Tensor], line: Line | None, places: Sequence[Place]) -> None:
-    """Write the places of a line into tensors [1, k]; of None zeros."""
+    """Write the places of a line to tensors [1, k]; zeros for None."""
     for part, place in zip(parts, places, strict=True):
         if line is None:
             part.zero_()
@@ -214,7 +214,7 @@ def gathered(parts: Sequence[torch.Tensor], places: Sequence[Place], line: Line)
 
 
 def local_buffers(module: nn.Module, layout: Layout) -> Mapping[str, torch.Tensor]:
-    """Return the buffers that belong to a node and travel in no vector."""
+    """Return the buffers that belong to a node and are in no vector."""
     return {name: buffer for name, buffer in module.named_buffers() if name not in layout.names}
 
 
@@ -223,7 +223,7 @@ Line = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Elements `start` to `stop` of `cut`, in order, out of a tensor of this shape that begins at `offset`."""
+    """Elements `start` to `stop` of `cut`, in order, of a tensor of this shape at `offset`."""
 
     offset: int
     shape: tuple[int, ...]
@@ -253,11 +253,11 @@ class Place:
         return replace(self, cut=(*[slice(None)] * axis, where), stop=math.prod(held))
 
     def between(self, start: int, stop: int) -> Place:
-        """Return the place of elements `start` to `stop` of these."""
+        """Return the place of elements `start` to `stop` of this place."""
         return replace(self, start=self.start + start, stop=self.start + stop)
 
     def before(self, end: int) -> int:
-        """Return how many of the elements lie before `end` of the line, which is the end of a tensor of it."""
+        """Return the number of elements before `end`, the end of a tensor in the line."""
         return min(self.size, max(0, end - self.offset))
 
     def take(self, line: Line, first: int = 0) -> Line:
@@ -265,7 +265,7 @@ class Place:
         return self._cut(line, first).reshape(-1)[self.start : self.stop].copy()
 
     def put(self, line: Line, part: Line, first: int = 0) -> None:
-        """Write the elements, an array of `size`; `line` as for `take`."""
+        """Write the elements from an array of `size`; `line` as for `take`."""
         cut, values = self._cut(line, first), part.reshape(-1)
         if cut.flags.c_contiguous:
             cut.reshape(-1)[self.start : self.stop] = values
@@ -280,6 +280,6 @@ class Place:
 
 
 def chunk(size: int, part: int, parts: int) -> tuple[int, int]:
-    """Return where one of `parts` begins and ends of so many rows, as torch.chunk divides: the last may have fewer."""
+    """Return start and stop of one of `parts` of `size` rows, as torch.chunk divides: the last may have fewer."""
     each = -(-size // parts)
     return min(size, part * each), min(size, (part + 1) * each)

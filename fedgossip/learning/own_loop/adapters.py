@@ -1,12 +1,13 @@
-"""Adapters of low rank (LoRA: W + scaling B A, A [r, in], B [out, r]) in a user's own module; mean(B) mean(A) is not
+"""Adapters of low rank (LoRA: W + scaling B A, A [r, in], B [out, r]) in a user's module; mean(B) mean(A) is not
 mean(BA).
 
-    lora:ffa      A stays as the seed made it and B travels: mean(B) A = mean(BA).  FFA-LoRA, Sun et al., ICLR 2024
-    lora:both     A and B travel, averaged apart, as without a form
-    lora:product  scaling BA travels, [out, in] per layer; each participant cuts the mean back to a rank of its own by
-                  an SVD.  FlexLoRA, Bai et al., NeurIPS 2024
+    lora:ffa      A keeps its initial value and only B is exchanged: mean(B) A = mean(BA).  FFA-LoRA, Sun et al., ICLR
+                  2024
+    lora:both     A and B are exchanged and averaged separately, as without a form
+    lora:product  scaling BA is exchanged, [out, in] per layer; each participant reduces the mean to its rank by an SVD.
+                  FlexLoRA, Bai et al., NeurIPS 2024
 
-Each participant makes the cut, so it is the same under a secure sum and over gossip.
+Each participant reduces the rank itself, so the result is the same under a secure sum and over gossip.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from fedgossip.learning.one_model.flat import FFA, PRODUCT, Layout
 from fedgossip.learning.own_loop.parameters import Exchanged
 
 SMALLEST = 1e-7
-"""Singular values below this share of the largest are rounding: their rows of A are kept, and go on training."""
+"""Singular values below this share of the largest are rounding errors: their rows of A are kept, and train further."""
 
 
 @dataclass(frozen=True)
 class _Factors:
-    """The places of A and B among the exchanged tensors, and the factor of their product."""
+    """The indices of A and B in the exchanged tensors, and the factor of their product."""
 
     a: int
     b: int
@@ -39,10 +40,10 @@ class _Factors:
 
 
 def prepare(module: nn.Module, form: str) -> None:
-    """Check all adapters of `module` that train, and freeze A for lora:ffa.
+    """Check all training adapters of `module`, and freeze A for lora:ffa.
 
-    Raises ConfigError for none, an A without its B, a rank above its layer's sides, and an A of zeros, with which B
-    does not train.
+    Raises ConfigError if none trains, for an A without its B, a rank above its layer's sides, and a zero A, with which
+    B does not train.
     """
     named = dict(module.named_parameters())
     found = [name for name, p in named.items() if p.requires_grad and half_of(name)]
@@ -79,10 +80,10 @@ def _check(name: str, a: torch.Tensor, b: torch.Tensor, form: str) -> None:
 
 
 class AdapterProducts(Exchanged):
-    """The exchanged tensors of `module`, with scaling BA in the place of the A and the B of each adapter.
+    """The exchanged tensors of `module`, with scaling BA in place of the A and the B of each adapter.
 
-    `read` multiplies; `write` cuts each product back to the module's rank.  `kept`: share of energy that the last cut
-    has kept, 0 to 1, or None.
+    `read` multiplies; `write` reduces each product to the module's rank.  `kept`: share of energy, 0 to 1, after the
+    last reduction, or None.
     """
 
     def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
@@ -129,7 +130,7 @@ class AdapterProducts(Exchanged):
         return self._inner.tensors()
 
     def parts_of(self, vector: Vector) -> list[torch.Tensor]:  # noqa: ARG002
-        """Raise ConfigError: a term of a product is none of its factors."""
+        """Raise ConfigError: a term of a product is no term of its factors."""
         text = (
             f"exchange = {PRODUCT!r}: the algorithm adds terms to gradients, and has none for the factors of a product"
         )
@@ -148,7 +149,7 @@ class AdapterProducts(Exchanged):
         return frozen(vector)
 
     def write(self, vector: Vector) -> None:
-        """Copy the vector into the tensors; of each product the nearest of the module's rank."""
+        """Copy the vector into the tensors; for each product its nearest matrix of the module's rank."""
         held = self._inner.parts_of(self._inner.read())
         given = torch.from_numpy(vector.copy())
         kept = whole = 0.0
@@ -164,7 +165,7 @@ class AdapterProducts(Exchanged):
         self._inner.write(frozen(flat.numpy()))
 
     def add(self, difference: Vector) -> None:
-        """Add the vector to the products and the other tensors, and cut as `write` does."""
+        """Add the vector to the products and the other tensors, and reduce the rank as `write` does."""
         self.write(add(self.read(), difference))
 
     def snapshot(self) -> Vector:
@@ -178,7 +179,7 @@ class AdapterProducts(Exchanged):
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """scaling B A, [out, in], in float64: one rounding per element."""
+    """Return scaling B A, [out, in], in float64: one rounding per element."""
     return scaling * (b.double().flatten(1) @ a.double().flatten(1))
 
 

@@ -17,7 +17,7 @@ from fedgossip.base import seeds
 
 @dataclass(frozen=True, eq=False)
 class GlobalState:
-    """The random states of Python, numpy and torch, and torch's threads and usual type."""
+    """The random states of Python, numpy and torch, and torch's threads and default type."""
 
     python: Any
     numpy: Any
@@ -36,8 +36,8 @@ class GlobalState:
 
     @classmethod
     def of_a_start(cls, seed: int, node: int) -> GlobalState:
-        """Return the initial state of a new process, with one thread; random states, torch's too, by the seed and the
-        node.
+        """Return the initial state of a new process, with one thread; random states, including torch's, from the seed
+        and the node.
         """
         python = random.Random(seeds.integer(seed, "python", node)).getstate()
         numpy = np.random.RandomState(seeds.integer(seed, "numpy", node) % 2**32).get_state()
@@ -47,7 +47,7 @@ class GlobalState:
         return cls(python, numpy, cpu, cuda, 1, torch.float32)
 
     def put(self) -> None:
-        """Let it hold."""
+        """Apply this state to the process."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
         torch.set_rng_state(self.cpu)
@@ -60,7 +60,7 @@ class GlobalState:
 
 
 def _gpus() -> int:
-    """GPUs that this process uses: random states only where torch has been."""
+    """Number of GPUs that this process uses: only devices initialised by torch have random states."""
     used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.device_count() if used else 0
 

@@ -1,4 +1,4 @@
-"""The exchanged part of a user's own module, as one flat vector: read from it and written to it in place."""
+"""The exchanged part of a user's module, as one flat vector: read from it and written to it in place."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from fedgossip.learning.one_model.flat import Layout, averaged_buffers, trained_
 from fedgossip.learning.one_model.probing import projected
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""Name parts that torch.compile and the wrappers of torch insert between a module and its parameters."""
+"""Name parts that torch.compile and torch's wrappers insert between a module and its parameters."""
 
 _AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 """Modules of torch that hold the model as their attribute `module`."""
 
 _ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
-"""Types that travel as float32; float64 travels as it is."""
+"""Types that are sent as float32; float64 is sent as float64."""
 
 
 class Exchanged:
-    """The exchanged tensors of `module`: parameters with requires_grad, and floating buffers where they are averaged.
+    """The exchanged tensors of `module`: parameters with requires_grad, and floating buffers if averaged.
 
-    `only`: patterns of names; other tensors stay local.  A vector is [d], float32, or float64 where all tensors are.
+    `only`: patterns of names; other tensors stay local.  A vector is [d], float32, or float64 if all tensors are.
     """
 
     def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
@@ -73,7 +73,7 @@ class Exchanged:
                 raise ConfigError(text, advice)
 
     def read(self) -> Vector:
-        """Return the tensors as a new frozen vector.  Raises ConfigError where one has another shape or type now."""
+        """Return the tensors as a new frozen vector.  Raises ConfigError if the shape or type of one has changed."""
         tensors = [_whole(tensor) for tensor in self.tensors()]
         vector = empty(self.layout.length, self.layout.dtype)
         if all(tensor.device.type == "cpu" for tensor in tensors):
@@ -86,7 +86,7 @@ class Exchanged:
         return frozen(vector)
 
     def write(self, vector: Vector) -> None:
-        """Copy the vector into the tensors; no graph is built, the vector is not kept."""
+        """Copy the vector into the tensors; builds no graph and keeps no reference."""
         with torch.no_grad():
             torch._foreach_copy_(*self._paired(vector))
 
@@ -107,17 +107,19 @@ class Exchanged:
                 raise TrainingError(f"{what}, of {vector[place].size}", advice)
 
     def frozen_projections(self) -> tuple[float, ...]:
-        """Return projections of the untrained parameters, which others must share, such as the base of adapters."""
+        """Return projections of the untrained parameters, which all participants must share, such as the base of
+        adapters.
+        """
         plain = _plainly(self.module)
         kept = [(plain(n), _whole(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
         return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept if one.numel())
 
     def first_projections(self, vector: Vector) -> tuple[float, ...]:
-        """Projections of the weights that a loop begins with."""
+        """Return projections of a loop's initial weights."""
         return projected([("first", torch.from_numpy(vector.copy()))])
 
     def snapshot(self) -> Vector:
-        """Return what `restore` puts back bit for bit."""
+        """Return a copy that `restore` restores bit for bit."""
         return self.read()
 
     def restore(self, kept: Vector) -> None:
@@ -128,11 +130,11 @@ class Exchanged:
         return {}
 
     def path(self, place: int) -> str:
-        """Return the path in the module of the tensor at this place of the layout."""
+        """Return the path in the module of the tensor with this index in the layout."""
         return self._paths[place]
 
     def parts_of(self, vector: Vector) -> list[torch.Tensor]:
-        """Return the parts of a vector, each a tensor of its own like the one of the model."""
+        """Return the parts of a vector, each a separate tensor like the model's."""
         tensors = self.tensors()
         views = self._views(torch.from_numpy(vector.copy()))
         return [_like(t, view) for t, view in zip(tensors, views, strict=True)]
@@ -188,7 +190,7 @@ def optimizers_of(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 Named = tuple[str, str, torch.Tensor]
-"""The path in the module, the name that others compare, and the tensor."""
+"""The path in the module, the name that participants compare, and the tensor."""
 
 
 def _parameters(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
@@ -239,7 +241,9 @@ def _plainly(module: nn.Module) -> Callable[[str], str]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without its graph; all of a DTensor divided among ranks: all must call."""
+    """Return the tensor without its graph; for a DTensor divided over ranks the whole tensor, and all ranks
+    must call.
+    """
     found: Any = tensor.detach()
     whole: torch.Tensor = found.full_tensor() if _is_divided(tensor) else found
     return whole
@@ -274,5 +278,5 @@ def _wait_for(device: torch.device) -> None:
 
 
 def elements(segments: Sequence[Segment]) -> int:
-    """Return how many elements the segments hold together."""
+    """Return the total number of elements in the segments."""
     return sum(math.prod(one.shape) for one in segments)

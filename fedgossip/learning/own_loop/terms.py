@@ -3,7 +3,7 @@
     step()          the gradients are in `grad`: terms are added before the optimizer reads them
     step(closure)   the gradients are computed inside: terms are added after each call of the closure
 
-Where several processes train one model, by DDP or FSDP's `fully_shard`, rank 0 orders the collective actions.
+If several processes train one model, by DDP or FSDP's `fully_shard`, rank 0 orders the collective actions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fedgossip.core.machine import Terms
 from fedgossip.learning.own_loop.parameters import Exchanged
 
 MOMENTUM = {"momentum_buffer", "exp_avg"}
-"""The names by which torch's optimizers keep the direction of their last steps."""
+"""Names of the buffers with the direction of the last steps in torch's optimizers."""
 
 
 class GradientTerms:
     """Hooks before each step of the optimizers: gradient += pull * (weights - given) + correction.
 
-    Where an algorithm counts steps from rest (FedNova with momentum), a round begins without momentum; other optimizer
+    If an algorithm counts steps from rest (FedNova with momentum), a round begins without momentum; other optimizer
     state stays.
     """
 
@@ -47,9 +47,9 @@ class GradientTerms:
         ]
 
     def use(self, terms: Terms | None, given: Vector) -> None:
-        """Add these terms from now on, none for None, and count steps anew.
+        """Add these terms from now on, none for None, and restart the step count.
 
-        Raises ConfigError for an optimizer with which the algorithm's formula is wrong.
+        Raises ConfigError for an optimizer that makes the algorithm's formula wrong.
         """
         self._terms = terms
         self._steps, self._rates = [0] * len(self._optimizers), [0.0] * len(self._optimizers)
@@ -63,11 +63,11 @@ class GradientTerms:
         self._correction = self._exchanged.parts_of(terms.correction) if corrected and terms else []  # type: ignore[arg-type]
 
     def taken(self, steps: int, changed: Callable[[], bool]) -> tuple[float, float]:
-        """Return (steps, rate): how many steps the optimizers took since `use`, and their mean learning rate (skipped
-        ones not counted).
+        """Return (steps, rate): the optimizers' number of steps since `use`, and their mean learning rate (without
+        skipped steps).
 
-        `steps`: the loop's own count, for a run without terms.  `changed`: whether the weights differ.  Raises
-        TrainingError where they do without a step: their gradients lack the terms.
+        `steps`: the loop's count, for a run without terms.  `changed`: whether the weights differ.  Raises
+        TrainingError if they differ without a step: their gradients lack the terms.
         """
         if self._terms is None or not any(self._steps):
             if self._terms is not None and self._terms.active and changed():
@@ -85,7 +85,7 @@ class GradientTerms:
         return float(self._steps[most]), self._rates[most] / self._steps[most]
 
     def remove(self) -> None:
-        """Leave the optimizers as they were."""
+        """Remove the hooks from the optimizers."""
         for hook in self._hooks:
             hook.remove()
 
@@ -104,7 +104,7 @@ class GradientTerms:
             def with_terms() -> Any:
                 loss = closure()
                 value = self._add(optimizer, _scale_of(optimizer, kwargs))
-                # LBFGS searches along a line by the loss, which has to be that of its gradient
+                # LBFGS's line search needs the loss that matches the gradient
                 return loss + value if isinstance(optimizer, torch.optim.LBFGS) and loss is not None else loss
 
             if "closure" in kwargs:
@@ -143,7 +143,7 @@ class GradientTerms:
 
 
 def _raise_gradient(tensor: torch.Tensor, term: torch.Tensor, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Add `term` to the tensor's gradient; a sparse one turns dense."""
+    """Add `term` to the tensor's gradient; a sparse gradient becomes dense."""
     assert tensor.grad is not None
     if not tensor.grad.is_sparse:
         tensor.grad += term
@@ -186,7 +186,7 @@ def _check_rates(optimizer: torch.optim.Optimizer) -> None:
 
 
 def forget_direction(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer's momentum begin at rest: its buffers are zero."""
+    """Reset the optimizer's momentum: its buffers are set to zero."""
     with torch.no_grad():
         for kept in optimizer.state.values():
             for name in MOMENTUM & kept.keys():

@@ -1,4 +1,4 @@
-"""Interface of a personal method, and the models that participants keep."""
+"""Interface of a personal method, and the participants' stored models."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedgossip.learning.settings import TrainSettings
 Kept = Mapping[str, npt.NDArray[Any]]
 
 OWN = "own"
-"""The personal model, by name, and the optimiser's memory of its training."""
+"""Name of the personal model, and of the optimiser state of its training."""
 
 
 @dataclass
 class OwnModels:
-    """What each participant keeps, models [d], and their training by the wrapped `task`.
+    """The arrays stored by each participant, models [d], and their training by the wrapped `task`.
 
-    The task holds one memory of a node, the shared model's; that of another model is exchanged for it in training.
+    The task holds one optimiser state per node, the shared model's; training another model swaps it.
     """
 
     task: LocalTask
@@ -37,16 +37,16 @@ class OwnModels:
     kept: dict[NodeId, dict[str, npt.NDArray[Any]]] = field(default_factory=dict)
     """The arrays of each node by name; replaced, and never changed in place."""
     memories: dict[tuple[NodeId, str], Kept] = field(default_factory=dict)
-    """The task's memory of each node's other models."""
+    """The task's state of each node's other models."""
 
     def forget(self, node: NodeId) -> None:
-        """Return a node to where it was before its first job."""
+        """Reset a node to its state before its first job."""
         self.kept.pop(node, None)
         for one in [one for one in self.memories if one[0] == node]:
             del self.memories[one]
 
     def of(self, node: NodeId) -> Kept:
-        """Return the arrays that a node keeps."""
+        """Return the stored arrays of a node."""
         return self.kept.get(node, {})
 
     def keep(self, node: NodeId, **arrays: npt.NDArray[Any]) -> None:
@@ -56,7 +56,7 @@ class OwnModels:
         self.kept[node] = {**self.of(node), **arrays}
 
     def model(self, job: Job, name: str = OWN) -> Vector:
-        """Return a node's own model [d]; before its first training the received one."""
+        """Return a node's personal model [d]; before its first training the received one."""
         return self.of(job.node).get(name, job.vector)
 
     def alone(self, node: NodeId) -> Vector:
@@ -64,7 +64,7 @@ class OwnModels:
         return self.of(node).get(ALONE, self.task.initial(node))
 
     def train(self, jobs: Sequence[Job], memory: str = "") -> Sequence[Update]:
-        """Return the updates of the wrapped task, with that memory of each node; "": that of the shared model."""
+        """Return the updates of the wrapped task, with this optimiser state of each node; "": the shared model's."""
         if not memory:
             return self.task.train(jobs)
         with MemoryExchange(self, [job.node for job in jobs], memory):
@@ -77,7 +77,7 @@ class OwnModels:
         loss, and their updates.
 
         A job's terms pull to its start, so the distance to w is a correction: pull (v - start) + pull (start - w).
-        With a pull the optimiser's memory begins anew.
+        With a pull the optimiser state is reset.
         """
         asked = []
         for job, start in zip(jobs, starts, strict=True):
@@ -105,13 +105,13 @@ class OwnModels:
 
     @property
     def steps(self) -> int:
-        """Local steps of a round."""
+        """Number of local steps per round."""
         assert self.settings.local_steps is not None, "check was not called"
         return self.settings.local_steps
 
 
 class MemoryExchange:
-    """Exchanges the task's memory of some nodes for that of another of their models.  A context manager."""
+    """Swaps the task's state of some nodes for the state of another of their models.  A context manager."""
 
     def __init__(self, models: OwnModels, nodes: Sequence[NodeId], memory: str) -> None:
         self._models, self._nodes, self._memory = models, list(dict.fromkeys(nodes)), memory
@@ -130,39 +130,39 @@ class MemoryExchange:
 
 
 class PersonalMethod(Protocol):
-    """What is trained with what, what is sent (perhaps of another length than the model's `d`), and which model
-    answers.
+    """Defines how models are trained, the sent vector (its length may differ from the model's `d`), and the predicting
+    model.
 
-    No two jobs of a call are of one node.
+    A call has at most one job per node.
     """
 
     @property
     def follows(self) -> bool:
-        """Whether the shared model is trained as it would be alone, so that any algorithm can exchange it."""
+        """Whether the shared model is trained as without the method, so any algorithm can exchange it."""
 
     @property
     def private(self) -> bool:
-        """Whether all that is sent follows from trainings of the task, which hide single examples if they are to."""
+        """Whether everything sent results from trainings by the task, which can hide single examples."""
 
     @property
     def whole(self) -> bool:
-        """Whether what is sent is one whole model, which a participant could answer with."""
+        """Whether the sent vector is one whole model that can predict."""
 
     @property
     def stepped(self) -> bool:
-        """Whether it takes each step of plain SGD itself, on gradients of the task."""
+        """Whether the method takes each step of plain SGD itself, on gradients of the task."""
 
     def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return the tensors of a sent vector, from those of the model."""
 
     def first(self, models: OwnModels, x: Vector) -> Vector:
-        """Return the first vector that is sent, from the first model [d]."""
+        """Return the first sent vector, from the first model [d]."""
 
     def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
-        """Train the own models and what is sent; return the updates of the latter, in order."""
+        """Train the personal models and the sent vector; return the updates of the latter, in order."""
 
     def answers(self, models: OwnModels, jobs: Sequence[Job]) -> list[Vector]:
-        """Return the model [d] with which each job's node answers, given a received vector."""
+        """Return the model [d] with which each job's node predicts, given a received vector."""
 
     def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:
         """Return the models [d] in a sent vector: one, or those of several clusters."""
@@ -188,7 +188,7 @@ class OfWholeModels:
 
 
 def check_steps(method: PersonalMethod, name: str, settings: TrainSettings) -> None:
-    """Raise ConfigError for settings of local steps that a method with steps of its own does not take."""
+    """Raise ConfigError for local-step settings that a method with its own steps does not support."""
     if not method.stepped:
         return
     if not settings.plain:

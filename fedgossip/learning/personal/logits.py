@@ -1,17 +1,17 @@
-"""FedMD and FedDF: participants of unlike architectures exchange answers to common examples, in place of models.
+"""FedMD and FedDF: participants with different architectures exchange predictions on common examples, not models.
 
-    z      what is sent: the mean of all answers, [examples x classes], the teacher
+    z      the sent vector: the mean of all predictions, [examples x classes], the teacher
     fedmd  f_i <- trained towards z on the common examples by mean |f_i(x) - z(x)|  (digest);
-           f_i <- trained on the participant's own (revisit);  sends f_i(x)
-    feddf  f_i <- trained towards z by KL(softmax(z) || softmax(f_i));  answers with that;
-           f_i <- trained on the participant's own;  sends f_i(x)
+           f_i <- trained on the participant's examples (revisit);  sends f_i(x)
+    feddf  f_i <- trained towards z by KL(softmax(z) || softmax(f_i));  predicts with this model;
+           f_i <- trained on the participant's examples;  sends f_i(x)
 
 FedMD: Li and Wang, Heterogenous federated learning via model distillation, 2019, algorithm 1, without training on
 labels of the common examples.  FedDF: Lin, Kong, Stich and Jaggi, Ensemble distillation for robust model fusion in
 federated learning, NeurIPS 2020, algorithm 3, distilled by each client.  A peer's teacher is its neighbours' mean.
 
-Answers are divided by `bound` and cut to -1..1: a participant moves no element of a mean over n by more than 2 / n.  A
-vector of zeros, the first one, teaches nothing.
+Predictions are divided by `bound` and clipped to -1..1: a participant moves no element of a mean over n by more than 2
+/ n.  The first vector is zero and trains nothing.
 """
 
 from __future__ import annotations
@@ -31,39 +31,41 @@ from fedgossip.learning.personal.base import OWN, OwnModels
 
 @runtime_checkable
 class DistillingTask(LocalTask, Protocol):
-    """A task of vectors of answers [examples * classes], whose nodes train models of their own lengths."""
+    """A task of vectors of predictions [examples * classes], whose nodes train models of different lengths."""
 
     def answers(self, node: NodeId, model: Vector) -> Vector:
         """Return the logits of the node's model for the common examples."""
 
     def distil(self, node: NodeId, rounds: Sequence[int], model: Vector, logits: Vector) -> Vector:
-        """Return the node's model trained towards logits, a part for each of `rounds`, whose batches it draws."""
+        """Return the node's model trained towards logits, one distillation for each of `rounds`, with that round's
+        batches.
+        """
 
     @property
     def student(self) -> Vector:
-        """The first weights of the model that shows what a teacher is worth."""
+        """The first weights of the student, the model that measures a teacher."""
 
 
 STUDENT: NodeId = -1
-"""The node of the model that is distilled from a teacher alone, to measure and to save it."""
+"""The node of the student, a model distilled only from a teacher, to measure and save it."""
 
 
 @dataclass(frozen=True)
 class FedDF:
-    """Sends its answers to common examples; answers with its model distilled from the mean of all."""
+    """Sends its predictions on common examples; predicts with its model distilled from the mean of all."""
 
     epochs: Annotated[int, Within(1, 1000)] = 5
-    """Passes over the common examples in each distillation."""
+    """Number of passes over the common examples in each distillation."""
     batch: Annotated[int, Within(1, 1_000_000)] = 64
-    """Examples of a step there."""
+    """Examples per step of a distillation."""
     rate: Annotated[float, Within(ABOVE_0)] = 0.002
-    """Learning rate of Adam there."""
+    """Learning rate of Adam in a distillation."""
     temperature: Annotated[float, Within(ABOVE_0)] = 1.0
-    """Of the softmax of both; a higher one weighs unlikely classes more."""
+    """Temperature of both softmax functions; a higher one weighs unlikely classes more."""
     bound: Annotated[float, Within(ABOVE_0, 1e6)] = 32.0
-    """The largest logit; larger ones are cut."""
+    """Maximum logit; larger ones are clipped."""
     student: Annotated[int, Within(1, 1000)] = 10
-    """Distillations of the student, by which a teacher is measured."""
+    """Number of distillations of the student, which measures a teacher."""
 
     follows = False
     private = True
@@ -97,7 +99,7 @@ class FedDF:
         return [self._distilled(models, job) for job in jobs]
 
     def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:
-        """Return a student that nobody trained on examples of its own."""
+        """Return a student, distilled only and not trained on any examples."""
         task = _distilling(models)
         if not vector.any():
             return [task.student]
@@ -116,7 +118,7 @@ class FedDF:
 
 @dataclass(frozen=True)
 class FedMD(FedDF):
-    """Sends its answers to common examples; answers with its model after training on its own."""
+    """Sends its predictions on common examples; predicts with its model after training on its own examples."""
 
     @property
     def loss(self) -> str:

@@ -1,11 +1,11 @@
 """The personal methods by name (METHODS): APFL, FedRep, pFedMe, finetuning, Ditto, mean-regularised models, IFCA.
 
-**APFL, FedRep and pFedMe** take each step of plain SGD themselves, on gradients of the task.  Each step of a node sees
+**APFL, FedRep and pFedMe** take each step of plain SGD themselves, on gradients of the task.  Each step of a node uses
 the next batch of its line; g(x) is the gradient there, eta = train.lr.
 
     apfl     w <- w - eta g(w);   v <- v - eta alpha g(alpha v + (1 - alpha) w);   w is sent
              alpha <- alpha - eta <v - w, g(alpha v + (1 - alpha) w)>, in [0, 1], at the first step of a round
-    fedrep   `steps` steps of the head alone, then the round's steps of the body alone; the body is sent
+    fedrep   `steps` steps of the head only, then the round's steps of the body only; the body is sent
     pfedme   theta <- `steps` steps of eta along g(theta) + lambda (theta - w)
              w <- w - rate lambda (w - theta);   w is sent
 
@@ -16,22 +16,22 @@ algorithm 1; all its steps on one batch, theta from w; beta is lr of coordinator
 **Finetuning, Ditto and mean-regularised models** train whole models by the usual local training:
 
     finetune    after the exchange: `epochs` local trainings from the shared model w, the baseline of every paper
-    ditto       w as ever;  v_i <- trained from v_i on f_i(v) + (lambda / 2) ||v - w||^2
+    ditto       w as usual;  v_i <- trained from v_i on f_i(v) + (lambda / 2) ||v - w||^2
     mr-mtl      v_i as in Ditto, and v_i itself is sent: w is the mean of all v_i
 
 Ditto: Li, Hu, Beirami and Smith, ICML 2021, algorithm 1.  MR-MTL: Liu, Hu, Wu and Smith, On privacy and personalization
 in cross-silo federated learning, NeurIPS 2022, algorithm 1.  A quadratic f_i = 1/2 ||v - b_i||^2 has Ditto's fixed
 point v_i = (b_i + lambda w) / (1 + lambda).
 
-**IFCA** has k models, of which each participant trains the one that fits its examples best:
+**IFCA** has k models; each participant trains the one that fits its examples best:
 
     client i    j = argmin over the k received models of the loss on the round's batches;  trains w_j
                 sends [0, ..., w_j' - w_j, ..., 0], k * d elements
-    server      the weighted mean of these, as ever
+    server      the weighted mean of these, as usual
 
 Ghosh, Chung, Yin and Ramchandran, NeurIPS 2020, algorithm 1 by gradient averaging: the sum is divided by the weight of
 all clients, so no choice is visible in a secure sum.  A cluster of a share p moves by p times its mean update; lr of
-coordinator.options makes up for it.  The models begin at the usual one, each with its own noise.
+coordinator.options can compensate.  The models start at the usual one, each with different noise.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ ALPHA = "alpha"
 
 @dataclass(frozen=True)
 class Stepped(OfWholeModels):
-    """The common part of methods with steps of their own."""
+    """The common part of methods with their own steps."""
 
     private = False
     stepped = True
 
     def sent(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-        """All tensors.  Raises ConfigError for running statistics, which have no gradient."""
+        """Return all tensors.  Raises ConfigError for running statistics, which have no gradient."""
         if statistics_in(segments):
             text = "a personal method with steps of its own, and running statistics in what is sent"
             raise ConfigError(text, 'Take a model without them, or train.buffers = "local".')
@@ -74,12 +74,12 @@ class Stepped(OfWholeModels):
 
 @dataclass(frozen=True)
 class Apfl(Stepped):
-    """Answers with a mixture of a model of its own and the shared one."""
+    """Predicts with a mixture of a personal model and the shared one."""
 
     alpha: Annotated[float, Within(0, 1)] = 0.5
-    """Share of the own model in the mixture, at first."""
+    """Initial share of the personal model in the mixture."""
     adapts: Annotated[int, Within(0, 1)] = 1
-    """1: alpha is learned; 0: it stays."""
+    """1: alpha is learned; 0: it is constant."""
 
     def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
         nodes = [job.node for job in jobs]
@@ -114,14 +114,14 @@ class Apfl(Stepped):
 
 @dataclass(frozen=True)
 class PFedMe(Stepped):
-    """Answers with the minimum of the loss and a pull to the shared model, the Moreau envelope's."""
+    """Predicts with the minimum of the loss plus a pull to the shared model, as in the Moreau envelope."""
 
     pull: Annotated[float, Within(ABOVE_0)] = 15.0
-    """lambda: a larger one keeps the own model nearer to the shared one."""
+    """lambda: a larger one keeps the personal model closer to the shared one."""
     steps: Annotated[int, Within(1, 1000)] = 5
-    """Steps to the minimum, on one batch."""
+    """Number of steps to the minimum, on one batch."""
     rate: Annotated[float, Within(ABOVE_0)] = 0.005
-    """Learning rate of the shared model; rate times lambda is the share of the way to the own model."""
+    """Learning rate of the shared model; it moves by rate times lambda of the distance to the personal model."""
 
     def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
         nodes, shared = [job.node for job in jobs], [job.vector for job in jobs]
@@ -148,12 +148,12 @@ class PFedMe(Stepped):
 
 @dataclass(frozen=True)
 class FedRep(Stepped):
-    """Keeps a head of its own, and sends the body."""
+    """Keeps a personal head, and sends the body."""
 
     head: str = ""
-    """Patterns of the head's tensors, with commas between; "": the last layer's."""
+    """Patterns of the head's tensors, separated by commas; "": the last layer's."""
     steps: Annotated[int, Within(0, 100_000)] = 0
-    """Steps of the head in a round; 0: as many as the body's."""
+    """Steps of the head in a round; 0: the same number as the body's."""
 
     whole = False
 
@@ -189,7 +189,7 @@ class FedRep(Stepped):
         return [self._whole(models, job.vector, models.of(job.node).get("head")) for job in jobs]
 
     def shared(self, models: OwnModels, vector: Vector) -> list[Vector]:
-        """With the head that every node begins with."""
+        """Return the model with every node's initial head."""
         return [self._whole(models, vector, None)]
 
     def _whole(self, models: OwnModels, body: Vector, head: npt.NDArray[Any] | None) -> Vector:
@@ -200,7 +200,7 @@ class FedRep(Stepped):
         return frozen(whole)
 
     def _body(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the sent tensors.  Raises ConfigError for patterns of none, or of all."""
+        """Return the sent tensors.  Raises ConfigError for patterns that match none, or all."""
         if statistics_in(segments):
             text = "personal = 'fedrep' with running statistics in what is sent: its steps are of parameters"
             raise ConfigError(text, "Take a model without them.")
@@ -239,7 +239,7 @@ def _mixture(alpha: float, own: Vector, shared: Vector) -> Vector:
 
 
 def _learned(alpha: float, own: Vector, shared: Vector, eta: float, gradient: Vector) -> float:
-    """Return alpha after a step; float32 products summed exactly, whatever the block of nodes."""
+    """Return alpha after a step; float32 products are summed exactly, so the block of nodes does not matter."""
     slope = math.fsum(subtract(own, shared).astype(np.float64) * gradient.astype(np.float64))
     return min(1.0, max(0.0, alpha - eta * slope))
 
@@ -251,10 +251,10 @@ def _update(found: Update, job: Job, sent: Vector, losses: Sequence[float], step
 
 @dataclass(frozen=True)
 class Finetune(OfWholeModels):
-    """Answers with the shared model after further training at the node, at the rates of the run's first rounds."""
+    """Predicts with the shared model after further training at the node, at the rates of the run's first rounds."""
 
     epochs: Annotated[int, Within(1, 1000)] = 1
-    """Local trainings from the shared model, each as long as one of a round."""
+    """Number of local trainings from the shared model, each as long as a round's."""
 
     follows = True
 
@@ -273,10 +273,10 @@ class Finetune(OfWholeModels):
 
 @dataclass(frozen=True)
 class Ditto(OfWholeModels):
-    """Trains a model of its own beside the shared one."""
+    """Trains a personal model in addition to the shared one."""
 
     pull: Annotated[float, Within(0)] = 0.1
-    """lambda: 0 trains alone; a large one follows the shared model."""
+    """lambda: 0 trains without exchange; a large one follows the shared model."""
 
     follows = True
 
@@ -293,10 +293,10 @@ class Ditto(OfWholeModels):
 
 @dataclass(frozen=True)
 class MeanRegularised(OfWholeModels):
-    """Trains a model of its own, pulled to the mean of all, and sends it."""
+    """Trains a personal model, pulled to the mean of all, and sends it."""
 
     pull: Annotated[float, Within(0)] = 0.1
-    """lambda: 0 trains alone; a large one is federated averaging."""
+    """lambda: 0 trains without exchange; a large one is federated averaging."""
 
     def train(self, models: OwnModels, jobs: Sequence[Job]) -> list[Update]:
         updates = []
@@ -312,12 +312,12 @@ class MeanRegularised(OfWholeModels):
 
 @dataclass(frozen=True)
 class Ifca:
-    """Answers with the model of its cluster."""
+    """Predicts with the model of its cluster."""
 
     clusters: Annotated[int, Within(2, 64)] = 2
-    """k."""
+    """k, the number of models."""
     spread: Annotated[float, Within(ABOVE_0)] = 0.1
-    """Standard deviation of the noise by which the first models differ."""
+    """Standard deviation of the noise between the first models."""
 
     follows = False
     private = False
@@ -356,7 +356,7 @@ class Ifca:
         return [part[j] for part, j in zip(parts, self._chosen(models, jobs, parts), strict=True)]
 
     def _chosen(self, models: OwnModels, jobs: Sequence[Job], parts: Sequence[Sequence[Vector]]) -> list[int]:
-        """Return the cluster of the least loss on the round's batches, the first of equals."""
+        """Return the cluster with the least loss on the round's batches, the first if equal."""
         losses = [models.losses(jobs, [part[j] for part in parts]) for j in range(self.clusters)]
         return [int(np.argmin(of_job)) for of_job in zip(*losses, strict=True)]
 
@@ -379,11 +379,11 @@ OF_LOGITS = ("feddf", "fedmd")
 PERSONAL: Mapping[str, str] = {name: what for name, (_, what) in METHODS.items()}
 
 WRITTEN = {"lambda": "pull"}
-"""Options whose names are words of Python."""
+"""Options whose names are Python keywords."""
 
 
 def method_of(key: str, text: str) -> PersonalMethod:
-    """Return the method that `key` = NAME?OPTION=VALUE&... names.  Raises ConfigError for what is not known."""
+    """Return the method of `key` = NAME?OPTION=VALUE&...  Raises ConfigError for unknown names."""
     name, _, query = text.partition("?")
     if name not in METHODS:
         raise ConfigError(f"{key} = {text!r} is not known", nearest(name, METHODS))

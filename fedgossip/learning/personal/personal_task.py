@@ -1,4 +1,4 @@
-"""A task whose participants keep models of their own: it wraps the task that trains, with a personal method."""
+"""A task whose participants have personal models: it wraps the training task with a personal method."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fedgossip.learning.personal.base import OWN, MemoryExchange, OwnModels, Per
 from fedgossip.learning.settings import TrainSettings
 
 KEPT, MEMORY = "kept:", "memory:"
-"""Prefixes of a node's state: its own arrays, and the wrapped task's memory of its other models."""
+"""Prefixes of a node's state: its personal arrays, and the wrapped task's state of its other models."""
 
 
 @runtime_checkable
@@ -42,14 +42,14 @@ class TestingTask(LocalTask, Protocol):
     """A task that tests vectors on a node's held-out examples."""
 
     def test_own(self, node: NodeId, round: int, vector: Vector) -> Mapping[str, float]:
-        """Return {"score", "tested"} of a vector, on so many held-out examples of the node; {} without any."""
+        """Return {"score", "tested"} of a vector, and the number of held-out examples of the node; {} without any."""
 
 
 class PersonalTask:
-    """A StatefulTask that trains by `task` and by `method`; what is exchanged has the method's layout.
+    """A StatefulTask that trains by `task` and by `method`; exchanged vectors have the method's layout.
 
-    A tested job measures the answering model on the node's held-out examples before training.  `compared`: every how
-    many rounds its score is logged beside those of the shared model and of one trained alone on the same batches
+    A tested job measures the predicting model on the node's held-out examples before training.  `compared`: the
+    interval in rounds for logging its score with those of the shared model and of one trained alone on the same batches
     (`core.gains`); 0: never.
     """
 
@@ -81,7 +81,7 @@ class PersonalTask:
         return self._task.initial(node) if self._initial is None else self._initial
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """See `LocalTask`; states change when all jobs are done, so that a failed call can be repeated."""
+        """See `LocalTask`; states change when all jobs are complete, so a failed call can be repeated."""
         nodes = {job.node for job in jobs}
         before = {node: self.state(node) for node in nodes}
         try:
@@ -138,20 +138,20 @@ class PersonalTask:
             self._models.keep(job.node, **{ALONE: model})
 
     def personal_model(self, node: NodeId, vector: Vector) -> Vector:
-        """Return the model [d] of the wrapped task with which a node answers, given a received vector."""
+        """Return the model [d] of the wrapped task with which a node predicts, given a received vector."""
         return self._method.answers(self._models, [Job(node, max(0, self._models.rounds - 1), vector)])[0]
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return metrics on the common test set of what is shared; of several clusters those of the least loss."""
+        """Return metrics of the shared model on the common test set; of several clusters those with the least loss."""
         parts = [self._method.shared(self._models, vector) for vector in vectors]
         found = iter(self._task.evaluate([one for part in parts for one in part]))
         measured = [[next(found) for _ in part] for part in parts]
         return [min(part, key=lambda one: one["loss"]) for part in measured]
 
     def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the wrapped task's state of `node`, its own arrays, and the memory of their training.
+        """Return the wrapped task's state of `node`, its personal arrays, and the optimiser state of their training.
 
-        It is that after the last complete job.
+        It is the state after the last complete job.
         """
         return self._states.get(node, {})
 
@@ -164,7 +164,7 @@ class PersonalTask:
         return found
 
     def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a state of `state`.  Raises ConfigError where it belongs to another model or method."""
+        """Restore a state from `state`.  Raises ConfigError if it belongs to another model or method."""
         kept = {name.removeprefix(KEPT): array for name, array in state.items() if name.startswith(KEPT)}
         d = self._task.initial(node).size
         if OWN in kept and kept[OWN].shape != (d,):
@@ -187,7 +187,7 @@ class PersonalTask:
         return model_likeness(self._task)
 
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
-        """Return the model with which `node` answers; without a node the shared one, of several clusters the first."""
+        """Return the model with which `node` predicts; without a node the shared one, of several clusters the first."""
         shared = self._method.shared(self._models, vector)[0]
         return whole_model_of(self._task, shared if node is None else self.personal_model(node, vector), node)
 
@@ -198,7 +198,7 @@ class PersonalTask:
 
 
 def _waves(jobs: Sequence[Job]) -> list[list[int]]:
-    """Return the jobs' places in groups of equal rounds, no node twice in one."""
+    """Return the indices of the jobs in groups of equal rounds, no node twice in one."""
     waves: list[list[int]] = []
     for place, job in enumerate(jobs):
         last = waves[-1] if waves else []

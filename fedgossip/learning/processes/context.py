@@ -1,13 +1,13 @@
-"""Places of a text over several processes: each has some of every text, and attention alone sees those of the others.
+"""Positions of a text divided over several processes: only attention uses the positions of other processes.
 
-ring       keys and values go round; each process adds what its queries see of every block, by online softmax, and the
-           gradients of a block go round with it.  Of 2 c pieces process r has the pieces r and 2 c - 1 - r, so that all
-           have as much to see (causal)
-ulysses    an all-to-all in front of attention gives each process all places of some heads, and one behind it gives
-           them back
+ring       keys and values circulate; each process adds the attention of its queries to every block, by online softmax,
+           and the gradients of a block circulate with it.  Of 2 c pieces process r has the pieces r and 2 c - 1 - r, so
+           all have equal work (causal)
+ulysses    an all-to-all before attention gives each process all positions of some heads, and one after it restores the
+           division
 
-Everything else of a transformer works place by place.  Logits are brought together at the end: the loss is that of one
-process, computed by each, and gradients of weights are sums over the processes.
+All other layers of a transformer work position by position.  Logits are gathered at the end: every process computes the
+loss of one process, and gradients of weights are sums over the processes.
 
 Sources: Liu, Zaharia and Abbeel, Ring attention with blockwise transformers, ICLR 2024; Brandon and others, Striped
 attention, 2023, of the balance; Jacobs and others, DeepSpeed Ulysses, arXiv:2309.14509 (2023).
@@ -30,7 +30,7 @@ from fedgossip.learning.settings import RING, MeshSettings
 
 
 def check_context(module: object, source: str, mesh: MeshSettings, places: int) -> None:
-    """Raise ConfigError for a model, or texts of so many places, that cannot be divided by places."""
+    """Raise ConfigError for a model, or texts of `places` positions, that cannot be divided by positions."""
     if mesh.context == 1:
         return
     where = f"mesh.context = {mesh.context}"
@@ -48,7 +48,7 @@ def check_context(module: object, source: str, mesh: MeshSettings, places: int) 
 
 @dataclass(frozen=True, eq=False)
 class ContextGroup:
-    """The processes that have places of the same texts, in torch's group, and this one's rank among them."""
+    """The processes with positions of the same texts, as torch's group, and this process's rank in it."""
 
     group: distributed.ProcessGroup
     rank: int
@@ -60,13 +60,13 @@ class ContextGroup:
         return (rank, 2 * self.size - 1 - rank) if self.attention == RING else (rank,)
 
     def places(self, whole: int, rank: int | None = None) -> Tensor:
-        """Return the places that a process, by default this one, has of texts of `whole` places."""
+        """Return the positions that a process, by default this one, has of texts of `whole` positions."""
         pieces = self.pieces(self.rank if rank is None else rank)
         length = whole // (self.size * len(pieces))
         return torch.cat([torch.arange(piece * length, (piece + 1) * length) for piece in pieces])
 
     def passed_on(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Send tensors to the next process; return those of the one before."""
+        """Send tensors to the next process; return those of the previous one."""
         line = torch.cat([one.reshape(-1) for one in tensors])
         found = torch.empty_like(line)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -81,7 +81,7 @@ class ContextGroup:
 
 
 def divide_context(module: Transformer, group: ContextGroup) -> None:
-    """Let a transformer take its places of whole texts, attend to those of others, and return the logits of all."""
+    """Make a transformer take its positions of whole texts, attend to those of others, and return the logits of all."""
     attention = ring_attention if group.attention == RING else ulysses_attention
 
     def take(_module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -103,7 +103,7 @@ def divide_context(module: Transformer, group: ContextGroup) -> None:
 
 
 class _Together(torch.autograd.Function):
-    """[b, part, k] of each process -> [b, whole, k] in all; back, each takes the gradient at its own places."""
+    """[b, part, k] of each process -> [b, whole, k] in all; backward, each takes the gradient at its own positions."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: ContextGroup) -> Tensor:
@@ -122,7 +122,7 @@ class _Together(torch.autograd.Function):
 
 
 def ring_attention(queries: Tensor, keys: Tensor, values: Tensor, group: ContextGroup) -> Tensor:
-    """Return what the queries of this process see, causally, of all places; each [b, heads, part, d]."""
+    """Return the causal attention of this process's queries to all positions; each [b, heads, part, d]."""
     found: Tensor = _RingAttention.apply(queries, keys, values, group)  # type: ignore[no-untyped-call]
     return found
 
@@ -191,7 +191,7 @@ def _scores(queries: Tensor, keys: Tensor, masked: bool) -> Tensor:
 
 
 def ulysses_attention(queries: Tensor, keys: Tensor, values: Tensor, group: ContextGroup) -> Tensor:
-    """As `ring_attention`: each process attends with 1 / size of the heads over all places."""
+    """As `ring_attention`: each process attends with 1 / size of the heads over all positions."""
     q, k, v = (_ByHeads.apply(one, group) for one in (queries, keys, values))  # type: ignore[no-untyped-call]
     seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     found: Tensor = _ByPlaces.apply(seen, group)  # type: ignore[no-untyped-call]
@@ -212,7 +212,7 @@ class _ByHeads(torch.autograd.Function):
 
 
 class _ByPlaces(torch.autograd.Function):
-    """The way back."""
+    """The inverse of `_ByHeads`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ContextGroup) -> Tensor:

@@ -1,10 +1,10 @@
 """One client, several processes: a GPU for each, or all on the CPU; they train every step together.
 
     the task's process     DistributedLoop: writes a job to a board, sends the order, reads the results
-    P processes (`worker`)   a torch.distributed group among themselves; each trains on its part of every batch
+    P processes (`worker`)   a torch.distributed group; each trains on its part of every batch
 
-The task's process is no member, so a crash in the group is an error here and not the peer's end.  Process 0 replies
-where all replies would be equal.  With "ddp" each process has the whole model, with "fsdp" a part of it (`parts`).
+The task's process is no member, so a crash in the group is an error here and does not end the peer.  Process 0 replies
+for all if all replies are equal.  With "ddp" each process has the whole model, with "fsdp" a part of it (`parts`).
 
 **Hogwild!**  The processes of a client step on one model in shared memory, without a lock and without waiting.
 
@@ -12,12 +12,12 @@ where all replies would be equal.  With "ddp" each process has the whole model, 
         g  <-  the gradient of its next batch, at the present model
         model  <-  model - rate * g          in place, while the others read and write it
 
-Where two processes write an element at once one update is lost: rare for sparse examples, common for dense models.  No
-run has another's bits.  `train.count_lost` counts lost updates: each process counts its writes, and increments a shared
-counter per element with the same race; the deficit is the number.
+If two processes write an element at the same time, one update is lost: rare for sparse examples, common for dense
+models.  Runs are not reproducible to the bit.  `train.count_lost` counts lost updates: each process counts its writes,
+and increments a shared counter per element with the same race; the deficit is the number.
 
-Source: F. Niu, B. Recht, C. Re, S. Wright, Hogwild!: a lock-free approach to parallelizing stochastic gradient
-descent, NIPS 2011.
+Source: F. Niu, B. Recht, C. Re, S. Wright, Hogwild!: a lock-free approach to parallelizing stochastic gradient descent,
+NIPS 2011.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The sources of the processes' model, as `models.build` takes them."""
+    """The sources of the processes' model, as arguments of `models.build`."""
 
     name: str
     base: Path | None
@@ -148,7 +148,7 @@ class ProcessesLoop(ABC):
         return [self._evaluate(vector, None) for vector in vectors]
 
     def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
-        """The same of one node: with its personal layers and local buffers."""
+        """The same for one node: with its personal layers and local buffers."""
         return self._evaluate(vector, state)
 
     def order(
@@ -248,7 +248,7 @@ class HogwildLoop(ProcessesLoop):
         return outcome._replace(logged=race.logged)
 
     def gradient_one(self, job: Assignment) -> Outcome:  # noqa: ARG002
-        """Raise ConfigError: its processes take steps, and a gradient takes none."""
+        """Raise ConfigError: its processes take steps, and a gradient needs none."""
         advice = 'Use parallel = "ddp", or a method whose participants train: gossip, [coordinator], parallel.outer.'
         raise ConfigError(f'parallel = "{HOGWILD}": its processes take steps, and a gradient takes none', advice)
 

@@ -1,4 +1,4 @@
-"""Where a process stands among those that train one client: its stage, its part of each batch and of each layer.
+"""The position of a process in the group that trains one client: its stage, its part of each batch and of each layer.
 
 Ranks count along tensor first, then context, data, pipeline: parts of the same layers are neighbours.
 """
@@ -21,7 +21,7 @@ PIPELINE, DATA, CONTEXT, TENSOR = AXES = ("pipeline", "data", "context", "tensor
 
 @dataclass(frozen=True, eq=False)
 class ProcessGrid:
-    """The processes by axes, as torch's DeviceMesh of them, and this one's team: those that have parts of one batch."""
+    """The processes by axes, as torch's DeviceMesh, and this process's team: those with parts of one batch."""
 
     mesh: DeviceMesh
     team: Team
@@ -44,12 +44,12 @@ class ProcessGrid:
         return int(self.mesh.size(AXES.index(axis)))
 
     def place(self, axis: str) -> int:
-        """Return where this process stands along an axis."""
+        """Return this process's index along an axis."""
         return self.mesh.get_local_rank(axis)
 
 
 def _of_one_shard(sizes: tuple[int, int, int, int], rank: int) -> distributed.ProcessGroup:
-    """Return the group of a sum of losses: all stages and batch parts, one of each layer's and text's parts."""
+    """Return the group for a sum of losses: all stages and batch parts, one of each layer's and text's parts."""
     found: distributed.ProcessGroup | None = None
     within = sizes[2] * sizes[3]
     for shard in range(within):

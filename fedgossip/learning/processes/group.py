@@ -1,10 +1,10 @@
-"""The processes that train one client together, as each of them sees it: its part of a batch, and sums over all.
+"""The processes that train one client together, seen from one of them: its part of a batch, and sums over all.
 
-Each of P processes takes about 1/P of a batch's rows and weighs its mean by (its rows / all rows), of lines by
-characters: the sum is the gradient of one process, to rounding.  A batch with fewer rows is computed whole by each,
-with weight 1/P.
+Each of P processes takes about 1/P of a batch's rows and weighs its mean by (its rows / all rows), for lines by
+characters: the sum is the gradient of one process, to rounding.  Every process computes a batch with fewer rows than
+processes as a whole, with weight 1/P.
 
-BatchNorm is replaced by a layer that counts over all parts (`joined`).  Dropout draws other masks in each process.
+BatchNorm is replaced by a layer with statistics over all parts (`joined`).  Dropout masks differ between processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Team:
     group: torch.distributed.ProcessGroup | None = None
     """The processes of a sum; None: all."""
     speaks: bool = True
-    """Whether it answers for its part of a batch: of several that compute the same, or in turn, one does."""
+    """Whether it reports its part of a batch: of several processes with the same part, or successive stages, one does.
+    """
     stage: int = 0
     """Stage of a model with divided layers."""
     begins: Callable[[tuple[int, int]], None] = field(default=lambda _: None)
@@ -42,11 +43,11 @@ class Team:
 
     @property
     def draws(self) -> int:
-        """A number of its own for those that draw dropout by themselves."""
+        """A number that differs between processes with separate dropout draws."""
         return self.stage * self.size + self.rank
 
     def splits(self, rows: int) -> bool:
-        """Return whether a batch of so many rows is divided."""
+        """Return whether a batch of `rows` rows is divided."""
         return self.size > 1 and rows >= self.size
 
     def pieces_of(
@@ -54,7 +55,7 @@ class Team:
     ) -> list[tuple[Indices, float]]:
         """Return this process's part of a batch in about `pieces` pieces, each with its share of the batch's mean.
 
-        The mean is over rows, or `predictions`.  Every process has as many pieces, of one row at least.
+        The mean is over rows, or `predictions`.  Every process has the same number of pieces, of at least one row.
         """
         if self.size == pieces == 1:
             return [(rows, 1.0)]
@@ -65,21 +66,21 @@ class Team:
         return [(part, predictions(part) / (predictions(rows) * copies)) for part in parts]
 
     def part_of(self, rows: int) -> tuple[slice, bool]:
-        """Return which of so many rows this process evaluates, and whether they count as its own."""
+        """Return the slice of `rows` that this process evaluates, and whether it counts them."""
         if not self.splits(rows):
             return slice(None), self.rank == 0 and self.speaks
         ends = np.cumsum([0, *(len(part) for part in np.array_split(np.arange(rows), self.size))])
         return slice(int(ends[self.rank]), int(ends[self.rank + 1])), self.speaks
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the tensors of all processes; changes the tensor itself."""
+        """Return the sum of the tensors of all processes; changes the given tensor."""
         if self.size > 1 or self.group is not None:
             torch.distributed.all_reduce(tensor, group=self.group)
         return tensor
 
 
 class _Total(torch.autograd.Function):
-    """A sum over the processes that gradients pass through: each part moves the sum that all of them use."""
+    """A differentiable sum over the processes: each part affects the sum that all of them use."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, team: Team) -> torch.Tensor:
@@ -92,11 +93,11 @@ class _Total(torch.autograd.Function):
 
 
 class TeamNorm(_BatchNorm):
-    """BatchNorm over the batch of all processes; its running statistics are kept as torch keeps them."""
+    """BatchNorm over the batch of all processes; running statistics as in torch."""
 
     team: Team
     copies: bool
-    """Whether every process sees the whole batch: then there is nothing to add up."""
+    """Whether every process has the whole batch, so no sum is needed."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass  # in this alone BatchNorm1d, 2d and 3d differ
@@ -155,5 +156,5 @@ def _team_norm(norm: _BatchNorm, team: Team) -> TeamNorm:
 
 
 def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return [channels] so that it broadcasts over x [b, channels, ...]."""
+    """Return [channels] reshaped to broadcast over x [b, channels, ...]."""
     return channels.view(1, -1, *(1,) * (x.dim() - 2))

@@ -1,6 +1,6 @@
 """Messages between a client's task and its training processes, over socket pairs; and shared arrays.
 
-`SharedArrays` are an unnamed file that all processes map: arrays are sent by their places and not copied.
+`SharedArrays` are an unnamed file that all processes map: messages contain the arrays' positions, not copies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LINE = "line"
 """The array that the processes of a Hogwild client step on."""
 
 COUNTER = "counter"
-"""The array in which they count their writes of each element, as racily as they write."""
+"""The array that counts writes of each element, with the same race as the writes."""
 
 LENGTH = struct.Struct("<I")
 
@@ -37,7 +37,7 @@ ZEROS = bytes(1 << 20)
 
 
 class ArrayPlace(msgspec.Struct, frozen=True):
-    """Where an array lies in a board; `kind` is its dtype."""
+    """The position of an array in a board; `kind` is its dtype."""
 
     name: str
     kind: str
@@ -54,14 +54,14 @@ Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class SharedArrays:
-    """The file.  `descriptor` may be handed to another process, which makes its own SharedArrays of it."""
+    """The file.  `descriptor` may be passed to another process, which makes SharedArrays from it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
     def new(cls) -> SharedArrays:
-        """Return an empty board.  Its descriptor is the caller's to close."""
+        """Return an empty board.  The caller must close its descriptor."""
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
@@ -73,7 +73,7 @@ class SharedArrays:
         return places
 
     def room(self, shapes: Shapes) -> list[ArrayPlace]:
-        """Make room for arrays of these shapes over the old content.  Raises ConfigError where the disk has none."""
+        """Allocate space for arrays of these shapes over the old content.  Raises ConfigError if the disk is full."""
         places, end = [], 0
         for name, (kind, shape) in shapes.items():
             place = ArrayPlace(name, kind, shape, end)
@@ -100,14 +100,16 @@ class SharedArrays:
         }
 
     def _grow(self, size: int) -> None:
-        # written, not only extended: on a full disk a mapping would fail by a deadly signal
+        # written, not only extended: on a full disk access to the mapping would kill the process by a signal
         at = os.fstat(self.descriptor).st_size
         while at < size:
             at += os.pwrite(self.descriptor, ZEROS[: size - at], at)
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """Be process `rank` of `size`: build the model, map the examples, meet the others at `store`; answered by Ready."""
+    """Become process `rank` of `size`: build the model, map the examples, meet the others at `store`; answered by
+    Ready.
+    """
 
     rank: int
     size: int
@@ -121,12 +123,12 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     loss: str
     metrics: tuple[str, ...]
     label_scale: tuple[tuple[float, ...], tuple[float, ...]]
-    """The mean and the deviation of label columns that were standardised."""
+    """The mean and the deviation of standardised label columns."""
     vocabulary: str | None
     settings: dict[str, Any]
     examples: list[ArrayPlace]
     silence: float
-    """Seconds after which a process that waits for another gives up."""
+    """Maximum wait for another process in seconds."""
 
     @property
     def train(self) -> TrainSettings:
@@ -144,7 +146,7 @@ class TrainOrder(msgspec.Struct, tag=True, frozen=True):
     round: int
     lr: float
     pull: float | None
-    """Of the job's terms; None where it has none."""
+    """Pull of the job's terms; None without terms."""
     pieces: int
     given: list[ArrayPlace]
     found: list[ArrayPlace]
@@ -153,7 +155,7 @@ class TrainOrder(msgspec.Struct, tag=True, frozen=True):
 
 
 class EvaluateOrder(msgspec.Struct, tag=True, frozen=True):
-    """Evaluate the `given` vector, with the node's own layers where its state is; the reply is Evaluated."""
+    """Evaluate the `given` vector, with the node's personal layers if its state is given; the reply is Evaluated."""
 
     own: bool
     pieces: int
@@ -173,7 +175,7 @@ class TrainReply(msgspec.Struct, tag=True, frozen=True):
     skipped: int
     steps: int = 0
     written: int = 0
-    """Of a process that steps by itself: its steps, and the elements that it wrote."""
+    """For a process with independent steps: its number of steps, and of written elements."""
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
@@ -182,11 +184,11 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     loss: float
     predicted: int
     sums: list[list[float]]
-    """Of each metric."""
+    """Sums of each metric."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """A failure: the error's class, its text, and advice where it has some."""
+    """A failure: the error's class, its text, and its advice, if any."""
 
     kind: str
     text: str
@@ -208,12 +210,12 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message.  Raises OSError where the other end is gone."""
+        """Send a message.  Raises OSError if the other end is closed."""
         content = msgspec.msgpack.encode(message)
         self.socket.sendall(LENGTH.pack(len(content)) + content)
 
     def receive(self) -> Message | None:
-        """Wait for a message and return it; None when the other end is gone."""
+        """Wait for a message and return it; None if the other end is closed."""
         head = self._read(LENGTH.size)
         content = self._read(LENGTH.unpack(head)[0]) if head else None
         return None if content is None else _DECODER.decode(content)
@@ -235,18 +237,18 @@ class Channel:
 
 
 LOST: Final = "lost_updates"
-"""The name under which a round's record has the share of updates that were lost."""
+"""Name in a round's record of the share of lost updates."""
 
 
 class Race(NamedTuple):
-    """The mean loss of all steps, and their counts, where counted."""
+    """The mean loss of all steps, and their write counts, if counted."""
 
     loss: float
     logged: Mapping[str, float]
 
 
 def race_of(replies: Sequence[TrainReply], shared: Mapping[str, npt.NDArray[Any]]) -> Race:
-    """Combine the replies of the processes, each with its numbers of steps and of written elements."""
+    """Combine the replies of the processes, each with its number of steps and of written elements."""
     loss = sum(one.loss * one.steps for one in replies) / sum(one.steps for one in replies)
     if COUNTER not in shared:
         return Race(loss, {})

@@ -1,6 +1,6 @@
 """A process's parts of a module, by FSDP2, by tensors, by stages, or by several of them: `weights.Held`.
 
-The grid's tensor axis cuts a tensor along one axis; FSDP's data axis cuts rows of that (as torch.chunk).  Each process
+The grid's tensor axis cuts a tensor along one axis; FSDP's data axis then cuts rows (as torch.chunk).  Each process
 reads and writes its own places of the line; the whole vector exists in host memory only.
 """
 
@@ -32,9 +32,9 @@ from fedgossip.learning.processes.plans import PackedColwise, Plan, leave_others
 from fedgossip.learning.processes.step_costs import part_of
 from fedgossip.learning.settings import LET_GO
 
-# A worker's part of a module that is divided: by stages, by layers, by rows with FSDP.
+# A worker's part of a divided module: by stages, by layers, by rows with FSDP.
 #
-# Loaded where a model is divided alone, and `pipeline` where it has stages: each loads much of torch.
+# Imported only if a model is divided, and `pipeline` only if it has stages: each loads much of torch.
 
 
 def divided(
@@ -46,7 +46,7 @@ def divided(
     grid: ProcessGrid,
     device: torch.device,
 ) -> Spread:
-    """Leave this process its part of the module; `shape`: of an example."""
+    """Keep only this process's part of the module; `shape`: of an example."""
     settings, base = setup.train, None if setup.base is None else Path(setup.base)
     plan, number = plan_of(module, setup.source, base, settings.mesh, shape), settings.mesh.pipeline
     own, origins = Layout.personal_of(module, settings.stays), origins_of(module)
@@ -73,12 +73,12 @@ def divided(
     return Spread(grid.team, HeldParts(module, layout, own, grid, origins, packed), stage, passes)
 
 
-# Layers over several processes: each computes with its part of the weights, and torch adds up or concatenates.
+# Layers over several processes: each computes with its part of the weights, and torch sums or concatenates.
 
 
 def divide(module: nn.Module, plan: Plan, grid: ProcessGrid) -> Mapping[str, int]:
-    """Divide the layers of the plan over the tensor axis; return the parameters of several matrices, and their
-    number.
+    """Divide the layers of the plan over the tensor axis; return the parameters that consist of several matrices, and
+    their number of matrices.
     """
     packed: dict[str, int] = {}
     for name, style in plan.items():
@@ -91,23 +91,22 @@ def divide(module: nn.Module, plan: Plan, grid: ProcessGrid) -> Mapping[str, int
 
 # A module in parts: each process of a team holds about 1/P of every tensor, for models that do not fit one GPU.
 #
-# torch's FSDP2 (`fully_shard`) brings the parts of a layer together just before it computes, and lets them go after it;
-# gradients come back in parts.  A part is some first rows of a tensor, then the next, in order of the ranks (`parts`).
-# With `offload` the parts lie in host memory, page-locked beside a GPU, and so do their gradients: what is brought
-# together is on the GPU, and steps are taken on the host.
-# With `zero` = 2 a layer that has come together stays so from the forward pass to its backward one: half of the
-# messages that bring parts together, and all parameters in each process between the passes.
-# Source: Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data parallel, VLDB 2023.
+# torch's FSDP2 (`fully_shard`) gathers the parts of a layer just before its computation, and releases them afterwards;
+# gradients are scattered in parts.  A part is some first rows of a tensor, then the next, in order of the ranks
+# (`parts`).  With `offload` the parts and their gradients are in host memory, page-locked with a GPU: gathered layers
+# are on the GPU, and steps are taken on the host.  With `zero` = 2 a layer stays gathered from the forward pass to its
+# backward pass: half of the gather messages, and all parameters in each process between the passes.  Source: Zhao et
+# al., PyTorch FSDP: experiences on scaling fully sharded data parallel, VLDB 2023.
 
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: int = LET_GO) -> None:
-    """Divide the module's parameters over a mesh of one axis; each element of a list of layers is gathered by
-    itself.
+    """Divide the module's parameters over a mesh of one axis; each element of a list of layers is gathered
+    separately.
     """
-    # torch refuses to lock memory where there is no accelerator
+    # torch refuses to lock memory without an accelerator
     policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # no code changes an output in place
     for layer in [*_layers(module), module]:
@@ -117,7 +116,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: i
 
 
 def _let_go_without_backward(layer: nn.Module, _given: Any, _found: Any) -> None:
-    """Release the layer after an evaluation too, which has no backward pass."""
+    """Release the layer also after an evaluation, which has no backward pass."""
     if not torch.is_grad_enabled() and isinstance(layer, FSDPModule):
         layer.reshard()
 
@@ -131,11 +130,11 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 Origins = Mapping[str, torch.Tensor]
-"""The parameters of a module before it was divided, by name."""
+"""The parameters of a module before its division, by name."""
 
 
 class HeldParts:
-    """The parts of a module's parameters that this process has; those of other stages are on no device."""
+    """The parts of a module's parameters in this process; those of other stages are on no device."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class HeldParts:
         origins: Origins,
         packed: Mapping[str, int],
     ) -> None:
-        """`packed`: parameters of several matrices of one size, each of them divided."""
+        """`packed`: parameters that consist of several matrices of one size, each divided."""
         self._p, self._grid = own.length, grid
         tensors, offsets = dict(module.named_parameters()), dict(_offsets(own, layout))
         held = [(name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta"]
@@ -267,7 +266,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _gradient(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a part, [1, k]; zeros without one."""
+    """Return the gradient of a part, [1, k]; zeros without a gradient."""
     found = parameter.grad
     if found is None:
         return torch.zeros_like(value)
@@ -288,7 +287,7 @@ def _axes(tensor: torch.Tensor) -> Mapping[str, int]:
 
 
 def _by_rows(tensor: torch.Tensor) -> bool:
-    """Whether tensors are divided by rows: FSDP."""
+    """Whether a tensor is divided by rows (FSDP)."""
     return DATA in _axes(tensor)
 
 

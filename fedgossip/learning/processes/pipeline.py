@@ -1,9 +1,9 @@
-"""Batches through stages: each process has some of the layers, and microbatches pass from one to the next and back.
+"""Batches through stages: each process has some of the layers, and microbatches pass forward and back through them.
 
     stage 0   F1 F2 F3 F4 .. .. .. B1 .. B2 ..       "gpipe": all forward, then all back
-    stage 1   .. F1 F2 F3 F4 B1 B2 B3 B4             "1f1b": one goes back before the next comes in
+    stage 1   .. F1 F2 F3 F4 B1 B2 B3 B4             "1f1b": one backward before the next forward
 
-By torch's PipelineStage and schedules.  A batch that does not divide evenly passes as one piece.  The last stage alone
+Uses torch's PipelineStage and schedules.  A batch that does not divide evenly passes as one piece.  Only the last stage
 has outputs and losses.
 
 Sources: Huang and others, GPipe: efficient training of giant neural networks using pipeline parallelism, NeurIPS 2019;
@@ -83,7 +83,7 @@ class StagePasses:
         return torch.stack([loss.detach() for loss in losses]).sum() / factor
 
     def _schedule(self, rows: int, pieces: int) -> ScheduleGPipe | Schedule1F1B:
-        """Return the schedule of so many microbatches of so many rows."""
+        """Return the schedule of `pieces` microbatches of `rows` rows."""
         found = self._schedules.get((rows, pieces))
         if found is None:
             if len(self._schedules) == MOST_SCHEDULES:

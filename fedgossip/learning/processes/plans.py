@@ -1,18 +1,18 @@
 """Division of a model's layers over processes: torch's styles by the names of the layers.
 
-    mlp    the first layer by outputs, the next by inputs, and so on in turn: one sum for every two layers
-    gpt    queries, keys and values by heads, what joins them by inputs; the wide layer by outputs, the narrow by
-           inputs; characters and logits by the characters (Shoeybi and others, Megatron-LM, arXiv:1909.08053, 2019)
-    own    what `parallel_plan(module)` gives, beside the function that makes the model
+    mlp    the first layer by outputs, the next by inputs, alternating: one sum for every two layers
+    gpt    queries, keys and values by heads, their output layer by inputs; the wide layer by outputs, the narrow by
+           inputs; embedding and logits by the characters (Shoeybi and others, Megatron-LM, arXiv:1909.08053, 2019)
+    own    the result of the user's `parallel_plan(module)`, in the module of the model's function
 
-With `sequence`, layers between those are divided by places of the text, and gathered in front of each
-(Korthikanti and others, Reducing activation recomputation in large transformer models, MLSys 2023).
+With `sequence`, layers between these are divided by positions of the text, and gathered before each (Korthikanti and
+others, Reducing activation recomputation in large transformer models, MLSys 2023).
 
 A model in stages is a row of modules:
 
-    gpt           as many blocks each; characters are embedded in the first, logits are made in the last
-    a Sequential  as many layers with weights each
-    own           the result of `stages(module, n)`, beside the function that makes the model
+    gpt           equal numbers of blocks; the first stage embeds characters, the last computes logits
+    a Sequential  equal numbers of layers with weights
+    own           the result of the user's `stages(module, n)`, in the module of the model's function
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HOW = f"Write {PLAN}(module) beside it, torch's styles by the names of layers; d
 
 
 class PackedColwise(ColwiseParallel):
-    """A layer with outputs of concatenated `matrices` of one size, each divided: a process has the same heads of Q, K
+    """A layer whose outputs are concatenated `matrices` of one size, each divided: a process has the same heads of Q, K
     and V.
     """
 
@@ -52,9 +52,9 @@ class PackedColwise(ColwiseParallel):
 
 
 def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSettings, shape: Sequence[int]) -> Plan:
-    """Return the plan of the model that `source` names, as in an experiment, for examples of this shape.
+    """Return the plan of the model named `source`, as in an experiment, for examples of this shape.
 
-    `base`: folder of own modules.  Raises ConfigError where the model cannot be divided.
+    `base`: folder of the user's modules.  Raises ConfigError if the model cannot be divided.
     """
     check_context(module, source, mesh, shape[0])
     if mesh.tensor == 1:
@@ -153,9 +153,9 @@ HOW_STAGES = (
 
 
 def stages_of(module: nn.Module, source: str, base: Path | None, n: int) -> Sequence[nn.Module]:
-    """Return n stages of the model that `source` names, which share its layers.
+    """Return n stages of the model named `source`, which share its layers.
 
-    Raises ConfigError where it has none.
+    Raises ConfigError if it has none.
     """
     where = f"mesh.pipeline = {n}: {source}"
     if name := next((name for name, _ in module.named_buffers()), ""):
@@ -201,7 +201,7 @@ def _check_enough(layers: int, what: str, n: int, where: str) -> None:
 
 
 def leave_others(module: nn.Module, stage: nn.Module) -> None:
-    """Leave all parameters but those of a stage without memory; names and shapes stay."""
+    """Free the memory of all parameters except a stage's; names and shapes stay."""
     mine = {id(parameter) for parameter in stage.parameters()}
     for layer in module.modules():
         for name, parameter in layer.named_parameters(recurse=False):

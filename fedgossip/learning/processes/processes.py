@@ -41,15 +41,15 @@ START_SECONDS = 300.0
 """Deadline in seconds for all processes to import, connect and build the model."""
 
 SILENT_SECONDS = 600.0
-"""The longest that no process of a group finishes a step; torch.compile's first step is the longest."""
+"""Maximum time in seconds without a finished step of any process; torch.compile's first step is the longest."""
 
 GRACE_SECONDS = 1.0
-"""When one process fails: for another to show that it died, and the failure was only that it did not answer."""
+"""Wait in seconds after a failure, in case another process died and caused it."""
 
 STOP_SECONDS = 5.0
 
 WORKER = "fedgossip.learning.processes.worker"
-"""The program of a process that holds a torch module."""
+"""The program of a process with a torch module."""
 
 DIED_ADVICE = "Signal 9 is often the system's, when memory is short; what the process printed says more."
 
@@ -58,7 +58,7 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 class StandingGroup:
-    """A group that starts with the first order, and anew after whatever has interrupted its work."""
+    """A group that starts with the first order, and again after any interruption of its work."""
 
     def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]], program: str = WORKER) -> None:
         self.how = setup, examples, program
@@ -66,7 +66,7 @@ class StandingGroup:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Group]:
-        """Give the group, started if necessary; an interruption of its work ends it."""
+        """Yield the group, started if necessary; an interruption of its work ends it."""
         group = self.group = self.group or Group(*self.how)
         try:
             yield group
@@ -130,7 +130,7 @@ class Group:
         self._channels[-1].send(msgspec.structs.replace(setup, rank=rank, store=store, examples=places))
 
     def _answers(self, seconds: float) -> list[Message]:
-        """Return one answer of each process, `seconds` at most between two messages."""
+        """Return one answer of each process, with at most `seconds` between two messages."""
         found: dict[int, Message] = {}
         while waiting := {rank: one for rank, one in enumerate(self._channels) if rank not in found}:
             readable, _, _ = select.select(list(waiting.values()), [], [], seconds)
@@ -149,7 +149,7 @@ class Group:
         return [found[rank] for rank in sorted(found)]
 
     def _failure(self, rank: int, failed: Failed | None) -> Exception:
-        """Return the faulty process's error: one that died, before one that missed it."""
+        """Return the faulty process's error: a dead process's before one of a process that waited for it."""
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
             for number, process in enumerate(self._processes):
@@ -178,7 +178,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _loopback() -> dict[str, str]:
-    """Return the network of gloo and nccl: this machine's own, unreachable from outside."""
+    """Return the network of gloo and nccl: the loopback interface, unreachable from outside."""
     names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     return {f"{library}_SOCKET_IFNAME": names[0] for library in ("GLOO", "NCCL")} if names else {}
 
@@ -205,7 +205,7 @@ def _end(
 
 
 ALIVE_SECONDS = 1.0
-"""Between two signs of life."""
+"""Interval between two signs of life in seconds."""
 
 BOARDS = ("examples", "given", "found")
 
@@ -217,7 +217,7 @@ class OrderTaker(Protocol):
 
 
 class LifeSigns:
-    """Reports finished steps to the task, now and then."""
+    """Reports finished steps to the task, at intervals."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._sent_at = channel, time.monotonic()

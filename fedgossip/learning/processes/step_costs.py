@@ -1,32 +1,31 @@
-"""What each process of a participant holds, computes and sends in a step, in closed form.
+"""Memory, computation and messages of each of a participant's processes in a step, in closed form.
 
-`fedgossip run --dry-run` prints it, `fedgossip advise mesh` ranks meshes by it, and `simulation.inside` takes its
-times.  Memory of a process:
+`fedgossip run --dry-run` prints it, `fedgossip advise mesh` ranks meshes by it, and `simulation.inside` uses its times.
+Memory of a process:
 
-    parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
-    gradients    as many
-    slots        as many for each that the optimiser has: momentum one, adam two
-    together     with FSDP and zero = 2, all parameters of its stage between the passes, as a tensor axis leaves them
-    activations  what the forward passes save for the backward ones, of gpt alone:
+    parameters   its stage's; 1 / tensor of the plan's layers; with FSDP, some rows of these
+    gradients    the same number
+    slots        the same number for each of the optimiser's: momentum one, adam two
+    together     with FSDP and zero = 2, all parameters of its stage between the passes, divided only by the tensor axis
+    activations  saved by the forward passes for the backward ones, of gpt only:
 
     bytes = 4 rows context (blocks (4 w + (15 w + heads) / t + 4) + 2 w + 2 + letters)
 
 of `w` the width, `t` = mesh.tensor, `rows` of a process's part of a batch.  A block saves the inputs and outputs of its
-two norms, 4 w; queries, keys and values, the first two also turned, 5 w; attention's output, and that in rows, 2 w,
-with a number per head; both ends of its GELU, 8 w; the norms' means and deviations, 4.  The end saves 2 w, 2, and the
-log probabilities.  With mesh.sequence the norms' inputs are divided too.  Not counted: characters, and tables of
-angles.
+two norms, 4 w; queries, keys and values, the first two also rotated, 5 w; attention's output, also in rows, 2 w, with a
+number per head; both ends of its GELU, 8 w; the norms' means and deviations, 4.  The end saves 2 w, 2, and the log
+probabilities.  With mesh.sequence the norms' inputs are divided too.  Not counted: characters, and tables of angles.
 
-With mesh.context a process saves its places, and of the end all log probabilities; "ulysses" saves 2 w / t less in a
-block.  A stage's `rows` are those of the most pieces between its forward and backward passes: all with "gpipe" (Huang
-and others, 2019), S - s at stage s of S with "1f1b" (Narayanan and others, 2021).
+With mesh.context a process saves its positions, and of the end all log probabilities; "ulysses" saves 2 w / t less in a
+block.  A stage's `rows` are the maximum number of pieces between its forward and backward passes: all with "gpipe"
+(Huang and others, 2019), S - s at stage s of S with "1f1b" (Narayanan and others, 2021).
 
-A step of P processes on k processors takes, in seconds, with `rows` those of a process in one of `pieces` of a batch:
+A step of P processes on k processors takes, in seconds, with `rows` of a process in one of `pieces` of a batch:
 
     work      pieces (A + B rows) / S, the mean of S stages; times P / k for P > k
     idle      until pieces + S - 1 turns of the longest stage are over; with P > k others compute meanwhile
     messages  by the closed forms of collectives: tensor, by each divided layer forward and back; pipeline, by each
-              turn there and back; context, blocks of keys and values or all-to-alls; data, gradients, and the rows
+              turn forward and back; context, blocks of keys and values or all-to-alls; data, gradients, and the rows
               of FSDP, gathered twice (zero = 2: once) and scattered once
 
 A + B rows: seconds of one process for a batch.  The idle share of equal stages is (S - 1) / (S - 1 + pieces).  Counted
@@ -65,12 +64,12 @@ from fedgossip.learning.settings import LET_GO, RING, ULYSSES, TrainSettings
 FLOAT = 4  # bytes
 
 Stands = Mapping[str, tuple[int, int]]
-"""Where a process stands along an axis of the grid, and how many do."""
+"""Index of a process along an axis of the grid, and the axis's size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes of one process; gradients take as many as parameters.  Activations are None where they are not counted."""
+    """Bytes of one process; gradients take as much as parameters.  Activations are None if not counted."""
 
     stage: int
     part: int
@@ -90,7 +89,7 @@ def memory_of(
 ) -> list[ProcessMemory]:
     """Return the memory of every process, in order of the ranks; `stages` share the layers of the module.
 
-    `context`: places of a text.  A user's own style is assumed to divide nothing.
+    `context`: positions of a text.  A user's style is assumed to divide nothing.
     """
     sizes = {
         PIPELINE: len(stages),
@@ -121,8 +120,8 @@ def memory_of(
 
 
 def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int = 1) -> Place:
-    """Return the place of one process's part of a tensor, whose `axes` are divided by axes of the grid; `matrices`:
-    each of so many is.
+    """Return the place of one process's part of a tensor, whose `axes` are divided by axes of the grid, for each of
+    `matrices` matrices.
     """
     found, shape = whole, whole.shape
     if TENSOR in axes:
@@ -160,7 +159,7 @@ def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mappin
 
 
 def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSettings, context: int) -> int | None:
-    """Return the bytes that a transformer's stage saves for the backward pass; None of others."""
+    """Return the bytes that a transformer's stage saves for the backward pass; None for other stages."""
     mesh = settings.mesh
     if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage):
         return None
@@ -175,7 +174,7 @@ def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSett
 
 
 def _at_once(number: int, settings: TrainSettings) -> int:
-    """Return the most pieces of a batch between a stage's forward and backward."""
+    """Return the maximum number of pieces of a batch between a stage's forward and backward passes."""
     pieces, stages = settings.microbatches, settings.mesh.pipeline
     early = settings.mesh.schedule == "1f1b" and pieces >= stages  # else `pipeline` takes gpipe
     return min(pieces, stages - number) if early else pieces
@@ -186,21 +185,21 @@ def _at_once(number: int, settings: TrainSettings) -> int:
 AXES = TENSOR, PIPELINE, CONTEXT, DATA
 
 WAYS = (("ddp", LET_GO), ("fsdp", 2), ("fsdp", LET_GO))
-"""How the data axis can hold what its processes have in common: all of it each, or rows (ZeRO 2 and 3)."""
+"""Storage of parameters over the data axis: all in each process, or rows (ZeRO 2 and 3)."""
 
 
 ZERO_1 = "zero 1"
-"""A way that is counted alone: as ddp, and of N processes each has the optimiser's slots of 1/N of the elements."""
+"""A storage that is only counted: as ddp, but each of N processes has the optimiser's slots of 1/N of the elements."""
 
 
 def name_way(parallel: str, zero: int) -> str:
-    """Return the words of one of WAYS."""
+    """Return the name of one of WAYS."""
     return parallel if parallel == "ddp" else f"{parallel}, zero {zero}"
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """The seconds of a step; `messages`: by the axis of the mesh that they belong to."""
+    """The seconds of a step; `messages`: by the axis of the mesh that causes them."""
 
     work: float
     idle: float
@@ -214,35 +213,35 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class StepShape:
-    """What the processes of a participant hold, compute and send in a step."""
+    """Memory, computation and messages of a participant's processes in a step."""
 
     settings: TrainSettings
     memory: Sequence[ProcessMemory]
     by_way: Mapping[str, int]
-    """Bytes of the fullest process by each way that the settings allow."""
+    """Bytes of the fullest process by each of WAYS that the settings allow."""
     rows: float
     """Examples of a process in a piece of a batch."""
     pieces: int
     places: int
-    """Rows of a linear layer for an example: places of a text that a process has, else 1."""
+    """Rows of a linear layer for an example: a process's positions of a text, else 1."""
     flops: tuple[float, ...]
-    """Of an example forward and back, by stage: those of one process with all rows of it."""
+    """FLOPs of an example forward and back, by stage: of one process with all its rows."""
     whole_flops: float
-    """Of an example, in one process with all of the model."""
+    """FLOPs of an example in one process with the whole model."""
     uncounted: str
     """A layer whose products torch does not count: all FLOPs are then equal shares of 1; else empty."""
     held: int
-    """Bytes of parameters of a process that has no rows of them."""
+    """Parameter bytes of a process without a division by rows."""
     units: int
     """Layers that FSDP gathers one by one."""
     passed: float
-    """Bytes of an example between two stages, the most."""
+    """Maximum bytes of an example between two stages."""
     divided: tuple[tuple[float, float, float], ...]
-    """Of each divided layer: bytes of a row that are summed forward, summed back, and gathered forward."""
+    """Per divided layer: bytes of a row that are summed forward, summed back, and gathered forward."""
     blocks: int
     """Attention layers of a process."""
     width: int
-    """Of a place between the layers, of its own heads alone."""
+    """Width of a position between the layers, only for the process's own heads."""
     logits: int
 
     @classmethod
@@ -294,31 +293,32 @@ class StepShape:
 
     @cached_property
     def fullest(self) -> ProcessMemory:
-        """Return the process that holds most."""
+        """Return the process with the most memory."""
         return max(self.memory, key=lambda one: one.total)
 
     @property
     def copied(self) -> int:
-        """Return the bytes that a process copies over PCIe in a step with train.offload: its rows as often as they are
-        gathered, and their gradients back."""
+        """Return the bytes that a process copies over PCIe in a step with train.offload: its rows for each gathering,
+        and their gradients back.
+        """
         times = (2 if self.settings.zero == LET_GO else 1) + 1
         return times * self.fullest.parameters if self.settings.offload else 0
 
     @property
     def on_device(self) -> int:
-        """Return the most bytes of a process, without what train.offload keeps in host memory."""
+        """Return the maximum bytes of a process, without those in host memory by train.offload."""
         if not self.settings.offload:
             return self.fullest.total
         return max(one.together + (one.activations or 0) for one in self.memory)
 
     @property
     def turns(self) -> int:
-        """Return the turns of a pipeline's step: until the last piece is through the last stage."""
+        """Return the turns of a pipeline's step: until the last piece has passed the last stage."""
         return self.pieces + self.settings.mesh.pipeline - 1
 
     def times(self, compute: Callable[[float], float], links: EqualLinks, cores: int | None = None) -> StepSeconds:
-        """Return the seconds of a step.  `compute`: rows -> seconds of one process with the whole model; `cores`
-        shared, None: one each.
+        """Return the seconds of a step.  `compute`: rows -> seconds of one process with the whole model; `cores`:
+        number of shared cores, None: one each.
         """
         mesh, processes = self.settings.mesh, self.settings.processes
         stages = mesh.pipeline
@@ -330,7 +330,7 @@ class StepShape:
     @property
     def sent(self) -> Mapping[str, float]:
         """Return the bytes that the busiest process sends in a step, by axis: seconds at 1 byte/s without latency, and
-        pieces both ways.
+        pieces in both directions.
         """
         return self._messages(EqualLinks(0.0, 1.0, 1.0), self.pieces)
 
@@ -383,7 +383,8 @@ def _passes(
 ) -> tuple[tuple[float, ...], float, float]:
     """Pass an example through the stages, forward and back.
 
-    Returns a process's FLOPs by stage; those with the whole model; and the most bytes of an example between two stages.
+    Returns a process's FLOPs by stage; those with the whole model; and the maximum bytes of an example between two
+    stages.
     """
     (h, _), names = batch_of(train, 1), {id(layer): name for name, layer in module.named_modules()}
     own, whole, passed = list[float](), 0.0, 0
@@ -409,7 +410,7 @@ def _passes(
 
 
 def batch_of(train: Dataset, rows: int) -> loading.Batch:
-    """Return a batch of so many examples, on the CPU."""
+    """Return a batch of `rows` examples, on the CPU."""
     data = loading.examples(train.subset(np.arange(min(rows, len(train)))), torch.device("cpu"), 0)
     with data.batches([np.arange(rows) % len(train)]) as batches:
         return next(iter(batches))

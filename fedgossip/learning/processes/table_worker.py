@@ -1,6 +1,6 @@
-"""One of the processes that step on a table in shared memory without waiting for each other.
+"""A process that steps on a table in shared memory without waiting for the others.
 
-A table of a sparse model (`linear/sparse_steps`) takes numpy alone; one of words (`linear/words`) imports torch.
+A table of a sparse model (`linear/sparse_steps`) needs only numpy; a table of words (`linear/words`) imports torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Steps = Callable[[TrainOrder, Shared], Iterator[tuple[float, int]]]
 
 
 class TableWorker:
-    """A process that takes every P-th batch of a job, and writes the rows of that batch alone."""
+    """A process that takes every P-th batch of a job, and writes only the rows of that batch."""
 
     def __init__(self, setup: Setup, progressed: LifeSigns, boards: Boards) -> None:
         self._signs, self._found = progressed, boards["found"]
@@ -88,7 +88,7 @@ def _steps_on_words(setup: Setup, boards: Boards) -> Steps:
 
 
 def member_of(setup: Message, channel: Channel, boards: Boards) -> OrderTaker:
-    """Return the process that `setup` asks for."""
+    """Return the process that `setup` requests."""
     assert isinstance(setup, Setup)
     return TableWorker(setup, LifeSigns(channel), boards)
 

@@ -1,5 +1,5 @@
-"""One of the processes that train one client together, by torch.distributed or Hogwild: builds its module, replies to
-orders.
+"""A process that trains one client with others, by torch.distributed or Hogwild: builds its module, replies
+to orders.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def module_of(setup: Setup, data: Dataset) -> nn.Module:
 
 
 def judged_by(setup: Setup, test: Dataset) -> dict[str, Any]:
-    """Return the criterion and the scoring, by the names that `ModuleLoop` has for them."""
+    """Return the criterion and the scoring as keyword arguments of `ModuleLoop`."""
     base = None if setup.base is None else Path(setup.base)
     objective = Objective(setup.kind, setup.loss, setup.metrics)
     return {"criterion": Criterion(objective, base), "scoring": Scoring(objective, test, base)}
@@ -154,7 +154,7 @@ class CollectiveWorker(ModuleMember):
 
 
 def meet(setup: Setup) -> torch.device:
-    """Make torch's process group with the others; return the device of this process."""
+    """Create torch's process group with the others; return the device of this process."""
     device = torch.device("cuda", setup.rank) if setup.device == "cuda" else torch.device(setup.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -191,19 +191,19 @@ def _without_buffers() -> dict[str, Any]:
 
 
 def member_of(setup: Message, channel: Channel, boards: Mapping[str, SharedArrays]) -> OrderTaker:
-    """Return the process that `setup` asks for."""
+    """Return the process that `setup` requests."""
     assert isinstance(setup, Setup)
     return (HogwildWorker if setup.settings["parallel"] == HOGWILD else CollectiveWorker)(setup, channel, boards)
 
 
-# Compressed gradients among processes with the whole model each: the hooks of torch's DDP.
+# Compressed gradients between processes that each have the whole model: the hooks of torch's DDP.
 #
-#     powersgd:RANK   each gradient is a matrix M; P = M Q and Q = M' P are added up in place of it,
+#     powersgd:RANK   each gradient is a matrix M; P = M Q and Q = M' P are summed in place of it,
 #                     RANK (rows + columns) numbers each step; the error is added to the next step's gradient
 #     bf16            two bytes a number in place of four, over NCCL
 #
 # A matrix for which this would save less than half is sent uncompressed, and so are biases.  A job begins without an
-# error and with a Q of its own name, so it ends with the same bits whatever these processes did before; its first two
+# error and with a Q derived from its name, so its bits do not depend on earlier jobs of these processes; its first two
 # steps are not compressed, as torch requires.
 #
 # Source: Vogels et al., PowerSGD: practical low-rank gradient compression for distributed optimization, NeurIPS 2019.
@@ -213,7 +213,7 @@ WHOLE_STEPS = 2
 """Number of a job's first steps without compression: torch rebuilds its buckets after the first, and requires two."""
 
 LEAST_SAVING = 2.0
-"""A matrix is compressed where that divides its numbers by more than this."""
+"""Minimum reduction factor of a matrix for compression."""
 
 
 def compress(module: DistributedDataParallel, settings: TrainSettings, seed: int) -> Callable[[tuple[int, int]], None]:
@@ -239,14 +239,14 @@ def compress(module: DistributedDataParallel, settings: TrainSettings, seed: int
     return begin
 
 
-# One of the processes of a Hogwild client: it steps on the shared line whenever it has a gradient; see `engine`.
+# A process of a Hogwild client: it steps on the shared line for each gradient, without waiting; see `engine`.
 
 
 CPU = torch.device("cpu")
 
 
 class SharedWeights:
-    """A module that computes on a line that other processes write to, or else on memory of its own: `weights.Held`.
+    """A module that computes on a line shared with other processes, or else on private memory: `weights.Held`.
 
     A shared line is the job's vector already: nothing is loaded or stored.
     """
@@ -260,7 +260,7 @@ class SharedWeights:
         self.written = 0
 
     def share(self, shared: Arrays) -> None:
-        """Compute on the shared line from now on, and count where there is a counter."""
+        """Compute on the shared line from now on, and count writes if a counter is given."""
         line = torch.from_numpy(shared[LINE])
         for layout, start in self._parts:
             layout.place(self._module, line[start : start + layout.length])
@@ -269,7 +269,7 @@ class SharedWeights:
         self.written = 0
 
     def keep_apart(self) -> None:
-        """Compute on memory of this process's own again."""
+        """Compute on private memory again."""
         for tensor, data in self._private:
             tensor.data = data
         self.values = self._alone.values
