@@ -1,4 +1,4 @@
-"""Tables of Apache Arrow, by pyarrow alone: parquet files, and data sets that Hugging Face's `datasets` saved on
+"""Tables of Apache Arrow, read by pyarrow only: parquet files, and data sets that Hugging Face's `datasets` saved on
 disk.
 """
 
@@ -24,7 +24,7 @@ from fedgossip.data.dataset import Dataset, whole
 
 CELLS_MOST = 1 << 31
 ROWS_AT_ONCE = 4096
-"""Rows of all columns decoded together: a small file may claim any size."""
+"""Number of rows of all columns decoded together: a small file may claim any size."""
 NAMES_MOST = 1 << 24
 """Maximum number of bytes of a data set's json."""
 
@@ -61,7 +61,7 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
 
 
 def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
-    """Return the table, of at most `most` bytes: a repeated word fills every row."""
+    """Return the table, of at most `most` bytes: a small file can repeat one word in every row."""
     total, found = 0, []
     for batch in file.iter_batches(ROWS_AT_ONCE):
         total += batch.nbytes
@@ -75,7 +75,7 @@ def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
 def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
     """Return a data set written by Dataset.save_to_disk or DatasetDict.save_to_disk.
 
-    Of several splits train and, behind it as `own_test`, test.  Columns are numbers, lists of as many numbers, or one
+    Of several splits train, followed by test as `own_test`.  Columns are numbers, lists of equally many numbers, or one
     of pictures.  Raises ConfigError.
     """
     arrow = needed("pyarrow", "huggingface", "a saved data set")

@@ -1,6 +1,6 @@
-"""CIFAR-10 as its authors publish it: the Python and the binary version, as an archive or unpacked.
+"""CIFAR-10 in its authors' Python and binary versions, as an archive or unpacked.
 
-The Python version's pickles are read with the five names in such a file mapped to stand-ins; all else is plain data.
+The Python version's pickles are read with the five names in such a file mapped to stand-ins; the rest is plain data.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 predictions, fits.
 
     a column without a name, before all others: the row numbers of pandas and R, omitted with a note
-    TABLE.csv.toml, beside the file: what is declared of it alone (`columns.declarations`)
+    TABLE.csv.toml, next to the file: declarations of this file only (`columns.declarations`)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedgossip.data.columns.declarations import OWN, CellRules, DeclaredColumn, 
 from fedgossip.data.table_files import CSV, EXCEL, OF_FILE, OF_KIND, SQL, TableFile, TableRows, kind_of
 
 _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
-"""The head of a column without a name, and the name that pandas writes in its place."""
+"""The head of a column without a name, and pandas' replacement for it."""
 
 
 class CsvColumns:
@@ -38,7 +38,7 @@ class CsvColumns:
         self.header: list[str] = [self.whole_header[place] for place in self._read]
         self.notes: tuple[str, ...] = (*rows.notes, *notes)
         self.unread: dict[tuple[int, int], str] = {}
-        """By row and column: why a cell does not fit what is declared."""
+        """By row and column: why a cell does not fit its declaration."""
         self.rest: dict[int, list[str]] = {}
         """By column: the cells that count as the rest, which no declaration names."""
         self._declared: frozenset[str] = frozenset()
@@ -94,7 +94,7 @@ class CsvColumns:
         self._declared |= columns.keys()
 
     def _make(self, name: str, declared: DeclaredColumn) -> None:
-        """Append a column that is made of others."""
+        """Append a column computed from others."""
         heads = {parted(head)[0]: place for place, head in enumerate(self.header)}
         if name in heads:
             text = f"{self.path}: a column {name!r}, which is declared to be made of others"
@@ -130,7 +130,7 @@ class CsvColumns:
         return [head for place, head in enumerate(self.whole_header) if place not in self._read]
 
     def only(self, rows: Sequence[int], note: str) -> CsvColumns:
-        """Return the table of some rows, with a note more."""
+        """Return the table of some rows, with an additional note."""
         found = copy.copy(self)
         found._rows, found._lines = [self._rows[row] for row in rows], [self._lines[row] for row in rows]
         places = {row: place for place, row in enumerate(rows)}
@@ -179,7 +179,7 @@ class CsvColumns:
         return ()
 
     def repeated(self) -> Sequence[int]:
-        """Return the rows that are, cell by cell, like an earlier one."""
+        """Return the rows that equal an earlier one cell by cell."""
         seen: set[tuple[str, ...]] = set()
         return [row for row, cells in enumerate(map(tuple, self._rows)) if cells in seen or seen.add(cells)]  # type: ignore[func-returns-value]
 
@@ -201,7 +201,7 @@ def _rows(file: TableFile) -> TableRows:
 def named_columns(
     path: Path, header: Sequence[str], column: Callable[[int], Sequence[str]]
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Return the places of the columns with a name, and a note on omitted ones.
+    """Return the indices of the columns with a name, and a note on omitted ones.
 
     Omitted are row numbers and names before all other columns, as of pandas' to_csv and R's write.csv, and empty
     columns.  Raises ConfigError for another column without a name.

@@ -1,11 +1,11 @@
 """The text of a CSV file: its encoding, the mark between its cells, and the decimal mark of its numbers.
 
-    , ; tab |           divide cells, whichever gives every line as many; `sep=;` of a spreadsheet names it
-    1,5   1.234,5       are 1.5 and 1234.5 in a file without commas between its cells, where no number contradicts
+    , ; tab |           divide cells: the one with equal numbers of cells per line; `sep=;` of a spreadsheet names it
+    1,5   1.234,5       are 1.5 and 1234.5 in a file without commas between its cells, if no number contradicts
     1,002   1.002       could be either: with semicolons read as 1.002 and reported in a note, else refused
     not UTF-8           UTF-16 by its mark; else Windows-1252, in a note, if all its characters are of western languages
 
-What is declared (`FileDeclaration`) is not guessed.
+Declared formats (`FileDeclaration`) are not guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.data.columns.declarations import FileDeclaration
 
 MARKS = (",", ";", "\t", "|")
-"""Marks between cells; of two suitable ones the one with more columns wins, on a tie the first."""
+"""Marks between cells; of two suitable ones the one with more columns is used, on a tie the first."""
 LOOKED_AT = 100
 """Number of lines examined to find the mark."""
 TITLES = 20
@@ -49,7 +49,7 @@ _GROUPS = {
     ",": re.compile(rf"{_SIGN}\d{{1,3}}(?:\.\d{{3}}(?:\.\d{{3}})+|(?:\.\d{{3}})+,\d+)", re.ASCII),
     ".": re.compile(rf"{_SIGN}\d{{1,3}}(?:,\d{{3}}(?:,\d{{3}})+|(?:,\d{{3}})+\.\d+)", re.ASCII),
 }
-"""Numbers that have marks between thousands for certain, by the decimal mark that follows from it."""
+"""Numbers that certainly have marks between thousands, by the decimal mark that follows from it."""
 
 
 def read_csv_rows(
@@ -65,7 +65,7 @@ def read_csv_rows(
     mark = mark or (named[1] if named else "") or _mark(text)
     rows, lines = [], []
     try:
-        # an unclosed quote would take the rest of the file into one cell
+        # an unclosed quote would put the rest of the file into one cell
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=text.count('"') % 2 == 1)
         if named:
             next(reader, [])
@@ -97,8 +97,8 @@ def read_csv_rows(
 
 
 def titles_above(rows: Sequence[Sequence[str]]) -> int:
-    """Return how many first rows are titles above a table, with one cell at most, before three columns or more named by
-    words.
+    """Return the number of first rows that are titles above a table: rows with one cell at most, before three columns
+    or more named by words.
     """
     for place, row in enumerate(rows[: TITLES + 1]):
         cells = [cell.strip() for cell in row]
@@ -206,7 +206,7 @@ _DECLARE = 'declare the decimal mark: decimal = "," or "." (docs/sites/tables.md
 
 
 def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[int]) -> list[str]:
-    """Write the numbers of a file with decimal commas with points, in place; return a note where no number decides.
+    """Rewrite the numbers of a file with decimal commas with points, in place; return a note if no number decides.
     Raises ConfigError for ambiguous marks.
     """
     first: dict[tuple[str, bool], tuple[int, str]] = {}

@@ -1,7 +1,7 @@
-"""Functions of the user's own, named "module:function" in an experiment file.
+"""Users' functions, named "module:function" in an experiment file.
 
-The only place that imports by a name out of a file; `importing_nothing` blocks it while an unapproved file is read.
-Keys that may name a function declare it in their type:
+The only place that imports by a name from a file; `importing_nothing` blocks it while an unapproved file is read.  Keys
+that may name a function declare it in their type:
 
     source: Annotated[str, NamesCode(KINDS.__contains__)] = "digits"
 
@@ -36,7 +36,7 @@ from fedgossip.base.errors import ConfigError, TrainingError, nearest
 from fedgossip.base.limits import OWN_NAME, CalledWith, check_call
 
 _CLOSED: ContextVar[str] = ContextVar("closed", default="")
-"""The file being read while imports by a name out of a file are blocked; "" otherwise."""
+"""The file being read while imports by a name from a file are blocked; "" otherwise."""
 
 SEE_WHERE = "The code is yours; with FEDGOSSIP_TRACEBACK=1 in the environment the whole traceback is shown."
 
@@ -48,7 +48,7 @@ def is_function(source: str) -> bool:
 
 @contextmanager
 def importing_nothing(where: str) -> Iterator[None]:
-    """Block, while `where` is read, every import by a name out of a file: `function` raises ConfigError."""
+    """Block, while `where` is read, every import by a name from a file: `function` raises ConfigError."""
     token = _CLOSED.set(where)
     try:
         yield
@@ -59,10 +59,10 @@ def importing_nothing(where: str) -> Iterator[None]:
 def function(
     source: str, base: Path | None = None, how: CalledWith | None = None, values: Sequence[object] = ()
 ) -> Callable[..., Any]:
-    """Return the function of "module:function", looked for in `base` (or here), then as usual.
+    """Return the function of "module:function", searched in `base` (or here), then as usual.
 
-    Raises ConfigError while imports are blocked, for a missing module or function, and one that does not take the
-    arguments of `how`; `values`: those, where known.
+    Raises ConfigError while imports are blocked, for a missing module or function, and for a function that does not
+    take the arguments of `how`; `values`: the arguments' values, if known.
     """
     if not is_function(source):
         raise ConfigError(f"{source!r} is no function", "Write module:function.")
@@ -105,13 +105,13 @@ def beside(source: str, base: Path | None, name: str) -> Callable[..., Any] | No
 def call(source: str, base: Path | None, how: CalledWith, *arguments: object) -> Any:
     """Return the result of the user's function for `arguments`, which are those of `how`.
 
-    Raises ConfigError where it does not take them, TrainingError where it raises, naming it.
+    Raises ConfigError if it does not take them, and TrainingError, naming it, if it raises.
     """
     return given_by(source, function(source, base, how, arguments), *arguments)
 
 
 def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named: object) -> Any:
-    """Return the result of a user's function.  Raises TrainingError, naming it, where it raises, SystemExit too."""
+    """Return the result of a user's function.  Raises TrainingError, naming it, if it raises, including SystemExit."""
     try:
         return wanted(*arguments, **named)
     except (Exception, SystemExit) as error:  # sys.exit(0) would end the command as if it had done its work
@@ -119,13 +119,13 @@ def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named:
 
 
 def place_of(error: BaseException) -> str:
-    """Return " (mine.py, line 3)", the last executed line of the user's own code; "" without one."""
+    """Return " (mine.py, line 3)", the last executed line of the user's code; "" without one."""
     mine = [one for one in extract_tb(error.__traceback__) if _own(one.filename)]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno})" if mine else ""
 
 
 def _own(file: str) -> bool:
-    """Return whether a file is the user's: of no installed package, this one, or Python."""
+    """Return whether a file is the user's: not of an installed package, this one, or Python."""
     path = Path(file)
     if "<" in file or {"site-packages", "dist-packages"} & set(path.parts):
         return False
@@ -152,14 +152,14 @@ def _nothing(word: str) -> bool:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class NamesCode:
-    """Declares that a value, or each in a list or table, may name code, unless `builtin` has the word before the
-    colon.
+    """Declares that a value, or each in a list or table, may name code, unless `builtin` has the word
+    before the colon.
     """
 
     builtin: Callable[[str], bool] = _nothing
 
     def named_by(self, value: object) -> str:
-        """Return the "module:function" that a value names; "" where it names no code."""
+        """Return the "module:function" in a value; "" if it names no code."""
         name = str(value).partition("?")[0]
         return name if is_function(name) and not self.builtin(name.partition(":")[0]) else ""
 
@@ -203,7 +203,7 @@ def _declared(section: Hashable) -> tuple[tuple[str, tuple[NamesCode, ...]], ...
 def check_allowed(
     names: Iterable[str], where: Path | str, *, run_code: bool, whose: str = "it names code that would run"
 ) -> None:
-    """Raise ConfigError where a received file names code, and no person has allowed that to run."""
+    """Raise ConfigError if a received file names code, and no person has allowed that code to run."""
     if run_code or not (found := sorted(set(names))):
         return
     text = f"{where}: {whose}: {', '.join(found[:5])}"
@@ -211,7 +211,7 @@ def check_allowed(
 
 
 LONGEST = 1000
-"""Maximum length of the text of `codes_of`; a Hello has room for as many characters."""
+"""Maximum length of the text of `codes_of`, equal to the limit of a Hello."""
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -220,7 +220,7 @@ _OWN = Path(__file__).resolve().parents[1]
 
 
 def codes_of(names: Iterable[str], base: Path | None = None) -> str:
-    """Return "module:function=HASH module:function=HASH", sorted, of the users' own, or ""; one hash of all beyond
+    """Return "module:function=HASH module:function=HASH", sorted, of users' functions, or ""; one hash of all beyond
     LONGEST.
     """
     several = sorted(set(names))
@@ -232,8 +232,9 @@ def codes_of(names: Iterable[str], base: Path | None = None) -> str:
 def code_of(names: Iterable[str], base: Path | None = None) -> str:
     """Return 32 hex digits of a hash of the user's modules behind "module:function" texts; "" without any.
 
-    It covers every module imported, directly or indirectly, below `base` (or here), or beside the first; not Python's
-    and installed ones.  Line endings and trailing white space do not count; imports by computed names are not seen.
+    It covers every module imported, directly or indirectly, in `base` (or here), or in the first module's folder; not
+    Python's and installed ones.  Line endings and trailing white space do not count; imports by computed names are not
+    found.
     """
     found = modules_of(names, base)
     if not found:

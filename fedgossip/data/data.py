@@ -1,4 +1,4 @@
-"""Datasets: examples with labels and, where nature gives one, each one's client.
+"""Datasets: examples with labels and, for naturally divided data, each example's client.
 
     load("digits")    load("csv:PATH?label=COLUMN&group=COLUMN")    load("module:function")
 
@@ -30,10 +30,10 @@ from fedgossip.data.ragged import Ragged
 from fedgossip.data.table_files import CSV, OF_FILE, OF_TABLES, QUERY, SQL, database_path, kind_of
 
 DATA = CalledWith((), "Write def data(): return x, y")
-"""Signature of a user's own data source."""
+"""Signature of a user's data source."""
 
 CLIENT = CalledWith(("client",), "Write def data(client): return x, y")
-"""Signature of a user's own data source of one client after another."""
+"""Signature of a user's data source with one call per client."""
 
 # --- splitting --------------------------------------------------------------------------------------------------
 
@@ -42,9 +42,9 @@ OWN = "own"
 DRAWN_MOST = 1_000_000
 """Maximum number of drawn examples."""
 ROUNDING = 1e-14
-"""Share of a mean below which a deviation is mere rounding of the sum."""
+"""Share of a mean below which a deviation is only rounding of the sum."""
 UNLIKE = 100
-"""Ratio of the deviations of two columns from which a run states that they are of unlike scale."""
+"""Ratio of the deviations of two columns above which a run reports unequal scales."""
 
 
 def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Dataset]:
@@ -54,9 +54,9 @@ def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Data
 
 
 def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Return both, columns with mean 0 and deviation 1 in `train` where `train.scale` is standard, numeric labels too.
+    """Return both, with columns of mean 0 and deviation 1 in `train` if `train.scale` is standard, numeric labels too.
 
-    The test set does not enter the statistics.
+    The test set does not affect the statistics.
     """
     if train.scale == "none":
         return train, test
@@ -75,7 +75,7 @@ def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
 
 
 def unlike_scales(train: Dataset) -> tuple[str, ...]:
-    """Return a note where the columns of a table differ so much in scale that steps along gradients learn one alone."""
+    """Return a note if the columns of a table differ so much in scale that gradient steps learn only one of them."""
     if not train.columns or train.x.ndim != 2 or not np.issubdtype(train.x.dtype, np.floating):
         return ()
     deviations, means = (f(axis=0, dtype=np.float64) for f in (train.x.std, train.x.mean))
@@ -132,7 +132,7 @@ def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
 
 
 def validation_split(train: Dataset, share: float, seed: int, purpose: str = "validation") -> tuple[Dataset, Dataset]:
-    """Return unscaled (train, validation), drawn as a test set is.  Raises ConfigError where a side would be empty."""
+    """Return unscaled (train, validation), drawn as a test set is.  Raises ConfigError if a side would be empty."""
     kept, validation = split_indices(train, share, seed, purpose)
     return train.subset(kept), train.subset(validation)
 
@@ -140,9 +140,9 @@ def validation_split(train: Dataset, share: float, seed: int, purpose: str = "va
 def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str = "split") -> tuple[Indices, Indices]:
     """Return ascending (train, test) indices; `test`: share of the examples, 0 < test < 1.
 
-    Stratified by class, or tenths of numbers, by `seed`; a class with one example stays in train.  Text gives the end
-    of every speaker's words.  "own": the source's test set.  Raises ConfigError where a side would be empty, and for
-    "own" without one.
+    Stratified by class, or tenths of numbers, by `seed`; a class with one example stays in train.  For text the test
+    set is the end of every speaker's words.  "own": the source's test set.  Raises ConfigError if a side would be
+    empty, and for "own" without one.
     """
     if test == OWN:
         return _own_split(dataset)
@@ -185,19 +185,19 @@ def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]
 # --- loading ----------------------------------------------------------------------------------------------------
 
 NOTHING, USUAL_FOLDER, FILE, FOLDER, EITHER = "", "usual folder", "file", "folder", "file or folder"
-"""What a source names behind its colon: USUAL_FOLDER, a folder, or without it the usual one of this machine."""
+"""Kinds of paths after the colon of a source; USUAL_FOLDER: a folder, by default this machine's usual one."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """A line of SOURCES: a word of data.source."""
+    """A row of SOURCES: a word of data.source."""
 
     form: str
     """Its notation."""
     what: str
     reader: str
-    """Module here, and function: with those of `kind`, `path`, `options`, `class_names`, `task`, `buckets` and `like`
-    that it has as parameters.
+    """Module in this package, and function, called with those of `kind`, `path`, `options`, `class_names`, `task`,
+    `buckets` and `like` that are its parameters.
     """
     place: str = FILE
     options: tuple[str, ...] = ()
@@ -236,13 +236,13 @@ SOURCES: dict[str, DataSource] = {
         "huggingface:FOLDER?label=COLUMN", "of save_to_disk", "arrow:read_saved", FOLDER, (*COLUMNS, *PICTURES)
     ),
 }
-"""Every word of data.source but `module:function`, which is the user's own."""
+"""Every word of data.source except `module:function`, a user's function."""
 
 RANDOM = "random"
 """A word of data.common: examples drawn by the seed."""
 
 CODE = NamesCode(SOURCES.__contains__)
-"""Code names in data.source and data.test: any word that is no built-in source."""
+"""Code names in data.source and data.test: every word except the built-in sources."""
 
 
 def load(
@@ -256,11 +256,11 @@ def load(
     standard: bool = False,
     client: int | None = None,
 ) -> Dataset:
-    """Return the dataset that `source` names (a form of SOURCES), for a task of this kind.
+    """Return the dataset of `source` (a form of SOURCES), for a task of this kind.
 
     `base`: folder of relative paths (default: the working directory).  `seed`: for sources that draw.  `like`: a set
-    whose classes, by name where named, and features must match.  `buckets`: of lines; (): as `like`, or the usual ones.
-    `standard`: as with scale=standard.  `client`: the number that a function takes.
+    whose classes, by name if named, and features must match.  `buckets`: of lines; (): as `like`, or the usual ones.
+    `standard`: as with scale=standard.  `client`: the number passed to a user's function.
 
     Raises ConfigError, naming the file, the expected and the actual content.
     """
@@ -283,7 +283,7 @@ def load(
 def drawn_examples(like: Dataset, source: str, seed: int) -> Dataset:
     """Return the examples of random:COUNT, uniform in the range of `like`'s numbers, labels zero.
 
-    Raises ConfigError for another count, and where examples are no numbers.
+    Raises ConfigError for another count, and if examples are no numbers.
     """
     count = source.partition(":")[2]
     if not count.isdecimal() or not 1 <= int(count) <= DRAWN_MOST:

@@ -30,15 +30,15 @@ class Dataset:
 
     x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context], lines Ragged.  y: int64 [m], 0 <= y <
     classes; text: as x, the following characters; regression: float32 [m, k]; multi-label: float32 [m, k], 0 or 1.
-    classes: number of classes; 0 where labels are columns.  groups: int64 [m] or None, each example's natural client;
+    classes: number of classes; 0 if labels are columns.  groups: int64 [m] or None, each example's natural client;
     `group_names[group]` its name.  own_test: index of the first example of the source's test set, the rest.  columns,
-    class_names, label_names: where the source has names.  scale: "standard" where `split` has yet to standardise x and
-    numeric labels, float64 until then.  kind: of the task, as in `objectives`; empty: language with a vocabulary, else
+    class_names, label_names: if the source has names.  scale: "standard" until `split` standardises x and numeric
+    labels, float64 until then.  kind: of the task, as in `objectives`; empty: language with a vocabulary, else
     classification.  mean, deviation: of standardised columns, in an example's order; x * deviation + mean is the
-    original.  encoding: of a table's columns to `columns`, where not all are numbers.  label_mean, label_deviation: of
+    original.  encoding: of a table's columns to `columns`, unless all are numbers.  label_mean, label_deviation: of
     standardised label columns.  notes: remarks on the reading, a line each.
 
-    Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
+    Raises ConfigError if lengths differ, a value is not finite or a label is out of range.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Dataset:
         """int64 [m], one class per example, for partitions and splits.
 
         y itself; of text the last character (of a line the one before its end); of numbers the tenth of the first
-        column; of several labels the first that holds, or their number.
+        column; of several labels the first true one, or their number.
         """
         if self.kind == REGRESSION:
             return _tenths(self.y[:, 0])
@@ -164,7 +164,7 @@ def from_arrays(
     """Return a dataset of arrays; groups may be words.
 
     x is [m, ...]; y whole numbers [m] from 0; of a regression numbers [m] or [m, k], multi-label 0 and 1 [m, k].
-    Raises ConfigError for unlike lengths and invalid values.
+    Raises ConfigError for unequal lengths and invalid values.
     """
     if kind in OF_COLUMNS:
         return _of_columns(name, x, y, groups, kind)
@@ -208,13 +208,13 @@ def _tenths(numbers: npt.NDArray[Any]) -> Indices:
 
 
 CLASSES_SURE = 20
-"""Labels with at most so many distinct numbers are classes in any case."""
+"""Maximum number of distinct numbers for which labels are always classes."""
 EXAMPLES_A_CLASS = 5
 """Whole numbers with fewer examples per value than this, on average, are no classes."""
 
 
 def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
-    """Raise ConfigError where labels are continuous numbers instead of classes."""
+    """Raise ConfigError if labels are continuous numbers instead of classes."""
     different = np.unique(labels)
     few = len(different) * EXAMPLES_A_CLASS > len(labels)
     if len(different) > CLASSES_SURE and (few or not np.array_equal(different, np.round(different))):
@@ -225,7 +225,7 @@ def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
 
 
 def check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
-    """Raise ConfigError where the labels do not match the kind of task."""
+    """Raise ConfigError if the labels do not match the kind of task."""
     for data in (train, test):
         if data.kind != objective.kind:
             advice = f'Set task.kind = "{data.kind}", or take other labels.'
@@ -234,7 +234,7 @@ def check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
 
 
 def check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
-    """Raise ConfigError for a node without examples, or with places outside the set."""
+    """Raise ConfigError for a node without examples, or with indices outside the set."""
     if all(len(share) for share in shares.values()) and shares:
         places = np.concatenate(list(shares.values()))  # at once: a call for each of a million takes twelve seconds
         if places.min() >= 0 and places.max() < examples:

@@ -19,12 +19,12 @@ from fedgossip.data.dataset import Dataset
 
 VARIABLE = "FEDGOSSIP_DATA"
 INSTALLED = Path("/usr/share/datasets")
-"""Where Debian's package dataset-fashion-mnist installs fashion-mnist/."""
+"""Folder of fashion-mnist/ in Debian's package dataset-fashion-mnist."""
 _LARGEST = 1 << 31  # bytes of one unpacked file: a small gzip may claim any size
 
 
 def read(kind: str, path: Path | None) -> Dataset:
-    """Return the images [m, 1, h, w] in 0..1 of the train-* files and the t10k-* files, whichever pairs exist.
+    """Return the images [m, 1, h, w] in 0..1 of the train-* files and the t10k-* files, of each existing pair.
 
     t10k images are last, as `own_test`.  Raises ConfigError without either, and for a damaged file.
     """
@@ -106,8 +106,8 @@ def read_array(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 @contextlib.contextmanager
 def keep_files() -> Iterator[None]:
-    """Unpack a file once while this is open (nested too), for many runs; a changed one is read again.  At most
-    KEPT_FILES of KEPT_BYTES.
+    """Unpack a file once while this context is open (also nested), for many runs; a changed file is read again.  At
+    most KEPT_FILES of KEPT_BYTES.
     """
     global _kept  # noqa: PLW0603
     outer, _kept = _kept, {} if _kept is None else _kept

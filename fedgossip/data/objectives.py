@@ -1,13 +1,13 @@
-"""Objectives: the kinds of task, and the losses and metrics of each, as an experiment names them.
+"""Objectives: the kinds of task, and the losses and metrics of each, as named in an experiment.
 
     kind            labels                                  losses                     metrics
     classification  one class per example                   cross-entropy              accuracy f1 auroc
     regression      one number per example and column       mse mae huber              rmse mae r2
     multi-label     yes or no per example and column        bce                        f1 accuracy auroc
-    language        the next character at every place       cross-entropy              accuracy
+    language        the next character at every position    cross-entropy              accuracy
     convex          two classes, or one number              hinge logistic squares lasso  accuracy, rmse; gap
 
-Every kind has the metric "loss" too, and takes "module:function" as a loss or a metric.  No torch.
+Every kind also has the metric "loss", and accepts "module:function" as a loss or a metric.  No torch.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE = "classification", "regressio
 KINDS = (CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE)
 
 LOOP = "loop"
-"""The kind of an experiment with users' own training loops, which report metrics of their own."""
+"""The kind of an experiment with users' training loops, which report their own metrics."""
 
 SPARSE = "sparse-logistic"
-"""The kind of a problem with a table of many rows as its model, of which a batch needs a few."""
+"""The kind of a problem whose model is a table of many rows; a batch needs a few of them."""
 
 OF_FORMULAS = ("averaging", "quadratic", SPARSE)
-"""The kinds of problems whose examples are drawn by a formula, and whose models have no architecture."""
+"""The kinds of problems with examples drawn by a formula, and models without an architecture."""
 
 STATISTICS = "statistics"
-"""The kind of a run in which sites agree on common statistics of their tables, without training."""
+"""The kind of a run that computes common statistics of the sites' tables, without training."""
 
 EVALUATION = "evaluation"
-"""The kind of a run in which sites judge a model together, without training."""
+"""The kind of a run that evaluates a model on all sites, without training."""
 
 GLM = "glm"
-"""The kind of a run in which sites fit a generalised linear model to sums, without sending gradients."""
+"""The kind of a run that fits a generalised linear model to sums, without sending gradients."""
 
 TREES = "trees"
-"""The kind of a run in which sites grow boosted trees from sums, a level in each round."""
+"""The kind of a run that grows boosted trees from sums, a level in each round."""
 
 SURVIVAL = "survival"
-"""The kind of a run in which sites count events at times for a survival curve."""
+"""The kind of a run that counts events at times for a survival curve."""
 
 COX = "cox"
-"""The kind of a run in which sites fit proportional hazards from sums over the records at risk."""
+"""The kind of a run that fits proportional hazards from sums over the records at risk."""
 
 TABLES = "tables"
-"""The kind of a run in which sites compute tables of statistics from named sums."""
+"""The kind of a run that computes tables of statistics from named sums."""
 
 SUMS: Mapping[str, str] = {
     STATISTICS: "statistics are sums",
@@ -66,7 +66,7 @@ SUMS: Mapping[str, str] = {
 """Kinds with vectors of summed whole numbers, and their results."""
 
 CONVEX = "convex"
-"""The kind of linear models with a convex loss, which can be certified: see `convex`."""
+"""The kind of linear models with a convex loss and a certified gap: see `convex`."""
 
 AS_THE_DATA = "learning"
 """The default kind of an experiment: that of its source."""
@@ -135,13 +135,13 @@ class Objective:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The "module:function" texts among them."""
+        """The "module:function" texts in loss and metrics."""
         named = (CODE.named_by(one) for one in (self.loss, *self.metrics))
         return tuple(name for name in named if name)
 
 
 def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "") -> Objective:
-    """Return the objective of [task]; `source` decides for an absent kind, "" and () are the kind's own.
+    """Return the objective of [task]; `source` determines an absent kind, "" and () are the kind's defaults.
 
     Raises ConfigError for an unknown, or another kind's, loss or metric.
     """
@@ -154,7 +154,7 @@ def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "")
 
 
 def check_metrics(kind: str, metrics: Sequence[str]) -> None:
-    """Raise ConfigError for an unknown metric, one of another kind of task, and two of one name."""
+    """Raise ConfigError for an unknown metric, a metric of another kind of task, and two metrics of one name."""
     for metric in metrics:
         _check_metric(kind, metric)
     names = [score_of(metric).name for metric in metrics]
@@ -163,7 +163,7 @@ def check_metrics(kind: str, metrics: Sequence[str]) -> None:
 
 
 def score_of_loops(metric: str) -> Score:
-    """Return the score that users' own loops report by this name: one of METRICS, or another, "NAME?better=lower"."""
+    """Return the score that users' loops report by this name: one of METRICS, or another, "NAME?better=lower"."""
     name, _, query = metric.partition("?")
     if name in METRICS:
         return METRICS[name][0]
@@ -171,7 +171,7 @@ def score_of_loops(metric: str) -> Score:
 
 
 def score_of(metric: str) -> Score:
-    """Return the score that a metric's text names; "module:function?better=lower&unit=days" defines a user's own."""
+    """Return the score of a metric's text; "module:function?better=lower&unit=days" defines a user's metric."""
     if metric in METRICS:
         return METRICS[metric][0]
     name, _, query = metric.partition("?")

@@ -1,14 +1,14 @@
-"""Tables in files of other programs: Excel, SPSS, Stata, SAS, and the answer to a query of a SQLite database.
+"""Tables in files of other programs: Excel, SPSS, Stata, SAS, and the result of a query of a SQLite database.
 
     excel:ward.xlsx?label=ill&sheet=Data        one sheet, its first row with cells names the columns; by openpyxl
     spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat (or .xpt)        by pyreadstat
 
-Nothing in a file is executed: of a formula the stored value is read.
+Nothing in a file is executed: for a formula the stored value is read.
 
     sql:hospital.db?query=cohort.sql&label=ill
 
-The database is opened for reading, and an authorizer refuses every statement but a SELECT.  The query's text is part of
-the plan.
+The database is opened for reading, and an authorizer refuses every statement except a SELECT.  The query's text is part
+of the plan.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATISTICAL = {
     ".sas7bdat": "read_sas7bdat",
     ".xpt": "read_xport",
 }
-"""The functions of pyreadstat by the ending of a file."""
+"""The functions of pyreadstat by file suffix."""
 
 
 def text_of(value: object) -> str:
@@ -62,7 +62,7 @@ def read_workbook(file: TableFile) -> TableRows:
     """Return the cells of one sheet of a workbook.
 
     Raises ConfigError for an unreadable file, a missing or undeclared sheet, a formula without a stored value, and a
-    cell beside the named columns.
+    cell outside the named columns.
     """
     openpyxl, path = needed("openpyxl", "excel", "a workbook"), file.path
     advice = "Save it as .xlsx, without a password; or as comma-separated text in UTF-8."
@@ -154,7 +154,7 @@ def _check_formulas(path: Path, sheet: Any, values: dict[int, Sequence[object]])
 def read_statistical(file: TableFile) -> TableRows:
     """Return the cells of a file of SPSS, Stata or SAS, declared missing values empty.
 
-    A column whose numbers all have a label is read by them, with a note.  Raises ConfigError.
+    If all numbers of a column have a label, their labels are read, with a note.  Raises ConfigError.
     """
     reader, path = needed("pyreadstat", "readstat", "a file of a statistical package"), file.path
     options = {"encoding": file.declared.encoding} if file.declared.encoding else {}
@@ -190,9 +190,11 @@ def read_statistical(file: TableFile) -> TableRows:
 QUERY_MOST = 1 << 20
 """Maximum number of bytes of a query."""
 CELL_MOST, EACH_CELL = 1 << 20, 64
-"""Maximum bytes of a cell of a database, or a query's text; and memory of a cell beside its text."""
+"""Maximum bytes of a cell of a database, or a query's text; and memory of a cell in addition to its text."""
 STEPS, STEPS_AT_ONCE = 20_000_000_000, 1_000_000
-"""Maximum number of steps of SQLite's machine for a query, minutes of time; and between two checks of it."""
+"""Maximum number of steps of SQLite's machine for a query, some minutes; and number of steps between
+two checks of it.
+"""
 
 
 def query_text(query: Path) -> str:

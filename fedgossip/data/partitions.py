@@ -1,11 +1,11 @@
-"""Partitions: every example belongs to one peer, every peer has one at least; and local data, a file of each peer's
-own.
+"""Partitions: every example belongs to one peer, and every peer has at least one; and local data, a separate file per
+peer.
 
     partition("dirichlet", labels, 16, seed=1, alpha=0.1)  ->  16 ascending, disjoint index arrays
 
 Local data are named by `{peer}`, or a function:
 
-    data.source = "csv:site-{peer}.csv?label=kind"        peer 3 reads site-3.csv, and no other peer's file
+    data.source = "csv:site-{peer}.csv?label=kind"        peer 3 reads only site-3.csv
     data.partition = { kind = "own" }
     data.test = "csv:common.csv?label=kind"               a file that all peers have
 
@@ -43,7 +43,7 @@ def partition(
 ) -> list[Indices]:
     """Return n ascending, disjoint index arrays that together hold every example.
 
-    labels: int [m] (of int [m, context], text, the last column).  groups: int [m], for "natural" alone.
+    labels: int [m] (of int [m, context], text, the last column).  groups: int [m], only for "natural".
 
         kind           params (default)              each peer has
         iid                                          a random nth of the examples
@@ -55,7 +55,7 @@ def partition(
         size-skewed    exponent (1.0) or sigma       random examples; sizes follow rank^-exponent or exp(sigma * normal)
         natural                                      whole groups: speakers, hospitals, devices
 
-    Raises ConfigError for an unknown kind or parameter, and where a peer would have no example.
+    Raises ConfigError for an unknown kind or parameter, and if a peer would have no example.
     """
     if kind not in KINDS:
         raise ConfigError(f"unknown partition {kind!r}", nearest(kind, KINDS))
@@ -92,7 +92,7 @@ def iid(labels: Indices, n: int, random: np.random.Generator) -> list[Indices]:
 def dirichlet(
     labels: Indices, n: int, random: np.random.Generator, *, alpha: float = 0.0, min_size: int = 10
 ) -> list[Indices]:
-    """Return shares where every class is divided by its own draw of Dir(alpha, ..., alpha) over the peers.
+    """Return shares that divide every class by a separate draw of Dir(alpha, ..., alpha) over the peers.
 
     Drawn at most MAX_DRAWS times, until every peer has min_size examples.  Raises ConfigError.  Source: Yurochkin et
     al., Bayesian nonparametric federated learning, ICML 2019; Li et al., NIID-Bench, ICDE 2022.
@@ -115,7 +115,7 @@ def dirichlet(
 
 
 def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_peer: int = 2) -> list[Indices]:
-    """Return shares of `shards_per_peer` slices each.  Raises ConfigError where a share would be empty.
+    """Return shares of `shards_per_peer` slices each.  Raises ConfigError if a share would be empty.
 
     Source: McMahan et al., AISTATS 2017, section 3.
     """
@@ -133,7 +133,7 @@ def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_pe
 
 
 def similar(labels: Indices, n: int, random: np.random.Generator, *, share: float = 0.1) -> list[Indices]:
-    """Return shares of which `share` is of random examples, and the rest one slice of the others, sorted by label.
+    """Return shares with a part `share` of random examples, and the rest one slice of the others, sorted by label.
 
     Raises ConfigError for another share.  Source: Karimireddy et al., SCAFFOLD, ICML 2020, section 7.
     """
@@ -151,7 +151,7 @@ def similar(labels: Indices, n: int, random: np.random.Generator, *, share: floa
 def pathological(labels: Indices, n: int, random: np.random.Generator, *, classes_per_peer: int = 2) -> list[Indices]:
     """Return shares of exactly `classes_per_peer` classes; the peers of a class share it evenly.
 
-    Raises ConfigError where the classes are too few, or too many, for that.
+    Raises ConfigError if the classes are too few, or too many.
     """
     counts = np.unique(labels, return_counts=True)[1]
     _count("pathological", "classes_per_peer", classes_per_peer, 1)
@@ -190,7 +190,7 @@ def size_skewed(
 ) -> list[Indices]:
     """Return random shares of very different sizes, at least one example each.
 
-    Raises ConfigError where both `exponent` and `sigma` are given.
+    Raises ConfigError if both `exponent` and `sigma` are given.
     """
     if exponent is not None and sigma is not None:
         raise ConfigError("partition 'size-skewed': exponent and sigma are both given", "Give one of them.")
@@ -251,7 +251,7 @@ KINDS: Mapping[str, tuple[Kind, tuple[str, ...]]] = {
 
 
 def _deal(labels: Indices, n: int, sizes: Indices, random: np.random.Generator) -> list[Indices]:
-    """Return shares where peer i holds sizes[c, i] random examples of class c (rows: classes, ascending)."""
+    """Return shares with sizes[c, i] random examples of class c at peer i (rows: classes, ascending)."""
     shuffled = random.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return _by_owner(np.repeat(np.tile(np.arange(n), len(sizes)), sizes.reshape(-1)), by_class, n)
@@ -299,13 +299,13 @@ def kept_apart(
 PLACE = "{peer}"
 
 DrawExamples = Callable[[Sequence[int]], tuple[Dataset, Mapping[int, Indices]]]
-"""Makes the examples of the named peers, and the places of each one's."""
+"""Creates the examples of the given peers, and the indices of each one's."""
 
 
 def load_own(
     source: str, test: Dataset, peers: Sequence[int], *, base: Path | None = None
 ) -> tuple[Dataset, dict[int, Indices]]:
-    """Return the examples of `peers`, one after another, and each one's places; for no peers the test set, without
+    """Return the examples of `peers`, one after another, and each one's indices; for no peers the test set, without
     shares.
 
     Scaled as the test set: `data.scaled_by_test`.  Raises ConfigError for a missing file, and other columns or labels
@@ -329,7 +329,9 @@ def _drawn(source: str, test: Dataset, peer: int, base: Path | None, *, standard
 def together(
     source: str, test: Dataset, peers: Sequence[int], parts: Sequence[Dataset]
 ) -> tuple[Dataset, dict[int, Indices]]:
-    """Return the examples of peers as one set, and the places of each peer's; for none the test set, without shares."""
+    """Return the examples of peers as one set, and the indices of each peer's; for none the test set,
+    without shares.
+    """
     if not parts:
         return test, {}
     ends = np.cumsum([len(part) for part in parts])

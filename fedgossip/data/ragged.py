@@ -1,4 +1,4 @@
-"""Rows of several lengths, concatenated in one array: storage of lines of text, padded one batch at a time.
+"""Rows of different lengths, concatenated in one array: storage of lines of text, padded one batch at a time.
 
     values    h e l l o \\n t o \\n a l a s \\n        offsets   0 6 9 14
     buckets   4 8                                    rows 0 and 2 are of bucket 8, row 1 of bucket 4
@@ -21,7 +21,7 @@ from fedgossip.base.errors import ConfigError
 Places = npt.NDArray[np.int64]
 
 IGNORED = -100
-"""Padding of labels: torch's cross entropy ignores such places, and nothing counts them."""
+"""Padding of labels: torch's cross entropy ignores these positions, and nothing counts them."""
 
 LONGEST_BUCKET = 1 << 16
 """Maximum number of values of a row."""
@@ -34,7 +34,7 @@ USUAL_BUCKETS = (16, 32, 64, 128)
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Whole numbers in m rows: row k is values[offsets[k] : offsets[k + 1]], one number at least.
+    """Whole numbers in m rows: row k is values[offsets[k] : offsets[k + 1]], at least one number.
 
     values: int32 [total].  offsets: int64 [m + 1].  buckets: ascending widths, none exceeded.  padding: the number
     after a row's end.  As an array it is int64 [m, last bucket]; `padded` is narrower.
@@ -81,22 +81,22 @@ class Ragged:
 
     @property
     def bucket(self) -> Places:
-        """The place of each row's bucket among them, int64 [m]."""
+        """The index of each row's bucket, int64 [m]."""
         return np.searchsorted(np.array(self.buckets), self.lengths).astype(np.int64)
 
     def padding_share(self) -> float:
-        """Return the share of padding among all places, where every row is once in a batch of its bucket."""
+        """Return the share of padding in all positions, with every row once in a batch of its bucket."""
         places = int(np.array(self.buckets)[self.bucket].sum())
         return 1 - len(self.values) / places if places else 0.0
 
     def padded(self, rows: Places) -> npt.NDArray[np.int64]:
-        """Return rows [k, w]; w is the bucket of the longest of them, which others of its bucket share."""
+        """Return rows [k, w]; w is the bucket of the longest of them."""
         begin, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         longest = int(lengths.max(initial=1))
         return self._filled(begin, lengths, self.buckets[int(np.searchsorted(np.array(self.buckets), longest))])
 
     def __getitem__(self, rows: slice | Places) -> npt.NDArray[np.int64]:
-        """Return rows [k, last bucket], as of the array that this replaces."""
+        """Return rows [k, last bucket], like the equivalent padded array."""
         places = np.arange(len(self))[rows]
         return self._filled(self.offsets[places], self.offsets[places + 1] - self.offsets[places], self.buckets[-1])
 
@@ -120,7 +120,7 @@ class Ragged:
 
 
 Rows = npt.NDArray[Any] | Ragged
-"""Rows of examples, or of data beside each: of one shape, or of several lengths."""
+"""Rows of examples, or of data per example: of one shape, or of different lengths."""
 
 
 def of_rows(rows: Sequence[Sequence[int] | npt.NDArray[Any]], buckets: Sequence[int], padding: int) -> Ragged:
@@ -164,7 +164,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 
 def chunks(rows: Rows, size: int) -> Iterator[Places]:
-    """Yield all places, at most `size` at a time: in order, or one bucket after another, and fewer of wide ones."""
+    """Yield all indices, at most `size` at a time: in order, or one bucket after another, with fewer of wide ones."""
     if not isinstance(rows, Ragged):
         yield from np.array_split(np.arange(len(rows)), -(-len(rows) // size))
         return

@@ -19,7 +19,7 @@ from fedgossip.data.csv_columns import CsvColumns
 from fedgossip.data.table_files import OF_TABLES, TableFile, table_file
 
 GROUPS = 12
-"""Maximum number of groups: with more each is small, and the column is a measurement."""
+"""Maximum number of groups: with more, each is small, and the column is a measurement."""
 NO_GROUP = "not said"
 """The group of records with an empty cell."""
 
@@ -32,7 +32,7 @@ def file_of(source: str) -> TableFile:
 
 
 def groups_of(test: TableFile, column: str, declared: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a column's groups: of [data.columns], else of the common file.
+    """Return a column's groups: from [data.columns], else from the common file.
 
     Raises ConfigError for a missing column, and above GROUPS distinct cells.
     """
@@ -62,7 +62,7 @@ def _checked(groups: tuple[str, ...], column: str, where: str) -> tuple[str, ...
 def group_rows(
     file: TableFile, column: str, groups: tuple[str, ...], declared: Mapping[str, Any]
 ) -> npt.NDArray[np.int64]:
-    """Return the place of each row's group, [m].  Raises ConfigError, with line and value, for an unknown group."""
+    """Return the index of each row's group, [m].  Raises ConfigError, with line and value, for an unknown group."""
     table = _declared(file, column, declared)
     place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
     found = []

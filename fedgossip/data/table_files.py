@@ -1,11 +1,11 @@
-"""Files of tables: how a source names one, and the reader of each kind.
+"""Files of tables: their names in a source, and the reader of each kind.
 
     csv:ward.csv?label=ill&decimal=,            text; `delimiter`, `decimal`, `encoding`
     excel:ward.xlsx?label=ill&sheet=Data        a sheet of a workbook
-    spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat      `encoding`, where the file does not have its own
-    sql:ward.db?query=cohort.sql&label=ill      the answer of a SQLite database; or sql:sqlite:///ward.db
+    spss:ward.sav   stata:ward.dta   sas:ward.sas7bdat      `encoding`, if the file does not state it
+    sql:ward.db?query=cohort.sql&label=ill      a query's result from a SQLite database; or sql:sqlite:///ward.db
 
-A bare path, for a prediction, is read by its ending.
+A path without a kind, for a prediction, is read by its suffix.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "stata": (".dta",),
     "sas": (".sas7bdat", ".xpt"),
 }
-"""Kinds of tables that are known by the endings of their files."""
+"""Kinds of tables recognised by file suffix."""
 OF_TABLES = (CSV, *ENDINGS, SQL)
 """Sources of tables that `CsvColumns` reads."""
 OF_FILE = FileDeclaration.__struct_fields__
 """Options of a source that declare the format of its file."""
 OF_KIND = {CSV: ("delimiter", "decimal", "encoding"), EXCEL: ("sheet",), SQL: ()}
-"""Options of the format of each kind; of the others the encoding."""
+"""Options of the format of each kind; other kinds have only the encoding."""
 CELLS_MOST = 1 << 28
-"""Maximum number of cells of a table that is no text."""
+"""Maximum number of cells of a table in a binary file."""
 
 UNDECLARED = FileDeclaration()
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of table that a file's ending means; "" for none."""
+    """Return the kind of table for a file's suffix; "" for none."""
     ending = Path(path).suffix.lower()
     endings = {CSV: (".csv", ".tsv"), **ENDINGS}
     return next((kind for kind, known in endings.items() if ending in known), "")
@@ -54,12 +54,12 @@ class TableFile:
     path: Path
     declared: FileDeclaration = UNDECLARED
     kind: str = ""
-    """As in its source; "": by its ending."""
+    """Kind as in its source; "": by its suffix."""
     query: Path | None = None
     """The file with the query of a database."""
 
     def declared_also(self, own: FileDeclaration) -> TableFile:
-        """Return the file with what is declared of it alone in place of what is declared of all."""
+        """Return the file with its own declarations in place of those for all files."""
         keys = {name: value for name in OF_FILE if (value := getattr(own, name))}
         return replace(self, declared=msgspec.structs.replace(self.declared, **keys))
 
@@ -71,15 +71,15 @@ class TableRows:
     header: list[str]
     rows: list[list[str]]
     lines: Sequence[int]
-    """Place of each row in the file, from 1."""
+    """Position of each row in the file, from 1."""
     notes: tuple[str, ...] = ()
     unit: str = field(default="line")
-    """What a row is called in messages."""
+    """Word for a row in messages."""
 
 
 def table_file(source: str) -> tuple[TableFile, Mapping[str, str]]:
-    """Return the table of "csv:PATH?label=COLUMN", and options that are not its file's.  Raises ConfigError for other
-    sources and formats.
+    """Return the table of "csv:PATH?label=COLUMN", and the options that do not describe its file.  Raises ConfigError
+    for other sources and formats.
     """
     kind, _, rest = source.partition(":")
     path, _, query = rest.partition("?")
@@ -90,7 +90,7 @@ def table_file(source: str) -> tuple[TableFile, Mapping[str, str]]:
 
 
 def file_of_options(kind: str, path: Path, options: Mapping[str, str]) -> TableFile:
-    """Return the table of a source of this kind.  Raises ConfigError for an ending or a format of another kind."""
+    """Return the table of a source of this kind.  Raises ConfigError for a suffix or a format of another kind."""
     declared = file_declaration({name: options[name] for name in OF_FILE if name in options}, f"{kind}:{path}")
     if kind in ENDINGS and path.suffix.lower() not in ENDINGS[kind]:
         raise ConfigError(f"{kind}:{path}: a file of {kind} ends in {' or '.join(ENDINGS[kind])}", "Save it as that.")
@@ -102,12 +102,12 @@ def file_of_options(kind: str, path: Path, options: Mapping[str, str]) -> TableF
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table by its ending."""
+    """Whether a file is a table by its suffix."""
     return path.suffix.lower() in (".csv", *(ending for endings in ENDINGS.values() for ending in endings))
 
 
 def database_path(name: str) -> str:
-    """Return the path of a database, named by it or as sqlite:///PATH.  Raises ConfigError for another system."""
+    """Return the path of a database from PATH or sqlite:///PATH.  Raises ConfigError for another system."""
     scheme, mark, rest = name.partition("://")
     if not mark:
         return name

@@ -53,7 +53,7 @@ class Columns(Protocol):
     def numbers(self, column: int, advice: str) -> Numbers:
         """Return a column as float64 [m], or [m, ...] of cells with several numbers.
 
-        Raises ConfigError, with `advice`, for a cell that float32 cannot hold.
+        Raises ConfigError, with `advice`, for a cell that float32 cannot represent.
         """
         ...
 
@@ -62,14 +62,14 @@ class Columns(Protocol):
         ...
 
     def class_names(self, column: int) -> Sequence[str]:
-        """Return the names of the whole numbers of a label column, where the file has them."""
+        """Return the names of the whole numbers of a label column, if the file has names."""
         ...
 
 
 def read_csv(
     file: Path | TableFile, options: Mapping[str, str], class_names: Sequence[str] = (), task: str = CLASSIFICATION
 ) -> Dataset:
-    """Return a table whose first line names the columns; all but the label, the group and `drop` are features."""
+    """Return a table whose first line names the columns; all except the label, the group and `drop` are features."""
     return of_columns(CsvColumns(file), options, class_names, task)
 
 
@@ -79,9 +79,9 @@ def read_table(kind: str, path: Path, options: Mapping[str, str], class_names: S
 
 
 def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
-    """Return the examples of a table; all columns but the label, the group and `drop` are features.
+    """Return the examples of a table; all columns except the label, the group and `drop` are features.
 
-    A column of `categories` has a feature for each word, 1 where it is that one.  Labels: classes are their sorted
+    A column of `categories` has a feature for each word, 1 for the row's word.  Labels: classes are their sorted
     values, or `class_names`; of a regression numbers, multi-label 0 and 1, of several columns: label=A,B.  With
     `scale=standard` x is float64, and `split` gives training columns mean 0 and deviation 1.  Raises ConfigError,
     naming the column.
@@ -142,9 +142,9 @@ def _dropped(table: Columns, options: Mapping[str, str]) -> list[str]:
 
 
 def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[str]:
-    """Return a column's labels, each by its class's name, `known` ones unchanged; equal numbers are one.
+    """Return a column's labels, each by its class's name, `known` ones unchanged; equal numbers are one label.
 
-    Raises ConfigError for a missing label (`missing_labels`), and classes that differ in capitals alone.
+    Raises ConfigError for a missing label (`missing_labels`), and classes that differ only in capitals.
     """
     words = table.words(column)
     if nothing := missing_labels(set(words), known):
@@ -176,7 +176,7 @@ def _quoted(cell: str) -> str:
 
 
 def _categories(table: Columns, column: int) -> tuple[str, ...]:
-    """Return the different words of a column, sorted."""
+    """Return the distinct words of a column, sorted."""
     name, found = table.header[column], tuple(sorted(set(_all_there(table, column, "category"))))
     if len(found) > MOST_CATEGORIES:
         text = f"{table.path}: column {name!r} holds {len(found)} different words; at most {MOST_CATEGORIES}"
@@ -219,7 +219,7 @@ LABEL_ADVICE = {
 def _classes(
     path: Path, labels: npt.NDArray[np.float64] | npt.NDArray[np.str_], known: Sequence[str]
 ) -> tuple[tuple[str, ...], Indices]:
-    """Return the classes' names and the class of every label: its place in `known`, or sorted."""
+    """Return the classes' names and the class of every label: its index in `known`, or in sorted order."""
     if labels.dtype.kind == "f" and not known:
         check_classes(str(path), labels)
     values, which = np.unique(labels, return_inverse=True)
@@ -255,5 +255,5 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def _labels(cells: list[str]) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
-    """Return numbers where all labels are, so that 10 sorts after 2; else words."""
+    """Return numbers if all labels are numbers, so 10 sorts after 2; else words."""
     return np.array(cells, np.float64) if all(map(is_number, cells)) else np.array(cells)

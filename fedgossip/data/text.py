@@ -1,4 +1,4 @@
-"""Text as data: plays, where each speaker is a client, and files with one example per line.
+"""Text as data: plays, with each speaker as a client, and files with one example per line.
 
 A model learns to predict each next character; of a line, also its end.
 """
@@ -27,9 +27,9 @@ _SPEECH = re.compile(r"(?:\A|\n\n)([A-Z][^\n:]{0,60}):\n(.*?)(?=\n\n|\Z)", re.DO
 def read(path: Path, options: Mapping[str, str]) -> Dataset:
     """Return windows of `context` characters of each speaker's speeches, in order, without overlap.
 
-    y[k] are the `context` characters that follow x[k]'s one by one.  Vocabulary: the kept speeches' sorted characters.
-    Raises ConfigError where no speaker has enough.  Source: the federated Shakespeare task of McMahan et al., AISTATS
-    2017.
+    y[k] are the `context` characters that follow x[k]'s one by one.  Vocabulary: the sorted characters of the kept
+    speeches.  Raises ConfigError if no speaker has enough.  Source: the federated Shakespeare task of McMahan et al.,
+    AISTATS 2017.
     """
     context = whole(str(path), "context", options.get("context", str(CONTEXT)), 1)
     least = max(whole(str(path), "min_chars", options.get("min_chars", str(MIN_CHARS)), 1), context + 1)
@@ -81,8 +81,8 @@ def read_lines(path: Path, buckets: Sequence[int] = (), like: Dataset | None = N
     """Return one example per line: x[k] is END and the line, y[k] the line and END, to predict each character.
 
     A line longer than the last of `buckets` is cut, blank ones are omitted; `notes` counts both.  `like`: the set whose
-    vocabulary and usual buckets these take; else the sorted characters.  Raises ConfigError for no text, a too large or
-    empty file, and other characters.
+    vocabulary and default buckets to use; without it the sorted characters.  Raises ConfigError for no text, a too
+    large or empty file, and other characters.
     """
     vocabulary = None if like is None else like.vocabulary
     theirs: Sequence[int] = ()

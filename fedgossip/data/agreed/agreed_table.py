@@ -1,6 +1,6 @@
-"""The columns and statistics that sites agree on, the two rounds of sums by which they do, and examples in that form.
+"""The columns and statistics that sites agree on, the two rounds of sums that compute them, and examples in that form.
 
-agreed.json, the same bytes at all sites, has no count below `suppress`, and none follows from it (`suppression`);
+agreed.json, the same bytes at all sites, neither contains nor discloses a count below `suppress` (`suppression`);
 disclosing means and deviations are replaced by the common test file's.  An example has its columns by name, categories
 as features, and one scale.
 """
@@ -64,20 +64,20 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One column over all sites; `counts` and `sites` are None where they are too small to publish."""
+    """One column over all sites; `counts` and `sites` are None if they are too small to publish."""
 
     name: str
     unit: str = ""
     label: bool = False
     count: int
-    """Number of cells that are not empty; of all cells where the number of empty ones is withheld."""
+    """Number of nonempty cells; of all cells if the number of empty ones is withheld."""
     missing: int | None = 0
     """Number of empty cells."""
     mean: float | None = None
     deviation: float | None = None
     low: float | None = None
     high: float | None = None
-    """Edges of the histogram beyond which numbers are too few to publish."""
+    """Edges of the histogram; too few numbers to publish are beyond them."""
     quantiles: Mapping[str, float] = {}
     """Quantiles from the histogram, by the share below."""
     edges: tuple[float, ...] = ()
@@ -92,7 +92,9 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Whether mean and deviation are those of the common test file, because those of the sites would disclose few
     records."""
     precision: int = 0
-    """Moments are rounded to between one and a half of so many parts of the deviation; 0: they are exact."""
+    """Moments are rounded to between one and a half of this fraction (1 / precision) of the deviation; 0: they are
+    exact.
+    """
 
     margins: Mapping[str, float] = {}
     """Under noise: maximum shift of count, missing, mean and deviation, and of each bin or category, at 95 %
@@ -101,9 +103,9 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     levels: int = 0
     """Maximum number of distinct values of a column of numbers; 0: possibly more than `data.levels`."""
     indicated: bool = False
-    """Whether an empty cell is a feature of its own: of enough records, at enough sites."""
+    """Whether an empty cell is a separate feature: with enough records, at enough sites."""
     rare: bool = False
-    """Whether one of these has fewer than `suppress` records, at the histogram's resolution."""
+    """Whether one of these values has fewer than `suppress` records, at the histogram's resolution."""
 
     @property
     def is_coded(self) -> bool:
@@ -125,17 +127,18 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     records_margin: float | msgspec.UnsetType = msgspec.UNSET
     """Under noise: maximum shift of the number of records, at 95 % confidence."""
     dropped: int | msgspec.UnsetType | None = msgspec.UNSET
-    """Number of rows left out for an empty cell, where these are; None for too few to publish."""
+    """Number of rows omitted for an empty cell, if such rows are omitted; None if too few to publish."""
 
     def counted_outcome(self, family: str) -> AgreedColumn | None:
-        """Return the outcome where exact moments of it would count few records; of a linear model where it has few
-        different values."""
+        """Return the outcome if its exact moments would disclose counts of few records; for a linear model only if it
+        has few distinct values.
+        """
         labels = (one for one in self.columns if one.label and not one.categories and (one.common or one.precision))
         return next((one for one in labels if one.levels or family == "poisson"), None)
 
     @property
     def digest(self) -> str:
-        """Return a hash by which participants with different statistics refuse each other."""
+        """Return a hash; participants with different statistics refuse each other by it."""
         return hashlib.sha256(encoded(self)).hexdigest()
 
     @property
@@ -199,7 +202,9 @@ def agreed_of(
     common: Common | None = None,
     levels: int = LEVELS,
 ) -> AgreedTable:
-    """Return the statistics of the sums over sites; with `noise` counts below 0 are 0, and no category is omitted."""
+    """Return the statistics from the sums over sites; with `noise` negative counts become 0, and no category is
+    omitted.
+    """
     sites, records = numbers["sites",], max(0, numbers["records",])
     if noise:
         numbers = {name: max(0, value) if name[1:2] in COUNTS else value for name, value in numbers.items()}
@@ -335,7 +340,7 @@ def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> Agr
 
 
 def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
-    """Return a table of the columns alone, for use before the sites agree, where statistics do not matter."""
+    """Return a table with the columns only, for use before the sites agree, when statistics do not matter."""
     columns = tuple(
         AgreedColumn(
             name=one.name,
@@ -351,7 +356,7 @@ def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
 
 
 def spread(published: Sequence[int | None], total: int) -> Sequence[float]:
-    """Return the counts, with the rest of the total spread evenly over the withheld ones: nothing else is used."""
+    """Return the counts, with the rest of the total spread evenly over the withheld ones: it uses nothing else."""
     hidden = sum(one is None for one in published)
     left = max(0, total - sum(one or 0 for one in published)) / max(1, hidden)
     return [left if one is None else float(one) for one in published]
@@ -371,13 +376,13 @@ def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
 
 
 def read(path: Path) -> AgreedTable:
-    """Read the file.  Raises ConfigError where it is missing or invalid."""
+    """Read the file.  Raises ConfigError if it is missing or invalid."""
     advice = "The sites make it together: fedgossip data agree EXPERIMENT."
     return read_sums_file(AgreedTable, path, FORMAT, "statistics agreed", advice)
 
 
 def read_examples(path: Path | TableFile, agreed: AgreedTable, kind: str) -> Dataset:
-    """Return a table's unscaled examples, with their agreed scale; `kind` of the task.  Raises ConfigError where it
+    """Return a table's unscaled examples, with their agreed scale; `kind` of the task.  Raises ConfigError if the table
     does not fit.
     """
     return _examples(SiteColumns(path, agreed.schema), agreed, kind)
@@ -399,7 +404,7 @@ def read_for_fit(path: Path | TableFile, agreed: AgreedTable, kind: str, without
 
 
 def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> None:
-    """Raise ConfigError where a value has few records, or is at this site alone, in a column with few values."""
+    """Raise ConfigError if a value has few records, or occurs only at this site, in a column with few values."""
     values, own = np.unique(site.numbers(column.name), return_counts=True)
     if len(values) < 2:
         return
@@ -449,7 +454,7 @@ def scaled(examples: Dataset) -> Dataset:
 
 
 def check_same(agreed: AgreedTable, schema: object, path: Path) -> None:
-    """Raise ConfigError where the statistics in the file at `path` have another schema."""
+    """Raise ConfigError if the statistics in the file at `path` have another schema."""
     if agreed.schema != schema:
         text = f"{path}: agreed on for other columns, categories or bounds than the experiment has now"
         raise ConfigError(text, "Agree again: fedgossip data agree EXPERIMENT.")
@@ -472,7 +477,7 @@ class StatisticsTask(PooledSumsTask):
         common: Common | None = None,
         levels: int = LEVELS,
     ) -> None:
-        """`common`: moments of the common test file, used where those of the sites may not be published."""
+        """`common`: moments of the common test file, used if those of the sites may not be published."""
         self.common, self.levels = common, levels
         self.layout, self.sites, self._draw = SumLayout(schema, noise), sites, draw
         self._sent: dict[tuple[NodeId, int], Vector] = {}
@@ -490,8 +495,8 @@ class StatisticsTask(PooledSumsTask):
         return [note for site in self.sites.values() for note in site.table.notes]
 
     def units_unlike(self, table: AgreedTable) -> Iterator[str]:
-        """Yield local columns a unit's factor from the others' mean, which follows at home from the agreed one and the
-        own.
+        """Yield local columns whose mean differs from the other sites' by the factor of a unit; the site computes the
+        others' mean from the agreed one and its own.
         """
         for one in () if table.noise else table.columns:
             if one.categories or one.common or one.mean is None or one.deviation is None:

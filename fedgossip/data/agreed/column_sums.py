@@ -1,16 +1,16 @@
-"""The numbers by which sites agree on statistics: whole, so that only their exact sum is visible.
+"""The sums from which sites compute common statistics: whole numbers, so that only their exact sum is visible.
 
     first round     records; per column the filled and the empty cells, sum and sum of squares; per category the
                     number of sites with it
-    second round    histograms, on edges that follow from the first; records of each category
+    second round    histograms, on edges computed from the first; records of each category
 
 A number x counts as the whole number nearest to x 2^shift, of at most 2^104: 53 bits and more at any scale; n S2 - S1^2
 loses nothing.
 
-**Noise** hides a single record from everybody.  Every number is divided by a record's maximum contribution, rounded to
-grains, and gets discrete Gaussian noise in grains (`secure.noise`).  A record counts in the number of records, in each
-column as missing or in sum and squares, in one bin or category: its length is bounded, and each round is one Gaussian
-release.
+**Noise** hides a single record from all participants.  Every number is divided by a record's maximum contribution,
+rounded to grains, and gets discrete Gaussian noise in grains (`secure.noise`).  A record counts in the number of
+records, in each column as missing or in sum and squares, in one bin or category.  Its length is therefore bounded, and
+each round is one Gaussian release.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.primitives import Entropy
 
 BINS = 32
-"""Number of bins of a histogram; without declared bounds one more on each side."""
+"""Number of bins of a histogram; without declared bounds plus one on each side."""
 SPREAD = 4
 """Range of a histogram without declared bounds: deviations on each side of the mean."""
 UNBOUNDED = 40
 """Bits of the largest number of a column without declared bounds."""
 PRECISION = 104
-"""Bits of the largest whole number that stands for a number."""
+"""Bits of the largest whole number that represents a number."""
 RECORDS = 1 << 31
 """Maximum number of records of a site."""
 SITES = 3
-"""Minimum number of sites with a category for its count: a sum over fewer discloses each site's."""
+"""Minimum number of sites with a category for its count: a sum over fewer discloses each site's count."""
 
 NOBODY = ""
-"""In the place of a category: the empty cells, which no category is named like."""
+"""Name of the empty cells in place of a category; no category has this name."""
 
 Name = tuple[str, ...]
 
@@ -54,7 +54,7 @@ GRAIN = 1 << 16
 NORMAL_95 = 1.959964
 """Quantile: the standard normal is within this distance of 0 in 95 % of cases."""
 MOST = 12
-"""Standard deviations of noise that a number's bound allows for."""
+"""Number of standard deviations of noise within a number's bound."""
 
 
 def check_bounded(schema: TableSchema) -> None:
@@ -74,12 +74,14 @@ def length_of(schema: TableSchema, round: int) -> float:
 
 
 def deviation_of(schema: TableSchema, round: int, names: int, multiplier: float) -> float:
-    """Return the standard deviation of noise on each of so many numbers, in grains, with the effect of rounding."""
+    """Return the standard deviation of noise on each of `names` numbers, in grains, with the effect of rounding."""
     return grains_of(length_of(schema, round), names, multiplier)
 
 
 def grains_of(length: float, names: int, multiplier: float) -> float:
-    """Return the standard deviation of noise on each of so many numbers, in grains, by a record's `length` in units."""
+    """Return the standard deviation of noise on each of `names` numbers, in grains, from a record's
+    `length` in units.
+    """
     return multiplier * (length * GRAIN + math.sqrt(names))
 
 
@@ -94,7 +96,7 @@ def unit_of(column: SchemaColumn, what: str, shift: int) -> int:
 def hidden(
     numbers: Mapping[Name, int], units: Callable[[Name], int], deviation: float, entropy: Entropy
 ) -> dict[Name, int]:
-    """Return the numbers with noise: functions of their noisy grains, and of nothing finer."""
+    """Return the numbers with noise; they depend on nothing finer than their noisy grains."""
     draws: Sequence[int] = discrete_gaussian(deviation, len(numbers), entropy).tolist()
     found = {}
     for (name, value), draw in zip(numbers.items(), draws, strict=True):
@@ -104,7 +106,7 @@ def hidden(
 
 
 def half_width(deviation: float, unit: int, sites: int) -> float:
-    """Return the maximum shift by noise of a sum over so many sites, at 95 % confidence, in the units of the number.
+    """Return the maximum shift by noise of a sum over `sites`, at 95 % confidence, in the units of the number.
 
     The sum has variance sites * ((deviation * unit / GRAIN)^2 + 1/12), the twelfth for rounding, and a normal interval;
     a discrete Gaussian above a few grains has its `deviation` (Canonne, Kamath and Steinke, The discrete Gaussian for
@@ -114,7 +116,7 @@ def half_width(deviation: float, unit: int, sites: int) -> float:
 
 
 def divided(number: int, by: int) -> int:
-    """Return the whole number nearest to a quotient, ties to even, so that rounding has no bias."""
+    """Return the whole number nearest to a quotient, ties to even, so rounding has no bias."""
     down, rest = divmod(number, by)
     return down + (2 * rest > by or (2 * rest == by and down % 2))
 
@@ -123,7 +125,7 @@ Numbers = Mapping[Name, int]
 
 
 def is_about_records(name: Name) -> bool:
-    """Return whether a number depends on records, and not on sites alone."""
+    """Return whether a number depends on records, and not only on sites."""
     return name != ("sites",) and name[1:2] != ("at",)
 
 
@@ -148,7 +150,7 @@ class SumLayout:
 
     @cached_property
     def bounds(self) -> Mapping[Name, int]:
-        """Return the largest magnitude of each number of a site, in the order of the vector."""
+        """Return the maximum magnitude of each number of a site, in the order of the vector."""
         if not self.noise:
             return self._exactly
         room = math.ceil(MOST * self.noise * (len(self._exactly) + 1))
@@ -176,7 +178,7 @@ class SumLayout:
         return ExactSums(tuple(self.bounds.values()), layout=self.schema.digest)
 
     def hidden(self, numbers: Numbers, round: int, entropy: Entropy) -> Numbers:
-        """Return a site's numbers of a round, with the noise of the layout, as sent."""
+        """Return a site's numbers of a round with the noise of the layout, as sent."""
         if not self.noise:
             return numbers
         about_records = {name: value for name, value in numbers.items() if is_about_records(name)}
@@ -188,7 +190,7 @@ class SumLayout:
         return deviation_of(self.schema, round, names, self.noise)
 
     def margin(self, name: Name, sites: int) -> float:
-        """Return the maximum shift by noise of a sum over so many sites, at 95 % confidence; 0 without noise."""
+        """Return the maximum shift by noise of a sum over `sites`, at 95 % confidence; 0 without noise."""
         return half_width(self._deviation(round_of(name)), self.unit(name), sites) if self.noise else 0.0
 
     def unit(self, name: Name) -> int:
@@ -223,9 +225,9 @@ class ColumnMoments:
 
 
 def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> ColumnMoments:
-    """Return count, mean and deviation, each the float64 nearest to that of the sums.
+    """Return count, mean and deviation, each the float64 nearest to the exact value from the sums.
 
-    Impossible values of `noisy` sums are clipped, an impossible deviation is that of evenly spread numbers.
+    Impossible values of `noisy` sums are clipped; an impossible deviation is replaced by that of evenly spread numbers.
     """
     count = numbers["records",] - numbers[column.name, "missing"]
     if count < 1:
@@ -247,9 +249,9 @@ def column_sums(column: SchemaColumn, numbers: Numbers) -> ColumnSums:
 
 
 def edges_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> npt.NDArray[np.float64]:
-    """Return the BINS + 1 edges of a column's histogram, the same everywhere, by the sums of the first round.
+    """Return the BINS + 1 edges of a column's histogram, the same at all sites, from the sums of the first round.
 
-    Without declared bounds by the moments: rounded ones where cells are empty, or bins have few possible values.
+    Without declared bounds from the moments; rounded moments if cells are empty, or bins have few possible values.
     """
     if column.bounded:
         return np.linspace(column.low or 0.0, column.high or 0.0, BINS + 1)
@@ -262,7 +264,7 @@ def edges_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> 
 
 
 def first_sums(site: SiteColumns) -> dict[Name, int]:
-    """Return a site's numbers of the first round.  Raises ConfigError for one that is too large."""
+    """Return a site's numbers of the first round.  Raises ConfigError for a number that is too large."""
     found: dict[Name, int] = {("sites",): 1, ("records",): site.records}
     if site.schema.missing == DROP:
         found["dropped",] = site.dropped
@@ -288,7 +290,9 @@ def _whole(column: SchemaColumn, values: npt.NDArray[np.float64]) -> Sequence[in
 
 
 def second_sums(site: SiteColumns, pooled: Numbers, *, noisy: bool = False) -> dict[Name, int]:
-    """Return a site's numbers of the second round, by the sums of the first; `noisy`: noise will hide each record."""
+    """Return a site's numbers of the second round, given the sums of the first; `noisy`: noise will
+    hide each record.
+    """
     found: dict[Name, int] = {}
     for one in site.schema.columns:
         if one.categories:
@@ -314,8 +318,8 @@ def margins_of(column: SchemaColumn, numbers: Numbers, layout: SumLayout) -> dic
 
     By name: count, missing; of numbers mean, deviation and bin; of categories each.  With N numbers (records less
     missing cells), sum S and squares Q the mean m = S/N moves by (dS - m dN)/N, the variance v = Q/N - m^2 by (dQ - 2m
-    dS + (m^2 - v) dN)/N: the delta method (Casella and Berger, Statistical Inference, 5.5.4).  Where noise can move N
-    by half, or a variance out of range, the interval is the bounds' width.
+    dS + (m^2 - v) dN)/N: the delta method (Casella and Berger, Statistical Inference, 5.5.4).  If noise can move N by
+    half, or a variance out of range, the interval is the bounds' width.
     """
     sites = numbers["sites",]
     of = {"missing": layout.margin((column.name, "missing"), sites)}

@@ -1,8 +1,8 @@
 """A LocalTask with vectors of sums over sites: a few whole numbers in each round, without training.  No torch.
 
-The vector begins with zeros; each round adds its sums.  A site checks it before it replies (`check`): the agreed start,
-the vector of the last request, or one that follows by one round's sums, with a point at which enough records count.
-`encoded` makes the result's file, the same bytes at all sites.
+The vector begins with zeros; each round adds its sums.  A site checks it before it replies (`check`).  It accepts the
+agreed start, the vector of the last request, or one round's sums later, if enough records count at that point.
+`encoded` returns the result's file, the same bytes at all sites.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Draw = Callable[[NodeId, int], Entropy]
 
 
 def from_system(_node: NodeId, _round: int) -> Entropy:
-    """Return system randomness, for real sites; a simulation, which keeps no secrets, uses the seed."""
+    """Return system randomness, for real sites; a simulation, which has no secrets, uses the seed."""
     return os.urandom
 
 
@@ -50,12 +50,12 @@ class SumsTask(ABC):
         """`digest`: of the data that all participants must share."""
         self.length, self.schema, self.exact = exact.length, digest[:16], exact
         self._replied: dict[NodeId, tuple[int, Vector]] = {}
-        """The round and the sums that each site sent last."""
+        """The round and the sums of each site's last reply."""
         self._looked: tuple[Vector, Vector, tuple[int, int, bytes], str] | None = None
 
     @abstractmethod
     def sums(self, job: Job) -> Vector:
-        """Return a site's sums of a round, and zeros elsewhere; `job.vector` has the sums of all rounds before."""
+        """Return a site's sums of a round, and zeros elsewhere; `job.vector` has the sums of all earlier rounds."""
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         zeros = empty(self.length, np.float64)
@@ -63,7 +63,7 @@ class SumsTask(ABC):
         return frozen(zeros)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """Return each site's sums of the round.  Raises TrainingError where the first round collected nothing."""
+        """Return each site's sums of the round.  Raises TrainingError if the first round collected nothing."""
         replies = [self.sums(job) for job in jobs]
         self._replied.update({job.node: (job.round, one) for job, one in zip(jobs, replies, strict=True)})
         return [Update(one, 1) for one in replies]
@@ -88,10 +88,10 @@ class SumsTask(ABC):
 
     @abstractmethod
     def broken(self, model: Vector, before: AskedBefore) -> str:
-        """Return why the received vector does not follow from the one before by sums over all sites; "" if it may."""
+        """Return why the received vector cannot follow from the previous one by sums over all sites; "" if it can."""
 
     def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
-        """Return where sums over all sites are below this site's own; "" for nowhere."""
+        """Return the sums over all sites that are below this site's own; "" without any."""
         return ""
 
     def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
@@ -112,7 +112,7 @@ class SumsTask(ABC):
 
 
 class PooledSumsTask(SumsTask):
-    """A task with the sums of all rounds in the model, each at its own places; the numbers have WIDE bits."""
+    """A task with the sums of all rounds in the model, each at its own indices; the numbers have WIDE bits."""
 
     @abstractmethod
     def places(self, round: int) -> npt.NDArray[np.bool_]:
@@ -171,7 +171,7 @@ def encoded(content: SumsFile) -> bytes:
 
 
 def read_sums_file(kind: type[Content], path: Path, known: int, what: str, advice: str) -> Content:
-    """Read a file of format `known`.  Raises ConfigError, with `advice`, where there is no such file of `what`."""
+    """Read a file of format `known`.  Raises ConfigError, with `advice`, if no such file of `what` exists."""
     try:
         found = from_json(msgspec.json.Decoder(kind), outside_files.read_bytes(path))
     except OSError as error:

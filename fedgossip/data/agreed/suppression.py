@@ -1,20 +1,20 @@
 """Counts and moments that may be published without disclosing a count from 1 to `least` - 1.
 
-Each hidden count has a **twin**: another table with another count there and the same publication.
+Each hidden count has a **twin**: another table with another count in its place and the same publication.
 tests/sites/test_disclosure.py covers all lists up to four cells and 16 records, and random tables of columns and
-evaluations.  It takes columns one by one.
+evaluations.  It checks columns one by one.
 
-    lists      Cells that are parts of a known total, empty cells among them.  Hidden are the small ones and then the
+    lists      Cells that are parts of a known total, including empty cells.  Hidden are the small ones and then the
                next larger ones, until the hidden are two or more, have `least` records together and are not all 1 or
-               all `least` - 1.  The rule orders cells by their counts alone, so exchanging two hidden counts gives a
-               twin; where they are all equal, moving one record does.
-    moments    Mean and deviation of a column, beside its histogram: exact where a twin has the same sums, else rounded
-               until one is, else not published.
+               all `least` - 1.  The rule orders cells only by their counts, so exchanging two hidden counts gives a
+               twin; if all are equal, moving one record does.
+    moments    Mean and deviation of a column with a histogram: exact if a twin has the same sums, else rounded
+               until one has, else not published.
     tables     Rows of cells with known totals of rows and columns: whole rows are hidden, until their columns have
                enough together.
 
-Hidden cells that can exchange records have `least` together or more.  Participants see the sums whole; this protects
-against readers of the publication.  numpy alone, exact integers.
+Hidden cells that can exchange records have `least` together or more.  Participants see the full sums; this protects
+against readers of the publication.  Only numpy, exact integers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 FINE = 8
-"""Values of a column's own resolution in a bin above which it counts as continuous."""
+"""Number of possible values per bin, at a column's resolution, above which it counts as continuous."""
 PRECISIONS = (0, 64, 16, 4)
-"""Parts of a deviation to which moments are rounded, the finest first; 0: they are exact."""
+"""Fractions of a deviation (1 / n) to which moments are rounded, the finest first; 0: they are exact."""
 EDGES = 4
-"""The same for the moments that determine a histogram's edges, where exact ones would disclose counts."""
+"""The same for the moments that determine a histogram's edges, if exact ones would disclose counts."""
 FREE = 8
-"""Values that a column must allow beside one of each bin; with fewer, the moments could disclose their counts."""
+"""Number of values that a column must allow in addition to one per bin; with fewer, the moments could
+disclose counts.
+"""
 PARTNERS = 6
 """Maximum number of hidden cells, the largest, tried as partners of another for an exchange of records."""
 MOVES = 400
@@ -77,8 +79,8 @@ def suppressed(counts: Sequence[int], least: int, never: Collection[int] = (), r
 def hidden_rows(rows: Sequence[Sequence[int]], least: int) -> frozenset[int]:
     """Return the rows to hide in a table with known totals of all rows and of all columns.
 
-    Those with a small cell, and more, the smallest first, until they are two with none or `least` in each column, not
-    all 1; all rows with records where no such set exists.
+    These are the rows with a small cell, and more, the smallest first, until they are two with none or `least` in each
+    column, not all 1; all rows with records if no such set exists.
     """
     found = {place for place, row in enumerate(rows) if any(is_small(one, least) for one in row)}
     others = sorted((place for place in range(len(rows)) if place not in found), key=lambda place: sum(rows[place]))
@@ -128,7 +130,7 @@ def round_shares(
     """Return the shares of the first of each pair, and their maximum rounding errors, with a known total of all.
 
     `rest`: the pair of records in no row.  Pairs with a small side, and disclosing ones, are rounded to steps of more
-    than `least` records; None where the steps disclose it too.
+    than `least` records; None if the steps disclose it too.
     """
     hidden = hidden_rows([*rows, rest], least)
     if len(rows) in hidden and len(hidden) == 1:
@@ -178,7 +180,7 @@ class ColumnSums:
 
     @property
     def variance(self) -> Fraction:
-        """At least 0."""
+        """The variance, at least 0."""
         n = self.count
         return Fraction(n * self.squares - self.total * self.total, n * n << 2 * self.shift)
 
@@ -196,7 +198,7 @@ class ColumnSums:
 
     @property
     def resolution(self) -> Fraction | None:
-        """Return the largest power of ten that all numbers can be multiples of, by their sums; None without one."""
+        """Return the largest power of ten whose multiples all numbers can be, by their sums; None without one."""
         for power in range(3, -7, -1):
             step = Fraction(10) ** power
             total = Fraction(self.total, 1 << self.shift) / step
@@ -219,19 +221,19 @@ class PublishedMoments:
     """The published moments of a column of numbers."""
 
     hidden: frozenset[int]
-    """Places of hidden bins; the place behind the bins is that of the empty cells."""
+    """Indices of hidden bins; the index after the bins is that of the empty cells."""
     moments: tuple[float, float] | None
     precision: int = 0
     values: int = 0
     """Maximum number of distinct values; 0: unknown."""
     edges: bool = True
-    """Whether the histogram may be published: not where its edges follow from withheld moments."""
+    """Whether the histogram may be published: false if its edges follow from withheld moments."""
 
 
 def round_moments(
     sums: ColumnSums, counts: Sequence[int], missing: int, edges: Floats, least: int, *, own: bool
 ) -> PublishedMoments:
-    """Return what may be published of a column with these sums, bins and empty cells; `own`: edges follow from its
+    """Return the publishable moments of a column with these sums, bins and empty cells; `own`: edges follow from its
     moments (EDGES).
     """
     cells = [*counts, missing]
@@ -292,13 +294,13 @@ class Twins(Protocol):
         """Return whether moments of this precision disclose nothing about values within a bin."""
 
     def there(self, cells: Sequence[int], precision: int) -> bool:
-        """Return whether a table with these counts of bins, and of empty cells behind them, exists."""
+        """Return whether a table with these counts of bins, followed by the empty cells, exists."""
 
 
 @dataclass(frozen=True, eq=False)
 class FineTwins:
-    """Twins of a column with many values per bin: any deviation between the least and the greatest, as sums of squares
-    are continuous on a convex set.
+    """Twins of a column with many values per bin: any deviation between the least and the greatest is possible, because
+    sums of squares are continuous on a convex set.
     """
 
     sums: ColumnSums
@@ -324,7 +326,9 @@ class FineTwins:
 
     @staticmethod
     def _least(counts: Floats, low: Floats, high: Floats) -> float:
-        """Return the least sum of squares of numbers with sum 0, each as near to one as its bin allows."""
+        """Return the least sum of squares of numbers with sum 0, each as close to the common value as
+        its bin allows.
+        """
         turns = np.unique(np.concatenate([low, high]))
         totals = np.clip(turns[:, None], low, high) @ counts
         at = float(np.interp(0.0, totals, turns))
@@ -332,7 +336,7 @@ class FineTwins:
 
     @staticmethod
     def _most(counts: Floats, low: Floats, high: Floats) -> float:
-        """Return a large sum of squares of numbers with sum 0: all but one at an end of their bins."""
+        """Return a large sum of squares of numbers with sum 0: all except one at an end of their bins."""
         left, found = -float(counts @ low), float(counts @ low**2)
         for k in np.flatnonzero(counts)[::-1].tolist():
             width = high[k] - low[k]
@@ -405,7 +409,7 @@ class CoarseTwins:
         return ColumnSums(n, wholes[0] * top // low, wholes[1] * top * top // (low * low), 64)
 
     def _made(self, counts: Sequence[int], total: int, squares: int) -> tuple[int, int] | None:
-        """Return sum and sum of squares of whole numbers in bins near the goal, or None."""
+        """Return sum and sum of squares of whole numbers in bins close to the goal, or None."""
         place, bins = self._start(counts, squares)
         missing = total - sum(value * count for (_, value), count in place.items())
         over = squares - sum(value * value * count for (_, value), count in place.items())

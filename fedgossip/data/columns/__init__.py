@@ -1,5 +1,5 @@
 """Columns of tables: their types, and their encoding as features.
 
-It imports `data` and `base`.  `table_schema` declares what all sites' tables share, reads a file by an encoding, and
-lists what a site should check; `declarations` are the rules that bring cells into the common form.
+It imports `data` and `base`.  `table_schema` declares the common form of all sites' tables, reads a file by an
+encoding, and lists cells for a site to check; `declarations` are the rules that convert cells to the common form.
 """

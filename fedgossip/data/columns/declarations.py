@@ -1,21 +1,22 @@
-"""Declarations of tables: how a site's cells become the common form, which all sites can keep to.
+"""Declarations of tables: how a site's cells are converted to the common form of all sites.
 
     [data.columns.bmi]          in the plan, for all files; before it, of one file: [columns.bmi] in TABLE.csv.toml
     aliases = ["BMI"]           other names of the column
-    missing = ["-999", "99"]    cells that stand for nothing
-    synonyms = { f = ["w", "female"] }      spellings, whatever their capitals and spaces
+    missing = ["-999", "99"]    cells that mean a missing value
+    synonyms = { f = ["w", "female"] }      spellings; capitals and spaces do not matter
     recode = { "1" = "yes" }    cells, exactly; numbers by their value
     date = "%d.%m.%Y"           a date, as days since `since`
     factor = 0.1                times the number; or by the unit in the first line: units = { mm = 0.1 }
     order = ["none", "mild"]    levels as numbers, from 0
     cuts = [18, 65]             a number as one of the categories <18, 18-65, >=65
-    merge = { other = ["C", "D"] }, rest = "other"      levels put together; all levels that are not named
-    product = ["age", "sex=f"]              a column made of others of the plan: their product; 1 where sex is f
+    merge = { other = ["C", "D"] }, rest = "other"      combined levels; all levels without a name
+    product = ["age", "sex=f"]              a computed column: the product of others of the plan; 1 if sex is f
     log = "days"                            the natural logarithm of another, which may be dropped: for an offset
     spline = "age", knots = [30, 50, 70], term = 1      a term of a restricted cubic spline of another
 
-They apply in this order; made columns last.  The plan's are in its hash, and in that of the agreed statistics.  A
-column of numbers is one feature, of categories one for each agreed one, 1 for its own, at all sites alike.
+They apply in this order; computed columns last.  The plan's are in its hash, and in that of the agreed statistics.  A
+column of numbers is one feature.  A column of categories has one feature per agreed category, 1 for its own, at all
+sites.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from fedgossip.base.errors import ConfigError
 DAY, SINCE = "%Y-%m-%d", "1970-01-01"
 """The day 0 of dates."""
 OWN = ".toml"
-"""Ending, behind a table's name, of the declaration that is for that file alone."""
+"""Suffix, after a table's name, of the declaration of this file only."""
 
 
 class FileDeclaration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The format of a file; what is empty is detected."""
+    """The format of a file; empty fields are detected."""
 
     delimiter: str = ""
     decimal: str = ""
@@ -79,11 +80,11 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def made_of(self) -> tuple[str, ...]:
-        """The columns that it is made of; () for one of the file."""
+        """The columns that it is computed from; () for a column of the file."""
         return tuple(one.partition("=")[0] for one in self.product) or tuple(filter(None, [self.spline, self.log]))
 
     def made(self, cells: Sequence[str]) -> str:
-        """Return the cell that follows from those of `made_of`, "" where one is missing.
+        """Return the cell computed from those of `made_of`, "" if one is missing.
 
         Raises ValueError for a cell that is no number.
         """
@@ -109,12 +110,12 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def is_number(self) -> bool:
-        """Whether its rules make numbers of its cells."""
+        """Whether its rules convert its cells to numbers."""
         return not self.cuts and (bool(self.order or self.date or self.units) or self.factor is not None)
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The categories that it names, those of cuts included."""
+        """The declared categories, including those of cuts."""
         if not self.cuts or self.categories:
             return self.categories
         ends = [f"{one:g}" for one in self.cuts]
@@ -126,7 +127,7 @@ class CellRules:
     """The rules of a declared column, ready to apply to its cells."""
 
     def __init__(self, declared: DeclaredColumn, unit: str = "") -> None:
-        """`unit`: of the column in the first line."""
+        """`unit`: the column's unit in the first line."""
         self._d = declared
         self._missing = {_plain(one) for one in declared.missing}
         self._synonyms = {_plain(word): name for name, words in declared.synonyms.items() for word in (*words, name)}
@@ -137,7 +138,7 @@ class CellRules:
         self._since = datetime.fromisoformat(declared.since).date()
 
     def read(self, cell: str) -> str:
-        """Return the cell in the common form, "" for a missing one.  Raises ValueError for one that does not fit."""
+        """Return the cell in the common form, "" for a missing one.  Raises ValueError for a cell that does not fit."""
         d = self._d
         if is_missing(cell) or _plain(cell) in self._missing:
             return ""
@@ -185,8 +186,8 @@ def _level_of(of: str) -> tuple[str, bool, str]:
 
 
 def restricted_spline(x: float, knots: Sequence[float], term: int) -> float:
-    """Return term 1 .. k - 2, in the unit of x, of a cubic spline with k knots that is linear outside of them, beside
-    x.
+    """Return term 1 .. k - 2, in the unit of x, of a cubic spline with k knots and linear outside them, to be used in
+    addition to x.
 
     Source: Harrell, Regression modeling strategies, 2nd edition, 2015, section 2.4.5.
     """
@@ -201,7 +202,7 @@ def restricted_spline(x: float, knots: Sequence[float], term: int) -> float:
 
 
 def _plain(cell: str) -> str:
-    """Return what spellings of one word share; of a number its shortest form."""
+    """Return the common form of a word's spellings; for a number its shortest form."""
     name = class_name(cell)
     return name if name != cell else " ".join(cell.casefold().split())
 
@@ -309,9 +310,9 @@ def file_declaration(keys: Mapping[str, Any], where: str = "data.file") -> FileD
 
 
 def own_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredColumn]]:
-    """Return [file] and [columns.NAME] of the file beside a table, if any.
+    """Return [file] and [columns.NAME] of the declaration file of a table, if any.
 
-    Raises ConfigError for an unreadable one, and for what all sites declare together.
+    Raises ConfigError for an unreadable one, and for declarations that all sites must share.
     """
     own = path.with_name(path.name + OWN)
     if not own.is_file():
@@ -334,7 +335,7 @@ def own_declaration(path: Path) -> tuple[FileDeclaration, Mapping[str, DeclaredC
 
 
 NOTHING = "(missing)"
-"""The last part of the name of a feature that is 1 where a cell is empty."""
+"""The last part of the name of a feature that is 1 for an empty cell."""
 _WITH_UNIT = re.compile(r"(.*\S)\s*\[([^\[\]]*)\]")
 
 
@@ -347,12 +348,12 @@ class EncodedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     categories: tuple[str, ...] = ()
     """Categories of a column of words."""
     fill: tuple[float, ...] = ()
-    """The features of an empty cell; () where such a cell is refused."""
+    """The features of an empty cell; () if such a cell is refused."""
     declared: DeclaredColumn | None = None
-    """How its cells are brought into this form; None where they have it."""
+    """Conversion of its cells to this form; None if they have it."""
 
     indicator: bool = False
-    """Whether a further feature, the last of the column, is 1 where a cell is empty."""
+    """Whether a further feature, the last of the column, is 1 for an empty cell."""
 
     @property
     def features(self) -> Sequence[str]:
@@ -366,7 +367,7 @@ class TableEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     columns: tuple[EncodedColumn, ...]
     labels: tuple[EncodedColumn, ...] | msgspec.UnsetType = msgspec.UNSET
-    """The label columns whose cells are declared."""
+    """The label columns with declarations."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -379,6 +380,6 @@ def plain(columns: Sequence[str]) -> TableEncoding:
 
 
 def parted(head: str) -> tuple[str, str]:
-    """Return the name and the unit of a column by its cell in the first line: "height [cm]"."""
+    """Return the name and the unit of a column from its cell in the first line: "height [cm]"."""
     found = _WITH_UNIT.fullmatch(head)
     return (found[1], found[2].strip()) if found else (head, "")

@@ -1,15 +1,15 @@
-"""A formula is a short way of writing a model's columns: model.formula becomes the keys that say the same.
+"""A formula is a short notation of a model's columns: model.formula is replaced by the equivalent keys.
 
     formula   outcome ~ term + term ...          outcome: NAME, or Surv(TIME, EVENT)
     term      factor, factor:factor (a product; of three too), factor*factor (both, and their product),
               C(NAME), log(NAME), spline(NAME, KNOT, KNOT, KNOT ...), offset(NAME), strata(NAME)
-    factor    NAME, NAME=LEVEL (1 where the column of words has it), C(NAME); `body mass` for other names
+    factor    NAME, NAME=LEVEL (1 if the column of words has it), C(NAME); `body mass` for other names
 
-Nothing of it is run: each token is one of the grammar, or the formula is refused at its place.  The outcome becomes
-label=, the other columns keep=, of both tables; what a product, a logarithm or a spline makes, [data.columns]; an
-offset and strata, options of model.source.  So an experiment is the same, its hash too, as one with these keys.
+Nothing in it is executed: each token is one of the grammar, or the formula is refused at its position.  The outcome
+becomes label=, the other columns keep=, of both tables; products, logarithms and splines become [data.columns]; an
+offset and strata become options of model.source.  The experiment, including its hash, is the same as with these keys.
 
-The marks are those of Wilkinson and Rogers, Symbolic description of factorial models, Applied Statistics 22 (1973).
+The operators are those of Wilkinson and Rogers, Symbolic description of factorial models, Applied Statistics 22 (1973).
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ class Token(NamedTuple):
     """name, number or mark."""
     text: str
     place: int
-    """Of its first letter, from 1."""
+    """Position of its first letter, from 1."""
 
 
 class Factor(NamedTuple):
     token: Token
     parts: Sequence[str]
-    """What it is in a product: NAME, or NAME=LEVEL of each level but the first."""
+    """Its parts in a product: NAME, or NAME=LEVEL of each level except the first."""
     columns: Mapping[str, Mapping[str, Any] | None]
-    """Its columns where it stands alone, with the declarations of made ones; {} for a level."""
+    """Its columns outside products, with the declarations of computed ones; {} for a level."""
 
 
 class Formula(NamedTuple):
-    """What a formula says."""
+    """The parsed content of a formula."""
 
     labels: tuple[str, ...]
     kept: tuple[str, ...]
-    """The columns of the model, made ones too."""
+    """The columns of the model, including computed ones."""
     made: Mapping[str, Mapping[str, Any]]
-    """The declarations of made columns."""
+    """The declarations of computed columns."""
     options: Mapping[str, str]
-    """Of model.source: offset and strata."""
+    """Options of model.source: offset and strata."""
 
 
 def parsed(text: str, levels: Mapping[str, Sequence[str]]) -> Formula:
-    """Return what a formula says; `levels`: the declared categories of columns.  Raises ConfigError at its place."""
+    """Return a parsed formula; `levels`: the declared categories of columns.  Raises ConfigError, with the position."""
     return _Parser(text, levels).formula()
 
 
@@ -219,7 +219,7 @@ class _Parser:
 
 
 def write_out(content: dict[str, Any], where: str) -> None:
-    """Put the keys that say what model.formula says in its place.  Raises ConfigError for an invalid one."""
+    """Replace model.formula by the equivalent keys.  Raises ConfigError for an invalid one."""
     model, data = content.get("model"), content.get("data")
     text = model.pop("formula", "") if isinstance(model, dict) else ""
     if not text or not isinstance(model, dict):

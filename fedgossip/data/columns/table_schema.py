@@ -1,7 +1,7 @@
 """The common form of all sites' tables: columns by name, their units, categories and bounds.
 
 It follows from the common test file and [data.columns]; a site's own file has no effect.  For `fedgossip data describe`
-the module lists what a site should check: a number is a code, or in another unit, only if declared so.
+the module lists cells for a site to check: a number is a code, or in another unit, only if declared.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from fedgossip.data.tables import labels_of
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 DROP, INDICATOR = "drop", "indicator"
 KEEP = "keep"
-"""Option of a table with its columns of features, in place of `drop`, which has the others."""
+"""Option of a table that lists its columns of features; `drop` lists the other columns."""
 MISSING = (REFUSE, MEAN, DROP, INDICATOR)
-"""What is done with an empty cell of a feature."""
+"""Treatments of an empty cell of a feature."""
 FEDERATED, TEST = "federated", "test"
 LEVELS = 10
 """Maximum number of distinct values of a column that counts as categories by default."""
@@ -81,7 +81,7 @@ def _encoded_column(table: CsvColumns, place: int, column: EncodedColumn) -> npt
 
 
 def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[EncodedColumn]) -> npt.NDArray[np.int64]:
-    """Return each record's category by place, [m], -1 for an empty cell; `features` [m, all] of `columns`.
+    """Return each record's category as an index, [m], -1 for an empty cell; `features` [m, all] of `columns`.
 
     Raises ConfigError for an unknown column.
     """
@@ -97,7 +97,7 @@ def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[EncodedC
 def found_columns(
     table: CsvColumns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()
 ) -> Mapping[str, int]:
-    """Return the place of each column in the table.
+    """Return the index of each column in the table.
 
     Raises ConfigError naming all missing columns at once, for a duplicate one, and for another unit.
     """
@@ -135,12 +135,12 @@ def _others(table: CsvColumns, missing: str, places: Mapping[str, int], besides:
 
 
 def in_file(name: str) -> str:
-    """Return where a site declares a rule of a column of its own table."""
+    """Return the place of a site's declaration for a column of its table."""
     return f"in TABLE.csv{OWN} beside the table: [columns.{json.dumps(name, ensure_ascii=False)}]"
 
 
 def all_numbers(table: CsvColumns, place: int) -> list[float] | None:
-    """Return the numbers of a column whose cells all are numbers; None where they are to be read one by one."""
+    """Return the numbers of a column if all its cells are numbers; None if they must be read one by one."""
     if table.unread:
         return None
     found = list(map(number_in, table.words(place)))
@@ -148,7 +148,7 @@ def all_numbers(table: CsvColumns, place: int) -> list[float] | None:
 
 
 def number_of(table: CsvColumns, row: int, place: int) -> float:
-    """Return the number in a cell.  Raises ConfigError for another content."""
+    """Return the number in a cell.  Raises ConfigError for other content."""
     if table.unread:
         check_read(table, row, place)
     cell = table.cell(row, place)
@@ -169,7 +169,7 @@ def category_of(table: CsvColumns, row: int, place: int, column: EncodedColumn) 
 
 
 def check_read(table: CsvColumns, row: int, place: int) -> None:
-    """Raise ConfigError for a cell that does not fit what is declared of its column."""
+    """Raise ConfigError for a cell that does not fit the declaration of its column."""
     if text := table.unread.get((row, place)):
         raise refused(table, row, place, text, "Correct it, or what is declared of the column.")
 
@@ -180,7 +180,7 @@ def refused(table: CsvColumns, row: int, place: int, what: str, advice: str) -> 
 
 
 class SchemaColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A column in the form required of all sites; of numbers where it has no categories."""
+    """A column in the form required of all sites; a column of numbers if it has no categories."""
 
     name: str
     unit: str = ""
@@ -189,7 +189,7 @@ class SchemaColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     high: float | None = None
     label: bool = False
     declared: DeclaredColumn | None = None
-    """How a site's cells are brought into this form; None where they have it."""
+    """Conversion of a site's cells to this form; None if they have it."""
 
     @property
     def bounded(self) -> bool:
@@ -201,11 +201,11 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     columns: tuple[SchemaColumn, ...]
     missing: str = REFUSE
-    """An empty cell: "refuse": an error; "mean": its column's; "indicator": the same, with a feature that is 1 there;
-    "drop": rows with one, or an empty label, are left out.
+    """Treatment of an empty cell: "refuse": an error; "mean": its column's; "indicator": the same, with a feature that
+    is 1 for it; "drop": rows with an empty cell, or an empty label, are omitted.
     """
     query: str | msgspec.UnsetType = msgspec.UNSET
-    """A hash of the text of the query by which sites read their tables."""
+    """A hash of the text of the query with which sites read their tables."""
 
     @property
     def features(self) -> tuple[SchemaColumn, ...]:
@@ -280,14 +280,14 @@ def schema_of(
 
 
 def no_file(path: Path, what: str = "file") -> ConfigError:
-    """Return why data cannot be read at `path`, where no `what` is: a file, or a folder."""
+    """Return the error of a missing `what` at `path`: a file, or a folder."""
     if path.is_dir():
         return ConfigError(f"{path} is a folder, and a table is a file", f"Name the file in it: {path / 'NAME.csv'}")
     return ConfigError(f"there is no {what} {path}", "A relative path starts at the folder of the experiment file.")
 
 
 def there(file: TableFile | Path) -> TableFile | Path:
-    """Return the file.  Raises ConfigError where there is none."""
+    """Return the file.  Raises ConfigError if it does not exist."""
     path = file if isinstance(file, Path) else file.path
     if not path.is_file():
         raise no_file(path)
@@ -326,7 +326,7 @@ def _label(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn, ki
 
 
 def sorted_labels(table: CsvColumns, place: int) -> Sequence[str]:
-    """Return the classes of a label column, in numeric order where all are numbers: 10 after 2.  Raises ConfigError."""
+    """Return the classes of a label column, in numeric order if all are numbers: 10 after 2.  Raises ConfigError."""
     cells = set(labels_of(table, place))
     return sorted(cells, key=float) if all(map(is_number, cells)) else sorted(cells)
 
@@ -364,12 +364,12 @@ class SiteColumns:
         }
         """A number, a category, or None for an empty cell, of each row, by column."""
         self.dropped = 0
-        """Number of rows that are left out."""
+        """Number of omitted rows."""
         if schema.missing == DROP:
             self._drop(least)
 
     def _drop(self, least: int) -> None:
-        """Leave out the rows with an empty cell."""
+        """Omit the rows with an empty cell."""
         whole = [None not in row for row in zip(*self.cells.values(), strict=True)]
         kept = [row for row, there in enumerate(whole) if there]
         self.dropped, self.records = self.records - len(kept), len(kept)
@@ -425,13 +425,13 @@ class SiteColumns:
 
 
 QUOTED = 5
-"""Maximum number of cells of a column that are quoted."""
+"""Maximum number of quoted cells of a column."""
 LEAST_OFTEN = 3
-"""Minimum number of records with a number that is taken for a code; 1 of -9 and below beside no other negative one."""
+"""Minimum number of records with a number that counts as a code; 1 for -9 and below if no other number is negative."""
 FAR = 3
-"""A code is so many usual distances between neighbouring numbers away from the nearest other one."""
+"""Minimum distance of a code from the nearest other number, in usual distances between neighbouring numbers."""
 _CODE = re.compile(r"-?(9{1,6}|8{1,6}|7{1,6}|-1)|-1")
-"""The codes for nothing of questionnaires and of statistical packages."""
+"""The codes for missing values in questionnaires and statistical packages."""
 FACTORS = (10.0, 100.0, 1000.0, 1e4, 1e6, 2.54, 2.2046, 18.016, 38.67, 88.42)
 """Quotients of usual units: powers of ten, inches, pounds, and mg/dl by mmol/l of glucose, cholesterol, creatinine."""
 NEAR = 1.15
@@ -453,7 +453,7 @@ def _counted(number: int) -> str:
 
 
 def counted_as_rest(site: SiteColumns) -> Iterator[str]:
-    """Yield the cells that no declaration names, and which count as the rest."""
+    """Yield the cells that no declaration names, and that count as the rest."""
     for place, cells in sorted(site.table.rest.items()):
         listed = ", ".join(f"{shown(cell)!r} ({count})" for cell, count in Counter(cells).most_common(QUOTED))
         name = site.table.header[place]
@@ -461,14 +461,16 @@ def counted_as_rest(site: SiteColumns) -> Iterator[str]:
 
 
 def repeated_rows(site: SiteColumns) -> Iterator[str]:
-    """Yield the number of rows that are the same as an earlier one, in all columns."""
+    """Yield the number of rows that equal an earlier one in all columns."""
     if rows := site.table.repeated():
         many = "1 row is" if len(rows) == 1 else f"{len(rows)} rows are"
         yield f"{many} the same as an earlier one in all columns, the first in {site.table.where(rows[0])}"
 
 
 def likely_codes(site: SiteColumns) -> Iterator[str]:
-    """Yield numbers at an end of a column that look like codes for nothing: repeated, and apart from all others."""
+    """Yield numbers at an end of a column that look like codes for missing values: repeated, and distant from all
+    others.
+    """
     for one in site.schema.columns:
         if one.categories or one.label:
             continue
@@ -486,7 +488,7 @@ def likely_codes(site: SiteColumns) -> Iterator[str]:
 
 
 def units_unlike(site: SiteColumns, test: str) -> Iterator[str]:
-    """Yield columns whose numbers are a factor of units away from those of the common file."""
+    """Yield columns whose numbers differ from those of the common file by a factor of units."""
     common = SiteColumns(options_of(test)[0], site.schema, bad=[])
     for one in site.schema.columns:
         if not one.categories and len(other := common.numbers(one.name)):
@@ -496,8 +498,8 @@ def units_unlike(site: SiteColumns, test: str) -> Iterator[str]:
 
 
 def unlike(name: str, own: npt.NDArray[np.float64], mean: float, deviation: float, whose: str) -> Iterator[str]:
-    """Yield a line where numbers differ from others as those of another unit do: means apart by both deviations, with a
-    unit's quotient.
+    """Yield a line if numbers seem to have another unit than the others: means apart by both deviations, with a
+    quotient of two units.
     """
     if not len(own) or not mean or float(own.mean()) / mean <= 0:
         return
