@@ -1,5 +1,5 @@
-"""Advice which way to train together is done sooner over given links: `fedgossip topology advise`.
+"""Advice on the fastest way to train together over given links: `fedgossip topology advise`.
 
-It imports `lab.costs`, `topology` and `plans`.  `candidates` lists graphs and other ways, `lab.costs` times a round,
-`rates` or `learned` count rounds; their product orders the table.
+It imports `lab.costs`, `topology` and `plans`.  `candidates` lists graphs and other methods, `lab.costs` computes the
+time of a round, `rates` or `learned` count rounds; their product orders the table.
 """

@@ -1,5 +1,5 @@
-"""The candidates of an advice, their network, and a check of their rounds against machines in virtual time, on
-quadratics: a shorter model with proportionally slower links has the same message times.
+"""The candidates of an advice, their network, and a check of their rounds in the simulator, on quadratics: a shorter
+model with proportionally slower links has the same message times.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ GRAPHS = (
 )  # fmt: skip
 
 FOLLOWED_PEERS, LARGE = 128, 300
-"""Number of peers above which rounds use a closed form, and above which graphs with a dense n_W are omitted."""
+"""Maximum number of peers without a closed form of a round, and for graphs with a dense n_W."""
 OF_MANY = ("base:1", "regular:3", "regular:4", "star")
 
 ROUNDS = 20
-"""Number of followed rounds with equal training times: whole periods, and the first beside them."""
+"""Number of simulated rounds with equal training times: whole periods, plus the first."""
 
 MANY_ROUNDS = 60
 FOLLOWED = 20_000
-"""Maximum number of followed messages with unequal training times."""
+"""Maximum number of simulated messages with unequal training times."""
 
 CONNECTIVITY_LIMIT = 64
-"""Maximum number of peers for which survivable losses are counted."""
+"""Maximum number of peers for counting survivable losses."""
 
 
 @dataclass(frozen=True)
 class AdvisedWay:
-    """A way to train together, and its cost up to the target."""
+    """A method of training together, and its cost up to the target."""
 
     name: str
     kind: str
@@ -64,7 +64,9 @@ class AdvisedWay:
     payload: float
     """Bytes sent or received by the busiest peer up to the target, in the larger direction."""
     survives: int | None
-    """Losses at the worst places after which all other peers of a graph are still connected; None: not counted."""
+    """Number of peers that can be lost, at the worst places, with the other peers of a graph still connected; None: not
+    counted.
+    """
     n_w: float
     eta: float
     schedule: Schedule | None = None
@@ -82,7 +84,7 @@ FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class AdvisedLinks:
-    """Equal links; or measured links of pairs: a method is as fast as the slowest that it uses."""
+    """Equal links; or measured links of pairs: a method is as fast as the slowest link that it uses."""
 
     usual: EqualLinks
     pairs: Mapping[tuple[int, int], EqualLinks] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class AdvisedLinks:
 
 
 def links_of(text: str, n: int) -> AdvisedLinks:
-    """Return the links that a text names: a preset, "SECONDS,BYTES_PER_SECOND", or a CSV file from,to,latency,rate.
+    """Return the links of a text: a preset, "SECONDS,BYTES_PER_SECOND", or a CSV file from,to,latency,rate.
 
     Raises ConfigError.
     """
@@ -151,7 +153,7 @@ class StepTimes:
     seconds: float
     exponential: bool = False
     slower: float = 1.0
-    """Slowdown of one machine, another one in each round."""
+    """Slowdown of one machine, a different machine in each round."""
 
     @property
     def constant(self) -> bool:
@@ -168,14 +170,14 @@ class StepTimes:
         return times
 
     def longest(self, n: int) -> float:
-        """Return the expected maximum of n times: the wait of a barrier."""
+        """Return the expected maximum of n times: the wait at a barrier."""
         if self.exponential:
             return self.seconds * math.fsum(1 / k for k in range(1, n + 1))
         return self.seconds * self.slower
 
 
 def times_of(text: str) -> StepTimes:
-    """Return the times that a text names: "0.05", "exp:0.05", or "straggler:10:0.05".  Raises ConfigError."""
+    """Return the times of a text: "0.05", "exp:0.05", or "straggler:10:0.05".  Raises ConfigError."""
     word, _, rest = text.rpartition(":")
     try:
         seconds = float(rest)
@@ -204,13 +206,13 @@ class AdviceAsked:
 
 
 def ways(asked: AdviceAsked, graphs: Sequence[str] = GRAPHS) -> list[AdvisedWay]:
-    """Return all ways, the fastest first."""
+    """Return all methods, the fastest first."""
     found = [*_together(asked), *(way for graph in graphs if (way := _gossip(asked, graph)))]
     return sorted(found, key=lambda way: way.seconds)
 
 
 def front(found: Sequence[AdvisedWay]) -> set[str]:
-    """Return the names of the ways that no other beats in seconds, bytes of the busiest and losses at once."""
+    """Return the names of the Pareto-optimal methods by seconds, bytes of the busiest peer and losses."""
 
     def beats(a: AdvisedWay, b: AdvisedWay) -> bool:
         ours, theirs = _facts(a), _facts(b)
@@ -278,7 +280,7 @@ def gossip_way(asked: AdviceAsked, graph: str, schedule: Schedule, best: BestRat
 
 
 def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, degrees: Sequence[int]) -> float:
-    """Return the seconds of a round, followed step by step; for many equal peers a + k d/b.
+    """Return the seconds of a round, simulated step by step; for many equal peers a + k d/b.
 
     In consecutive rounds, messages that meet at a receiver add up to a tenth; a star is shorter.
     """
@@ -293,7 +295,7 @@ def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, de
 
 
 def _waited(asked: AdviceAsked, schedule: Schedule) -> float:
-    """Return the mean time of a round: t_i(k + 1) = X_i(k) + max of t_j(k), neighbours and oneself."""
+    """Return the mean time of a round: t_i(k + 1) = X_i(k) + max of t_j(k), over the neighbours and the peer itself."""
     times = asked.times.drawn(MANY_ROUNDS, asked.n)
     begun = np.zeros(asked.n)
     for round, took in enumerate(times):
@@ -348,7 +350,7 @@ class VerifiedNumber:
 def verified(asked: AdviceAsked, found: Sequence[AdvisedWay]) -> list[VerifiedNumber]:
     """Return the rounds of a ring all-reduce and of the fastest gossip, predicted and measured, and the latter's rate.
 
-    Only with equal training times and links; the rate where zeta is 50.
+    Only with equal training times and links; the rate only for zeta = 50.
     """
     if not asked.times.constant or asked.links.pairs:
         return []
@@ -372,7 +374,7 @@ def _digits(asked: AdviceAsked) -> float:
 
 
 def round_in_the_simulator(asked: AdviceAsked, way: AdvisedWay) -> float:
-    """Return the time of a round in the simulator, without the first."""
+    """Return the time of a round in the simulator, without the first round."""
     links, scale = asked.links.usual, min(1.0, NUMBERS * 4 / asked.size)
     period = way.schedule.period if way.schedule is not None and way.schedule.period else 1
     rounds = 1 + period * -(-ROUNDS // period)  # whole periods, after a first round that waits for no previous one

@@ -1,8 +1,8 @@
-"""Rounds to a score, forecast from data and model themselves instead of noisy quadratics.
+"""Rounds to a score, forecast from data and model instead of noisy quadratics.
 
-One shadow run per algorithm gives, for all graphs, the round in which the mean peer, and the mean model (of an
-all-reduce or a server), reach a score; one of isolated peers gives training alone and one merge at the end.
-Resolution: `eval.every`.
+One shadow run per algorithm gives the rounds to a score for all graphs: of the mean peer, and of the mean model (for an
+all-reduce or a server).  One run of isolated peers gives training alone and one merge at the end.  Resolution:
+`eval.every`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def learned_task(path: Path, target: str) -> LearnedTask:
 def learned_ways(
     asked: AdviceAsked, task: LearnedTask, graphs: Sequence[str], algorithms: Sequence[str]
 ) -> list[AdvisedWay]:
-    """Return all ways, the fastest first, with the rounds of this task.  Raises ConfigError."""
+    """Return all methods, the fastest first, with the rounds of this task.  Raises ConfigError."""
     found: list[AdvisedWay] = []
     for algorithm in algorithms:
         each = replace(asked, size=task.size * _vectors(task, algorithm))

@@ -1,7 +1,7 @@
-"""Which mesh of a participant's processes fits their memory, and takes a step soonest: `fedgossip advise mesh`.
+"""The fastest mesh of a participant's processes that fits their memory: `fedgossip advise mesh`.
 
-All products of data x tensor x pipeline x context of so many processes are tried, by each attention, with ddp and fsdp
-(zero 2 and 3), as `run` would read them; refusals keep their reasons.  Memory and seconds are those of
+Tries all products data x tensor x pipeline x context of the given number of processes, with each attention, ddp and
+fsdp (zero 2 and 3), as `run` would read them; refused meshes keep their reasons.  Memory and seconds are those of
 `learning/processes/step_costs`: A + B rows is measured, or B given; links are measured by all-reduces over gloo, or
 given.
 
@@ -47,7 +47,9 @@ from fedgossip.report.page.numbers import data_size
 FLOAT = 4  # bytes
 
 STEPS, REPEATS, PASSES = 6, 3, 30
-"""Steps of a timed job, timed jobs or sums, timed passes: the shortest counts, other work of the machine only adds."""
+"""Number of steps of a timed job, of timed jobs or sums, and of timed passes.  The shortest time counts, because other
+load only adds.
+"""
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Bytes of the sums that measure the links of processes."""
@@ -58,14 +60,14 @@ class StepCosts:
     """The costs of this machine, or of another: a batch in one process, links between processes, processors."""
 
     compute: FittedLink
-    """Seconds of one process's forward and backward pass over a batch of so many rows."""
+    """Rows of a batch -> seconds of one process's forward and backward pass."""
     links: EqualLinks
     cores: int
 
 
 @dataclass(frozen=True)
 class AdvisedMesh:
-    """A mesh with what a process holds and its step, in bytes and seconds; or why it is refused."""
+    """A mesh with a process's memory in bytes and the step in seconds; or the reason of its refusal."""
 
     data: int
     tensor: int
@@ -74,7 +76,7 @@ class AdvisedMesh:
     how: str
     """ddp, fsdp with its zero, and the kind of attention."""
     keys: tuple[str, ...]
-    """As `--set` and an experiment file take them."""
+    """Keys in the form of `--set` and an experiment file."""
     refused: str = ""
     memory: int = 0
     counted: bool = True
@@ -101,13 +103,13 @@ class MeshAsked:
     overrides: tuple[str, ...]
     processes: int
     memory: float
-    """Bytes of a process."""
+    """Bytes available to a process."""
     experiment: Experiment
     train: Dataset
 
     @classmethod
     def of(cls, path: Path, overrides: Sequence[str], processes: int, memory: float) -> MeshAsked:
-        """Read the experiment and its examples.  Raises ConfigError where torch trains no model by it."""
+        """Read the experiment and its examples.  Raises ConfigError if torch does not train its model."""
         alone = (*overrides, "train.processes=1", "train.mesh={}", 'train.parallel="ddp"', f"train.zero={LET_GO}")
         plan = compose.plan(load_experiment(path, alone))
         e = plan.experiment
@@ -139,7 +141,7 @@ class MeshAsked:
 
 
 def advised(asked: MeshAsked, costs: StepCosts) -> list[AdvisedMesh]:
-    """Return all meshes, the soonest first, and those that are refused behind."""
+    """Return all meshes, the fastest first, followed by the refused ones."""
     module = asked.module()
     models.check_whole(module, asked.experiment.model.source, f"with {asked.processes} processes")
     found = [_advised(asked, costs, module, *one) for one in _candidates(asked.processes)]
@@ -214,7 +216,7 @@ def _pass_seconds(module: nn.Module, criterion: Criterion, x: torch.Tensor, y: t
 
 
 def shortest(call: Callable[[], object], times: int) -> float:
-    """Return the seconds of the shortest of some calls: whatever else the machine does only adds."""
+    """Return the seconds of the shortest of some calls: other load of the machine only adds."""
     found = []
     for _ in range(times):
         begun = time.perf_counter()
@@ -224,7 +226,9 @@ def shortest(call: Callable[[], object], times: int) -> float:
 
 
 def measured_links(asked: MeshAsked) -> EqualLinks:
-    """Return the links of so many processes here, fitted to all-reduces over gloo: 2 (P - 1) (a + s / (P b))."""
+    """Return the links of the asked number of local processes, fitted to all-reduces over gloo: 2 (P - 1) (a + s / (P
+    b)).
+    """
     settings = replace(asked.experiment.train, processes=asked.processes)
     empty: Any = {"source": "", "base": None, "seed": 0, "classes": 0, "kind": "", "loss": "", "metrics": (),
                   "label_scale": ((), ()), "vocabulary": None, "examples": []}  # fmt: skip
@@ -242,7 +246,7 @@ def measured_links(asked: MeshAsked) -> EqualLinks:
 
 
 class SumsMember:
-    """A process that sums with the others: an order names the bytes and the repeats, the reply has the seconds."""
+    """A process that sums with the others: an order has the bytes and the repeats, the reply has the seconds."""
 
     def __init__(self, setup: Message, channel: Channel, boards: Mapping[str, SharedArrays]) -> None:  # noqa: ARG002
         assert isinstance(setup, Setup)

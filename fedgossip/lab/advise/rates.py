@@ -1,11 +1,12 @@
-"""Convergence rate on isotropic random quadratics, for any graph: it decides the number of rounds.
+"""Convergence rate on isotropic random quadratics, for any graph: it determines the number of rounds.
 
-Peer i draws h ~ N(0, I) afresh and does x_i <- x_i - eta h h'x_i, then all mix.  E||x||² shrinks by 1 - r a round:
+Peer i draws h ~ N(0, I) in each round and computes x_i <- x_i - eta h h'x_i, then all mix.  E||x||² shrinks by the
+factor 1 - r per round:
 
     r = 1 - (1 - eta)² - (zeta - 1) eta² / n_W(gamma),      gamma = (1 - eta)² / (1 - r)
 
-zeta is the noise of a gradient; a peer alone removes 1 / zeta a round at best.  n_W is 1 alone, and n where all have
-the mean after each step.
+zeta is the noise of a gradient; an isolated peer removes at most 1 / zeta per round.  n_W is 1 for isolated peers, and
+n if all have the mean after each step.
 
 Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022; "fedgossip repro vogels-quadratics" measures it.
 """
@@ -26,14 +27,14 @@ Neighbours = Callable[[float], float]
 """gamma -> n_W."""
 
 GRID = 20
-"""Number of memories at which n_W of a cycle is computed; monotone cubics interpolate between them."""
+"""Number of values of gamma for n_W of a cycle; monotone cubics interpolate between them."""
 
 HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class BestRate:
-    """The best step of a graph, and the share of E||x||² that a round then removes."""
+    """The best step of a graph, and the share of E||x||² that a round removes with it."""
 
     eta: float
     rate: float
@@ -45,7 +46,7 @@ class BestRate:
 
 
 def neighbours_of(schedule: Schedule) -> Neighbours | None:
-    """Return n_W as a function of gamma; None where it is unknown."""
+    """Return n_W as a function of gamma; None if unknown."""
     n = schedule.n
     if isinstance(schedule, Random):
         c = schedule.contraction
@@ -68,7 +69,7 @@ def neighbours_of(schedule: Schedule) -> Neighbours | None:
 
 
 def rate_at(neighbours: Neighbours, eta: float, zeta: float) -> float:
-    """Return r of a step; 0 or less where it does not converge."""
+    """Return r of a step; 0 or less if it does not converge."""
     kept = (1 - eta) ** 2
     low, high = 0.0, (1 - kept) * (1 - 1e-9)
 
@@ -105,7 +106,7 @@ def everybody(n: int) -> Neighbours:
 
 
 def measured_rate(schedule: Schedule, eta: float, dim: int, rounds: int, repeats: int) -> float:
-    """Return r from the slope of log E||x||², on so many quadratics of dim = zeta - 2 coordinates, without the first
+    """Return r from the slope of log E||x||², on `repeats` quadratics of dim = zeta - 2 coordinates, without the first
     quarter.
     """
     n, stream = schedule.n, seeds.stream(0, "quadratics", schedule.n)
@@ -120,7 +121,7 @@ def measured_rate(schedule: Schedule, eta: float, dim: int, rounds: int, repeats
 
 
 def rounds_of_one_merge(n: int, zeta: float, share: float) -> float:
-    """Return the local steps before the mean of all is as near to the optimum as `share` requires.
+    """Return the local steps until the distance of the mean of all to the optimum is `share` of the initial one.
 
     E||mean||² = (1 - 1/n) (1 - eta)^2t + (1/n) (1 - r)^t with 1 - r = (1 - eta)² + (zeta - 1) eta², over the best
     constant step.

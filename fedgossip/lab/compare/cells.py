@@ -1,16 +1,16 @@
 """The cells of a comparison: an ordinary run directory each, one per paradigm, number of workers and seed.
 
 A finished cell is not run again, a stopped one continues, a failed one is reported.  One file has the sections of
-several kinds of run; common ones are the same for all.  All use the same examples: workers that share every step have
-train.local_steps times as many rounds of a batch each, and fewer workers larger batches.
+several kinds of run; common sections apply to all.  All use the same number of examples: workers that exchange every
+step have train.local_steps times as many rounds of one batch each, and fewer workers have larger batches.
 
-On a cluster, workers run the cells that a folder lists:
+On a cluster, workers run the cells listed in a folder:
 
-asked/list.json      the engine, whether reports are wanted, and the names of the cells
-asked/NAME.toml      the experiment of a cell; its run directory is NAME
-claims/              who runs which, as in the folder of a sweep
+    asked/list.json      the engine, whether reports are wanted, and the names of the cells
+    asked/NAME.toml      the experiment of a cell; its run directory is NAME
+    claims/              the process of each running cell, as in the folder of a sweep
 
-python -m fedgossip.lab.compare.cells FOLDER ...       a worker, with the words of `lab.sweeps.worker`
+    python -m fedgossip.lab.compare.cells FOLDER ...       a worker, with the arguments of `lab.sweeps.worker`
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ def run_cells(
     """Run every unfinished cell, and yield each outcome.
 
     `driver`: sim or local.  `backend`: ray:ADDRESS or slurm:PARTITION with `jobs` workers; "": this process.  Raises
-    ConfigError for a folder of another experiment, and where paradigms with as many workers and the same seed learned
-    from different data.
+    ConfigError for a folder of another experiment, and if paradigms with equal workers and seed used different data.
     """
     there = {cell.folder: found for cell in grid.cells if (found := outcome_in(out / cell.folder)) and found.summary}
     with contextlib.ExitStack() as stack:
@@ -195,7 +194,7 @@ Content = Mapping[str, Any]
 
 
 def compare_section(content: Content, where: str) -> CompareSection:
-    """Return [compare] of the file.  Raises ConfigError, for a key that no paradigm has too."""
+    """Return [compare] of the file.  Raises ConfigError, also for a key that no paradigm has."""
     check_keys(content, where)
     try:
         found = msgspec.convert(content.get(COMPARE, {}), CompareSection)
@@ -211,8 +210,8 @@ def compare_section(content: Content, where: str) -> CompareSection:
 
 
 def workers_of(content: Content, where: str) -> int:
-    """Return topology.n, coordinator.clients or parallel.workers of the file, else WORKERS.  Raises ConfigError where
-    they differ.
+    """Return topology.n, coordinator.clients or parallel.workers of the file, else WORKERS.  Raises ConfigError if they
+    differ.
     """
     sizes = [(section, kind.size) for section, kind in RUN_KINDS.items()]
     given = {size: content.get(section, {}).get(size.partition(".")[2]) for section, size in sizes}
@@ -224,7 +223,7 @@ def workers_of(content: Content, where: str) -> int:
 
 
 def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int, seed: int, where: str) -> Experiment:
-    """Return the experiment of a paradigm with so many workers; `most` is the largest compared number.
+    """Return the experiment of a paradigm with `workers`; `most` is the largest compared number.
 
     Raises ConfigError as `load_experiment` does.
     """
@@ -278,10 +277,10 @@ def _put(content: dict[str, Any], path: str, values: Content) -> None:
 ASKED, LIST, CLAIMS = "asked", "list.json", "claims"
 
 PAUSE = 0.2
-"""Seconds between two looks at cells that others run."""
+"""Seconds between two checks of cells that other processes run."""
 
 ENDING_SECONDS = 10.0
-"""Maximum number of seconds for workers to end that have no cell left."""
+"""Maximum number of seconds for workers without a cell to end."""
 
 
 class Listed(msgspec.Struct):
@@ -296,7 +295,7 @@ _LISTED = msgspec.json.Decoder(Listed)
 
 
 class PlacedCells:
-    """Cells of a folder that workers run, from construction until `stop`."""
+    """Cells of a folder run by workers, from construction until `stop`."""
 
     def __init__(
         self, folder: Path, cells: Mapping[str, Experiment], engine: str, backend: str, jobs: int, *, report: bool
@@ -314,7 +313,7 @@ class PlacedCells:
         self._workers = on_cluster("fedgossip.lab.compare.cells", folder, backend, jobs) if cells else None
 
     def outcome(self, name: str) -> CellOutcome:
-        """Wait for a cell, and return its outcome.  Raises FedgossipError where no worker can run any."""
+        """Wait for a cell, and return its outcome.  Raises FedgossipError if no worker can run any."""
         path = self._folder / name
         while (found := outcome_in(path)) is None:
             if self._workers is None or not self._workers.working():
@@ -324,7 +323,7 @@ class PlacedCells:
         return found
 
     def stop(self) -> None:
-        """End running workers, whose cells can be resumed; those without a cell end on their own."""
+        """End running workers, whose cells can be resumed; workers without a cell end on their own."""
         if self._workers:
             until = time.monotonic() + ENDING_SECONDS
             with contextlib.suppress(ConfigError):
@@ -334,7 +333,7 @@ class PlacedCells:
 
 
 def work(folder: Path, until: float, stopped: Stopped) -> Iterator[str]:
-    """Run the unclaimed listed cells, and yield their names; no further one is begun after `until`.
+    """Run the unclaimed listed cells, and yield their names; start none after `until`.
 
     Raises ConfigError for an empty list, KeyboardInterrupt for a stopped cell.
     """

@@ -35,7 +35,7 @@ from fedgossip.simulation.network import SimulatedNetwork
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluated round, or a place between two."""
+    """One evaluated round, or a point between two."""
 
     round: float
     seconds: float
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """One cell.  Seconds are virtual, or of the clock for real processes; parts are those of the mean learner."""
+    """One cell.  Seconds are virtual, or clock time for real processes; parts are those of the mean learner."""
 
     cell: Cell
     path: str
@@ -63,7 +63,7 @@ class MeasuredCell:
     score_name: str = ""
     curve: Sequence[Point] = ()
     apart: float | None = None
-    """Distance of the learners' models from their mean at the end; None where it was not measured."""
+    """Distance of the learners' models from their mean at the end; None if not measured."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     setting: Setting | None = None
     predicted: Cost | None = None
@@ -77,7 +77,9 @@ class MeasuredCell:
         return self.curve[-1] if self.curve else None
 
     def reached(self, target: float) -> Point | None:
-        """Return where the loss falls to the target for good, or None; linear between evaluated rounds."""
+        """Return the point from which the loss stays at or below the target, or None; linear between
+        evaluated rounds.
+        """
         above = [place for place, point in enumerate(self.curve) if not point.loss <= target]
         if not self.curve or (above and above[-1] == len(self.curve) - 1):
             return None
@@ -98,13 +100,13 @@ class MeasuredCell:
         )
 
     def within(self, seconds: float = math.inf, sent: float = math.inf) -> Point | None:
-        """Return the last evaluated round within so many seconds, and within so many sent bytes."""
+        """Return the last evaluated round within `seconds` and `sent` bytes."""
         found = [point for point in self.curve if point.seconds <= seconds and point.bytes_sent <= sent]
         return found[-1] if found else None
 
     @property
     def fall(self) -> float:
-        """Return by how much the test loss at the end is below the first."""
+        """Return the decrease of the test loss from the first evaluation to the last."""
         return self.curve[0].loss - self.curve[-1].loss if self.curve else 0.0
 
 
@@ -141,7 +143,7 @@ def _curve(network: Sequence[NetworkRow]) -> list[Point]:
 
 
 def round_seconds(rows: Sequence[Row], learners: int) -> float:
-    """Return the mean over learners: without a barrier, each has a pace of its own, until all end together."""
+    """Return the mean over learners: without a barrier, each has its own pace, until all end together."""
     ends: dict[int, list[tuple[int, float]]] = {}
     for row in rows:
         if isinstance(row, PeerRow) and row.peer < learners and row.round:
@@ -163,7 +165,7 @@ def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, floa
 
 
 def _away(rows: Sequence[Row], own: Sequence[PeerRow], seconds: float) -> float:
-    """Return the seconds that dead learners were away, all together."""
+    """Return the total seconds that dead learners were absent."""
     states_of: dict[int, list[str]] = {}
     for row in rows:
         if isinstance(row, EventRow) and (state := kind_of(row.name).implies) in ("ended", "again"):
@@ -201,7 +203,7 @@ def _with_summary(found: MeasuredCell, experiment: Experiment, summary: Mapping[
 
 
 def setting_of(experiment: Experiment, size: int, element: int = 4, step: StepFacts | None = None) -> Setting | None:
-    """Return the cost model's setting, `step` as the run took it; None where nodes have links of their own."""
+    """Return the cost model's setting, `step` as recorded by the run; None if nodes have individual links."""
     simulation = experiment.simulation
     if simulation.racks or any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
         return None
@@ -250,7 +252,7 @@ class TunedRate:
 
     @property
     def chosen(self) -> float | None:
-        """Return the rate of the least loss, the smaller on a tie; None where every run failed."""
+        """Return the rate of the least loss, the smaller on a tie; None if every run failed."""
         there = {rate: loss for rate, loss in self.losses.items() if loss is not None}
         return min(sorted(there), key=lambda rate: there[rate], default=None)
 
@@ -270,7 +272,7 @@ def tuned(
     backend: str = "",
     jobs: int = 1,
 ) -> dict[str, TunedRate]:
-    """Run each paradigm once with each rate, most workers and the first seed; `on_rate` gets each cell.
+    """Run each paradigm once with each rate, the most workers and the first seed; `on_rate` receives each cell.
 
     Finished runs in `out` are kept.  `backend`, `jobs`: as `run_cells`.
     """

@@ -1,5 +1,5 @@
-"""The comparable paradigms, a line each (all-reduce by a codec too, "ring+top-k:0.01"); and whether compression pays
-here.
+"""The comparable paradigms, one per row (also an all-reduce with a codec, "ring+top-k:0.01"); and the check whether
+compression pays.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _server(staleness: int | str, words: str) -> Paradigm:
 
 
 def _through_servers(at: Setting) -> float | None:
-    """No closed form: the servers' order of service decides."""
+    """Return None: no closed form, the order of service at the servers matters."""
     if len(at.parts) > 1 and math.isfinite(at.links.down):
         return None
     return through_servers(at.workers, at.size, at.links, max(at.parts))
@@ -107,7 +107,7 @@ def _degree(at: Setting) -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of a predicted round: `size` bytes of a model; the graph where there is one."""
+    """The setting of a predicted round: `size` bytes of a model; the graph, if any."""
 
     size: int
     links: EqualLinks
@@ -133,26 +133,26 @@ class Paradigm:
     """One way to train in parallel."""
 
     section: str
-    """Its section of the file, which is its own kind of run."""
+    """Its section of the file, which is its kind of run."""
     sets: Mapping[str, Mapping[str, Any]]
-    """Keys that it sets in sections of the file, by section."""
+    """Keys that it sets, by section of the file."""
     cost: Callable[[Setting], Cost]
     formula: Callable[[Setting], float | None]
-    """The textbook's seconds of a round beside its training; None without a closed form."""
+    """The textbook's seconds of a round in addition to training; None without a closed form."""
     words: str
     """Description for the user."""
     every_step: bool = False
     """Whether a round is one batch of each worker instead of a local training."""
     extra: int = 0
-    """Number of elements sent beside a model."""
+    """Number of elements sent in addition to a model."""
     one_participant: bool = False
-    """Whether the workers are processes of one participant, which has all the examples."""
+    """Whether the workers are processes of one participant with all the examples."""
     ignores: tuple[str, ...] = ()
-    """Keys of its section that only others use."""
+    """Keys of its section that only other paradigms use."""
 
 
 WARM = 1 << 20
-"""A round after the warm-up of any codec."""
+"""A round after the warm-up of every codec."""
 
 
 def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:

@@ -1,5 +1,5 @@
-"""The table of a comparison, the sentence on the winner under these links and on the change that would replace it,
-and the page with both.
+"""The table of a comparison; the sentence on the winner under these links and the change that would replace it; and the
+page with both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FASTEST, SLOWEST = 1e12, 1e2
 """Range of the search for another bandwidth, in bytes per second."""
 
 LEARNED = 0.1
-"""Share of the largest fall of the test loss below which a line has learned nothing."""
+"""Share of the largest decrease of the test loss below which a line has learned nothing."""
 
 STEP = 10 ** (1 / 8)
 """Ratio of successive bandwidths and latencies in the search."""
@@ -53,21 +53,21 @@ class Comparison:
     lines: Sequence[Line]
     equal: str
     target: float | None
-    """The test loss up to which seconds and bytes count."""
+    """The test loss up to which seconds and bytes are counted."""
     driver: str = "sim"
     tuned: Sequence[Mapping[str, Any]] = ()
-    """The search for each learning rate, where there was one."""
+    """The search for each learning rate, if any."""
 
     @property
     def workers(self) -> list[int]:
         return sorted({line.workers for line in self.lines})
 
     def of(self, workers: int) -> list[Line]:
-        """Return the paradigms with so many workers and at least one cell."""
+        """Return the paradigms with `workers` and at least one cell."""
         return [line for line in self.lines if line.workers == workers and line.cells]
 
     def end(self, cell: MeasuredCell) -> Point | None:
-        """Return the point of a cell's comparison: its end, or the point with as much as the cell with least had."""
+        """Return the compared point of a cell: its end, or the point with the least resource that any cell used."""
         cells = [one for line in self.of(cell.cell.workers) for one in line.cells if one.point]
         points = [one.point for one in cells if one.point]
         if self.equal == "seconds":
@@ -97,7 +97,7 @@ def comparison(
 
 
 def _learned_nothing(one: MeasuredCell, cells: Sequence[MeasuredCell]) -> bool:
-    """Whether a cell's loss fell by less than LEARNED of the largest fall."""
+    """Whether a cell's loss fell by less than LEARNED of the largest decrease."""
     return not one.fall > LEARNED * max((other.fall for other in cells if other.curve), default=0.0)
 
 
@@ -146,7 +146,7 @@ def _row(found: Comparison, line: Line) -> dict[str, Any]:
 
 
 def winner(found: Comparison) -> tuple[Line, float] | None:
-    """Return the first paradigm at the target with the most workers, and its seconds; None where none reaches it."""
+    """Return the first paradigm at the target with the most workers, and its seconds; None if none reaches it."""
     times = _times(found)
     name = min(times, key=lambda one: times[one], default=None)
     if name is None:
@@ -161,7 +161,7 @@ def _times(found: Comparison) -> dict[str, float]:
 
 
 def sentence(found: Comparison) -> str:
-    """Return a sentence: the winner here, its margin, and the change that would make another win."""
+    """Return a sentence: the winner, its margin, and the change that would make another win."""
     won = winner(found)
     if won is None or found.target is None:
         return "None of them reaches the target: give more rounds, or a larger compare.target."
@@ -177,7 +177,7 @@ def sentence(found: Comparison) -> str:
 
 
 def _describe_ends(found: Comparison) -> list[str]:
-    """Return the final losses in words; and which lines miss the target, or learned nothing."""
+    """Return the final losses in words; and the lines that miss the target, or learned nothing."""
     lines = [line for line in found.of(found.workers[-1]) if all(one.point for one in line.cells)]
     ends = {line.name: fmean(one.curve[-1].loss for one in line.cells) for line in lines}
     sentences = [f"Test losses at the end: {', '.join(f'{name} {loss:.3g}' for name, loss in ends.items())}."]
@@ -192,15 +192,15 @@ def _describe_ends(found: Comparison) -> list[str]:
 
 
 def compressing(found: Comparison) -> list[str]:
-    """Return for each compared codec whether it pays beside the same collective; its own time is measured here, and
-    added.
+    """Return for each compared codec whether it pays relative to the same collective; its computing time is measured
+    here and added.
     """
     found_of = [_compression(found, line) for line in found.of(found.workers[-1])]
     return [one.sentence for one in found_of if one]
 
 
 def _compression(found: Comparison, line: Line) -> Compression | None:
-    """Return the gain of a codec beside the same collective without one; None without such a pair."""
+    """Return the gain of a codec relative to the same collective without one; None without such a pair."""
     dense, setting = dense_of(line.name), line.cells[0].setting
     beside = next((one for one in found.of(line.workers) if one.name == dense), None)
     if dense is None or beside is None or setting is None or found.target is None:
@@ -225,8 +225,8 @@ def _compression(found: Comparison, line: Line) -> Compression | None:
 
 
 def other_winner(found: Comparison, name: str) -> str:
-    """Return in words the least change of bandwidth or latency with which another would win, by the cost model, or
-    "".
+    """Return in words the least change of bandwidth or latency that would make another paradigm win, by the cost model,
+    or "".
     """
     rounds = _rounds_to_target(found)
     setting = next((one.setting for line in found.of(found.workers[-1]) for one in line.cells if one.setting), None)
@@ -296,33 +296,33 @@ def summary_of(found: Comparison) -> Mapping[str, Any]:
     }
 
 
-# Whether a codec pays beside the same collective without it, under these links, and its break-even bandwidth.
+# Whether a codec pays relative to the same collective without it, under these links, and its break-even bandwidth.
 
 
 WORSE = 1.1
-"""Factor of the loss at the end above which a codec did not learn as much."""
+"""Maximum ratio of the final losses with and without a codec for which it learned as much."""
 
 LINEAR = 1e6
-"""Bytes per second for counting the bytes of a round: its time is linear in the inverse."""
+"""Bandwidth, in bytes per second, for counting the bytes of a round: its time is linear in the inverse bandwidth."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    """One codec.  Rounds and seconds are those to the target loss; None where it was not reached."""
+    """One codec.  Rounds and seconds are those to the target loss; None if it was not reached."""
 
     dense: str
     coded: str
     dense_seconds: float | None
     coded_seconds: float | None
     codec_seconds: float
-    """Seconds of a worker's codec in all those rounds."""
+    """Seconds of a worker's codec in these rounds."""
     pays_below: float
     """Break-even bandwidth in bytes per second, each way; 0.0: never pays, infinite: always pays."""
     target: float | None = None
     ends: tuple[float, float] | None = None
     """Test loss at the end without the codec, and with it."""
     saved: tuple[float, float] | None = None
-    """Seconds of a round that it saves by fewer messages one after the other, and by fewer bytes."""
+    """Seconds per round saved by fewer sequential messages, and by fewer bytes."""
 
     @property
     def pays(self) -> bool:
@@ -333,7 +333,7 @@ class Compression:
 
     @property
     def below(self) -> str:
-        """Return in words the bandwidths at which it would pay."""
+        """Return in words the bandwidths below which it would pay."""
         if not self.pays_below:
             return "at no bandwidth"
         return "at any bandwidth" if math.isinf(self.pays_below) else f"below {format_rate(self.pays_below)}B/s"
@@ -359,7 +359,7 @@ class Compression:
         return f"{text}."
 
     def plain_data(self) -> Mapping[str, Any]:
-        """Return plain data; "pays_below" is None where it pays at any bandwidth."""
+        """Return plain data; "pays_below" is None if it pays at any bandwidth."""
         below = None if math.isinf(self.pays_below) else self.pays_below
         return {**asdict(self), "pays_below": below, "pays": self.pays, "below": self.below}
 
@@ -435,7 +435,7 @@ def write_page(folder: Path, found: Comparison, summary: Mapping[str, Any]) -> P
 
 
 def _crossing(lines: list[Line]) -> CrossoverMap | None:
-    """Return the map of latency and bandwidth, with this experiment in it; None for real processes."""
+    """Return the map of latency and bandwidth that marks this experiment; None for real processes."""
     settings = [line.cells[0].setting for line in lines if line.cells[0].setting]
     setting = max(settings, key=lambda one: one.workers, default=None)  # processes of one participant are no workers
     if setting is None or setting.workers < 3:

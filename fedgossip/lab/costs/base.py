@@ -1,10 +1,10 @@
-"""The predicted cost of a round, and of a message: a + s/b, and one at a time in and out of every participant.
+"""The predicted cost of a round, and of a message: a + s/b, with one message at a time in and out of every participant.
 
 A participant's training takes t / speed * (1 + J U): t known, speed exp(N(0, spread^2)), U uniform on [0, 1].  A link's
 a and b are fitted by least squares to message times.
 
-`all_reduce` (`algorithms/collectives/names`) is the closed form of one round alone; where some begin the next before
-others end the last (star, tree, ring-naive): `all_reduce_in_turn`, and `methods` by their steps.
+`all_reduce` (`algorithms/collectives/names`) is the closed form of one isolated round.  If some participants begin the
+next round before others end the last (star, tree, ring-naive), use `all_reduce_in_turn`, and `methods` by their steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cost:
 
 
 DRAWS = 4000
-"""Number of drawn rounds where there is no formula."""
+"""Number of drawn rounds if no formula exists."""
 
 POINTS = 20_001
 """Number of integration points of a distribution: the error is below a ten-thousandth of its width."""
@@ -66,7 +66,7 @@ class TrainingTimes:
 
     known: tuple[float, ...]
     spread: float = 0.0
-    """Standard deviation of the logarithm of the speeds, where these are not in `known`."""
+    """Standard deviation of the logarithm of the speeds, unless `known` includes them."""
     jitter: float = 0.0
 
     @classmethod
@@ -85,7 +85,7 @@ class TrainingTimes:
         return each * math.exp(self.spread**2 / 2) * (1 + self.jitter / 2)
 
     def drawn(self, rounds: int = DRAWS) -> Times:
-        """Return times, [rounds, m]: each round with other speeds, the same ones in every call."""
+        """Return times, [rounds, m]: each round with other speeds, the same in every call."""
         stream = seeds.stream(0, "costs", len(self.known))
         shape = rounds, len(self.known)
         speeds = stream.lognormal(0.0, self.spread, shape) if self.spread else np.ones(shape)
@@ -93,9 +93,9 @@ class TrainingTimes:
         return drawn
 
     def longest(self) -> Estimate:
-        """Return the expected maximum: the wait of a barrier.
+        """Return the expected maximum: the wait at a barrier.
 
-        Exact for known times; E max = integral of 1 - prod F_i where one thing is drawn; else a mean over draws.
+        Exact for known times; E max = integral of 1 - prod F_i if one quantity is drawn; else a mean over draws.
         """
         if self.constant:
             return Estimate(max(self.known))
@@ -142,7 +142,7 @@ class FittedLink:
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
-    """Fit a line to transfer times by relative errors, so that small messages weigh as much.
+    """Fit a line to transfer times by relative errors, so small messages have equal weight.
 
     Raises ValueError for fewer than two sizes, and times that do not grow.
     """
@@ -157,11 +157,11 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
     return FittedLink(max(0.0, float(latency)), 1.0 / float(slope), residual)
 
 
-# Where gossip with k neighbours has a shorter round than a ring all-reduce: a + k d/b against 2 (m - 1) (a +
-# d / (m b)).
+# The links on which gossip with k neighbours has a shorter round than a ring all-reduce: a + k d/b against 2 (m - 1) (a
+# + d / (m b)).
 #
-# A ring sends fewer bytes, one message after the other; gossip sends more, in one step.  So gossip wins at
-# long latency or high bandwidth, and the two are equal at
+# A ring sends fewer bytes, one message after the other; gossip sends more, in one step.  So gossip is faster at long
+# latency or high bandwidth, and the two are equal at
 #
 # b = d (k - 2 (m - 1) / m) / ((2 m - 3) a)
 #
@@ -188,10 +188,10 @@ def crossover(latency: float, workers: int, size: float, neighbours: int = 2) ->
 
 
 def break_even(saved_bytes: float, seconds_more: float) -> float:
-    """Return the bytes per second, each way, below which saving bytes pays; 0.0: never, infinite: always.
+    """Return the bytes per second, in each direction, below which saving bytes pays; 0.0: never, infinite: always.
 
-    `saved_bytes`: on the critical path; `seconds_more`: their cost, below 0 where time is saved too.  More bytes in
-    less time: 0.0.
+    `saved_bytes`: on the critical path; `seconds_more`: their cost, negative if time is saved too.  More bytes in less
+    time: 0.0.
     """
     if saved_bytes <= 0:
         return 0.0
@@ -199,11 +199,11 @@ def break_even(saved_bytes: float, seconds_more: float) -> float:
 
 
 def all_reduce_in_turn(name: str, workers: int, size: float, links: EqualLinks, training: float) -> float | None:
-    """Return the seconds beside a training of C, of one of many rounds; None without a closed form.
+    """Return the seconds of one of many rounds in addition to a training of C; None without a closed form.
 
     A star's first workers train while others are served: C + 2 a + m d/b.  The naive ring, m > 2: m (a + d/b) + max(C,
-    d/b), as the next vector starts once the head has the sum.  A tree and the doublings have none where m is no power
-    of two.
+    d/b), because the next vector starts once the head has the sum.  A tree and the doublings have no closed form unless
+    m is a power of two.
     """
     added = COLLECTIVES[name].added(workers) * size * links.summing
     one = size / links.rate
@@ -218,16 +218,16 @@ def all_reduce_in_turn(name: str, workers: int, size: float, links: EqualLinks, 
 
 
 def through_servers(workers: int, size: float, links: EqualLinks, largest: float = 1.0) -> float:
-    """Return the seconds beside the training: the model to all, one message back, one sum: (W p + 1) d/b + 2 a.
+    """Return the seconds in addition to training: the model to all, one message back, one sum: (W p + 1) d/b + 2 a.
 
-    `largest`: the largest server's share p.  All replies but the last arrive, and are added, while others train.
-    Several servers: without downlinks alone.
+    `largest`: the largest server's share p.  All replies except the last arrive, and are added, while others train.
+    With several servers: only without downlinks.
     """
     return (workers * largest + 1) * size / links.rate + 2 * links.latency + size * largest * links.summing
 
 
 def through_servers_alone(workers: int, size: float, links: EqualLinks, largest: float, training: float) -> float:
-    """Return the seconds beside a training of C of a worker that waits for no other.
+    """Return the seconds, in addition to a training of C, of a worker that waits for no other.
 
     2 a + d/b and the model's arrival, d/b through its downlink, p d/b without; or all workers at the largest server, W
     p d/b, less C.
@@ -238,7 +238,7 @@ def through_servers_alone(workers: int, size: float, links: EqualLinks, largest:
 
 
 def pairs_in_turn(size: float, links: EqualLinks, training: float) -> float:
-    """Return the seconds beside a training of asynchronous pairs: max(C, 8 (a + d/b)) less C."""
+    """Return the seconds of asynchronous pairs in addition to a training: max(C, 8 (a + d/b)) less C."""
     return max(0.0, 2 * SPREAD * links.one(size) - training)
 
 

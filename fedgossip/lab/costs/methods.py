@@ -1,14 +1,14 @@
-"""The cost of a round of each method, from its steps: what every participant sends, takes and trains.
+"""The cost of a round of each method, from its steps: every participant's messages and training.
 
-Rounds are followed twice: with mean training times for the communication, with actual ones, known or drawn, for the
-waiting.  (`TrainingTimes.longest` less the mean is not exact: the last to begin need not be the last to end.)
+Rounds are simulated twice: with mean training times for the communication, and with actual ones, known or drawn, for
+the waiting.  (`TrainingTimes.longest` less the mean is not exact: the last to begin need not be the last to end.)
 
     collectives, and gossip      train, send, take                   every participant
     through one or more servers  take, train, send                   every worker; a server sends to and takes from all
     asynchronous pairs           a rate: training continues during an exchange
 
-A participant takes its steps in order; only training runs beside others.  Messages pass through the simulator's links
-(`simulation/network`), as vectors alone.
+A participant takes its steps in order; only training overlaps with others.  Messages pass through the simulator's links
+(`simulation/network`), counting only vectors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork, 
 from fedgossip.topology.schedules.schedules import Schedule
 
 ROUNDS = 40
-"""Number of rounds that are followed."""
+"""Number of simulated rounds."""
 
 RUNS = 12
 """Number of repetitions with drawn times."""
@@ -47,7 +47,7 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """`size`: bytes of the message, or of vectors added.
+    """`size`: bytes of the message, or of added vectors.
 
     `lane`: its sequence of steps, 0, 1, ...; WINDOW of them run at once, from the first unfinished one, and share links
     and training.  A message stays in its lane.
@@ -73,10 +73,10 @@ Lane = tuple[int, int]
 """(participant, lane)"""
 
 ALIKE = 3
-"""Number of equally long periods in a row, for every participant, after which all further ones are assumed equal."""
+"""Number of equally long consecutive periods, for every participant, after which all further ones are assumed equal."""
 
 CYCLES = 8
-"""Maximum number of periods of the steps in a cycle of waiting: participants may be late in turn."""
+"""Maximum number of periods of the steps in a cycle of waits: participants may be late in turn."""
 
 ROUNDED = 8
 """Nanoseconds of tolerance between such periods: messages take whole nanoseconds."""
@@ -87,8 +87,9 @@ def seconds_of_rounds(
 ) -> float:
     """Return the mean seconds of a round, from the times of training [rounds, training participants].
 
-    Of several the first is omitted, as it waits for none.  `period`: rounds after which the steps repeat; 0: never.
-    Constant times are extrapolated after `ALIKE` repetitions.  Raises ValueError for a cycle of waits.
+    Of several rounds the first is omitted, because it includes no waits.  `period`: rounds after which the steps
+    repeat; 0: never.  Constant times are extrapolated after `ALIKE` repetitions.  Raises ValueError for a cycle of
+    waits.
     """
     rounds = len(times)
     ends = _Followed(steps, participants, links, times, period if (times == times[0]).all() else 0).ends()
@@ -215,7 +216,7 @@ def _finite(rate: float) -> float | None:
 
 @dataclass(frozen=True)
 class RoundSteps:
-    """The steps of a method: of `participants`, the first of which train, one per training time."""
+    """The steps of a method: of `participants`, the first of whom train, one per training time."""
 
     steps: StepsOfRounds
     participants: int
@@ -228,7 +229,7 @@ class Buckets:
     """Parts of a vector with separate sums, from its end to its start."""
 
     elements: int = 0
-    """Number of elements of each but the last; 0: one bucket of all."""
+    """Number of elements of each bucket except the last; 0: one bucket for all."""
     overlap: bool = False
     """Whether each bucket is sent as soon as its part of the gradient is complete."""
     batches: int = 1
@@ -267,7 +268,9 @@ def collective(
 
 
 def gathered(name: str, payload: int, size: int, links: EqualLinks, times: TrainingTimes) -> Cost:
-    """Return the cost of an all-gather round of payloads of so many bytes, which decode to vectors of `size` bytes."""
+    """Return the cost of an all-gather round of payloads of `payload` bytes, which decode to vectors
+    of `size` bytes.
+    """
     m = len(times.known)
     table = GATHERS[name](m)
     steps: list[list[TimedStep]] = [[TRAIN] for _ in range(m)]
@@ -281,7 +284,7 @@ def gathered(name: str, payload: int, size: int, links: EqualLinks, times: Train
 
 
 def served(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
-    """Return the cost of a round in which servers send all participants the model and receive a reply from each.
+    """Return the cost of a round of servers that send all participants the model and receive a reply from each.
 
     FedAvg with all clients, MapReduce, and staleness 0.  `parts`: each server's share of the model.
     """
@@ -304,7 +307,7 @@ def served(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[f
 def served_alone(size: int, links: EqualLinks, times: TrainingTimes, parts: Sequence[float] = (1.0,)) -> Cost:
     """Return the cost of a round of a worker that waits for no other: a parameter server with staleness "async".
 
-    All share the servers' links; unequal training times give the mean worker's round.
+    All share the servers' links; with unequal training times the mean worker's round.
     """
     m, largest = len(times.known), max(parts)
     communicate = through_servers_alone(m, size, links, largest, times.mean)
@@ -343,7 +346,7 @@ def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1
     """Return the cost of a round of asynchronous gossip: a peer trains during its exchange, one training ahead.
 
     A round trip takes u = 2 (a + d/b); a peer is busy for a third of the time at most, so an exchange is due every 4 u
-    at the soonest.  Unequal training times give the mean peer's round.
+    at the earliest.  With unequal training times the mean peer's round.
     """
     if len(times.known) == 1:
         return Cost(times.mean, 0.0, 0.0, 0.0, 0)
@@ -352,7 +355,7 @@ def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1
 
 
 def cost_of(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Cost:
-    """Return the cost of a round, the mean over the followed ones."""
+    """Return the cost of a round, the mean over the simulated ones."""
     m = len(times.known)
     even = _followed(method, links, np.full((ROUNDS, m), times.mean))
     if times.constant:
@@ -373,7 +376,7 @@ def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estim
 
 
 def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Times:
-    """Return times of training, [runs, rounds, m]: speeds constant in a run, and a jitter of every round."""
+    """Return training times, [runs, rounds, m]: speeds constant in a run, and a jitter per round."""
     m = len(times.known)
     speeds = TrainingTimes(times.known, times.spread).drawn(runs)
     jitters = TrainingTimes((1.0,) * m, 0.0, times.jitter).drawn(runs * rounds)
@@ -382,7 +385,7 @@ def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Tim
 
 
 def _carried(method: RoundSteps) -> tuple[float, float]:
-    """Return the busiest participant's bytes and the messages of all: means over rounds."""
+    """Return the busiest participant's bytes and the total messages: means over rounds."""
     out, received = np.zeros(method.participants), np.zeros(method.participants)
     messages, rounds = 0, min(method.period or ROUNDS, ROUNDS)
     for round in range(rounds):

@@ -1,11 +1,11 @@
 """The forecast of a run's time: its own machines in virtual time, with the first update in place of every training.
 
-Round times, waits and staleness follow from machines, links and [simulation], not from what is learned: so every job is
-answered by the first one's update.
+Round times, waits and staleness depend on machines, links and [simulation], not on the trained values: so the first
+job's update answers every job.
 
-    point     the run's own seed: what the simulator will measure, wherever no decision depends on a loss
+    point     the run's own seed: the simulator's result, if no decision depends on a loss
     edges     mean +- SPREADS sd sqrt(1 + 1/k) over k other seeds, and the point: 99.9 % of runs with other draws of
-              jitter, losses, cohorts and pairs, by Student's t of k - 1 degrees of freedom; one where nothing is drawn
+              jitter, losses, cohorts and pairs, by Student's t of k - 1 degrees of freedom; one value without draws
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedgossip.plans.federated.federation import FederationPlan
 DRAWS = 8
 """Number of other seeds."""
 TRIES = 50
-"""Number of seeds tried for each of them."""
+"""Maximum number of seeds tried for each of them."""
 SPREADS = 5.41
 """Student's t of 7 degrees of freedom, two-sided 99.9 %."""
 
@@ -53,17 +53,21 @@ class TimeForecast(msgspec.Struct, kw_only=True):
     lower: list[float]
     upper: list[float]
     training: float
-    """Share of the participants' time, the mean of all that are in the record; `communicating` and `waiting` too."""
+    """Share of the participants' time, the mean of all participants in the record; `communicating` and
+    `waiting` too.
+    """
     communicating: float
     waiting: float
     least_rounds: int
-    """Rounds that counted of the participant with fewest; of a coordinator's run contributions of a client."""
+    """Number of counted rounds of the participant with fewest; in a coordinator's run contributions of a client."""
     most_rounds: int
     staleness: dict[int, float]
-    """Share of the updates by their staleness, in model changes; {} where none is stale."""
+    """Share of the updates by their staleness, in model changes; {} if none is stale."""
 
     events: dict[str, int]
-    """Number of events by name, of the own seed; of those that depend on updates (`cut`), of the first update."""
+    """Number of events by name, of the run's own seed; events that depend on updates (`cut`) are those of the first
+    update.
+    """
 
     @property
     def stale_most(self) -> int:
@@ -77,7 +81,7 @@ class TimeForecast(msgspec.Struct, kw_only=True):
 
 
 class UntrainedTask:
-    """A task like `task`, but each job is answered by the first update of its kind, each model by the first score."""
+    """A task like `task` that answers each job with the first update of its kind, each model with the first score."""
 
     def __init__(self, task: GradientTask) -> None:
         self._task = task

@@ -1,5 +1,5 @@
-"""Models for machines without torch: one ONNX file each, made smaller, and measured beside the original.
+"""Models for machines without torch: one ONNX file each, compressed, and compared with the original.
 
 It imports `learning` and `runs`, and onnx.  `fedgossip model export RUN`: `onnx_model` writes one graph, `compression`
-makes its weights eight bits, `bench` measures both.
+quantises its weights to eight bits, `bench` measures both.
 """

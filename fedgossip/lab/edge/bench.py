@@ -1,6 +1,6 @@
-"""Size, latency and score of models side by side: of runs in torch, and of exported files; and the examples for it.
+"""Size, latency and score of models: of runs in torch, and of exported files; and the examples for measuring them.
 
-The examples of a model's run are unscaled, and serve calibration and distillation too.
+The examples of a model's run are unscaled, and also serve calibration and distillation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
 
 WARM = 20
-"""Number of calls before measuring: memory is allocated then."""
+"""Number of calls before measuring, which allocate memory."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Benched:
     p99: float
     score: float
     on_device: float | None = None
-    """Share of the examples that a device answers by itself; None of a model in one piece."""
+    """Share of the examples that a device answers without its server; None for a model in one part."""
     sent: float | None = None
-    """Mean bytes that it sends its server for an example."""
+    """Mean bytes that it sends to its server per example."""
 
 
 Benchable = LoadedModel | OnnxModel
@@ -57,7 +57,7 @@ Benchable = LoadedModel | OnnxModel
 def measured(
     models: Sequence[tuple[str, Path, Benchable]], examples: Dataset, *, calls: int, threads: int
 ) -> list[Benched]:
-    """Return each model's costs and score on unscaled examples, calls alternating so that other load affects all.
+    """Return each model's costs and score on unscaled examples.  Calls alternate, so other load affects all models.
 
     Raises ConfigError for models of different tasks.
     """
@@ -86,7 +86,7 @@ def measured(
 
 
 def _of_exit(model: Benchable, examples: Dataset) -> tuple[float | None, float | None]:
-    """Return the share of examples that a device's part answers, and the mean bytes it sends."""
+    """Return the share of examples that a device's part answers, and the mean bytes that it sends."""
     if not isinstance(model, OnnxModel) or model.server is None:
         return None, None
     sent = sum(model.answered(np.asarray(examples.x[at : at + ROWS]))[1] for at in range(0, len(examples), ROWS))
@@ -94,8 +94,8 @@ def _of_exit(model: Benchable, examples: Dataset) -> tuple[float | None, float |
 
 
 def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.ndarray:
-    """Return seconds [models, calls], another example each call, in an order drawn anew: the one after torch finds full
-    caches.
+    """Return seconds [models, calls], with another example in each call, in random order: the model after torch would
+    find full caches.
     """
     times, order = np.empty((len(calls_of), calls)), stream(0, "bench")
     for number in range(-WARM, calls):
@@ -129,7 +129,7 @@ def _size(path: Path) -> int:
 
 
 MOST_FOLDERS = 1000
-"""Maximum number of folders beside a file that are searched for its run."""
+"""Maximum number of sibling folders of a file searched for its run."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def named(model: DescribedModel, source: str, *, run_code: bool = False) -> Name
 def tested_on(experiment: Path, node: NodeId | None, *, run_code: bool = False) -> NamedExamples:
     """Return the test set of an experiment.
 
-    Raises ConfigError where it is unreadable here, and where it names code that no user has approved.
+    Raises ConfigError if it is unreadable here, or names code that no user has approved.
     """
     e, test = _read(experiment, node, run_code)[:2]
     where = "validation" if e.eval.on == "validation" else "test"
@@ -159,7 +159,8 @@ def tested_on(experiment: Path, node: NodeId | None, *, run_code: bool = False) 
 
 
 def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool, run_code: bool = False) -> NamedExamples:
-    """Return training examples of a run: those of `node`, or of its first participant, or of `everybody` it trained.
+    """Return training examples of a run: those of `node`, or of its first participant, or of all participants
+    (`everybody`).
 
     Raises ConfigError for a run with a privacy budget, which would not cover this use.
     """
@@ -189,7 +190,7 @@ def experiment_of(model: Path) -> Path | None:
 
 
 def needed_experiment(model: Path) -> Path:
-    """Return the same.  Raises ConfigError for a model without a run."""
+    """Return the experiment.  Raises ConfigError for a model without a run."""
     found = experiment_of(model)
     if found is None:
         raise ConfigError(f"{model}: no {EXPERIMENT} there to read examples by", "Name examples with --data SOURCE.")
@@ -197,7 +198,7 @@ def needed_experiment(model: Path) -> Path:
 
 
 def origin_of(file: Path, facts: ModelFacts) -> Path | None:
-    """Return the source run of an exported file, where it is in a folder beside it; else None."""
+    """Return the source run of an exported file, if it is in a sibling folder; else None."""
     beside = sorted(one for one in file.resolve().parent.iterdir() if one.is_dir())[:MOST_FOLDERS]
     for folder in (file.parent, *(file.parent / one.name for one in beside)):
         for place in (folder, *(folder / kept for kept in KEPT)):

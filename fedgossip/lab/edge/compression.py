@@ -1,13 +1,13 @@
 """Smaller models: exported graphs in eight bits, models without their smallest weights, and distillation.
 
-onnxruntime quantises weights, or inner values too.  Pruning sets single weights to zero, or removes the units (rows,
+onnxruntime quantises weights, or also inner values.  Pruning sets single weights to zero, or removes the units (rows,
 channels) of smallest norm with the next layer's columns: a smaller model of the same kind (Li, Kadav, Durdanovic, Samet
 and Graf, Pruning filters for efficient ConvNets, ICLR 2017).
 
 **Distillation**: a small model trained on a large model's logits, by one process, epoch after epoch.
 
-Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, soft
-targets alone.
+Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, only
+soft targets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ROUNDED = ("", "_quantized", "_Transposed_quantized")
 
 
 def compact(graph: Any, layers: Iterable[str]) -> None:
-    """Shorten the names of inner values, keep each constant once, and omit inner shapes; answers stay the same.
+    """Shorten the names of inner values, store each constant once, and omit inner shapes; outputs stay the same.
 
     Names are an eighth of the eight-bit file of 20 000 weights.  `layers`: names that weights keep.  Zero points stay:
     without those of weights onnxruntime 1.32 fuses no linear layer.  A graph with subgraphs keeps its names.
@@ -99,7 +99,7 @@ LAYERS = ("Conv", "Gemm", "MatMul", "Relu", "MaxPool")
 
 
 def dynamic(graph: Any) -> Any:
-    """Return a graph with eight-bit weights of linear layers; the ranges of their inputs are computed at run time."""
+    """Return a graph with eight-bit weights of linear layers; their input ranges are computed at run time."""
     tool = _tool()
     return _made(lambda source, to: tool.quantize_dynamic(source, to, op_types_to_quantize=["Gemm", "MatMul"]), graph,
                  "int8 dynamic")  # fmt: skip
@@ -152,9 +152,9 @@ def _made(quantize: Any, graph: Any, how: str) -> Any:
 
 
 def structured(model: LoadedModel, share: float) -> LoadedModel:
-    """Return the model without `share` of the units of each hidden layer, 0 < share < 1; each layer keeps one at least.
+    """Return the model without `share` of the units of each hidden layer, 0 < share < 1; each layer keeps at least one.
 
-    Raises ConfigError without hidden layers, or a name for the thinner form.
+    Raises ConfigError without hidden layers, or without a name for the smaller form.
     """
     facts = model.facts
     vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
@@ -190,7 +190,7 @@ def zeroed(model: LoadedModel, share: float) -> LoadedModel:
 
 
 def kept(units: int, share: float) -> int:
-    """Return the number of units that a layer keeps when `share` of them are removed."""
+    """Return the number of remaining units of a layer after removing `share` of them."""
     return max(1, units - round(share * units))
 
 
@@ -206,7 +206,7 @@ def _thinner(source: str, sized: Architecture | None, share: float) -> str:
 
 
 def _largest(norms: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the places of the `count` largest, in their order; on ties the last."""
+    """Return the indices of the `count` largest, ascending; on ties the last."""
     return torch.argsort(norms, stable=True)[len(norms) - count :].sort().values
 
 
@@ -220,10 +220,10 @@ def distilled(
     epochs: int,
     seed: int,
 ) -> LoadedModel:
-    """Return the model that `student` names, trained on the answers of `teacher` to unscaled examples.
+    """Return the model of source `student`, trained on the outputs of `teacher` for unscaled examples.
 
-    The same bits each time on one kind of machine.  Raises ConfigError for a teacher without classes, and an unfit
-    student; TrainingError where training diverges.
+    The same bits each time on one kind of machine.  Raises ConfigError for a teacher without classes, and an unsuitable
+    student; TrainingError if training diverges.
     """
     facts = teacher.facts
     check(facts, student)
@@ -247,7 +247,7 @@ def check(facts: ModelFacts, student: str) -> None:
 
 
 def write(model: LoadedModel, folder: Path, score: dict[str, Any]) -> None:
-    """Write the model as a folder of its own.  Raises ConfigError where the folder exists, or cannot be written."""
+    """Write the model as a new folder.  Raises ConfigError if the folder exists, or cannot be written."""
     if folder.exists():
         raise ConfigError(f"{folder}: there already", "Name another folder with --out.")
     tensors = {name: tensor.detach().numpy() for name, tensor in parts_of(model.module).items()}
@@ -287,7 +287,7 @@ def _own_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) ->
 def retrained(model: LoadedModel, examples: Dataset, settings: TrainSettings, epochs: int) -> LoadedModel:
     """Train a model further, in place, on unscaled examples, by its run's loss and settings; return it.
 
-    Raises ConfigError for a user's own loss, and other examples; TrainingError where it diverges.
+    Raises ConfigError for a user's loss, and other examples; TrainingError if it diverges.
     """
     facts = model.facts
     if CODE.named_by(facts.loss):
@@ -307,7 +307,7 @@ def train(
     seed: int,
     epochs: int,
 ) -> None:
-    """Train the module that `source` names, in place: a function of its weights and of all arguments."""
+    """Train the module of this source, in place: a function of its weights and of all arguments."""
     alone = replace(
         settings, local_steps=None, local_epochs=1, personal="", buffers="average", processes=1, parallel="ddp",
         mesh=MeshSettings(), count_lost=False,

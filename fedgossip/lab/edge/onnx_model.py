@@ -1,6 +1,6 @@
 """ONNX files: a model exported as one file, and such a file as a callable in onnxruntime, without torch's layers.
 
-The graph has scaling, layers and probabilities: its answers equal those of `LoadedModel`.  METADATA holds the facts of
+The graph has scaling, layers and probabilities: its outputs equal those of `LoadedModel`.  METADATA holds the facts of
 model.json.
 """
 
@@ -37,10 +37,12 @@ METADATA = "fedgossip"
 HOW = "fedgossip.how"
 """Metadata key: how the file was made from its run's model, in words."""
 PART = "fedgossip.part"
-"""Metadata key of a device's part: JSON, the largest entropy of an answer of its own, and its server's part."""
+"""Metadata key of a device's part: JSON, the maximum entropy of an output that needs no server, and
+its server's part.
+"""
 INPUT, FEATURES = "examples", "features"
 DEVICE, SERVER = ".device.onnx", ".server.onnx"
-"""Ends of the names of a model's two parts."""
+"""Suffixes of the names of a model's two parts."""
 BOTH = f"Put both beside each other, NAME{DEVICE} and NAME{SERVER}, as model export --exit wrote them."
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
 LARGEST = 1 << 31
@@ -67,11 +69,11 @@ class OnnxModel:
         return np.concatenate(parts).astype(np.float64) if parts else np.empty((0, self.facts.outputs))
 
     def answer(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Return the answers for one batch, in one call of the session."""
+        """Return the outputs for one batch, in one call of the session."""
         return self.answered(x)[0]
 
     def answered(self, x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], int]:
-        """Return the answers for one batch, and how many examples went to the server's part."""
+        """Return the outputs for one batch, and the number of examples sent to the server's part."""
         kind = np.int64 if self.facts.vocabulary is not None else np.float32
         answers, *features = _run(self.session, self.path, {INPUT: np.ascontiguousarray(x, kind)})
         if answers.shape != (rows := (len(x), *answers.shape[1:-1], self.facts.outputs)):
@@ -94,7 +96,7 @@ class OnnxModel:
         return like_of(self.facts)
 
     def evaluate(self, examples: Dataset) -> dict[str, float]:
-        """Return "loss" and the run's metrics, without the user's own, on unscaled examples.
+        """Return "loss" and the run's metrics, without users' metrics, on unscaled examples.
 
         Raises ConfigError for another shape or kind, TrainingError for a result that is not finite.
         """
@@ -115,7 +117,9 @@ class OnnxModel:
 
 
 class DevicePart(msgspec.Struct, frozen=True):
-    """What a device's part says of its server's: `features` numbers of an example go there, to a file of this hash."""
+    """The device part's description of its server's part: it receives `features` numbers per example; its file has this
+    hash.
+    """
 
     threshold: float
     features: int
@@ -124,20 +128,20 @@ class DevicePart(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ServerSide:
-    """The server's part of a model in two, and when the device asks it: above an entropy of `threshold`."""
+    """The server's part of a model in two parts; the device uses it above an entropy of `threshold`."""
 
     session: Any
     path: Path
     threshold: float
     sent: int
-    """Bytes of an example that goes there."""
+    """Bytes of an example sent to it."""
 
     def answer(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         return _run(self.session, self.path, {FEATURES: np.ascontiguousarray(features, np.float32)})[0]
 
 
 def _run(session: Any, path: Path, given: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """Return the outputs of a file.  Raises ConfigError where it cannot be run."""
+    """Return the outputs of a file.  Raises ConfigError if it cannot be run."""
     try:
         return [np.asarray(one) for one in session.run(None, given)]
     except Exception as error:  # onnxruntime's own, of many classes
@@ -145,14 +149,14 @@ def _run(session: Any, path: Path, given: Mapping[str, npt.NDArray[Any]]) -> lis
 
 
 def entropy(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Return the entropy of each row [m, k] over log k: from 0, sure, to 1 (Teerapittayanon and others, 2017)."""
+    """Return the entropy of each row [m, k] over log k: from 0, certain, to 1 (Teerapittayanon and others, 2017)."""
     p = np.asarray(probabilities, np.float64)
     total: npt.NDArray[np.float64] = -(p * np.log(np.maximum(p, SMALLEST))).sum(-1) / np.log(p.shape[-1])
     return total
 
 
 def exported_facts(facts: ModelFacts) -> ModelFacts:
-    """Return the facts of an exported file: without those that only torch and users' own modules need."""
+    """Return the facts of an exported file: without those that only torch and users' modules need."""
     usual = objective_of(facts.kind, "", ())
     metrics = tuple(name for name in facts.metrics if not CODE.named_by(name)) or usual.metrics
     loss = usual.loss if CODE.named_by(facts.loss) else facts.loss
@@ -206,7 +210,7 @@ def _session_of(path: Path, threads: int) -> tuple[Any, str]:
 
 
 def _check_whole(path: Path, content: bytes) -> None:
-    """Raise ConfigError for a file whose tensors lie in others: onnxruntime would open these by name."""
+    """Raise ConfigError for a file with tensors in other files: onnxruntime would open these by name."""
     onnx = needed("onnx", "edge", "an ONNX file")
     try:
         waiting = [onnx.ModelProto.FromString(content)]
@@ -222,7 +226,7 @@ def _check_whole(path: Path, content: bytes) -> None:
 
 
 def _server_of(path: Path, text: str, threads: int) -> ServerSide:
-    """Return the server's part beside a device's.  Raises ConfigError for none, or another model's."""
+    """Return the server's part of a device's part.  Raises ConfigError if it is missing, or another model's."""
     try:
         part = from_json(msgspec.json.Decoder(DevicePart), text.encode())
     except UnreadableError as error:
@@ -266,7 +270,7 @@ class AnsweringModule(nn.Module):
 
 
 class AnsweringDevice(nn.Module):
-    """The part of a model with an exit that a device has: probabilities of the exit, and the server's features."""
+    """The device's part of a model with an exit: probabilities of the exit, and the server's features."""
 
     def __init__(self, model: LoadedModel, network: EarlyExit) -> None:
         super().__init__()
@@ -279,7 +283,7 @@ class AnsweringDevice(nn.Module):
 
 
 class AnsweringServer(nn.Module):
-    """The part that a server has: from features to probabilities."""
+    """The server's part: from features to probabilities."""
 
     def __init__(self, network: EarlyExit) -> None:
         super().__init__()
@@ -290,9 +294,9 @@ class AnsweringServer(nn.Module):
 
 
 class InputScaling(nn.Module):
-    """(x - mean) / deviation, the mean as a sum of two float32: the difference is exact where x is near the mean.
+    """(x - mean) / deviation, the mean as a sum of two float32: the difference is exact if x is close to the mean.
 
-    With one float32 a mean of 10 000 would be off by up to 5e-4 (Sterbenz, 1974: differences within a factor of two are
+    With one float32 a mean of 10 000 would err by up to 5e-4 (Sterbenz, 1974: differences within a factor of two are
     exact).
     """
 
@@ -332,9 +336,9 @@ def _float32(numbers: npt.NDArray[np.float64]) -> torch.Tensor:
 
 
 OPSET = 18
-"""ONNX opset: the oldest that torch's exporter writes, for the oldest of runtimes."""
+"""ONNX opset: the oldest that torch's exporter writes, for compatibility with old runtimes."""
 WITHIN = 1e-5
-"""Maximum difference to torch's answers, relative for numbers above 1."""
+"""Maximum difference to torch's outputs, relative for numbers above 1."""
 FLOATS = "float32"
 TRIED = 64
 """Number of random examples that compare a file with torch."""
@@ -350,7 +354,7 @@ TORCHS_OWN = (
 
 @dataclass(frozen=True)
 class Exported:
-    """A written file, and the maximum difference of its answers to torch's, on random examples."""
+    """A written file, and the maximum difference of its outputs to torch's, on random examples."""
 
     path: Path
     difference: float
@@ -359,7 +363,7 @@ class Exported:
 def graph_of(model: LoadedModel) -> Any:
     """Return a model as an ONNX graph (onnx.ModelProto) with free batch and text length.
 
-    Raises ConfigError where torch cannot.
+    Raises ConfigError if torch cannot export it.
     """
     if model.facts.document:
         raise ConfigError("boosted trees have no layers to export", "Use their folder, with trees.json.")
@@ -377,8 +381,8 @@ def graph_of(model: LoadedModel) -> Any:
 def write_parts(model: LoadedModel, threshold: float, path: Path) -> tuple[Exported, Exported]:
     """Write a model with an exit as a device's part and a server's, after `path`, compared with torch as `write` does.
 
-    The device answers where its exit's entropy is at most `threshold`.  Raises ConfigError without an exit, and for
-    existing files; TrainingError where answers differ.
+    The device answers if its exit's entropy is at most `threshold`.  Raises ConfigError without an exit, and for
+    existing files; TrainingError if outputs differ.
     """
     network, facts = model.module, model.facts
     if not isinstance(network, EarlyExit) or facts.kind != CLASSIFICATION:
@@ -459,7 +463,7 @@ def write(graph: Any, model: LoadedModel, path: Path, *, within: float | None = 
 
 
 def check_free(path: Path) -> None:
-    """Raise ConfigError where a file cannot be written, or exists."""
+    """Raise ConfigError if a file cannot be written, or exists."""
     if path.exists():
         raise ConfigError(f"{path}: there already", "Name another file with --to.")
     if not path.parent.is_dir():
@@ -467,12 +471,12 @@ def check_free(path: Path) -> None:
 
 
 def output_of(facts: ModelFacts) -> str:
-    """Return the name of the answers in a file."""
+    """Return the name of the outputs in a file."""
     return "numbers" if facts.kind == REGRESSION else "probabilities"
 
 
 def drawn(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
-    """Return random examples [count, ...] of the scale that the model learned from, in original units."""
+    """Return random examples [count, ...] on the scale of the model's training data, in original units."""
     random = stream(0, "export")
     if facts.vocabulary is not None:
         return random.integers(0, len(facts.vocabulary), (count, *facts.shape))
@@ -484,13 +488,13 @@ def drawn(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
 
 
 def check_answers(model: LoadedModel) -> None:
-    """Raise TrainingError for a model with an answer that is not finite to one of a few examples drawn at random."""
+    """Raise TrainingError for a model with an output that is not finite for one of a few random examples."""
     if not np.isfinite(model(drawn(model.facts, TRIED))).all():
         raise model.unusable("answers are not finite")
 
 
 def difference_of(model: LoadedModel, file: OnnxModel) -> float:
-    """Return the maximum difference of their answers, relative for numbers above 1."""
+    """Return the maximum difference of their outputs, relative for numbers above 1."""
     x = drawn(model.facts, TRIED)
     ours, theirs = model(x), file(x)
     if ours.shape != theirs.shape or not np.isfinite(theirs).all():
@@ -499,7 +503,7 @@ def difference_of(model: LoadedModel, file: OnnxModel) -> float:
 
 
 def _tidy(graph: Any, facts: ModelFacts, outputs: Mapping[str, Sequence[str | int]]) -> None:
-    """Remove torch's notes (paths of this machine), and inner shapes, some wrong where lengths are free; add a
+    """Remove torch's notes (paths of this machine), and inner shapes, some wrong if lengths are free; add a
     description.
     """
     for node in graph.graph.node:
@@ -527,13 +531,13 @@ def _tidy(graph: Any, facts: ModelFacts, outputs: Mapping[str, Sequence[str | in
 
 
 def set_metadata(graph: Any, name: str, text: str) -> None:
-    """Set an entry of a graph's metadata, replacing one of its name."""
+    """Set an entry of a graph's metadata, replacing an existing one."""
     entry = next((one for one in graph.metadata_props if one.key == name), None) or graph.metadata_props.add()
     entry.key, entry.value = name, text
 
 
 def also(graph: Any, words: str) -> None:
-    """Append words to a graph's entry on its making."""
+    """Append words to a graph's description of its making."""
     before = next(one.value for one in graph.metadata_props if one.key == HOW)
     set_metadata(graph, HOW, f"{before}, {words}")
 

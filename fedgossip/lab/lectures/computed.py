@@ -1,4 +1,4 @@
-"""Measures of lectures on arrays alone: the parts of an algorithm, with counted bytes, in one process."""
+"""Measures of lectures on arrays only: the parts of an algorithm, with counted bytes, in one process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def lost_updates(processes: int, rows: int, shares: Sequence[float], steps: int)
     """Add 1 to some rows of one array from several processes, without a lock, in the worst order: all read, then all
     write.
 
-    Returns lost_K, the share of additions that the array lacks for the K-th share of rows, and share_K; picture: all
-    beside the formula.
+    Returns lost_K, the share of additions that the array lacks for the K-th share of rows, and share_K; picture: all,
+    with the formula.
     """
     random = seeds.stream(0, "lecture", processes)
     found = list[float]()
@@ -50,7 +50,7 @@ def sharded_optimiser(processes: int, elements: int, steps: int = 3) -> Measured
     """Train with Adam by data parallelism, and with ZeRO's stages 1, 2 and 3, on float32 arrays of N processes.
 
     Returns held_STAGE, bytes of a process between its backward pass and its step (stages 0 to 3), sent_STAGE, bytes
-    that one sends in a step by rings, apart, the largest difference of parameters, and p, their bytes.
+    that a process sends in a step by rings, apart, the largest difference of parameters, and p, their bytes.
     """
     held, sent, ends = dict[int, float](), dict[int, float](), list[FloatArray]()
     cut = [slice(k * elements // processes, (k + 1) * elements // processes) for k in range(processes)]
@@ -99,7 +99,7 @@ def sharded_optimiser(processes: int, elements: int, steps: int = 3) -> Measured
 def split_layers(processes: int, rows: int, width: int, inner: int) -> MeasuredLecture:
     """Compute relu(X A) B whole, and with A cut by columns and B by rows over processes, and results summed.
 
-    Returns apart, the largest relative difference, sent, each one's bytes in the ring all-reduce, and share, of one's
+    Returns apart, the largest relative difference, sent, each process's bytes in the ring all-reduce, and share, of its
     multiplications; picture: the largest and summed times.
     """
     from fedgossip.algorithms.collectives.names import COLLECTIVES
@@ -126,8 +126,8 @@ def split_layers(processes: int, rows: int, width: int, inner: int) -> MeasuredL
 def pipelined(stages: int, pieces: int, forward: float = 1.0, backward: float = 2.0) -> MeasuredLecture:
     """Pass pieces of a batch through stages by GPipe's schedule and by 1F1B.
 
-    Returns idle_gpipe and idle_f1b, a stage's idle share, kept_gpipe and kept_f1b, the first stage's most stored
-    pieces; picture: both schedules.
+    Returns idle_gpipe and idle_f1b, a stage's idle share, kept_gpipe and kept_f1b, the first stage's maximum number of
+    stored pieces; picture: both schedules.
     """
     values, drawn = dict[str, float](), list[NamedTimeline]()
     for name, title in (("gpipe", "GPipe"), ("f1b", "1F1B")):
@@ -141,7 +141,7 @@ def pipelined(stages: int, pieces: int, forward: float = 1.0, backward: float = 
 
 
 def _scheduled(stages: int, pieces: int, forward: float, backward: float, *, early: bool) -> tuple[list[Bar], int, int]:
-    """Return the bars of a schedule, its end in ns, and the most pieces that stage 0 stores.
+    """Return the bars of a schedule, its end in ns, and the maximum number of pieces that stage 0 stores.
 
     Forward passes ahead (`stages` - s at stage s with `early`, else all), then backward and forward passes in turn.
     """
@@ -184,7 +184,8 @@ def _scheduled(stages: int, pieces: int, forward: float, backward: float, *, ear
 
 
 def ring_attention(processes: int, context: int, width: int) -> MeasuredLecture:
-    """Attend over a context whole, and cut over processes, keys and values round a ring, by online softmax.
+    """Compute attention over a whole context, and over a context divided between processes, with keys and values passed
+    around a ring, by online softmax.
 
     Returns apart, the largest difference, sent, bytes of float32 of a process, and scores, of a block over the whole.
     """
@@ -220,8 +221,8 @@ def rounded(elements: int, steps: int) -> MeasuredLecture:
     """Round numbers to bfloat16 and to half precision, and add small steps to a weight in bfloat16 and in float32.
 
     Returns off_bf16 and off_fp16, the largest relative error, bytes, of bfloat16 over float32, lost, the share of
-    gradients between 2^-30 and 2^-20 that halves round to 0, scaled, the same after 2^10, and stuck and master, the
-    weight after `steps` steps of 2^-9 from 1.
+    gradients between 2^-30 and 2^-20 that half precision rounds to 0, scaled, the same after 2^10, and stuck and
+    master, the weight after `steps` steps of 2^-9 from 1.
     """
     random = seeds.stream(0, "numbers", elements)
     numbers = np.ldexp(1 + random.random(elements), random.integers(-8, 8, elements)).astype(np.float32)
@@ -281,8 +282,9 @@ def few_bits(elements: int, bits: Sequence[int], block: int) -> MeasuredLecture:
 
 
 def kept_energy(elements: int, share: float) -> MeasuredLecture:
-    """Encode a Gaussian vector by random-k and by top-k; return random_left and top_left, the squared share that is
-    left out."""
+    """Encode a Gaussian vector by random-k and by top-k; return random_left and top_left, the omitted share of the
+    square.
+    """
     vector = frozen(seeds.stream(0, "gradient", elements).standard_normal(elements).astype(np.float32))
     layout, turn = VectorLayout.of(vector), CodecTurn(0, 0, 1)
     values, curves = dict[str, float](), list[PlottedCurve]()

@@ -1,4 +1,4 @@
-"""One lecture, given: its measure runs, and every number is compared with its formula."""
+"""One lecture: runs its measure, and compares every number with its formula."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEASURES: Mapping[str, Callable[..., MeasuredLecture]] = {
 
 @dataclass(frozen=True)
 class ComparedNumber:
-    """A number of a topic: as the run gave it, and by the formula."""
+    """A number of a topic: as measured in the run, and by the formula."""
 
     number: TopicNumber
     measured: float
@@ -32,14 +32,14 @@ class ComparedNumber:
 
     @property
     def holds(self) -> bool:
-        """Return whether both agree within the topic's tolerance; a number that is none never does."""
+        """Return whether both agree within the topic's tolerance; NaN never does."""
         most = self.number.within * (abs(self.expected) or 1.0)
         return abs(self.measured - self.expected) <= most
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lecture with its results; `seconds` of the processor."""
+    """A lecture with its results; `seconds` of processor time."""
 
     name: str
     topic: Topic

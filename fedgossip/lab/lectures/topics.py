@@ -44,7 +44,7 @@ class TopicNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One lecture, as declared."""
+    """One lecture as declared."""
 
     title: str
     says: tuple[str, str, str]
@@ -58,7 +58,7 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: dict[str, float] = {}
     """Further names of formulas."""
     words: list[str] = []
-    """Other words that name it."""
+    """Other words by which it is found."""
 
 
 @cache
@@ -71,7 +71,7 @@ def topics() -> Mapping[str, Topic]:
 
 
 def declared_names(topic: Topic) -> dict[str, float]:
-    """Return the names in formulas that need no run: numbers among its arguments, and further ones."""
+    """Return the names in formulas that need no run: numbers in its arguments, and further ones."""
     numbers = {key: float(value) for key, value in topic.given.items() if isinstance(value, int | float)}
     return {**numbers, **topic.names}
 
@@ -88,7 +88,7 @@ def _computed(topic: Topic) -> Topic:
 
 
 def name_of(word: str) -> str:
-    """Return the topic that a word names.  Raises ConfigError, with the nearest one, for none."""
+    """Return the topic of a word.  Raises ConfigError, with the nearest one, for an unknown word."""
     known = {other.lower(): name for name, topic in topics().items() for other in (name, *topic.words)}
     found = known.get(word.lower().replace("_", "-"))
     if found is None:
@@ -118,7 +118,7 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
 
 
 def value_of(expression: str, names: Mapping[str, float]) -> float:
-    """Return the value of an expression.  Raises KeyError for an unknown name, TypeError for what is no arithmetic."""
+    """Return the value of an expression.  Raises KeyError for an unknown name, TypeError for other than arithmetic."""
 
     def of(node: ast.expr) -> float:
         match node:

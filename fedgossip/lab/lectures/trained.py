@@ -34,9 +34,9 @@ from fedgossip.runs.summary import busiest
 
 
 def agreed(graphs: Mapping[str, str], n: int, dim: int, rounds: int) -> MeasuredLecture:
-    """Average random vectors on graphs, and follow how far the peers are from their mean.
+    """Average random vectors on graphs, and record the peers' distance from their mean.
 
-    Returns NAME_rate, the factor per round over the second half, and NAME_left, the end's distance over the first;
+    Returns NAME_rate, the factor per round over the second half, and NAME_left, the final distance over the first;
     picture: distances.
     """
     values, curves = dict[str, float](), list[PlottedCurve]()
@@ -86,7 +86,8 @@ class _Drifting:
 def drifted(h0: float, h1: float, rate: float, steps: int, rounds: int) -> MeasuredLecture:
     """Train two clients with optima 1 and -1 by FedAvg, with one and with several local steps.
 
-    Returns end_one and end_many, the final models, and pace_one and pace_many, a round's factor towards them.
+    Returns end_one and end_many, the final models, and pace_one and pace_many, a round's factor of the distance to
+    them.
     """
     values, curves = dict[str, float](), list[PlottedCurve]()
     for name, local in (("one", 1), ("many", steps)):
@@ -106,7 +107,7 @@ def drifted(h0: float, h1: float, rate: float, steps: int, rounds: int) -> Measu
 
 
 def noisy(batches: Sequence[int], rate: float, sigma: float, dim: int, rounds: int) -> MeasuredLecture:
-    """Train on gradients with noise until the loss stands still, with workers' batches of several sizes.
+    """Train on noisy gradients until the loss is stationary, with workers' batches of several sizes.
 
     A batch of m averages m workers' gradients, at the rate, and m times it.  Returns same_M and scaled_M, each
     coordinate's variance.
@@ -188,7 +189,7 @@ def _diverges(workers: int, rate: float, steps: int) -> bool:
 
 
 def scaled(counts: Sequence[int], a: float, b: float, C: float, dim: int) -> MeasuredLecture:
-    """Simulate rings with a fixed batch in all (strong scaling), and a fixed one each (weak).
+    """Simulate rings with a fixed total batch (strong scaling), and a fixed batch per worker (weak).
 
     Returns strong_M, T(1)/T(M), and weak_M, with M times the work.
     """
@@ -251,7 +252,7 @@ def certified(lam: float, clients: int, rounds: int) -> MeasuredLecture:
     """Fit ridge regression by CoCoA, and solve it exactly.
 
     Returns `primal`, the final objective, `best`, the exact one, `above`, their difference, and `gap`, the certificate;
-    picture: it by round.
+    picture: the gap by round.
     """
     content: dict[str, Any] = {
         "rounds": rounds, "data": {"source": "diabetes"}, "eval": {"every": 1},
@@ -273,7 +274,7 @@ def certified(lam: float, clients: int, rounds: int) -> MeasuredLecture:
 
 
 def _least_of_quadratic(value: Callable[[npt.NDArray[np.float64]], float], columns: int) -> npt.NDArray[np.float64]:
-    """Return the minimum of a quadratic function from its values at units and their sums."""
+    """Return the minimum of a quadratic function from its values at unit vectors and their sums."""
     units, zero = np.eye(columns), value(np.zeros(columns))
     alone = np.array([value(one) - zero for one in units])
     backward = np.array([value(-one) - zero for one in units])
@@ -301,10 +302,10 @@ def simulated(
 ) -> MeasuredLecture:
     """Run paradigms of `fedgossip compare` with m learners of `dim` elements, and measure a round of each.
 
-    `runs`: by name { method = "ring", simulation = { ... }, parallel = { ... } } and further sections.  a: seconds of
-    latency; b: bytes per second each way; C: seconds of training.  Returns d, a vector's bytes, and of each run NAME_s,
-    seconds of a round, NAME_sent, bytes of the busiest, and NAME_wait, learners' share of waiting; picture: `shown`
-    rounds.
+    `runs`: by name { method = "ring", simulation = { ... }, parallel = { ... } } and further sections.  a: latency in
+    seconds; b: bytes per second in each direction; C: seconds of training.  Returns d, a vector's bytes, and per run
+    NAME_s, seconds of a round, NAME_sent, bytes of the busiest, and NAME_wait, learners' share of waiting; picture:
+    `shown` rounds.
     """
     values, drawn = {"d": float(FLOAT * dim)}, list[NamedTimeline]()
     for name, sections in runs.items():
@@ -346,11 +347,10 @@ def simulated_once(
 
 
 def hashed(servers: int, many: int, points: int, length: int) -> MeasuredLecture:
-    """Place `length` elements on servers by consistent hashing, then on one server more.
+    """Place `length` elements on servers by consistent hashing, then with one more server.
 
-    Returns `moved`, the share with another owner then, `among`, moved between old servers, `modulo`, moved where
-    element i belongs to i modulo S, and `spread`, the relative deviation of `many` servers' shares; picture: the
-    circle.
+    Returns `moved`, the share with another owner then, `among`, moved between old servers, `modulo`, moved if element i
+    belongs to i modulo S, and `spread`, the relative deviation of `many` servers' shares; picture: the circle.
     """
     before, after = owners(length, servers, points), owners(length, servers + 1, points)
     changed = before != after
@@ -372,7 +372,7 @@ def hashed(servers: int, many: int, points: int, length: int) -> MeasuredLecture
 
 @dataclass(frozen=True)
 class MeasuredLecture:
-    """Numbers by the names that expressions use, and the picture."""
+    """Numbers by their names in expressions, and the picture."""
 
     values: Mapping[str, float]
     picture: Picture

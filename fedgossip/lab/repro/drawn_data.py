@@ -1,4 +1,4 @@
-"""Data that papers draw from formulas, as `data.source` of sweep files here names them."""
+"""Data that papers draw from formulas, named by `data.source` of sweep files here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedgossip.base import seeds
 
 DEVICES, CLASSES, FEATURES = 30, 10, 60
 LARGEST = 500
-"""Maximum number of examples of a device, where the paper has none: its largest have thousands."""
+"""Maximum number of examples of a device; the paper has no maximum, and its largest devices have thousands."""
 
 
 def synthetic_1_1() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -17,7 +17,7 @@ def synthetic_1_1() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt
 
     Source: T. Li et al., Federated optimization in heterogeneous networks, MLSys 2020, section 5.1: u_k, B_k ~ N(0, 1);
     W_k, b_k ~ N(u_k, 1); v_k ~ N(B_k, 1); x ~ N(v_k, diag(j^-1.2)); y = argmax(W_k x + b_k); 50 examples of a device
-    and exp(N(4, 4)) more, here no more than LARGEST.
+    and exp(N(4, 4)) more, here at most LARGEST.
     """
     random = seeds.stream(0, "synthetic(1, 1)")
     deviation = np.arange(1, FEATURES + 1) ** -0.6

@@ -45,7 +45,7 @@ def norm_after_a_period(graph: str, n: int) -> float:
 
 
 def norm_of_power(graph: str, n: int, rounds: int) -> float:
-    """Return ||W^t - J||, the share of the worst disagreement left after so many rounds of one graph."""
+    """Return ||W^t - J||, the share of the worst disagreement left after `rounds` of one graph."""
     power = np.linalg.matrix_power(resolve_schedule(graph, n).mixing(0).matrix(), rounds)
     return float(np.linalg.norm(power - 1.0 / n, 2))
 
@@ -73,12 +73,12 @@ def effective_neighbours(graph: str, n: int, gamma: float) -> float:
 
 
 def order_by_gap(graphs: Sequence[str], n: int) -> float:
-    """Return 1 where the spectral gap falls along the graphs, else 0."""
+    """Return 1 if the spectral gap falls along the graphs, else 0."""
     return float(_falls([gap(graph, n) for graph in graphs]))
 
 
 def order_by_neighbours(graphs: Sequence[str], n: int, gamma: float) -> float:
-    """Return 1 where n_W rises along the graphs, else 0."""
+    """Return 1 if n_W rises along the graphs, else 0."""
     return float(_falls([-effective_neighbours(graph, n, gamma) for graph in graphs]))
 
 
@@ -104,7 +104,7 @@ def pairwise_rate(graph: str, n: int) -> float:
 
 
 def push_sum_error(arcs: Sequence[tuple[int, int]], n: int, rounds: int) -> float:
-    """Return max |x_i / w_i - mean| after so many rounds from x_i = i + 1, each sending equal shares."""
+    """Return max |x_i / w_i - mean| after `rounds` from x_i = i + 1, with equal shares sent."""
     mixing = _pushing(arcs, n)
     x, weight = np.arange(1.0, n + 1), np.ones(n)
     for _ in range(rounds):
@@ -133,7 +133,7 @@ def quadratic_rate(graph: str, n: int, eta: float, zeta: float) -> float:
 
 
 def measured_quadratic_rate(graph: str, n: int, eta: float, dim: int, rounds: int, repeats: int) -> float:
-    """Return r as measured: x <- W (x - eta h h'x) with h ~ N(0, I) afresh at each node, so zeta = dim + 2."""
+    """Return r as measured: x <- W (x - eta h h'x) with h ~ N(0, I) drawn at each node, so zeta = dim + 2."""
     return measured_rate(resolve_schedule(graph, n), eta, dim, rounds, repeats)
 
 

@@ -1,4 +1,5 @@
-"""Two public tables of hospitals, trained on over sites and judged at them: computations behind results/*.toml.
+"""Two public tables of hospitals, with models trained over sites and evaluated at them: computations for
+results/*.toml.
 
 Data: folder hospitals/NAME of FEDGOSSIP_DATA, train-0.csv, test-0.csv, ... per site.  Tuning is by cross-validation on
 training records; test records are read after the choice.
@@ -33,7 +34,7 @@ from fedgossip.drivers.simulate import simulate
 
 FOLDS = 3
 RIDGES = (1000.0, 3000.0, 10_000.0)
-"""Tried for Cox's regression, on columns of deviation 1; with less a site refuses the second step."""
+"""Ridges tried for Cox's regression, on columns of deviation 1; with a smaller one a site refuses the second step."""
 DECAYS = (0.0, 0.01, 0.1, 1.0)
 """Weight decay tried for the logistic model; the first is none."""
 FIT_SECONDS = 600.0
@@ -44,7 +45,7 @@ Values = npt.NDArray[np.float64]
 
 
 class HospitalRecords:
-    """Records of one site: the columns by name, a number each."""
+    """Records of one site: numbers by column name."""
 
     def __init__(self, names: Sequence[str], rows: Values) -> None:
         self.names, self.rows = list(names), rows
@@ -100,7 +101,7 @@ def chosen_decay() -> float:
 
 @cache
 def _best_decay() -> float:
-    """Return the weight decay chosen by cross-validation; of equal ones the smallest."""
+    """Return the weight decay chosen by cross-validation; the smallest on a tie."""
     train, found = _sites("heart", "train"), dict.fromkeys(DECAYS, 0.0)
     for fold in range(FOLDS):
         kept, held = ([site.part(fold, held=of) for site in train] for of in (False, True))
@@ -142,7 +143,7 @@ def _judged(sites: Sequence[HospitalRecords], where: str, score: Callable[[Hospi
 
 
 def _concordance(site: HospitalRecords, hazard: Values) -> float:
-    """Return the share of comparable pairs in which the earlier event has the larger hazard, equal ones half.
+    """Return the share of comparable pairs whose earlier event has the larger hazard; equal hazards count half.
 
     Source: Harrell, Califf, Pryor, Lee and Rosati, Evaluating the yield of medical tests, JAMA 247 (1982).
     """
@@ -193,14 +194,14 @@ def _fitted(name: str, sites: Sequence[HospitalRecords], source: str, more: Mapp
 
 
 def tree_error(sites: int = 5) -> float:
-    """Return the RMSE on held-out records of 50 boosted trees of so many sites (scikit-learn's diabetes; every fourth
+    """Return the RMSE on held-out records of 50 boosted trees over `sites` (scikit-learn's diabetes; every fourth
     record held out).
     """
     return _tree_model(sites)[1]
 
 
 def unlike_trees(sites: Sequence[int]) -> float:
-    """Return how many of these numbers of sites give other trees than the first does."""
+    """Return how many of these numbers of sites produce other trees than the first."""
     first, *others = [_tree_model(one)[0] for one in sites]
     return float(sum(one != first for one in others))
 

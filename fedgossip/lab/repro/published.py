@@ -55,7 +55,7 @@ BASES: Mapping[Basis, str] = {
     "derived": "by the paper's formula",
     "computed": "computed apart",
 }
-"""The words for it."""
+"""The word for each basis."""
 
 
 class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,9 +72,9 @@ class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
     slow: bool = False
     """Skipped with --fast."""
     basis: Basis | None = None
-    """In place of the result's."""
+    """Overrides the result's basis."""
     full: bool = False
-    """Computed with --full alone: it takes minutes, and needs examples that fedgossip does not include."""
+    """Computed only with --full: it takes minutes, and needs examples that fedgossip does not include."""
 
 
 class PublishedResult(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class PublishedResult(msgspec.Struct, forbid_unknown_fields=True):
     claim: str
     check: list[PublishedCheck]
     basis: Basis = "computed"
-    """Where the expected numbers are from."""
+    """Origin of the expected numbers."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class CheckedValue:
 
 
 def known() -> list[str]:
-    """Return the ids of all results, in their order."""
+    """Return the ids of all results, in order."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

@@ -72,7 +72,7 @@ def _quadratic(
 
 
 def disagreement_after(graph: str, n: int, algorithm: str, rounds: int, weights: str = "") -> float:
-    """Return the share of random vectors' disagreement left after so many rounds of averaging."""
+    """Return the share of random vectors' disagreement left after `rounds` of averaging."""
     rows = _averaging(graph, n, algorithm, rounds, weights)
     return _distance(rows[-1]) / _distance(rows[0])
 
@@ -156,7 +156,7 @@ def _score(overrides: Sequence[str], seed: int) -> Mapping[str, Any]:
 
 
 def spread_of_order(graphs: Sequence[str], n: int, seeds: int = 3) -> float:
-    """Return 1 where the mean peers' scores rise along the graphs, means over seeds, else 0."""
+    """Return 1 if the mean peers' scores rise along the graphs, means over seeds, else 0."""
     means = [
         np.mean([float(_score([f"topology.graph={graph}", f"topology.n={n}", MILDER], seed)["mean_peer"])
                  for seed in range(1, seeds + 1)])
@@ -181,7 +181,7 @@ def score_on_malicious_ring(
     attack: str, options: Mapping[str, Any], rule: str, rule_options: Mapping[str, Any], honest_majority: bool,
     seeds: int = 3, which: str = "mean_peer",
 ) -> float:  # fmt: skip
-    """Return the mean score of the honest, or another (`which`), of five in a ring, each with two malicious
+    """Return the mean score of the honest peers, or another score (`which`), of five in a ring, each with two malicious
     neighbours.
     """
     mixing = _malicious_ring(honest_majority)
@@ -212,8 +212,8 @@ FOLDER = Path(__file__).parent / "sweeps"
 def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", end: str = "low") -> float:
     """Return an end of Student's 95 % interval of the score of one combination of a sweep less that of another.
 
-    `ours`, `theirs`: words that one combination alone has all of, as "algorithm.name=d2".  `end`: low, mean or high.
-    Raises ConfigError with the first failed cell's error.
+    `ours`, `theirs`: words that all occur in exactly one combination, as "algorithm.name=d2".  `end`: low, mean or
+    high.  Raises ConfigError with the first failed cell's error.
     """
     table = _table(file)
     found = table.difference(_named(table, ours), _named(table, theirs), which)
@@ -224,7 +224,7 @@ def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", e
 
 
 def score_in_sweep(file: str, ours: str, which: str = "mean_peer") -> float:
-    """Return the mean score of a combination over the seeds; see `gain_in_sweep`.  Raises ConfigError as it."""
+    """Return the mean score of a combination over the seeds.  See `gain_in_sweep`, also for ConfigError."""
     table = _table(file)
     found = table.scores(_named(table, ours), which)
     if not found:
@@ -245,7 +245,7 @@ def _table(file: str) -> SweepTable:
 
 
 def waiting_for_neighbours(graph: str, n: int, rounds: int = 600) -> float:
-    """Return the mean time of a round with computing times Exp(1) and each peer waiting for its neighbours alone."""
+    """Return the mean time of a round with computing times Exp(1) and each peer waiting only for its neighbours."""
     schedule = resolve_schedule(graph, n)
     times = seeds.stream(0, "waiting", n).exponential(1.0, (rounds, n))
     return seconds_of_rounds(gossip_steps(schedule, 0.0), n, EqualLinks(0.0), times)
@@ -284,7 +284,7 @@ def minutes_of_devices(rounds: int, buffered: int = 0) -> float:
 
 
 def renewal_minutes(updates: int) -> float:
-    """Return the minutes after which those devices, each working without a pause, have sent so many updates."""
+    """Return the minutes until these devices, each working without a pause, have sent `updates` updates."""
     times = [165.0] * 6 + [265.0] * 5 + [465.0] * 5
     ends = sorted(k * one for one in times for k in range(1, updates + 1))
     return ends[updates - 1] / 60

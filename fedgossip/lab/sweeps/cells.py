@@ -1,14 +1,13 @@
-"""A cell: one experiment in a run directory of its own, the unit of a sweep and of a comparison.
+"""A cell: one experiment in a separate run directory, the unit of a sweep and of a comparison.
 
 A finished cell is not run again; a stopped one continues; a failed one stores its reason.
 
-Processes on several machines may share the folder: each claims a cell first.  A claim is a file CELL.1, CELL.2, ...,
-the highest number counts.  It is written whole and then named by a link, which the file system grants once; the next
-number is taken only where the last is stale, and no file is removed.
+Processes on several machines may share the folder: each claims a cell first.  A claim is a file CELL.1, CELL.2, ...;
+the highest number counts.  It is written completely and then named by a link, which the file system grants once.  The
+next number is taken only if the last claim is stale, and no file is removed.
 
-A claim is stale after its release; on the holder's machine, where no process has its lock; on another, where its
-heartbeat is older than STALE seconds by the file system's clock.  A process that slept that long checks its claim
-first.
+A claim is stale after its release; on the holder's machine, if no process has its lock; on another, if its heartbeat is
+older than STALE seconds by the file system's clock.  A process that slept that long checks its claim first.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from fedgossip.runs.checkpoints import differences
 from fedgossip.runs.run_directory import WHOLE, write_whole
 
 ENGINES = ("stacked", "sim", "local")
-"""Engines of a cell: arrays alone, machines in virtual time, a process per peer."""
+"""Engines of a cell: only arrays, machines in virtual time, a process per peer."""
 
 
 FAILED, REFUSED, INTERRUPTED = "failed", "refused", "interrupted"
@@ -80,7 +79,7 @@ def run_cell(
     report: bool = False,
     watch: Callable[[Row], None] | None = None,
 ) -> CellOutcome:
-    """Run an experiment in `path`, or resume it (of real processes: anew).  A failing run raises nothing."""
+    """Run an experiment in `path`, or resume it (with real processes: restart it).  A failing run raises nothing."""
     try:
         plan = compose.plan(experiment)
         if engine == "local":
@@ -104,7 +103,7 @@ def run_cell(
 
 
 def refusal(experiment: Experiment) -> CellOutcome | None:
-    """Return why no run of this is possible, determined without running it; None where it is."""
+    """Return why this experiment cannot run, determined without running it; None if it can."""
     try:
         compose.plan(experiment)
     except FedgossipError as error:
@@ -125,15 +124,15 @@ def outcome_in(path: Path) -> CellOutcome | None:
 
 
 def write_failure(path: Path, outcome: CellOutcome) -> None:
-    """Write why a cell has no summary; its other files stay.  Raises NotWrittenError."""
+    """Write the reason for a missing summary; the cell's other files stay.  Raises NotWrittenError."""
     owner_files.made(path)
     fields = {"status": outcome.status, "error": outcome.error, "exit_code": outcome.exit_code}
     write_whole(path / FAILURE, msgspec.json.encode(fields))
 
 
 def cell_hash(experiment: Experiment, engine: str) -> str:
-    """Return a cell's name: 16 hex digits of all that determines its result (files' content, users' source), and this
-    version.
+    """Return a cell's name: 16 hex digits of everything that determines its result (files' content, users' source), and
+    this version.
     """
     content = without_folders(experiment.to_dict())
     for key in ("name", "track"):
@@ -169,7 +168,7 @@ def _digest(path: str, _changed: int, _size: int) -> str:
 
 
 def check_same(path: Path, experiment: Experiment, whose: str) -> None:
-    """Raise ConfigError where the folder holds a cell of another experiment; its files stay unchanged."""
+    """Raise ConfigError if the folder holds a cell of another experiment; its files stay unchanged."""
     if not (path / EXPERIMENT).is_file():
         return
     before = load_experiment(file_kept_in(path)).to_dict()
@@ -191,7 +190,7 @@ BEAT, STALE = 5.0, 60.0
 
 
 class ClaimLostError(Exception):
-    """Another process has taken the cell over: this one sent no heartbeat for too long."""
+    """Another process has claimed the cell, because this one sent no heartbeat for too long."""
 
 
 class Claim:
@@ -211,7 +210,7 @@ class Claim:
                 self._beaten = time.monotonic()
 
     def check(self) -> None:
-        """Raise ClaimLostError where another has taken the cell; reads the disk only after a long silence."""
+        """Raise ClaimLostError if another process has claimed the cell; reads the disk only after a long silence."""
         if time.monotonic() - self._beaten > STALE / 2 and self._next.exists():
             raise ClaimLostError(f"{self._path.name}: taken over by another process")
 
@@ -225,7 +224,7 @@ class Claim:
 
 
 def claim(folder: Path, cell: str, over: Callable[[], bool] = lambda: False) -> Claim | None:
-    """Claim a cell; None where another has it, or where it is over.  Raises OSError."""
+    """Claim a cell; None if another process has it, or if it is over.  Raises OSError."""
     number = _newest(folder, cell)
     if (
         number and not _stale(folder / f"{cell}.{number}")
@@ -310,10 +309,10 @@ def run_claimed(
     *,
     report: bool = False,
 ) -> CellOutcome | None:
-    """Run the cell `name` in `place`; return its outcome, an existing one by `outcome`, None where another process has
-    it.
+    """Run the cell `name` in `place` and return its outcome; an existing outcome by `outcome`, None if another process
+    has the cell.
 
-    Raises KeyboardInterrupt where it was stopped; it can be resumed.
+    Raises KeyboardInterrupt if it was stopped; it can be resumed.
     """
     held = claim(claims, name, lambda: outcome() is not None)
     if held is None:

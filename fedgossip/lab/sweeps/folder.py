@@ -1,14 +1,14 @@
 """A sweep's folder, and the open work in it: a function of the file and of the finished cells.
 
-    sweep.toml           the sweep, with its base in it
+    sweep.toml           the sweep, including its base
     cells/HASH/          a run directory each
-    claims/HASH.1        who runs it, or did (`claims`)
+    claims/HASH.1        the process that runs it, or ran it (`claims`)
     table.csv, cells.jsonl, sweep.html      derived from the cells on request
 
-There is no list of finished cells: every later process on any machine sees the same state.
+No list of finished cells exists: every later process on any machine sees the same state.
 
-Tuned keys take the best values of trials on the validation set, with seeds of their own.  Where the best value is at an
-end, values continue beyond it, `widen` times at most.
+Tuned keys take the best values of trials on the validation set, with separate seeds.  If the best value is at an end,
+values continue beyond it, `widen` times at most.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedgossip.runs.run_directory import write_whole
 Ended = tuple[SweepCell, CellOutcome]
 
 PAUSE = 0.2
-"""Seconds between two looks at cells that others run."""
+"""Seconds between two checks of cells that other processes run."""
 
 
 class SweepFolder:
@@ -108,7 +108,7 @@ class SweepFolder:
                     yield SweepCell(values, tuned, seed)
 
     def open_cells(self) -> list[SweepCell]:
-        """Return the unfinished ones of them."""
+        """Return the unfinished needed cells."""
         return [cell for cell in self.wanted() if self.outcome(cell) is None]
 
     def refuse(self) -> int:
@@ -129,9 +129,9 @@ class SweepFolder:
         self._ended.clear()
 
     def run(self, cell: SweepCell) -> CellOutcome | None:
-        """Run a cell, unless another process does; return its outcome, None where another has it.
+        """Run a cell, unless another process does; return its outcome, None if another process has it.
 
-        Raises KeyboardInterrupt where it was stopped; it can be resumed.
+        Raises KeyboardInterrupt if it was stopped; it can be resumed.
         """
         name, engine = self.grid.hash(cell), self.grid.file.engine
         return run_claimed(
@@ -139,8 +139,8 @@ class SweepFolder:
         )
 
     def work(self, until: float, stopped: Callable[[], bool] = lambda: False) -> Iterator[Ended]:
-        """Run cells, none new after `until` (seconds of the epoch), and yield each; wait for other processes' cells,
-        which may need others.
+        """Run cells, starting none after `until` (seconds of the epoch), and yield each; wait for other processes'
+        cells, which may need others.
         """
         with keep_files():  # unpacking them takes a third of a small cell
             while not stopped() and (todo := self.open_cells()):
@@ -164,7 +164,7 @@ TRIAL_SEEDS = 1_000_000
 
 SCORES = ("mean_peer", "averaged", "worst_peer")
 SUMMED = {"loss": "test_loss", "consensus_distance": "consensus_distance", "bytes": "bytes_sent", "seconds": "seconds"}
-"""Other numbers of a summary, of all of which less is better, and their keys there."""
+"""Other numbers of a summary with smaller values better, and their keys there."""
 
 OutcomeOf = Callable[[SweepCell], CellOutcome | None]
 RecordOf = Callable[[SweepCell], RecordedRun]
@@ -180,7 +180,7 @@ class TunedKey(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "fro
     """Maximum number of extensions beyond an end with the best value."""
 
     def value(self, place: int) -> float:
-        """Return the value at a place; 0 is `from`, and places continue beyond both ends."""
+        """Return the value at an index; 0 is `from`, and indices continue beyond both ends."""
         return float(f"{self.first * self.factor**place:.6g}")
 
     @property
@@ -213,7 +213,7 @@ class Tuning:
     by: str = "mean_peer"
     seeds: int = 1
     better: str = ""
-    """Of a number that is neither of SCORES nor of SUMMED."""
+    """Direction of a number in neither SCORES nor SUMMED."""
 
     def choose(self, values: Values, outcome_of: OutcomeOf, record_of: RecordOf) -> TuningState:
         """Return the progress of the choice for a combination, by its finished trials.
@@ -279,12 +279,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class TuningState:
-    """The progress of a choice.  `chosen`: the values, or None; `trials`: all that are needed so far."""
+    """The progress of a choice.  `chosen`: the values, or None; `trials`: all needed so far."""
 
     chosen: Values | None
     trials: Sequence[SweepCell]
     failed: str = ""
-    """The reason for a final lack of a choice: no trial has a score."""
+    """The reason if no choice is possible: no trial has a score."""
 
 
 def tuning_of(grid: SweepGrid) -> Tuning:

@@ -34,7 +34,7 @@ from fedgossip.experiment.reading import anchor_paths, content_of
 from fedgossip.lab.sweeps.cells import ENGINES, cell_hash
 
 MOST_CELLS = 100_000
-"""Maximum number of cells of a grid, seeds among them."""
+"""Maximum number of cells of a grid; each seed counts as a cell."""
 
 EQUALS = ("rounds", "bytes", "seconds")
 
@@ -57,7 +57,7 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True):
     over: Annotated[int, Within(1, 1_000_000)] = 1
     """Number of last evaluated rounds in a score's mean; use a graph's period."""
     reference: dict[str, Any] = msgspec.field(default_factory=dict)
-    """The combination to which differences refer: some keys of the grid; without it, the first."""
+    """The combination to which differences refer: some keys of the grid; by default, the first."""
     grid: dict[str, list[Any]] = msgspec.field(default_factory=dict)
     tune: dict[str, Any] = msgspec.field(default_factory=dict)
     skip: dict[str, list[str]] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A sweep's table as a page and a paper's parts, and its runs as learning curves: which share a curve or a panel,
+"""A sweep's table as a page and the parts of a paper; its runs as learning curves, grouped into curves and panels;
 rounds to a target.
 """
 
@@ -125,11 +125,11 @@ def _by_group(table: SweepTable, fact: str) -> tuple[dict[str, Points], dict[str
 
 
 OF_MIXING = ("consensus_before", "update_spread")
-"""Measures that `fedgossip plot` draws, and no paper's folder needs."""
+"""Measures drawn by `fedgossip plot` but omitted from a paper's folder."""
 TASK = ("data.", "model.", "task.", "model", "task")
-"""Keys with these beginnings make another task, which has a panel of its own."""
+"""Keys with these prefixes define another task, which has a separate panel."""
 TOGETHER = 8
-"""Number of curves in one panel from which a further key is divided into panels."""
+"""Number of curves in one panel above which a further key is divided into panels."""
 
 
 def runs_of_table(table: SweepTable) -> list[CurveRun]:
@@ -141,7 +141,7 @@ def runs_of_table(table: SweepTable) -> list[CurveRun]:
 
 
 def runs_of(folders: Sequence[Path]) -> list[CurveRun]:
-    """Return runs, and the sweeps' cells among the folders; those that differ in the seed alone are one curve.
+    """Return runs, and the sweeps' cells in the folders; those that differ only in the seed are one curve.
 
     Raises ConfigError for another folder.
     """
@@ -158,7 +158,7 @@ def runs_of(folders: Sequence[Path]) -> list[CurveRun]:
     times = Counter((one.panel, one.label, one.seed) for one in found)
     if max(times.values(), default=1) == 1:
         return found
-    # two runs of one experiment and seed, perhaps by other drivers: each is a curve of its own
+    # two runs of one experiment and seed, perhaps by other drivers: each is a separate curve
     names = [f"{one.label} {os.path.relpath(place)}".strip() for one, place in zip(found, places, strict=True)]
     return [CurveRun(one.panel, name, None, one.run) for one, name in zip(found, names, strict=True)]
 
@@ -206,7 +206,7 @@ def _named(values: Mapping[str, str], keys: Sequence[str]) -> str:
 
 
 def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
-    """Return every figure of the runs by name: each measure against each axis; more panels or curves than fit are
+    """Return every figure of the runs by name: each measure against each axis; more panels or curves than fit become
     numbered figures.
     """
     found = {}
@@ -231,7 +231,7 @@ def curves_of(runs: Sequence[CurveRun], width: float) -> dict[str, Drawing]:
 
 
 def rounds_to_target(table: SweepTable, runs: Sequence[CurveRun], target: float | None) -> list[dict[str, Any]]:
-    """Return, for each combination, in how many of its seeds it reached the target, and after what on average.
+    """Return, for each combination, the number of seeds that reached the target, and their mean rounds to it.
 
     `target`: in the score's unit, by default the reference's mean end.  Raises ConfigError for a target of a cost,
     which has no rounds to it.

@@ -1,12 +1,12 @@
 """Runs a sweep: refuses impossible combinations, starts workers, reports finished cells, and makes the table.
 
-Workers (`folder.SweepFolder.work`) agree by the claims in the folder; a backend decides where they run:
+Workers (`folder.SweepFolder.work`) coordinate through the claims in the folder; a backend places them:
 
-    local                 processes of this machine; a dead one is replaced, and a cell fails with the second one
+    local                 processes of this machine; a dead one is replaced, and a cell fails with the second death
     slurm:PARTITION       jobs, by submitit, which pickles its own `CommandFunction` with the words of a command
     ray:ADDRESS           commands on the nodes of a Ray cluster
 
-The last two need nodes that see the folder, and the extra `cluster`.
+The last two need nodes with access to the folder, and the extra `cluster`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedgossip.lab.sweeps.worker import words_of
 BACKENDS = ("local", "ray:ADDRESS", "slurm:PARTITION")
 
 LOOKS = 2000
-"""Number of cells checked per second, while others run them."""
+"""Number of cells checked per second, while other processes run them."""
 
 ReportCell = Callable[[SweepCell, CellOutcome], None]
 
@@ -46,7 +46,7 @@ class SweepWorkers(Protocol):
     """Workers of any backend."""
 
     def working(self) -> bool:
-        """Return whether some still work.  Raises FedgossipError where none can."""
+        """Return whether some still work.  Raises FedgossipError if none can."""
         ...
 
     def stop(self) -> None:
@@ -70,13 +70,13 @@ def sweep(
 ) -> SweepTable:
     """Run every unfinished cell of a sweep, and return the table of all.
 
-    `source`: a sweep file, or such a mapping.  `out`: the folder, by default sweeps/NAME.  `jobs`: workers at once; 1
-    is this process.  `backend`: local, ray:ADDRESS, slurm:PARTITION.  `limit_seconds`: until the last new cell.
-    `memory`: bytes that a worker may map.  `overrides`: "section.key=value" for the base; `engine` and `seeds` replace
-    the file's.  `retry`: failed cells too.  `tell` is called with each finished cell.
+    `source`: a sweep file, or such a mapping.  `out`: the folder, by default sweeps/NAME.  `jobs`: simultaneous
+    workers; 1 is this process.  `backend`: local, ray:ADDRESS, slurm:PARTITION.  `limit_seconds`: until the last new
+    cell.  `memory`: bytes that a worker may map.  `overrides`: "section.key=value" for the base; `engine` and `seeds`
+    replace the file's.  `retry`: failed cells too.  `tell` is called with each finished cell.
 
-    Other processes may run the same sweep at once; each cell is run once.  Raises ConfigError for an invalid sweep,
-    before anything runs.
+    Other processes may run the same sweep at the same time; each cell is run once.  Raises ConfigError for an invalid
+    sweep, before anything runs.
     """
     grid = read_sweep(source, overrides=overrides, engine=engine, seeds=seeds)
     place = folder_of(grid, out)
@@ -96,7 +96,7 @@ def run_sweep(
     retry: bool = False,
     tell: ReportCell | None = None,
 ) -> SweepTable:
-    """Run a sweep that is read already, as `sweep`."""
+    """Run an already parsed sweep, as `sweep`."""
     start = _backend(backend, jobs, memory)
     folder = SweepFolder.made(place, grid)
     if retry:
@@ -141,7 +141,7 @@ def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
 
 
 def _backend(text: str, jobs: int, memory: int | None) -> Callable[[Path, float], SweepWorkers] | None:
-    """Return the starter of workers; None where this process is the worker."""
+    """Return the starter of workers; None if this process is the worker."""
     kind, _, where = text.partition(":")
     if jobs < 1:
         raise ConfigError(f"jobs = {jobs}", "Give 1 or more.")
@@ -159,7 +159,7 @@ def on_cluster(
 ) -> SweepWorkers:
     """Start workers of a folder on ray:ADDRESS or slurm:PARTITION, each the command of `words_of`.
 
-    Raises ConfigError, and NetworkError where no cluster replies.
+    Raises ConfigError, and NetworkError if no cluster replies.
     """
     kind, _, where = backend.partition(":")
     if kind not in ("ray", "slurm") or not where:
@@ -189,7 +189,7 @@ class LocalWorkers:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [*PYTHON, "-m", *self._words]
-        # each trains on one thread: several that all use every core are slower than one after the other
+        # each worker trains on one thread: several workers on every core are slower than one after the other
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **threads})
 
@@ -202,7 +202,7 @@ class LocalWorkers:
         return any(worker.poll() is None for worker in self._workers)
 
     def _bury(self, pid: int, number: int) -> bool:
-        """Count the death for the worker's cell, if any; the second fails the cell."""
+        """Count the death for the worker's cell, if any; the second death fails the cell."""
         folder = self._folder
         host, name = socket.gethostname(), signal.Signals(number).name
         for cell in folder.open_cells():
@@ -257,7 +257,7 @@ class SlurmWorkers:
             self._jobs = [executor.submit(function) for _ in range(jobs)]
 
     def working(self) -> bool:
-        """Return whether some still work, or wait to.  Raises ConfigError where one cannot, and none continues."""
+        """Return whether some still work, or wait to.  Raises ConfigError if one cannot, and none continues."""
         if not all(job.done() for job in self._jobs):
             return True
         for job in self._jobs:
@@ -278,7 +278,7 @@ ANSWER_SECONDS = 60.0
 
 
 class RayWorkers:
-    """Commands, a processor each.  Raises ConfigError without Ray, NetworkError where no cluster replies."""
+    """Commands, a processor each.  Raises ConfigError without Ray, NetworkError if no cluster replies."""
 
     def __init__(self, words: Sequence[str], jobs: int, address: str) -> None:
         self._ray = ray = connected(address, jobs)
@@ -289,8 +289,8 @@ class RayWorkers:
         self._waiting = dict(zip(started, self._actors, strict=True))
 
     def working(self) -> bool:
-        """Return whether some work, or wait for a processor; a lost one's cell goes to others.  Raises ConfigError
-        where one cannot.
+        """Return whether some work, or wait for a processor; a lost worker's cell is run by others.  Raises ConfigError
+        if one cannot start.
         """
         ready, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         for ref in ready:

@@ -1,4 +1,4 @@
-"""The table of a sweep: a row for every compared cell, failed and refused ones included.
+"""The table of a sweep: a row for every compared cell, including failed and refused ones.
 
 Methods are compared on the same seeds, which share data, first model and batches: intervals are of differences, by
 Student's t (assumes normality) and a bootstrap's percentiles (too narrow for few; Efron, Annals of Statistics 7, 1979).
@@ -39,16 +39,16 @@ from fedgossip.runs.run_directory import write_whole
 
 SCORES = ("mean_peer", "averaged", "worst_peer")
 UNSCORED = ("test_loss", "consensus_distance")
-"""What is compared of tasks without a score: the first that some cell has."""
+"""Compared columns of tasks without a score: the first that some cell has."""
 COSTS = {"bytes": "bytes_sent", "seconds": "seconds", "rounds": "rounds"}
-"""Scores that are no measure of a model, and their columns."""
+"""Scores that measure no model, and their columns."""
 OPEN = "open"
 """The status of a cell that has not run."""
 
 
 @dataclass(frozen=True, repr=False)
 class SweepTable:
-    """The results of a sweep.  `rows`: of plain values; None where a cell has none."""
+    """The results of a sweep.  `rows`: of plain values; None for a cell without one."""
 
     folder: Path
     name: str
@@ -64,13 +64,13 @@ class SweepTable:
     over: int = 1
     """Number of last evaluated rounds in the mean of a score."""
     compared: str = "mean_peer"
-    """The column that is compared: of tasks without a score the test loss, or else the consensus distance."""
+    """The compared column: for tasks without a score the test loss, or else the consensus distance."""
 
     def scored_by(self, name: str) -> SweepTable:
         """Return the table with another number of the record as its score.
 
         `name`: a score (mean_peer, averaged, worst_peer), loss, test_loss, consensus_distance, bytes, seconds, rounds,
-        or a logged number, "NAME?better=lower" where less is better.  One without a column is read from the cells'
+        or a logged number, "NAME?better=lower" if smaller is better.  A number without a column is read from the cells'
         records, as the other scores are.  Raises ConfigError for a name that no finished cell has.
         """
         base, _, query = name.partition("?")
@@ -155,7 +155,7 @@ class SweepTable:
         return csv_rows(self.rows)
 
     def write(self) -> None:
-        """Write table.csv and cells.jsonl into the sweep's folder; table.parquet where pyarrow is installed."""
+        """Write table.csv and cells.jsonl into the sweep's folder; table.parquet if pyarrow is installed."""
         write_whole(self.folder / run_format.SWEEP_TABLE, self.to_csv().encode())
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
         write_whole(self.folder / run_format.SWEEP_ROWS, lines)
@@ -165,7 +165,7 @@ class SweepTable:
             return
 
     def to_parquet(self, path: Path) -> None:
-        """Write the rows as Parquet.  Raises ConfigError where pyarrow is not installed (extra `research`)."""
+        """Write the rows as Parquet.  Raises ConfigError if pyarrow is not installed (extra `research`)."""
         arrow, parquet = (needed(name, "research", "a parquet file") for name in ("pyarrow", "pyarrow.parquet"))
         part = path.with_name(path.name + ".part")
         parquet.write_table(arrow.Table.from_pylist([dict(row) for row in self.rows]), part)
@@ -260,7 +260,7 @@ def _plain(values: Values) -> dict[str, Any]:
 
 
 def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | None]]) -> dict[int, float]:
-    """Return per seed the minimum over cells of bytes or seconds; {} where rounds are equal."""
+    """Return per seed the minimum over cells of bytes or seconds; {} if rounds are equal."""
     which = {"bytes": "bytes_sent", "seconds": "seconds"}.get(sweep.grid.file.equal)
     if which is None:
         return {}
@@ -303,7 +303,7 @@ class PairedDifference:
     student: Interval | None
     bootstrap: Interval | None
     p: float | None = None
-    """Of the paired t test, two-sided."""
+    """P-value of the two-sided paired t test."""
 
     @property
     def sure(self) -> bool:
@@ -328,7 +328,7 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
 
 @dataclass(frozen=True)
 class RankCorrelation:
-    """Spearman's rho; 1 where the order is the same, -1 where it is reversed."""
+    """Spearman's rho; 1 for the same order, -1 for the reverse order."""
 
     rho: float
     points: int
@@ -336,7 +336,7 @@ class RankCorrelation:
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation | None:
-    """Return Spearman's rho of two rows of numbers; None for fewer than three points, or where one is constant."""
+    """Return Spearman's rho of two rows of numbers; None for fewer than three points, or if one is constant."""
     if len(x) < 3 or len(set(x)) < 2 or len(set(y)) < 2:
         return None
     a, b = np.asarray(x, np.float64), np.asarray(y, np.float64)

@@ -2,7 +2,7 @@
 
     python -m fedgossip.lab.sweeps.worker FOLDER [--until SECONDS] [--memory BYTES] [--probe NAME] [--listen]
 
-It begins no further cell after its parent process ends, or, with --listen, after its standard input ends.
+It starts no further cell after its parent process ends, or, with --listen, after its standard input ends.
 """
 
 from __future__ import annotations
