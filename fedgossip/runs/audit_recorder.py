@@ -23,14 +23,16 @@ from fedgossip.plans.federated.privacy_budget import SPENT
 from fedgossip.secure.session import ParticipantRoster
 
 CONSENT = "consent"
-"""The kind of the line that is written before a client signs the others of a sum."""
+"""Kind of the line written before a client consents to the other clients of a sum by its signature."""
 
 TRANSCRIPT = "transcript"
-"""The kind of the line at the end of a session's transcript, with its hash."""
+"""Kind of the line at the end of a session's transcript, with its hash."""
 
 
 class Recorder:
-    """Writes log and transcripts.  A context manager.  Raises NotWrittenError: nothing may leave that is not logged."""
+    """Writes log and transcripts.  A context manager.  Raises NotWrittenError: nothing may be sent that is not
+    logged.
+    """
 
     def __init__(self, folder: Path, node: NodeId, role: str, identity: Identity, run: str, *, synced: bool) -> None:
         self.folder, self._identity = folder, identity
@@ -43,23 +45,25 @@ class Recorder:
         self._again, self._transcribed, self._repeats = 0, set[object](), False
 
     def repeat(self, logged: int) -> None:
-        """Expect the lines behind the first `logged` again: they, and whole transcripts, are not written twice."""
+        """Expect the lines after the first `logged` a second time: neither they nor complete transcripts are written
+        twice.
+        """
         repeated = self._log.past[logged:]
         self._again, self._repeats = len(repeated), True
         self._transcribed = {facts["session"] for kind, facts in repeated if kind == TRANSCRIPT}
 
     def account(self, ledger: SpentLedger) -> Sequence[Mapping[str, object]]:
-        """Write every spend into the ledger too, before the log; return the ledger's spends that this log lacks."""
+        """Write every spend to the ledger as well, before the log; return the ledger's spends that this log lacks."""
         self._ledger = ledger
         return ledger.take_up(self._log.first, [facts for kind, facts in self._log.past if kind == SPENT])
 
     def keep_companies(self, ledger: SpentLedger) -> None:
-        """Record the clients of exact sums in the ledger too, before the log."""
+        """Write the clients of exact sums to the ledger as well, before the log."""
         self._companies = ledger
 
     @property
     def first(self) -> str:
-        """The hash of the log's first entry, which no other log has."""
+        """Hash of the log's first entry, which is unique to this log."""
         return self._log.first
 
     @property
@@ -68,7 +72,7 @@ class Recorder:
         return self._log.past
 
     def transcribe(self, roster: ParticipantRoster) -> None:
-        """Keep a transcript of every session from now on, of these clients."""
+        """Write a transcript of every session from now on, with these clients."""
         self._roster = roster
 
     def log(self, line: Log) -> None:

@@ -1,12 +1,13 @@
-"""Checkpoints of a peer: their file, their folder, and the thread that writes the newest one now and then.
+"""Checkpoints of a peer: their file, their folder, and the thread that periodically writes the newest one.
 
     checkpoint.safetensors             the newest
-    checkpoint.previous.safetensors    the one before: taken where the newest cannot be read
+    checkpoint.previous.safetensors    the one before: used if the newest cannot be read
     incarnation                        how many lives this peer has begun; on disk before its first Hello
 
-A file is safetensors: tensors `vector/NAME` (the machine's) and `task/NAME` (optimizer slots, steps, local buffers),
-and in its metadata `about` (JSON) with the sha256 over everything; written beside the old one, synced, and renamed.  It
-is read whole or refused with a reason.  Random streams are functions of the seed and round.
+A file is safetensors: tensors `vector/NAME` (the machine's) and `task/NAME` (optimizer slots, steps, local buffers);
+its metadata has `about` (JSON) with the sha256 over everything.  It is written next to the old one, synced, and
+renamed.  It is read completely or refused with a reason.  Random streams need no state: they are functions of the seed
+and round.
 
 `About` decides whether a run may resume from it: some keys may differ.
 """
@@ -51,11 +52,11 @@ TURN_SECONDS = 1.0
 
 
 class Checkpoints:
-    """Keeps the newest checkpoint of a running peer; a thread of its own writes it every `seconds`.
+    """Writes the newest checkpoint of a running peer every `seconds`, in a separate thread.
 
-    `keep` is called between two trainings by the training thread, so the task's state belongs to the checkpoint;
-    nothing is copied, as vectors are frozen and a task replaces its arrays.  The writing thread calls `failed` (the
-    file before stays) or `written`.
+    The training thread calls `keep` between two trainings, so the task's state belongs to the checkpoint.  Nothing is
+    copied, as vectors are frozen and a task replaces its arrays.  The writing thread calls `failed` (the previous file
+    stays) or `written`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Checkpoints:
         self._memory = round, memory
 
     def keep(self, checkpoint: Checkpoint, memory: Mapping[str, Array]) -> None:
-        """Take the state after a round; have it written if it is time."""
+        """Store the state after a round; have it written if it is due."""
         with self._condition:
             if self._ending:
                 return
@@ -98,7 +99,7 @@ class Checkpoints:
                 self._ask()
 
     def now(self, checkpoint: Checkpoint) -> None:
-        """Write the state after a round (the task's as passed to `keep`): on return it is on disk, or `failed` was
+        """Write the state after a round (the task's as passed to `keep`); on return it is on disk, or `failed` was
         called.
         """
         with self._condition:
@@ -111,7 +112,9 @@ class Checkpoints:
                 raise self._died
 
     def close(self) -> int | None:
-        """Write the newest if it is not; return the round of the last one that is on disk, None where there is none."""
+        """Write the newest state if it is not on disk; return the round of the last one written, None if there
+        is none.
+        """
         with self._condition:
             if self._newest is not None and self._newest is not self._written and self._newest is not self._writing:
                 self._ask()
@@ -157,7 +160,7 @@ class Checkpoints:
 
 
 MAY_DIFFER = ("name", "track", "algorithm.start_timeout", *(f"train.{key}" for key in OF_THE_MACHINE))
-"""Keys that a resume may change; and `rounds` may grow."""
+"""Keys that may differ when a run resumes; `rounds` may also grow."""
 
 OF_SIMULATIONS = ("simulation", "faults")
 """Sections that real runs ignore."""
@@ -165,23 +168,24 @@ OF_SIMULATIONS = ("simulation", "faults")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The origin of a checkpoint.  `experiment` is the resolved one, so that a resume can name differing keys."""
+    """The origin of a checkpoint.  `experiment` is the resolved one, so that an error can name differing keys."""
 
     node: NodeId
     schema: str
     version: str
     experiment: Mapping[str, Any]
     data: str = ""
-    """DataShares.digest: the hash of the examples."""
+    """DataShares.digest: hash of the examples."""
     incarnation: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
-    """Likeness.code: the user's own functions that the experiment names, each with a hash of its source."""
+    """Likeness.code: the user's own functions in the experiment, each with a hash of its source."""
 
 
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulated: bool = False) -> list[str]:
-    """Return the keys of two resolved experiments that forbid resuming, "train.lr: was 0.1, is 0.05".  Paths of files
-    may differ.
+    """Return the keys of two resolved experiments that forbid resuming, "train.lr: was 0.1, is 0.05".
+
+    Paths of files may differ.
     """
     free = MAY_DIFFER if simulated else MAY_DIFFER + OF_SIMULATIONS
     was, now = (dict(_flat(json.loads(json.dumps(one)))) for one in (stored, given))  # tuples are lists in JSON
@@ -224,7 +228,7 @@ def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 
 def _tail(key: str, value: Any) -> Any:
-    """Return a path's last part, the same on all machines."""
+    """Return the last part of a path, which is equal on all machines."""
     if key in ("data.source", "data.test", "data.common", "topology.graph") and isinstance(value, str) and "/" in value:
         kind, colon, _ = value.partition(":")
         return f"{kind}{colon}{value.rsplit('/', 1)[1]}" if colon else value.rsplit("/", 1)[1]
@@ -245,7 +249,7 @@ Array = npt.NDArray[Any]
 
 _KINDS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 DTYPES = {"bool": "BOOL", **{kind: kind[0].upper() + kind.lstrip("floatuin") for kind in _KINDS}}
-"""The types of arrays that a checkpoint holds, and what safetensors calls them."""
+"""Dtypes of arrays in a checkpoint, and their names in safetensors."""
 
 _OF_NAME = {name: np.dtype(kind) for kind, name in DTYPES.items()}
 
@@ -259,7 +263,7 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RefusedError(FedgossipError):
-    """A checkpoint that cannot be taken; `reason` is one word: missing, corrupt, format, version, peer, model."""
+    """An unusable checkpoint; `reason` is one word: missing, corrupt, format, version, peer, model."""
 
     def __init__(self, path: Path, reason: str, text: str) -> None:
         super().__init__(f"{path}: {text}")
@@ -267,9 +271,9 @@ class RefusedError(FedgossipError):
 
 
 def write_tensors(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write plain data and arrays as the newest checkpoint of `folder`, keeping the one before.
+    """Write plain data and arrays as the newest checkpoint of `folder`; the previous one stays.
 
-    Raises OSError (a full disk, say); nothing is lost then.
+    Raises OSError (a full disk, for example); nothing is lost then.
     """
     part = folder / f"{CHECKPOINT}.part"
     write_synced(part, _pieces(about, {name: _plain(array) for name, array in arrays.items()}))
@@ -280,7 +284,7 @@ def write_tensors(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, A
 
 
 def write_synced(part: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file that will be renamed; on disk when this returns, and not there where it raises OSError."""
+    """Write a file before its renaming; on return it is on disk.  Raises OSError after removing the file."""
     try:
         with patiently(lambda: owner_files.opened(part, "wb")) as file:
             for piece in pieces:
@@ -328,7 +332,7 @@ def _hash(about: str, arrays: Mapping[str, Array]) -> str:
 
 
 def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return what `write_tensors` wrote.  Raises RefusedError."""
+    """Return the content written by `write_tensors`.  Raises RefusedError."""
     try:
         metadata, arrays = _parsed(outside_files.read_bytes(path, outside_files.LARGE))
         text = metadata["about"]
@@ -358,7 +362,7 @@ def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
         kind, count = _OF_NAME[tensor.dtype], math.prod(tensor.shape)
         if tensor.data_offsets != (end, end + count * kind.itemsize):
             raise ValueError("tensors that do not follow each other")
-        # a copy: what is read lies unaligned, and all of it in one block
+        # a copy: the bytes read are unaligned, and all in one block
         arrays[name] = np.frombuffer(content, kind, count, 8 + size + end).copy().reshape(tensor.shape)
         end += count * kind.itemsize
     if len(content) != 8 + size + end:
@@ -376,7 +380,10 @@ class Stored:
 
 
 def write(folder: Path, stored: Stored) -> None:
-    """Put `stored` into `folder`, keeping the one before.  Raises OSError (a full disk, say); nothing is lost then."""
+    """Write `stored` into `folder`; the previous checkpoint stays.
+
+    Raises OSError (a full disk, for example); nothing is lost then.
+    """
     machine = {f"vector/{name}": vector for name, vector in stored.machine.vectors.items()}
     about = {name: getattr(stored.about, name) for name in About.__slots__}
     write_tensors(
@@ -387,9 +394,9 @@ def write(folder: Path, stored: Stored) -> None:
 
 
 def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]:
-    """Return the newest usable checkpoint of `folder`, and why newer ones were refused; None without any.
+    """Return the newest usable checkpoint of `folder`, and the refusals of newer ones; None without any.
 
-    Raises ResumeError for another experiment's, and where all are refused.
+    Raises ResumeError for another experiment's checkpoint, and if all are refused.
     """
     refused: list[RefusedError] = []
     for path in (folder / run_format.CHECKPOINT, folder / run_format.CHECKPOINT_BEFORE):
@@ -406,7 +413,9 @@ def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]
 
 
 def drop(refused: Iterable[RefusedError]) -> None:
-    """Delete files that were refused where another was taken: the next one written must not push them onto that."""
+    """Delete the refused files after another was loaded: the next one written must not replace that by a
+    refused file.
+    """
     for error in refused:
         error.path.unlink(missing_ok=True)
 
@@ -424,7 +433,7 @@ def _checked(stored: Stored, about: About, path: Path) -> Stored:
 
 
 def read(path: Path) -> Stored:
-    """Return a peer's checkpoint.  Raises RefusedError for one that is cut short, changed or of another format."""
+    """Return a peer's checkpoint.  Raises RefusedError for a truncated or changed file, or another format."""
     about, arrays = take(path)
     try:
         return _stored(about, arrays)

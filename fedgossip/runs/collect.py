@@ -1,4 +1,4 @@
-"""Puts together what peers leave: while they run on this machine, or later from folders copied from many machines."""
+"""Collects the files of peers: while they run on this machine, or later from folders copied from many machines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedgossip.runs.table_files import save_table, table_in
 from fedgossip.runs.tracking import Keeper, Tracking
 
 ABSENT = Path(os.devnull, "absent")
-"""The placeholder for a participant without a local folder."""
+"""Placeholder for a participant without a local folder."""
 
 
 _OTHER_MODEL = "another model: its columns, classes or sizes are not those of this experiment"
@@ -49,16 +49,16 @@ class Collector:
     def __init__(self, folders: Sequence[Path], record: Network, keeper: Keeper) -> None:
         self.folders, self.record, self.keeper = folders, record, keeper
         self.rounds = [0] * len(folders)
-        """The number of rounds that each peer has completed."""
+        """Number of rounds that each peer has completed."""
         self.slowest_training = 0.0
-        """Duration of the longest training seen, in seconds."""
+        """Longest training so far, in seconds."""
         self._offsets = [0] * len(folders)
         self._former = [0] * len(folders)
-        """Bytes of rows of earlier incarnations: their events were shown then."""
+        """Bytes of rows of earlier incarnations; their events were already shown."""
         self._decoder = msgspec.json.Decoder(Row)
 
     def begin(self, before: Prepared | None, measured: Sequence[Row], first: Callable[[], Sequence[Vector]]) -> None:
-        """Open the record: with what was `measured` before the run was stopped, or with the peers' first vectors."""
+        """Open the record: with the rows `measured` before the run was stopped, or with the peers' first vectors."""
         if before:
             self.record.remember(before.later)
             paths = [folder / ROWS for folder in self.folders]
@@ -72,7 +72,7 @@ class Collector:
             self.keeper(row)
 
     def read(self) -> bool:
-        """Read every new whole line; return whether there was any.  Raises ConfigError for a line that is no row."""
+        """Read every new complete line; return whether there was any.  Raises ConfigError for an invalid row."""
         before = list(self._offsets)
         news = (self._news(node) for node in range(len(self.folders)))
         for _, node, row, length in heapq.merge(*news, key=lambda line: line[0]):
@@ -81,7 +81,7 @@ class Collector:
         return before != self._offsets
 
     def _news(self, node: int) -> Iterator[tuple[int, int, Row, int]]:
-        """Yield the new lines of one peer: its rounds, its id, the row, the line's bytes."""
+        """Yield the new lines of one peer: its number of rounds, its id, the row, and the line's bytes."""
         path = self.folders[node] / ROWS
         if not path.exists():
             return
@@ -128,13 +128,13 @@ class Collector:
         return vectors["mixed"]
 
     def finish(self) -> tuple[list[Vector | None], list[PeerEnded | None]]:
-        """Read the rest, close the record, and return every peer's final vector and last word."""
+        """Read the rest, close the record, and return every peer's final vector and final status."""
         self.read()
         self.ended(range(len(self.folders)))
         return [final_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
 
     def totals(self, last_words: Sequence[PeerEnded | None]) -> dict[NodeId, LifeTotals]:
-        """Return what each peer whose folder is here has counted in all its lives.  Raises ConfigError."""
+        """Return the totals over all incarnations of each peer with a local folder.  Raises ConfigError."""
         found = {}
         for node, (folder, word) in enumerate(zip(self.folders, last_words, strict=True)):
             totals = life_totals_in(folder)
@@ -147,14 +147,14 @@ class Collector:
 
 @dataclass(frozen=True)
 class Watched:
-    """The facts about peers that a driver saw besides their files; by default none, as they ran elsewhere."""
+    """Facts about peers that a driver observed in addition to their files; by default none, as they ran elsewhere."""
 
     interrupted: bool = False
     exits: Mapping[int, int | None] = field(default_factory=dict)
-    """The exit codes; of a run that was interrupted, of those that had ended by themselves before."""
+    """Exit codes; of an interrupted run, those of peers that had ended before the interruption."""
     wall_seconds: float | None = None
     absent: frozenset[NodeId] = frozenset()
-    """The peers without local folders: their end is unknown."""
+    """Peers without local folders: their end is unknown."""
 
 
 def conclude(
@@ -168,16 +168,16 @@ def conclude(
     driver: str = "local",
     report: bool = True,
 ) -> Run:
-    """Read the peers' last words and write the run's; once it is written, raise the error of a run that failed.
+    """Read the peers' final statuses and write the run's; after that, raise the error of a failed run.
 
-    Of an interrupted run everyone's last vector counts, else those of finished peers.
+    For an interrupted run every peer's last vector counts, otherwise those of finished peers.
     """
     vectors, last_words = collector.finish()
     statuses = [word.status if word else None for word in last_words]
     known = ["finished" if node in watched.absent else one for node, one in enumerate(statuses)]
     status = "interrupted" if watched.interrupted else status_of(plan, known, collector.keeper.rows, vectors)
     silent = [node for node, one in enumerate(known) if one is None]
-    # one stopped during its start leaves no status either
+    # a process stopped during its start leaves no status either
     died = [node for node in silent if node in watched.exits] if watched.interrupted else silent
     for node in died:
         collector.keeper(EventRow(collector.rounds[node], node, "died", {"exit_code": watched.exits.get(node)}))
@@ -257,11 +257,11 @@ def collect_peers(
     *,
     report: bool = True,
 ) -> Run:
-    """Make one run directory of the folders of a run's peers, in any order; of a federated run the coordinator's is
+    """Make one run directory from the folders of a run's peers, in any order; for a federated run the coordinator's is
     enough.
 
-    Raises ConfigError for a missing folder; NetworkError where no peer has completed a round; and a failed peer's
-    error, once the directory is made.  Scores are the peers' own; the averaged model is known at the end.
+    Raises ConfigError for a missing folder, and NetworkError if no peer has completed a round.  The error of a failed
+    peer is raised after the directory is made.  Scores are the peers' own; the averaged model is known at the end.
     """
     folders = _by_peer(plan, given)
     absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)
@@ -290,7 +290,7 @@ def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
             behind = " and ".join(hello.likeness.changed(Likeness(ended.code)))
             text = f"{folder}: this peer ran other modules: their source differs"
             raise ConfigError(f"{text}, behind {behind}" if behind else text, advice)
-        # begins with: the release before writes half as many digits of the same hash
+        # startswith: the previous release writes half as many digits of the same hash
         same = ended and hello.experiment.startswith(ended.experiment) and ended.schema == hello.schema
         if ended and ended.experiment and not same:
             what = _OTHER_MODEL if ended.schema != hello.schema else "another experiment, or other data"

@@ -23,12 +23,12 @@ from fedgossip.runs.checkpoints import About, RefusedError, Stored
 from fedgossip.runs.run_directory import check_free
 
 MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
-"""(first vector, checkpoint of the incarnation before, the number of this incarnation)."""
+"""Function of (first vector, checkpoint of the previous incarnation, number of this incarnation)."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """One life of a peer; `resumed`: None where none before it wrote a checkpoint, and it begins at round 0."""
+    """One incarnation of a peer; `resumed`: None if none before it wrote a checkpoint, so that it begins at round 0."""
 
     about: About
     resumed: Stored | None = None
@@ -44,7 +44,7 @@ class Life:
         return self.resumed.machine.round if self.resumed else 0
 
     def events(self) -> list[EventRow]:
-        """The event for the start of this incarnation."""
+        """Return the events for the start of this incarnation."""
         if not self.again:
             return []
         node, life = self.about.node, self.about.incarnation
@@ -62,14 +62,14 @@ def about_of(plan: Plan, node: NodeId, schema: str, data: str) -> About:
 
 
 def first(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
-    """Start the first incarnation of a peer; recorded on disk when this returns."""
+    """Start the first incarnation of a peer; it is recorded on disk when this returns."""
     about = replace(about_of(plan, node, schema, data), incarnation=incarnation or 0)
     checkpoints.begin_life(folder, about.incarnation)
     return Life(about)
 
 
 def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
-    """Start the incarnation after that of `folder`.  Raises ResumeError; the folder is unchanged then."""
+    """Start the next incarnation of the peer of `folder`.  Raises ResumeError; the folder is unchanged then."""
     about = about_of(plan, node, schema, data)
     stored, refused = checkpoints.load(folder, about)
     before = checkpoints.incarnation_of(folder)
@@ -86,7 +86,7 @@ def trace_path(folder: Path, incarnation: int) -> Path:
 
 
 def mend_rows(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished."""
+    """Remove a last line that a crash left incomplete."""
     if not path.exists():
         return
     lengths = [(len(line), line.endswith(b"\n")) for line in outside_files.lines_of(path)]
@@ -95,7 +95,7 @@ def mend_rows(path: Path) -> None:
 
 
 def cut_rows(path: Path, round: int) -> None:
-    """Cut off the rows from the first one of a later round on: that part of the history begins again."""
+    """Remove the rows from the first one of a later round on: these rounds will run again."""
     if path.exists():
         _cut(path, bytes_up_to(path, round))
 
@@ -124,9 +124,10 @@ def _cut(path: Path, size: int) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run of local peers that can go on from `round`, completed by all.
+    """A run of local peers that can resume after `round`, which all have completed.
 
-    `rows`: bytes of the run's record until there; `offsets`: of the peers'; `later`: measurements of later rounds.
+    `rows`: bytes of the run's record up to there; `offsets`: of the peers' records; `later`: measurements of later
+    rounds.
     """
 
     round: int

@@ -1,14 +1,14 @@
-"""The journal of a participant: every event is on disk before its machine sees it, so that a new process can go on.
+"""The journal of a participant: every event is on disk before its machine handles it, so that a new process can resume.
 
 A machine's state is a function of its events: a resumed process makes the same machine and passes it the same events
 (`Host`).  Each event has a seed, drawn when it is written, for the random bytes of its handling.
 
     file      "fgjourn1", then records as in a trace (`trace`): an opening, then one for each event
-    secrets   the seeds are those of a run's masks: the file is its owner's alone, and removed at the end of the run
+    secrets   the seeds generate a run's masks: only its owner can read the file, which is removed at the end of the run
 
 Source of the random bytes: SHAKE256 (NIST FIPS 202) of the seed and a counter.
 
-A record cut short by a kill is removed: its event was not handled, and its cause is still there.
+A record cut short by a kill is removed: its event was not handled, and its cause still exists.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _PURPOSE = b"fedgossip 1 entropy of a journal's event"
 
 
 class _Begun(msgspec.Struct, tag_field="kind", tag="begun", forbid_unknown_fields=True):
-    """What a process that goes on must have in common with the first."""
+    """Facts that a resuming process must have in common with the first."""
 
     version: str
     experiment: str
@@ -63,10 +63,10 @@ class _Begun(msgspec.Struct, tag_field="kind", tag="begun", forbid_unknown_field
 
 
 class _Noted(msgspec.Struct, tag_field="kind", tag="noted", forbid_unknown_fields=True):
-    """The participant's log when the run began."""
+    """State of the participant's log when the run began."""
 
     logged: int
-    """Its lines."""
+    """Number of its lines."""
     company: str
     """Hash of the clients of earlier exact sums of the same records."""
 
@@ -78,14 +78,16 @@ class _Event(msgspec.Struct, tag_field="kind", tag="event", forbid_unknown_field
     arrays: list[ArrayShape]
     seed: bytes
     memory: list[str] = []
-    """Names of the task's state after a training; its arrays are the last."""
+    """Names of the task's state after a training; its arrays are the last ones."""
 
 
 _decoder: msgspec.msgpack.Decoder[_Begun | _Noted | _Event] = msgspec.msgpack.Decoder(_Begun | _Noted | _Event)
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise ConfigError where the disk of a folder has no room for a journal of about `size` bytes: none is cut."""
+    """Raise ConfigError if the folder's disk has no room for a journal of about `size` bytes: a journal is never
+    truncated.
+    """
     free = shutil.disk_usage(folder).free
     if size > free:
         text = f"{folder}: the journal grows to about {size / 1e9:.3g} GB in this run, and {free / 1e9:.3g} GB are free"
@@ -93,17 +95,17 @@ def check_room(folder: Path, size: int) -> None:
 
 
 class Journal:
-    """The journal of one participant's life, for one thread; a context manager.
+    """The journal of one participant's incarnation, for one thread; a context manager.
 
-    `rounds`: those with rows in the record.  `entropy`: random bytes of the handled event.  Raises ResumeError for
-    another run's or release's journal, a changed one, and one in use.
+    `rounds`: rounds with rows in the record.  `entropy`: random bytes of the handled event.  Raises ResumeError for the
+    journal of another run or release, a changed one, and one in use.
     """
 
     def __init__(self, path: Path, experiment: str, schema: str) -> None:
         self.path = path
         self.rounds: set[int] = set()
         self.memory: Mapping[str, Array] | None = None
-        """The task's state after the last training that was read; None without one."""
+        """Task's state after the last training read; None without one."""
         self.logged, self.company = -1, ""
         self._seed, self._drawn = b"", 0
         new = not path.exists()
@@ -127,7 +129,7 @@ class Journal:
 
     @property
     def began_ns(self) -> int:
-        """When the run began, in nanoseconds since 1970, by this machine's clock."""
+        """Start of the run in nanoseconds since 1970, by this machine's clock."""
         return self._begun.began_ns
 
     def _opening(self, experiment: str, schema: str) -> _Begun:
@@ -145,7 +147,7 @@ class Journal:
         return begun
 
     def note(self, logged: int, company: str) -> None:
-        """Note the state of the participant's log at the beginning; what was noted first stays."""
+        """Record the state of the participant's log at the beginning; only the first call has an effect."""
         if self.logged < 0:
             self.logged, self.company = logged, company
             self._append(b"", _Noted(logged, company), [])
@@ -177,7 +179,7 @@ class Journal:
             self.logged, self.company = second[0].logged, second[0].company
 
     def write(self, now_ns: int, event: Event, memory: Mapping[str, Array] | None = None) -> None:
-        """Put an event on disk, before its machine sees it.  Raises NotWrittenError; nothing is changed then."""
+        """Write an event to disk, before its machine handles it.  Raises NotWrittenError; nothing is changed then."""
         fields, arrays = taken_apart(event)
         kept = dict(memory or {})
         seed = os.urandom(SEED_BYTES)
@@ -187,12 +189,12 @@ class Journal:
         self._reseed(seed)
 
     def entropy(self, size: int) -> bytes:
-        """Return random bytes that are a function of the handled event's seed and of those drawn before."""
+        """Return random bytes, a function of the handled event's seed and of the bytes drawn before."""
         self._drawn += 1
         return hashlib.shake_256(_PURPOSE + self._seed + self._drawn.to_bytes(8, "big")).digest(size)
 
     def remove(self) -> None:
-        """Remove the file: the run has ended, and its secrets are not needed any more."""
+        """Remove the file: the run has ended and needs its secrets no longer."""
         self.close()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
@@ -234,7 +236,9 @@ class Journal:
         self._end += sum(len(part) for part in parts)
 
     def _record(self, at: int) -> tuple[_Begun | _Noted | _Event, list[Array], int] | None:
-        """Return the record at a byte, its arrays, and the byte after it; None at the end or a torn one."""
+        """Return the record at a byte offset, its arrays, and the offset after it; None at the end or for a torn
+        record.
+        """
         frame = os.pread(self._file, FRAME.size, at)
         if len(frame) < FRAME.size:
             return None

@@ -1,9 +1,9 @@
 """The keys of masks in private gossip, and the rounds that they have masked.
 
-A key must never mask two vectors.  The machine ensures that within an incarnation; for later ones, or another run with
-the same keys, a real peer records every round beside its key before it sends anything of it.
+A key must never mask two vectors.  The machine ensures that within an incarnation.  For later ones, or another run with
+the same keys, a real peer records every round next to its key before it sends anything masked in it.
 
-    peer.key.masked         lines of a run's hash and the first round that is free, the last one counting
+    peer.key.masked         lines of a run's hash and the first unused round; the last line of a run applies
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ def agreed_pairs(
 
 
 def run_hash(hello: Hello, endpoints: Endpoints) -> bytes:
-    """Return the hash that every key of the run depends on: of the experiment, the layout and everybody's keys."""
+    """Return the hash from which all keys of the run are derived: of the experiment, the layout and all participants'
+    keys.
+    """
     keys = [f"{node} {endpoint.key}" for node, endpoint in sorted(endpoints.items())]
     return run_of(hello.experiment, hello.schema, hello.version, *keys)
 
 
 class MaskLedger:
-    """The rounds that one key has masked, on disk, held by one process.
+    """The rounds that one key has masked, on disk; one process at a time can open it.
 
-    Raises ConfigError where another process holds it, and NotWrittenError.
+    Raises ConfigError if another process has it open, and NotWrittenError.
     """
 
     def __init__(self, path: Path, run: bytes) -> None:
@@ -75,7 +77,7 @@ class MaskLedger:
         return max(rounds, default=None)
 
     def use(self, round: int) -> None:
-        """Write that `round` is about to be masked; the line is on disk when this returns."""
+        """Record that `round` is about to be masked; the line is on disk when this returns."""
         if self.free is None or round < self.free:
             raise AssertionError(f"round {round} of this key was masked before")
         self._write(round + 1)
@@ -98,7 +100,7 @@ class MaskLedger:
 
 
 class Noted:
-    """A machine that records every round in the ledger before sending a masked vector of it."""
+    """A machine that records every round in the ledger before it sends a masked vector."""
 
     def __init__(self, machine: Machine, ledger: MaskLedger) -> None:
         self._machine, self._ledger = machine, ledger
@@ -122,9 +124,9 @@ def private_maker(
     *,
     resume: bool,
 ) -> MakeMachine:
-    """Return what makes the machine of a real private peer; `path` is its ledger, which `stack` closes.
+    """Return the maker of a real private peer's machine; `path` is its ledger, which `stack` closes.
 
-    Raises ConfigError where this key has masked this run before, ResumeError where the ledger is missing.
+    Raises ConfigError if this key has masked this run before, ResumeError if the ledger is missing.
     """
     run = run_hash(hello, endpoints)
     ledger = MaskLedger(path, run)

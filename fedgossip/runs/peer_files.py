@@ -1,5 +1,7 @@
-"""The files of one peer, and its final status.  The best round's vector is `best.safetensors`, with round and score,
-for the next incarnation, and model-best/ at the end.
+"""The files of one peer, and its final status.
+
+The best round's vector is in `best.safetensors`, with round and score, for the next incarnation; at the end it is in
+model-best/.
 """
 
 from __future__ import annotations
@@ -33,21 +35,21 @@ Key = TypeVar("Key")
 
 
 class PeerEnded(msgspec.Struct):
-    """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the rest is the reason."""
+    """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the other fields give the reason."""
 
     status: str
     rounds: int
     counts: dict[str, int]
-    """How often each event happened in this life."""
+    """Number of each event in this incarnation."""
     message: str = ""
     advice: str = ""
     exit_code: int = 0
     experiment: str = ""
     schema: str = ""
     code: str = ""
-    """The hash in the Hello: folders of two runs are not put together."""
+    """Hash in the Hello: folders with different hashes belong to different runs."""
     checkpoint: int | None = None
-    """The round of the last checkpoint, from which it can resume; None without one."""
+    """Round of the last checkpoint, from which the peer can resume; None without one."""
     incarnation: int = 0
     processor: str = ""
     kernels: str = ""
@@ -56,25 +58,24 @@ class PeerEnded(msgspec.Struct):
 
 
 class LifeTotals(msgspec.Struct):
-    """counts.json: what a peer has counted in all its lives; of one that was killed, up to its last checkpoint."""
+    """counts.json: a peer's totals over all its incarnations; for a killed one, up to its last checkpoint."""
 
     counts: dict[str, int] = {}
-    """How often each event happened."""
+    """Number of each event."""
     payload: dict[int, int] = {}
-    """Bytes of vectors that were sent to each partner."""
+    """Bytes of vectors sent to each partner."""
 
     def with_life(self, counts: Mapping[str, int], payload: Mapping[int, int]) -> LifeTotals:
-        """Return these totals with those of one more life."""
+        """Return these totals plus those of one more incarnation."""
         return LifeTotals(_sums(self.counts, counts), _sums(self.payload, payload))
 
     def write(self, folder: Path) -> None:
-        """Put them into the peer's folder.  Raises NotWrittenError."""
+        """Write them into the peer's folder.  Raises NotWrittenError."""
         write_whole(folder / COUNTS, msgspec.json.encode(self))
 
 
 def life_totals_in(folder: Path) -> LifeTotals | None:
-    """Return what the peer of `folder` has counted in all its lives; None where nothing is written.  Raises
-    ConfigError."""
+    """Return the totals of the peer of `folder` over all incarnations; None without a file.  Raises ConfigError."""
     path = folder / COUNTS
     if not path.exists():
         return None
@@ -89,7 +90,7 @@ def _sums(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
 
 
 class PeerFiles:
-    """Writes the files of a peer while it runs.  Rounds are counted by completion."""
+    """Writes the files of a peer while it runs.  A round counts when it is completed."""
 
     def __init__(self, folder: Path, node: NodeId, plan: Plan, task: LocalTask, *, snapshots: bool) -> None:
         self.folder, self.node, self.task = folder, node, task
@@ -99,7 +100,7 @@ class PeerFiles:
         self._last: float | None = None
         self._beside: dict[str, float | None] | None = None
         self._scored = 0
-        """The round after which that was measured."""
+        """Round after which `_last` and `_beside` were measured."""
         e = plan.experiment
         keeps = e.eval.keep == BEST and node == plan.roles.leader and not snapshots  # else its reader does
         self._best = BestSoFar(e.score) if keeps else None
@@ -124,8 +125,7 @@ class PeerFiles:
         return round % self.every == 0 or round == self.rounds
 
     def started(self, round: int, vector: Vector | None) -> None:
-        """Note that the peer begins with `vector`, or goes on after `round` rounds with a vector of its own, if that is
-        known."""
+        """Record that the peer begins with `vector`, or resumes after `round` rounds with its vector, if known."""
         self.round = round
         self._before = vector if self._reads_before and self._evaluated(round + 1) else None
 
@@ -137,8 +137,11 @@ class PeerFiles:
         self._outgoing = vector if self.snapshots and self._evaluated(round) else None
 
     def mixed(self, row: PeerRow, vector: Vector) -> float | None:
-        """Write what an evaluated round needs, put other metrics than the score into its row, and return this peer's
-        score in it.  Raises NotWrittenError."""
+        """Write the files of an evaluated round, add metrics other than the score to its row, and return this peer's
+        score.
+
+        Raises NotWrittenError.
+        """
         self.round = round = row.round
         score = None
         if self._evaluated(round):
@@ -162,7 +165,7 @@ class PeerFiles:
         return self._last
 
     def _compare(self, round: int, score: float | None, model: Vector | None) -> None:
-        """Keep the model after `round` where it is the best until now."""
+        """Store the model after `round` if it is the best so far."""
         known = self._best is not None and score is not None and model is not None and round > 0
         if known and self._best.takes(round, score):  # type: ignore[union-attr, arg-type]
             self._best_model = model
@@ -179,13 +182,13 @@ class PeerFiles:
             self.snapshots_lost += 1
 
     def lost(self) -> dict[str, int]:
-        """Close the record; return how much of it, and of the snapshots, did not fit on the disk."""
+        """Close the record; return the numbers of rows and snapshots that did not fit on the disk."""
         self.writer.close()
         found = {"rows_lost": self.writer.lost, "snapshots_lost": self.snapshots_lost}
         return {name: count for name, count in found.items() if count}
 
     def save(self, vector: Vector | None) -> None:
-        """Write the final vector, if there is one, and as a model if it was trained.  Raises NotWrittenError."""
+        """Write the final vector, if there is one, and a model if it was trained.  Raises NotWrittenError."""
         if vector is None:
             return
         from safetensors.numpy import save
@@ -200,13 +203,13 @@ class PeerFiles:
         write_whole(self.folder / VECTOR, save({"vector": vector}, metadata=metadata))
 
     def _trained(self, vector: Vector) -> bool:
-        """Whether the vector differs from the first one."""
+        """Return whether the vector differs from the first one."""
         untouched = self._led or not self.round
         return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
 
 
 def write_ended(folder: Path, ended: PeerEnded) -> None:
-    """Write a peer's last word.  Raises NotWrittenError."""
+    """Write a peer's final status.  Raises NotWrittenError."""
     write_whole(folder / ENDED, msgspec.json.encode(ended))
 
 
@@ -217,13 +220,13 @@ def try_to_report(folder: Path, ended: PeerEnded) -> None:
 
 
 def failed(error: FedgossipError, rounds: int = 0) -> PeerEnded:
-    """Return the record of a peer that could not go on."""
+    """Return the final status of a peer that could not continue."""
     status = EXHAUSTED if isinstance(error, BudgetError) else "failed"
     return PeerEnded(status, rounds, {}, str(error), error.advice, error.exit_code)
 
 
 def empty_folder(folder: Path) -> Path:
-    """Make `folder`, or take it if it is empty.  Raises ConfigError."""
+    """Make `folder`, or use it if it is empty.  Raises ConfigError."""
     try:
         owner_files.made(folder)
         empty = not any(folder.iterdir())
@@ -237,7 +240,7 @@ def empty_folder(folder: Path) -> Path:
 
 
 def kept_in(folder: Path) -> Callable[[int, float, Vector], None]:
-    """Return what writes the best model until now into `folder`.  It raises NotWrittenError."""
+    """Return a function that writes the best model so far into `folder`.  The function raises NotWrittenError."""
     from safetensors.numpy import save
 
     def keep(round: int, score: float, vector: Vector) -> None:

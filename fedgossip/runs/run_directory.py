@@ -1,12 +1,12 @@
 """The run directory: the files of a run, during the run and after it.
 
-`core.run_format` declares them.  metrics.jsonl grows during the run, summary.json is written last; INCOMPLETE is there
-until all are.  Status: `finished`; `exhausted` (the privacy budget); `partial`, without some peers, or a part of its
-purpose (`lacking`); `interrupted`; or `failed`.
+`core.run_format` declares them.  metrics.jsonl grows during the run, and summary.json is written last; INCOMPLETE
+exists until all files are complete.  Status: `finished`; `exhausted` (the privacy budget); `partial`, without some
+peers or a part of its work (`lacking`); `interrupted`; or `failed`.
 
-One command at a time writes a run directory, where folders can be locked.  The forecast is written before the first
-row, and compared at the end; where messages or peers were lost, a second one for the actual mixing separates its errors
-from the network's effects.  Of a trained table the touched rows are stored.
+Only one command at a time writes a run directory, on file systems with locks.  The forecast is written before the first
+row, and compared at the end.  If messages or peers were lost, a second one for the actual mixing separates its errors
+from the network's effects.  For a trained table, only the touched rows are stored.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
-"""The statuses of runs that ended by themselves, with all files complete."""
+"""Statuses of runs that ended regularly, with all files complete."""
 
 
 @dataclass(frozen=True)
 class TrainedTable:
-    """`table` gives the untouched rows; `touched` are the others."""
+    """`table` computes the untouched rows; `touched` stores the others."""
 
     table: KeyedTable
     touched: Rows
 
     def rows(self, keys: npt.ArrayLike) -> npt.NDArray[np.floating]:
-        """Return the rows of these numbers, in their order, [k, width].  Raises ConfigError for one that is none."""
+        """Return the rows with these numbers, in their order, [k, width].  Raises ConfigError for an invalid number."""
         wanted = np.asarray(keys).reshape(-1)
         if wanted.size and not (np.issubdtype(wanted.dtype, np.integer) and wanted.min() >= 0):
             raise ConfigError(f"rows {wanted[:3]} of a table", "Rows are whole numbers from 0 on.")
@@ -101,30 +101,30 @@ class TrainedTable:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run that ended.  `vectors` holds the final vector of each peer, ascending; None where a peer has none."""
+    """An ended run.  `vectors` has the final vector of each peer in ascending order; None for a peer without one."""
 
     summary: RunSummary
     rows: list[Row]
     vectors: list[Vector | None]
     directory: Path | None
     table: TrainedTable | None = None
-    """The model, where it is a table, which servers hold: their touched rows together."""
+    """The model of a table: the touched rows of all servers together; None for a vector."""
 
     @property
     def digest(self) -> str | None:
-        """sha256 over all final vectors; None where a peer did not finish."""
+        """sha256 over all final vectors; None if a peer did not finish."""
         value: str | None = self.summary["digest"]
         return value
 
     @property
     def score(self) -> Mapping[str, Any]:
-        """averaged, mean_peer, worst_peer, on the common test set; and name, better, unit: which metric that is."""
+        """averaged, mean_peer, worst_peer, on the common test set; and the metric's name, better, unit."""
         score: Mapping[str, Any] = self.summary["score"]
         return score
 
     @property
     def accuracy(self) -> Mapping[str, float | None]:
-        """`score` of a run that is judged by its accuracy.  Raises ConfigError for other runs."""
+        """`score` of a run with accuracy as its score.  Raises ConfigError for other runs."""
         if self.score["name"] not in ("accuracy", ""):
             raise ConfigError(f"the score of this run is {self.score['name']}, not accuracy", "Use run.score.")
         return {which: self.score[which] for which in ("averaged", "mean_peer", "worst_peer")}
@@ -134,12 +134,12 @@ class Run:
         return f"Run({self.summary['name']!r}, {self.summary['status']}, digest={(self.digest or 'none')[:16]}{place})"
 
     def network(self) -> list[NetworkRow]:
-        """One row per round, for all peers together."""
+        """Return one row per round, for all peers together."""
         return [row for row in self.rows if isinstance(row, NetworkRow)]
 
 
 class RunDirectory:
-    """Made when a run starts; refuses a folder with other content, or in use.
+    """Made when a run starts; refuses a folder in use or with other content.
 
     As a context it closes its record and unlocks its folder.  `peers`: the participants' folders, made before
     experiment.toml, with which a stopped run can be resumed.
@@ -156,7 +156,7 @@ class RunDirectory:
 
     @classmethod
     def again(cls, path: Path, plan: Plan, rows: int) -> RunDirectory:
-        """Open the directory of a run that was stopped, and cut its record to the first `rows` bytes."""
+        """Open the directory of a stopped run, and truncate its record to the first `rows` bytes."""
         directory = cls.__new__(cls)
         try:
             directory._open(path, plan, rows=rows)
@@ -203,8 +203,9 @@ class RunDirectory:
         best: Vector | None = None,
         report: bool,
     ) -> None:
-        """Write the model, that of the best round where it is kept, the summary and the report; the run counts as whole
-        when this returns."""
+        """Write the model, the best round's model if kept, the summary and the report; on return the run counts as
+        complete.
+        """
         try:
             self._finish(summary, task, model, best, report=report)
         finally:
@@ -237,8 +238,9 @@ class RunDirectory:
         return read_rows(self.path / ROWS)
 
     def abandon(self) -> None:
-        """Close the record with what was measured so far; INCOMPLETE stays beside it.  Nothing happens the second time,
-        or after `finish`."""
+        """Close the record with the rows so far; INCOMPLETE stays.  A second call, or one after `finish`, has no
+        effect.
+        """
         self._opened.close()
 
 
@@ -264,7 +266,7 @@ def _write_summary(folder: Path, summary: Mapping[str, object]) -> None:
 
 
 def new_path(plan: Plan, driver: str, base: Path) -> Path:
-    """Return runs/NAME-nN-DRIVER-TIME, a folder that does not exist yet."""
+    """Return runs/NAME-nN-DRIVER-TIME, a new folder."""
     name = plan.experiment.name or plan.name
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "run"
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -283,7 +285,9 @@ def _advice_on(path: Path) -> str:
 
 
 def resume_line(path: Path) -> str:
-    """Return the command that resumes the run of a folder; it allows the paths that the folder names outside itself."""
+    """Return the command that resumes the run of a folder; it allows the paths outside the folder that the run
+    names.
+    """
     command = "launch" if is_launched(path) or is_placed(path) else "run"
     allowed = f" {ALLOW}" if is_launched(path) or _reaches_out(path) else ""
     return f"fedgossip {command} --resume {shlex.quote(os.fspath(path))}{allowed}"
@@ -297,12 +301,12 @@ def _reaches_out(path: Path) -> bool:
 
 
 def is_launched(path: Path) -> bool:
-    """Whether a run directory is one of scripts that were launched."""
+    """Return whether a run directory belongs to launched scripts."""
     return (path / LAUNCHED).exists() and (path / PEERS).is_dir()
 
 
 def is_placed(path: Path) -> bool:
-    """Whether the participants of a run directory ran on a cluster."""
+    """Return whether the participants of a run directory ran on a cluster."""
     return (path / PLACED).is_file()
 
 
@@ -315,8 +319,9 @@ def describe(folder: Path, plan: Plan) -> None:
 
 
 def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
-    """Write what a federated run's sites were asked to approve, and the statistics, which the plan lacks.  Raises
-    NotWrittenError.
+    """Write the plan that a federated run's sites were asked to approve, and the statistics, which the plan lacks.
+
+    Raises NotWrittenError.
     """
     if isinstance(plan, FederationPlan) and plan.gives_model:
         plan_statement.write(folder / PLAN, plan_statement.statement_of(plan, task))
@@ -326,7 +331,7 @@ def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or none.  Raises NotWrittenError; `path` is unchanged then."""
+    """Write a file atomically.  Raises NotWrittenError; `path` is unchanged then."""
     part = path.with_name(path.name + ".part")
     try:
         owner_files.written(part, content)
@@ -340,7 +345,7 @@ def write_whole(path: Path, content: bytes) -> None:
 def save_model(
     folder: Path, task: LocalTask, vector: Vector, node: NodeId | None = None, *, score: Mapping[str, Any]
 ) -> None:
-    """Write the folder of a model: of `node` with what stays there, or of all.  Raises NotWrittenError."""
+    """Write a model's folder: of `node` with its local parts, or of all.  Raises NotWrittenError."""
     model = whole_model_of(task, vector, node)
     try:
         model_files.write_model(
@@ -366,11 +371,11 @@ def add_centralised(run: Run, metrics: dict[str, float]) -> None:
 
 
 PATIENCE_SECONDS = 5.0
-"""Delay before a folder counts as another command's: the processes of one that was killed end a little later."""
+"""Time before a folder counts as in use by another command: the processes of a killed one end a little later."""
 
 
 class RunLock:
-    """The lock of the run in `folder`, until `release`.  Raises ResumeError where another command has it."""
+    """The lock of the run in `folder`, until `release`.  Raises ResumeError if another command has it."""
 
     def __init__(self, folder: Path) -> None:
         self._file: int | None = None
@@ -392,7 +397,7 @@ class RunLock:
         return free
 
     def release(self) -> None:
-        """Let others write the run; nothing happens the second time."""
+        """Release the lock; a second call has no effect."""
         if self._file is not None:
             owner_files.let_go(self._file)
             os.close(self._file)
@@ -400,7 +405,7 @@ class RunLock:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ResumeError where a command is running in `folder`."""
+    """Raise ResumeError if a command is running in `folder`."""
     RunLock(folder).release()
 
 
@@ -411,21 +416,21 @@ class Foretold:
     forecast: RunForecast
     sha256: str
     again: Callable[[Sequence[Row]], RunForecast | None] | None = None
-    """Computes the same forecast for the recorded mixing of the rounds; None where all went as planned."""
+    """Computes the same forecast for the recorded mixing of the rounds; returns None if all went as planned."""
 
     @classmethod
     def of(cls, forecast: RunForecast | None) -> Foretold | None:
-        """The forecast of a run that begins."""
+        """Return the forecast of a starting run."""
         return None if forecast is None else cls(forecast, digest_of(encoded(forecast)))
 
     @classmethod
     def left_in(cls, folder: Path) -> Foretold | None:
-        """The forecast of a resumed run.  Raises ConfigError for an invalid file."""
+        """Return the forecast of a resumed run.  Raises ConfigError for an invalid file."""
         found = read_forecast(folder)
         return None if found is None else cls(*found)
 
     def realised(self, rows: Sequence[Row]) -> RunForecast | None:
-        """What would have been forecast, had it been known what would be lost."""
+        """Return the forecast for the mixing that took place, after losses."""
         return self.again(rows) if self.again else None
 
     def facts(self, rows: Sequence[NetworkRow], score: Score, realised: RunForecast | None = None) -> ForecastFacts:

@@ -39,16 +39,17 @@ from fedgossip.plans.plan import PARTIAL
 from fedgossip.runs.run_directory import WHOLE
 from fedgossip.runs.tracking import Keeper
 
-# The participant and the link that carried most bytes of vectors: where a faster network would be felt first.
+# The participant and the link with the most bytes of vectors: a faster network would help there first.
 
 
 Link = tuple[NodeId, NodeId]
 
 
 def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> BusiestFacts:
-    """Return the node with its bytes (the larger direction), and the link with its own; of equal ones the lowest id.
+    """Return the node with the most bytes (in its larger direction) and the link with the most; of equal ones the
+    lowest id.
 
-    `links`: bytes of vectors from the first to the second; empty without links, which is then None.
+    `links`: bytes of vectors from the first to the second; empty without links, and the link is then None.
     """
     sent: dict[NodeId, int] = {}
     received: dict[NodeId, int] = {}
@@ -68,7 +69,7 @@ def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> BusiestFacts:
 
 
 def race_facts(experiment: Experiment, rows: Sequence[Row]) -> RaceFacts:
-    """Return that no other run has its bits, and the share of updates that were lost, where they were counted."""
+    """Return the fact that the run's bits are not reproducible, and the share of lost updates if it was counted."""
     if experiment.train.parallel != HOGWILD:
         return {}
     logged = [row.logged.get(LOST) for row in rows if isinstance(row, PeerRow) and row.logged]
@@ -78,7 +79,7 @@ def race_facts(experiment: Experiment, rows: Sequence[Row]) -> RaceFacts:
 
 
 def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
-    """Return the scores of the participants' own models, where they have some."""
+    """Return the scores of personal models, if participants have them."""
     scores: dict[NodeId, OwnScores] = {}
     counts: Mapping[str, float | None] = {}
     for row in rows if plan.experiment.personal else ():
@@ -96,7 +97,7 @@ def personal_facts(plan: Plan, rows: Sequence[Row]) -> PersonalFacts:
 def inside_facts(
     plan: Plan, task: LocalTask, driver: str, sizes: Sequence[int] | None, rows: Sequence[Row]
 ) -> InsideFacts:
-    """Return a step of a participant's processes, where the simulator took its time from them, and the run's bytes."""
+    """Return the step of a participant's processes if the simulator's times come from it, and the run's bytes."""
     e = plan.experiment
     step = compose.step_inside(e, task) if driver == "sim" else None
     if step is None:
@@ -116,28 +117,28 @@ CAUSES_KEPT = 20
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of a run at a driver: the final vectors, and counts of events."""
+    """The result of a run from its driver: final vectors, and counts of events."""
 
     vectors: Sequence[Vector | None]
     counts: Mapping[str, int]
     status: str
     wall_seconds: float | None
-    """None where the driver was not there."""
+    """None without a driver during the run."""
     payload: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
-    """Bytes of vectors on each link, where the driver has links."""
+    """Bytes of vectors on each link, if the driver has links."""
 
 
 def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row], vectors: Sequence[Vector | None]) -> str:
-    """Return the run's status, by everybody's last word; partial where something that it is for is lacking.
+    """Return the run's status from all participants' final statuses; partial if some of its work is missing.
 
-    `vectors`: everybody's final model.
+    `vectors`: the participants' final models.
     """
     verdict = plan.verdict(words)
     return PARTIAL if verdict == "finished" and lacking_of(plan, rows, vectors).sentences else verdict
 
 
 def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]) -> Lacking:
-    """Return what a run lacks, including a usable model."""
+    """Return the missing work of a run, including a usable model."""
     found = plan.lacking(rows)
     wrong = of_numbers(rows, plan.outcome(vectors), plan.segments)
     return Lacking((*found.sentences, *wrong), found.in_vain) if wrong else found
@@ -146,7 +147,7 @@ def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]
 def summarize(
     plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: RunOutcome
 ) -> RunSummary:
-    """Return the summary of a run, as summary.json and `--json` have it."""
+    """Return the summary of a run in the form of summary.json and `--json`."""
     networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
     last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
     outcome = plan.outcome(ended.vectors)
@@ -198,7 +199,9 @@ def summarize(
 def _last_evaluated(
     networks: Sequence[NetworkRow], last: NetworkRow, there: Sequence[Vector], record: Network
 ) -> NetworkRow:
-    """Return the row with the newest scores; of a run that ended between two evaluations, of its final models."""
+    """Return the row with the newest scores; if the run ended between two evaluations, with scores of its final
+    models.
+    """
     measured = next((row for row in reversed(networks) if row.measured), last)
     if measured is last or not there:
         return measured
@@ -247,7 +250,7 @@ def _data(shares: DataShares) -> DataFacts:
 
 
 def chosen(record: Network) -> ChosenFacts:
-    """Return the round of the kept model, or of the last improvement, and where it was scored; nothing before an
+    """Return the round of the kept model, or of the last improvement, and the data it was scored on; empty before an
     evaluation.
     """
     best = record.best
@@ -260,7 +263,7 @@ def chosen(record: Network) -> ChosenFacts:
 
 
 def best_of(score: Score, rows: Sequence[NetworkRow]) -> ChosenFacts:
-    """Return the first round whose averaged model had the best score; nothing where none was scored."""
+    """Return the first round with the best score of the averaged model; empty without scores."""
     known = [(row.round, row.score_averaged) for row in rows if row.score_averaged is not None]
     known = [(round, value) for round, value in known if math.isfinite(value)]
     if not known:
@@ -270,7 +273,7 @@ def best_of(score: Score, rows: Sequence[NetworkRow]) -> ChosenFacts:
 
 
 def refusals(rows: Sequence[Row]) -> list[RefusalFacts]:
-    """Return why each participant refused something: each cause once, with its count, the most frequent first."""
+    """Return the causes of each participant's refusals: each cause once, with its count, the most frequent first."""
     earlier: dict[tuple[NodeId, str, str], int] = {}  # refusals of lives that are over
     newest: dict[tuple[NodeId, str, str], int] = {}
     for row in rows:
@@ -289,6 +292,6 @@ def refusals(rows: Sequence[Row]) -> list[RefusalFacts]:
 
 
 def averaged(vectors: Sequence[Vector | None]) -> Vector | None:
-    """Return the mean of the vectors that are there."""
+    """Return the mean of the existing vectors."""
     there = [vector for vector in vectors if vector is not None]
     return mean(there) if there else None

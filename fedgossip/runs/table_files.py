@@ -1,6 +1,6 @@
-"""Files of trained tables: the touched rows, and the source of all others, put together from the servers' parts.
+"""Files of trained tables: the touched rows, and the source of all others, merged from the servers' parts.
 
-table.safetensors    keys [k] uint32, ascending; rows [k, width]; in its metadata what all other rows are made from
+table.safetensors    keys [k] uint32, ascending; rows [k, width]; in its metadata the source of all other rows
 table.npz            the same, the metadata as arrays of one number
 """
 
@@ -29,7 +29,7 @@ _FACTS = {"rows_in_all": int, "width": int, "seed": int, "scale": float}
 
 
 def save_table(table: TrainedTable, path: Path | str) -> None:
-    """Write it: .npz, or .safetensors.  Raises ConfigError for another ending, NotWrittenError."""
+    """Write the table as .npz or .safetensors.  Raises ConfigError for another ending, NotWrittenError."""
     path = Path(path)
     about = table.table.rows, table.table.width, table.table.seed, table.table.scale
     facts = dict(zip(_FACTS, about, strict=True))
@@ -48,7 +48,7 @@ def save_table(table: TrainedTable, path: Path | str) -> None:
 
 
 def table_in(plan: Plan, folders: Sequence[Path]) -> TrainedTable | None:
-    """Return the table of the checkpoints in participants' folders, or None.  Raises ConfigError for another run's."""
+    """Return the table in the checkpoints of participants' folders, or None.  Raises ConfigError for another run's."""
     if plan.touched_rows({}) is None:
         return None
     kept: dict[NodeId, Checkpoint] = {}
@@ -66,7 +66,7 @@ def table_in(plan: Plan, folders: Sequence[Path]) -> TrainedTable | None:
 
 
 def load_table(path: Path | str) -> TrainedTable:
-    """Return the table of a file, or of the run directory that it lies in.  Raises ConfigError."""
+    """Return the table of a file, or of a run directory.  Raises ConfigError."""
     path = Path(path)
     if path.is_dir():
         if not (path / TABLE).exists():

@@ -1,7 +1,7 @@
 """Files of traces: a machine's events are written before it acts, so that a new machine can replay them.
 
-A machine's effects are a function of its events and times, so a run whose order of arrival is the network's can be
-replayed; `fedgossip replay` reports the first differing event.
+A machine's effects are a function of its events and times, so a run can be replayed even though its order of arrival
+depends on the network; `fedgossip replay` reports the first differing event.
 
     file      "fgtrace1", then records
     record    header bytes u32, body bytes u64, crc32 of both u32 | header, msgpack | body, raw little-endian numbers
@@ -9,8 +9,9 @@ replayed; `fedgossip replay` reports the first differing event.
 
 All integers are little-endian.  A record cut short by a kill ends the trace.  Nothing is unpickled.
 
-A record is written before its event is handled, as received vectors may be used up; then a line per effect, vectors by
-hash.  The opening holds the experiment, the first vector, and its tensors' places (`Plan.segments`).
+An event is written before it is handled, as handling may consume received vectors.  Then follows one line per effect,
+with vectors by hash.  The opening has the experiment, the first vector, and the slices of its tensors
+(`Plan.segments`).
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ MAGIC = b"fgtrace1"
 
 _KINDS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset({"bool", *_KINDS})
-"""The types that arrays of a trace may have."""
+"""Allowed dtypes of arrays in a trace."""
 
 LIMIT_BYTES = 2 << 30
-"""Maximum bytes of a peer's trace; later events are not written, and the run goes on."""
+"""Maximum bytes of a peer's trace; later events are not written, and the run continues."""
 
 HEADER_BYTES_MAX = 64 << 20
 
@@ -75,7 +76,7 @@ FRAME = struct.Struct("<IQI")
 
 
 class ArrayShape(msgspec.Struct, array_like=True):
-    """One array of the body, one-dimensional.  `mine`: it belonged to the machine, which may have written to it."""
+    """One array of the body, one-dimensional.  `mine`: whether the machine owned it, and may have written to it."""
 
     dtype: str
     size: Annotated[int, msgspec.Meta(ge=0)]
@@ -90,7 +91,7 @@ class _Resumed(msgspec.Struct, array_like=True):
     round: int
     names: list[str]
     facts: str
-    """The experiment as JSON, whose whole numbers may be longer than 64 bits."""
+    """Experiment as JSON, for integers longer than 64 bits."""
 
 
 class _Opening(_Record, tag="opening"):
@@ -102,7 +103,7 @@ class _Opening(_Record, tag="opening"):
     resumed: _Resumed | None
     arrays: list[ArrayShape]
     segments: list[tuple[str, int, tuple[int, ...]]] = []
-    """The segments of the vector; None in older traces: one segment."""
+    """Segments of the vector; empty in older traces: one segment."""
     statistics: int = 0
     """Elements at the end of the vector that are statistics."""
 
@@ -136,7 +137,7 @@ ENCODER = msgspec.msgpack.Encoder(enc_hook=_number)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opening:
-    """The inputs for creating the same machine again."""
+    """Inputs for making the same machine again."""
 
     node: NodeId
     incarnation: int
@@ -149,7 +150,7 @@ class Opening:
 
 
 class Trace:
-    """Writes the trace of one incarnation.  `stopped(name, text)` is called once, if the trace ends before the peer."""
+    """Writes the trace of one incarnation.  `stopped(name, text)` is called once if the trace ends before the peer."""
 
     def __init__(
         self, path: Path, opening: Opening, stopped: Callable[[str, str], None], limit_bytes: int = LIMIT_BYTES
@@ -176,13 +177,13 @@ class Trace:
         self._write(header, arrays)
 
     def write_event(self, now_ns: int, event: Event) -> None:
-        """Write an event, before the machine sees it, which may use up the vectors that it brings."""
+        """Write an event before the machine handles it, as that may consume the event's vectors."""
         if self._file:
             fields, arrays = taken_apart(event)
             self._write(_Delivered(now_ns, type(event).__name__, fields, shapes_of(arrays)), arrays)
 
     def answered(self, effects: Sequence[Effect | str]) -> None:
-        """Write the effects of the event; a text stands for itself."""
+        """Write the effects of the event; a text is written unchanged."""
         if self._file:
             digests: dict[int, str] = {}
             self._write(_Answered([e if isinstance(e, str) else described(e, digests) for e in effects]), [])
@@ -247,7 +248,7 @@ class Traced:
 
 
 def refusal(error: ProtocolError) -> str:
-    """The texts that stand in a trace in place of effects."""
+    """Return the text written to a trace in place of the effects."""
     return f"refused: {error}"
 
 
@@ -256,7 +257,7 @@ def refusal(error: ProtocolError) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceEntry:
-    """The `number`-th event, from 1; `answer` is None where the trace ends before it."""
+    """The `number`-th event, from 1; `answer` is None if the trace ends before it."""
 
     number: int
     now_ns: int
@@ -267,7 +268,7 @@ class TraceEntry:
 class Reading:
     """Reads one trace, an event at a time; a context manager.  `end`: "whole", or "torn" after a truncated last record.
 
-    Raises TraceError for no trace, and a changed record.
+    Raises TraceError for a file other than a trace, and for a changed record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -418,7 +419,7 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
 
 
 def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Event:
-    """Return the event of a `taken_apart` value.  Raises TraceError for one that cannot be replayed."""
+    """Return the event of a `taken_apart` value.  Raises TraceError if it cannot be replayed."""
     match name:
         case "Received":
             return Received(fields["sender"], _whole(fields["message"], arrays))
@@ -443,7 +444,7 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
 
 
 def _plain(value: Any, arrays: list[Array]) -> Any:
-    """Return a value for msgpack: other types by a name, arrays by their number in `arrays`."""
+    """Return a value for msgpack: other types by name, arrays by their index in `arrays`."""
     if isinstance(value, np.ndarray):
         arrays.append(value.reshape(-1))
         return {"is": "array", "at": len(arrays) - 1, "shape": list(value.shape)}
@@ -497,7 +498,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _describe(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a line; newer ones only where they differ from the default."""
+    """Yield the fields of a line; newer fields only if they differ from the default."""
     since = SINCE.get(type(value), ())
     usual = _usual(type(value)) if since else {}  # type: ignore[arg-type]
     for name, one in _fields_of(value):
@@ -512,6 +513,6 @@ def _usual(kind: Any) -> Mapping[str, Any]:
 
 
 def raw(array: Array) -> memoryview:
-    """Return the little-endian bytes of an array; a view where it has them already."""
+    """Return the little-endian bytes of an array, as a view if possible."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8).data

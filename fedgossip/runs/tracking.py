@@ -1,7 +1,7 @@
 """Passes every row of a run to the file, to memory, to watchers and to trackers.
 
-Trackers are fed by a thread of their own, so that none can hold the run up or change it.  One that raises is dropped, a
-slow one loses rounds, an unresponsive server is abandoned at the end; each is reported as `tracker_failed`.
+Separate threads call the trackers, so that none can delay or change the run.  A tracker that raises is dropped, a slow
+one loses rounds, an unresponsive server is abandoned at the end; each is reported as `tracker_failed`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from fedgossip.runs.run_directory import Foretold, RunDirectory, write_whole
 
 FINISHED = "finished"
 MLFLOW_WORDS = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
-"""Variables of the environment in which MLflow looks for them."""
+"""Environment variables with MLflow's credentials."""
 
 
 class Tracker(Protocol):
-    """Made when a run is sure to begin; called by one thread, in this order."""
+    """Made only when a run is certain to begin; called by one thread, in this order."""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
-        """A run of this name, with these settings, "section.key" each."""
+        """Start a run of this name with these settings, each named "section.key"."""
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
-        """The measurements after so many rounds."""
+        """Record the measurements after `step` rounds."""
 
     def end(self, status: str, values: Mapping[str, float]) -> None:
-        """The run ended so, with these numbers."""
+        """Record the end of the run with its status and final numbers."""
 
 
 class CsvTracker:
@@ -104,7 +104,7 @@ class TensorBoardTracker:
 
 
 class MlflowTracker:
-    """A run of MLflow at `place`: a server's address, sqlite:///FILE, or a folder, as MLflow takes them."""
+    """A run of MLflow at `place`: a server's address, sqlite:///FILE, or a folder, in MLflow's notation."""
 
     def __init__(self, place: str, folder: Path) -> None:
         client = needed("mlflow.tracking", "mlflow", 'track.to = ["mlflow:URI"]').MlflowClient
@@ -161,7 +161,9 @@ KINDS: Mapping[str, Callable[[str, Path], Tracker]] = {
 
 
 def _without_mask(name: str, place: str) -> str:
-    """Return the address, without password, of a run's own copy.  Raises ConfigError without any."""
+    """Return the address without the password's mask, if the environment has MLflow's credentials; otherwise raise
+    ConfigError.
+    """
     if name == "mlflow" and f"{MASK}@" in place and all(word in os.environ for word in MLFLOW_WORDS):
         return place.replace(f"{MASK}@", "")
     text = f"track.to: {name}:{place}: the password is not kept in a run's folder"
@@ -169,9 +171,9 @@ def _without_mask(name: str, place: str) -> str:
 
 
 def make_tracker(text: str, folder: Path) -> Tracker:
-    """Return the tracker named "name" or "name:place", for a run in `folder`.
+    """Return the tracker "name" or "name:place", for a run in `folder`.
 
-    Raises ConfigError where a library is missing.
+    Raises ConfigError if a library is missing.
     """
     name, _, place = text.partition(":")
     if MASK in place:
@@ -182,7 +184,7 @@ def make_tracker(text: str, folder: Path) -> Tracker:
 WAITING = 10_000
 """Maximum number of rounds that a slow tracker may be behind."""
 END_SECONDS = 15.0
-"""Longest wait at the end of a run for what trackers have still to write."""
+"""Maximum wait for trackers at the end of a run, in seconds."""
 
 Call = Callable[[Tracker], None]
 
@@ -197,10 +199,10 @@ class Tracking:
         self._experiment = experiment
         self._score = experiment.score.name
         self._logged: dict[int, LoggedNumbers] = {}
-        """Numbers that peers logged in rounds whose network row has not been written yet."""
+        """Numbers logged by peers in rounds without a network row so far."""
 
     def begin(self) -> None:
-        """The run has a folder, and begins."""
+        """Start the trackers, once the run has a folder."""
         content = self._experiment.to_dict()
         name = self._experiment.name or "fedgossip"
         settings = dict(_flat("", content))
@@ -208,7 +210,9 @@ class Tracking:
             thread.begin(lambda tracker: tracker.begin(name, settings))
 
     def peer(self, row: PeerRow) -> None:
-        """Keep what a peer logged in a round, until the row of the round passes it on; WAITING rounds at most."""
+        """Store the numbers that a peer logged in a round until the round's row passes them on; for at most WAITING
+        rounds.
+        """
         if row.logged and (row.round in self._logged or len(self._logged) < WAITING):
             self._logged.setdefault(row.round, LoggedNumbers()).add(row.round, row.logged)
 
@@ -221,7 +225,7 @@ class Tracking:
             thread.put(lambda tracker: tracker.measured(row.round, values))
 
     def end(self, status: str, last: NetworkRow | None) -> None:
-        """The run has ended; wait for what is still to be written, END_SECONDS at most."""
+        """End the trackers; wait at most END_SECONDS for their writing."""
         values = measured(last, self._score) if last else {}
         for thread in self._threads:
             thread.put(lambda tracker: tracker.end(status, values), last=True)
@@ -229,7 +233,7 @@ class Tracking:
             thread.join(END_SECONDS)
 
     def failures(self) -> list[EventRow]:
-        """Return the events of the trackers that have failed since this was last asked."""
+        """Return the events of the trackers that have failed since the last call."""
         return [
             EventRow(-1, -1, "tracker_failed", {"tracker": thread.name, "reason": reason})
             for thread in self._threads
@@ -238,7 +242,7 @@ class Tracking:
 
 
 class TrackerThread:
-    """One tracker, called by a thread that ends with the process where it must."""
+    """One tracker, called by a thread that does not outlive the process."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self.name = name
@@ -284,7 +288,7 @@ class TrackerThread:
 
 
 def measured(row: NetworkRow, score: str) -> dict[str, float]:
-    """Return the numbers of a round by the names that trackers show."""
+    """Return the numbers of a round by their names in trackers."""
     named = {
         "loss/training": row.loss,
         "loss/test": row.test_loss,
@@ -308,7 +312,7 @@ def _flat(place: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 class Keeper:
-    """Passes every row of a run on: to the file, to memory for the caller, and to watchers."""
+    """Passes every row of a run to the file, to memory for the caller, and to watchers."""
 
     def __init__(
         self,
@@ -327,23 +331,23 @@ class Keeper:
         self.begin(directory, tracking)
 
     def begin(self, directory: RunDirectory | None, tracking: Tracking | None) -> None:
-        """Write rows to `directory`, and to trackers, from now on: a run that is refused before leaves neither."""
+        """Write rows to `directory`, and to trackers, from now on: a run refused before leaves neither."""
         self._directory, self._tracking = directory, tracking
         if tracking:
             tracking.begin()
 
     @property
     def lost(self) -> int:
-        """The number of rows that did not fit on the disk."""
+        """Number of rows that did not fit on the disk."""
         return self._directory.writer.lost if self._directory else 0
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """A sentence on the exchanges that single rounds went on without."""
+        """Sentences on missing exchanges of single rounds."""
         return self._attendance.missing_exchanges() if self._attendance else ()
 
     def remember(self, rows: Sequence[Row]) -> None:
-        """Read the rows of the part of the run that is written already."""
+        """Read the rows of the part of the run that was written before."""
         for row in rows:
             self._take(row)
             if self._attendance:
@@ -355,7 +359,7 @@ class Keeper:
             self.events[row.name] = self.events.get(row.name, 0) + 1
 
     def __call__(self, row: Row, *, news: bool = True) -> None:
-        """Pass a row on; to watchers where it is `news`, not an event of an earlier incarnation."""
+        """Pass a row on; to watchers only if it is `news`, not an event of an earlier incarnation."""
         for event in self._attendance.take(row) if self._attendance else ():
             self(event, news=news)
         written = self._directory.writer.write(row) if self._directory else None
@@ -366,7 +370,7 @@ class Keeper:
         self._track(row)
 
     def all(self, rows: Sequence[Row]) -> None:
-        """Pass a batch of rows on: all are in the file before the first is watched."""
+        """Pass a batch of rows on: all are in the file before watchers see the first."""
         if self._attendance:
             rows = [one for row in rows for one in (*self._attendance.take(row), row)]
         written = list(self._directory.writer.write_all(rows)) if self._directory else []
@@ -391,7 +395,7 @@ class Keeper:
             self._report_failures(self._tracking)
 
     def ended(self, status: str) -> None:
-        """Let the trackers finish: the run ended so."""
+        """Let the trackers finish with this status."""
         if self._tracking:
             last = next((row for row in reversed(self.rows) if isinstance(row, NetworkRow)), None)
             self._tracking.end(status, last)
