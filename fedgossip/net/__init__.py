@@ -17,20 +17,20 @@ server binds one ROUTER and dials nobody (`hub`).  CURVE is always on, with an a
 Hello, which detects another experiment and a second process with an identity in use.
 
 A message is a msgpack header (typed, unknown fields refused, at most 64 KiB) and raw buffers, in chunks of 256 KiB:
-CURVE moves one 25 MB message at 95 to 130 MB/s, in chunks at about 800.  Sizes are compared with the schema before
-allocation.  Nothing is unpickled, and torch.load runs with weights_only alone.
+CURVE transfers one 25 MB message at 95 to 130 MB/s, and in chunks at about 800.  Sizes are compared with the schema
+before allocation.  Nothing is unpickled, and torch.load runs only with weights_only.
 
 Limits: SNDHWM is 1 MiB a link (the rest waits in the outbox as references), LINGER is bounded, and IMMEDIATE is set:
 without it sends to a dead peer queue in memory.  ZeroMQ does not limit a message of many frames, so a thread closes
 connections beyond 1.5 MiB of unread bytes (`connections`); this needs Linux and TCP, and does not watch ipc://.  Beyond
 half of the open files the oldest strangers are closed, beyond three quarters a filter keeps new ones out.
 
-ZMTP heartbeats are off: libzmq 4.3.5 aborts the process when a peer breaks off while its messages are unread (issue
+ZMTP heartbeats are off: libzmq 4.3.5 aborts the process when a peer disconnects while its messages are unread (issue
 4364); TCP's probes and TCP_USER_TIMEOUT report a silent network within about 10 s.
 
 Traps, each measured: a CURVE server without a running ZAP handler serves *any* key; domain='*' does not match a set
-zap_domain; MAXMSGSIZE counts the cipher's bytes too, so a limit of exactly one chunk broke the connection of every
-full chunk; create_certificates writes the secret key file with mode 0644; unbinding a ROUTER's address breaks the
-connections that it had accepted; closing a socket with unread messages resets TCP and takes back what the other end
+zap_domain; MAXMSGSIZE counts the cipher's bytes too, so a limit of exactly one chunk broke the connection of every full
+chunk; create_certificates writes the secret key file with mode 0644; unbinding a ROUTER's address breaks the
+connections that it had accepted; closing a socket with unread messages resets TCP and revokes data that the other end
 has not read.
 """

@@ -1,12 +1,12 @@
-"""The connections of a process's sockets, and a thread that closes any beyond its limit of bytes, or beyond their
-number.
+"""The connections of a process's sockets, and a thread that closes those beyond the limits of bytes and number.
 
 ZeroMQ stores an endless message's frames until the last arrives, and reports nothing.  TCP counts the bytes that a
 connection has received; a thread (the sockets' owner may be busy) compares them with the limit after the last message
 taken.  Closing also drops unread bytes.  A link by ipc:// is not watched.
 
-Connections are known by descriptors, which ZeroMQ's monitors report when taken and before reuse; `take` passes these
-events to the owner.  ZeroMQ cannot close one connection: the socket is shut down under it.
+Connections are identified by descriptors.  ZeroMQ's monitors report a descriptor when it is taken and before its reuse;
+`take` passes these events to the owner.  ZeroMQ cannot close a single connection, so its TCP socket is shut down
+instead.
 """
 
 from __future__ import annotations
@@ -44,28 +44,30 @@ from fedgossip.net.streams import stream_port
 from fedgossip.net.transport import Rejected
 
 UNREAD_BYTES = 6 * CHUNK_BYTES
-"""Maximum bytes that a connection may receive without a message being taken; ZeroMQ holds two and a part of a third."""
+"""Maximum bytes that a connection may receive before a message is taken; ZeroMQ holds two and a part of a third."""
 
 STRANGERS_MAX = 512
-"""Maximum number of connections without a known partner, beside one of each; beyond, the oldest is closed."""
+"""Maximum number of connections without a known partner, in addition to one per partner; beyond, the oldest is
+closed.
+"""
 
 STRANGE_BYTES = 16 << 20
-"""Maximum bytes of all connections together without a known partner; beyond, the largest is closed."""
+"""Maximum total bytes of the connections without a known partner; beyond, the largest is closed."""
 
 REST_SECONDS = 0.002
-"""Minimum seconds between two checks; an endless message can exceed the limits by the bytes that ZeroMQ reads between
-them.
+"""Minimum seconds between two checks; between them, an endless message can exceed the limits by the bytes that ZeroMQ
+reads.
 """
 
 CHECK_SECONDS = 0.025
-"""Seconds between two checks of connections with bytes waiting in the network, where nothing is read and nothing
+"""Seconds between two checks of connections with bytes waiting in the network, while nothing is read and nothing
 arrives.
 """
 
 PAUSED_SECONDS = 0.05
 
 FLOOD = -1
-"""Number of an event of ours, not of ZeroMQ: this connection was closed for its bytes."""
+"""Number of an event that is not ZeroMQ's: this connection was closed for its bytes."""
 
 _CONNECTIONS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 _OPENED = (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED)
@@ -89,15 +91,15 @@ class _Connection:
     base: int | None = 0
     """Bytes received shortly after; None until TCP is queried."""
     unread: int = 0
-    """Bytes received since."""
+    """Bytes received since `base`."""
 
 
 class Connections:
-    """The connections of a process.  The thread of the sockets owns them and makes all calls."""
+    """Connections of a process.  The thread of the sockets owns them and makes all calls."""
 
     def __init__(self) -> None:
         self.expected = 0
-        """The number of partners that may call."""
+        """Number of partners that may call."""
         self._room = max(1, raise_open_files() - FILES)
         self._lock = threading.Lock()
         self._monitors: dict[ZmqSocket, ZmqSocket] = {}
@@ -122,13 +124,11 @@ class Connections:
         self._thread.start()
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when there is something to `take`."""
+        """Return the descriptor that becomes readable when `take` has events."""
         return self._news.fileno()
 
     def follow(self, socket: ZmqSocket, events: int = 0) -> None:
-        """Watch a socket that is neither bound nor connected yet; `events`: those reported beside connections'
-        events.
-        """
+        """Watch a socket before it is bound or connected; `events`: further monitor events to report."""
         monitor = patiently(lambda: socket.get_monitor_socket(events | _CONNECTIONS))
         with self._lock:
             self._monitors[socket] = monitor
@@ -137,7 +137,7 @@ class Connections:
             self._drain(socket)  # ZeroMQ signals further events only after a read that found none
 
     def leave(self, socket: ZmqSocket) -> None:
-        """Stop watching a socket, before it is closed, and drop its events."""
+        """Stop watching a socket before it is closed, and drop its events."""
         with self._lock:
             monitor = self._monitors.pop(socket)
             self._poll.unregister(monitor.fileno())
@@ -149,7 +149,7 @@ class Connections:
             monitor.close(0)
 
     def note_message(self, descriptor: int, node: NodeId) -> None:
-        """Note that a message of a partner was taken off this connection, which may receive as much again."""
+        """Record that a partner's message was taken from this connection, which may receive as much again."""
         self._messages[descriptor] += 1
         self._speakers[descriptor] = node
 
@@ -224,7 +224,7 @@ class Connections:
         self._callers.discard(descriptor)
         self._active.discard(descriptor)
         self._waiting.discard(descriptor)
-        # A connection's end may be reported when its number belongs to a newer monitor already, and would then be lost.
+        # A connection's end may be reported when a newer monitor already has its number, and would then be lost.
         if LINUX and descriptor not in self._sockets:
             with contextlib.suppress(OSError):  # closed already
                 self._poll.unregister(descriptor)
@@ -240,7 +240,7 @@ class Connections:
             time.sleep(REST_SECONDS)
 
     def _patience(self) -> float:
-        """Return for how many seconds nothing need be checked without arrivals; -1 for ever."""
+        """Return the seconds without arrivals before the next check; -1 for no check."""
         if self._active:
             return 0.0
         return CHECK_SECONDS if self._waiting else PAUSED_SECONDS if self._paused else -1.0
@@ -266,7 +266,7 @@ class Connections:
         return self._active | self._waiting
 
     def _check(self, descriptor: int) -> None:
-        """Close the connection beyond its limit; check again soon where more may arrive."""
+        """Close a connection beyond its limit; check again soon if more may arrive."""
         connection = self._connections[descriptor]
         count = self._messages[descriptor]
         if count != connection.messages:  # the usual case: all of its bytes are read, and TCP need not be queried
@@ -314,24 +314,26 @@ class Connections:
 
 
 def flooded(node: NodeId | None, who: str) -> Rejected:
-    """Return the event of a connection that was hung up on."""
+    """Return the event of a connection closed for its bytes."""
     return Rejected(node, "flood", f"{who} was disconnected: it sent more than any message has, without an end")
 
 
 STRANGERS = 256
-"""Maximum number of connections of unknown callers, beside one of each client, as all call at once after a restart; the
-oldest are closed.
+"""Maximum number of connections of unknown callers in addition to one per client, as all call at once after a restart;
+beyond, the oldest are closed.
 """
 
 
 class Callers:
-    """The callers of a socket that `connections` follow.  `address`: its own; `expected`: how many may call."""
+    """The callers of a socket watched by `connections`.  `address`: its own; `expected`: the number of permitted
+    callers.
+    """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self.address, self.expected = "", 0
         self.flooded: list[Seen] = []
-        """Connections that were hung up on since this was emptied."""
+        """Connections closed for their bytes since this list was emptied."""
         self._strange: dict[int, None] = {}  # in the order of their arrival
         self._known: dict[int, NodeId] = {}
 
@@ -352,7 +354,9 @@ class Callers:
         return broken
 
     def introduce(self, descriptor: int, node: NodeId) -> bool:
-        """Note that the caller on this connection is `node`; return False if it is closed.  Call `look` before."""
+        """Record that the caller on this connection is `node`; return False if the connection is closed.  Call `look`
+        before.
+        """
         if descriptor not in self._strange and self._known.get(descriptor) != node:
             return False
         self._strange.pop(descriptor, None)
@@ -381,7 +385,7 @@ class Callers:
 
 
 def check_clients(clients: int) -> None:
-    """Raise NetworkError where this process may not have as many connections as it may need."""
-    # the client's own with its stream, one that waits, one that has just called; strangers at both ports
+    """Raise NetworkError if this process may not open as many connections as it may need."""
+    # per client: its connection with stream, one that waits, and one that has just called; strangers at both ports
     needed = 4 * clients + STRANGERS + stream_port.STRANGERS + FILES
     check_files(f"{clients} clients", needed)

@@ -7,8 +7,8 @@
 
 The file is the allow-list: other keys are never served.  A coordinator's client has no address.
 
-Where members join and leave, each block has `verify`, the signatures' key; a line `organiser` names the key that signs
-others' `admission`, and a [[revoked]] block, which removes a member.
+In runs with joins and leaves, each block has `verify`, the signing key.  A line `organiser` gives the key that signs
+the `admission` of later members and the [[revoked]] blocks, each of which removes a member.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 
 ADDRESS_LETTERS = 128
-"""Maximum length of a peer's address text; that much fits into its entry."""
+"""Maximum length of a peer's address text, limited by the size of its entry."""
 
 TCP, RELAY = "tcp://", "relay://"
-"""How an address begins that is called, and one of a relay, through which its owner is reached."""
+"""Prefixes of an address that is called directly, and of a relay's address."""
 WEB = ("wss://", "ws://")
-"""How the address of a relay begins that is reached by the web."""
+"""Prefixes of the address of a relay reached by the web."""
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)"
@@ -80,15 +80,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A peer's address ("" where it does not listen), and its public keys of links and of signatures."""
+    """A peer's address ("" if it does not listen), and its public keys of links and of signatures."""
 
     address: str
     key: str
     verify: str = ""
     admission: str = ""
-    """The organiser's signature, for a member that is no founder."""
+    """Organiser's signature, for a member other than a founder."""
     signature: str = ""
-    """Its own signature of its identity and address; rosters of clients and coordinator consist of these."""
+    """The peer's own signature of its identity and address; rosters of clients and coordinator consist of these."""
 
 
 Endpoints = Mapping[NodeId, Endpoint]
@@ -101,16 +101,16 @@ class Members:
     endpoints: Mapping[NodeId, Endpoint]
     organiser: str = ""
     path: Path | None = None
-    """The file; people may add revocations of the organiser during the run."""
+    """The file; people may add the organiser's revocations during the run."""
 
     @property
     def founders(self) -> dict[NodeId, Endpoint]:
-        """The peers with which the run begins."""
+        """The peers at the start of the run."""
         return {node: endpoint for node, endpoint in self.endpoints.items() if not endpoint.admission}
 
 
 def is_signing_key(text: str) -> bool:
-    """Whether a text is a key of signatures in its normal form: 64 hex digits in lower case."""
+    """Return whether a text is a signing key in its normal form: 64 hex digits in lower case."""
     return _HEX_KEY.fullmatch(text) is not None
 
 
@@ -127,7 +127,7 @@ def load_members(path: Path, node: NodeId) -> Members:
 
 
 def public_keys(path: Path) -> list[str]:
-    """Return the keys of all that are in the file and were not sent away.  Raises ConfigError."""
+    """Return the keys of all members in the file except revoked ones.  Raises ConfigError."""
     gone = {one.key for one in load_revoked(path)}
     return [one.key for one in _read(path).values() if one.key not in gone]
 
@@ -143,7 +143,7 @@ def _shown(node: NodeId, endpoint: Endpoint) -> str:
 
 
 def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
-    """Read blocks that all have a key of signatures.  Raises ConfigError."""
+    """Read blocks that must have a signing key.  Raises ConfigError."""
     found = _read(path)
     for node, endpoint in found.items():
         if not is_signing_key(endpoint.verify):
@@ -155,7 +155,7 @@ def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
 def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambda _: True) -> dict[NodeId, Endpoint]:
     """Read the endpoints of all `n` peers; peers that do not listen need no address.
 
-    Raises ConfigError naming the entry that is wrong or missing.
+    Raises ConfigError naming the wrong or missing entry.
     """
     if _file(path).revoked:
         raise ConfigError(f"{path}: [[revoked]] is for runs whose members come and go", "Take the block out.")
@@ -172,7 +172,7 @@ def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambd
 
 
 def load_addresses(path: Path, public: str) -> tuple[dict[NodeId, Endpoint], NodeId]:
-    """Read the endpoints of all that listen, and the one with this public key.  Raises ConfigError."""
+    """Return the endpoints of all listening peers, and the id of the one with this public key.  Raises ConfigError."""
     found = {node: endpoint for node, endpoint in _read(path).items() if endpoint.address}
     own = [node for node, endpoint in found.items() if endpoint.key == public]
     if len(own) != 1 or len(found) < 2:
@@ -220,22 +220,22 @@ def _read(path: Path) -> dict[NodeId, Endpoint]:
 
 
 def is_web(address: str) -> bool:
-    """Whether an address is of a relay that is reached by the web."""
+    """Return whether an address is that of a relay reached by the web."""
     return address.startswith(WEB)
 
 
 def is_relay(address: str) -> bool:
-    """Whether an address is of a relay, by TCP or the web."""
+    """Return whether an address is that of a relay, by TCP or the web."""
     return address.startswith((RELAY, *WEB))
 
 
 def addresses_of(text: str) -> list[str]:
-    """Return the addresses of a peer that may be reached in several ways: separated by commas, the likeliest first."""
+    """Return the addresses of a peer with several ones, which are separated by commas, the likeliest first."""
     return text.split(",")
 
 
 def check_address(address: str, where: str) -> None:
-    """Raise ConfigError, naming `where`, for an address at which no peer can be called."""
+    """Raise ConfigError, naming `where`, for an address that cannot be called."""
     found = [_ADDRESS.fullmatch(one) for one in addresses_of(address)]
     if "@" in address and address.startswith(WEB):  # what stands before it is not shown
         advice = "The address of a relay needs none; those of a proxy belong into HTTPS_PROXY, or a file: --proxy FILE."
@@ -251,7 +251,9 @@ def check_address(address: str, where: str) -> None:
 
 
 def is_host(host: str) -> bool:
-    """Return whether `host` can be called: a name that ends in a number is an IPv4 address, and 1.2.3.4.5 is none."""
+    """Return whether `host` can be called: a name that ends in a number must be an IPv4 address, which 1.2.3.4.5 is
+    not.
+    """
     if "." not in host or not host.rpartition(".")[2].isdecimal():
         return True
     with contextlib.suppress(ValueError):
@@ -261,7 +263,9 @@ def is_host(host: str) -> bool:
 
 
 def check_reachable(address: str, where: str) -> None:
-    """Raise ConfigError for an address that other machines cannot call: no network's, or of every interface or none."""
+    """Raise ConfigError for an address that other machines cannot call: on no network, of every interface, or without a
+    host.
+    """
     check_address(address, where)
     for one in addresses_of(address):
         if not (one.startswith(TCP) or is_relay(one)):
@@ -283,7 +287,7 @@ def own_address(port: int) -> str | None:
 
 
 def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
-    """Return the block that `keys new` wrote into the key file at `path`; None without a whole block."""
+    """Return the block that `keys new` wrote into the key file at `path`; None without a complete block."""
     try:
         (peer,) = msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), _KeyFile).peer
     except (OSError, ValueError, msgspec.ValidationError):
@@ -304,7 +308,7 @@ def revoked_block(revocation: Revocation) -> str:
 
 
 def organiser_line(key: str) -> str:
-    """Return the line above all blocks that names the organiser's key of signatures."""
+    """Return the line above all blocks with the organiser's signing key."""
     return tomli_w.dumps({"organiser": key})
 
 
@@ -323,7 +327,7 @@ def signed(identity: Identity, address: str) -> Endpoint:
 
 
 def is_signed(endpoint: Endpoint) -> bool:
-    """Whether an entry is signed by its own key."""
+    """Return whether an entry is signed by its own key."""
     try:
         content = _member(endpoint).content()
     except ValueError:  # no key, or no signature
@@ -332,7 +336,7 @@ def is_signed(endpoint: Endpoint) -> bool:
 
 
 def roster_of(endpoints: Endpoints) -> ParticipantRoster:
-    """Return the roster of all entries, by id.  Raises ConfigError for one that is not signed by itself."""
+    """Return the roster of all entries, by id.  Raises ConfigError for an entry without its own signature."""
     members = []
     for node in sorted(endpoints):
         member = _member(endpoints[node])

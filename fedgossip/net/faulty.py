@@ -1,8 +1,8 @@
-"""Applies a fault script to one real peer: between its machine and its sockets, and around its training.
+"""Applies a fault script to one real peer: between its machine and its sockets, and to its training.
 
 Sent messages are lost, doubled, delayed, held back.  A link cut by the script is reported as down, and as up when it
-heals; messages sent within the host's patience are delivered late, later ones are lost except a synchronous run's last,
-which `Links` repeats.
+heals.  Messages sent within the host's grace period are delivered late; later ones are lost, except a synchronous run's
+last, which `Links` repeats.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from fedgossip.faults import FaultScript, Flap, Partition, Slow
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
 
 PATIENCE_NS = 1_000_000_000
-"""Nanoseconds for which a cut link keeps messages; at most the host's patience with a broken link."""
+"""Time for which a cut link stores messages, in nanoseconds; at most the host's grace period for a broken link."""
 
 CUT_MS = 20
-"""Maximum delay with which a cut begins or ends."""
+"""Maximum delay of the begin or end of a cut, in milliseconds."""
 
 WAITING_MESSAGES = 1024
-"""Maximum number of messages that are held back; those sent beyond are lost."""
+"""Maximum number of messages held back; further ones are lost."""
 
 AnyTransport = TypeVar("AnyTransport", bound=Transport)
 
 Clock = Callable[[], int | None]
-"""Nanoseconds since the run began; None before."""
+"""Returns nanoseconds since the run began; None before."""
 
 
 class RunClock:
-    """The run's time: nanoseconds since the beginning that `path` holds, on the clock of this machine."""
+    """The run's time: nanoseconds since the start stored in `path`, by this machine's clock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,17 +74,17 @@ class Faults:
     clock: Clock
 
     def on_links(self, links: AnyTransport) -> AnyTransport:
-        """Return `links` with the script between them and their user."""
+        """Return `links` wrapped by the script."""
         return cast(AnyTransport, FaultyLinks(links, self)) if self.script.touches_messages else links
 
     def on_task(self, task: LocalTask) -> LocalTask:
-        """Return `task`, slowed as the script demands."""
+        """Return `task`, slowed according to the script."""
         slowed = any(isinstance(fault, Slow) for fault in self.script.faults)
         return _slowed(task, self) if slowed else task
 
 
 class FaultyLinks:
-    """A Transport; the methods that are not here are those of the links."""
+    """A Transport; methods that are missing here are those of the links."""
 
     def __init__(self, links: Transport, faults: Faults) -> None:
         self._links, self._faults = links, faults
@@ -186,7 +186,7 @@ def _is_last_word(message: AnyMessage) -> bool:
 
 
 class SlowTask:
-    """A task slowed by the factor of the script; all else is as in the task itself."""
+    """A task slowed by the factor of the script; other members are those of the task."""
 
     def __init__(self, task: LocalTask, faults: Faults) -> None:
         self._task, self._faults = task, faults
@@ -228,7 +228,7 @@ class SlowTask:
 
 
 class SlowRowTask(SlowTask):
-    """The same for a task with a table as its model: the rows of a batch are returned at once."""
+    """The same for a task with a table as its model; a batch's rows are returned without delay."""
 
     def __init__(self, task: RowTask, faults: Faults) -> None:
         super().__init__(task, faults)

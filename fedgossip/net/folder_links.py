@@ -1,9 +1,9 @@
 """The links of one participant through a folder, with the same calls as links by sockets.
 
-A partner's link is up when its greeting is there, and never down: the machines' deadlines decide.  Messages are
-numbered per direction from 1; `resume` continues after those in a journal, and a replayed machine sends the same
-messages under the same numbers, each written once.  A message counts as received at the `poll` after the one that
-returned it: its owner has stored it by then.
+A partner's link is up when its greeting exists, and never down: the machines' deadlines decide.  Messages are numbered
+per direction from 1.  `resume` continues after those in a journal; a replayed machine sends the same messages under the
+same numbers, each written once.  A message counts as received at the `poll` after the one that returned it: its owner
+has stored it by then.
 
     DIR/fedgossip-1a2b3c4d5e6f7a8b/        one run: its experiment and the keys of all
       from-000002-to-000000/               written by participant 2 alone
@@ -11,12 +11,12 @@ returned it: its owner has stored it by then.
         0000000007.fgm                     message 7: written as 0000000007.PART, synced, renamed
         received.fgm                       number of the last message that 2 has on its own disk from 0
 
-Each file has one writer, so a synchroniser has nothing to merge, and there are no locks.  A reader asks for the next
-number's file, and for copies only where it is missing (`pair_folder`).  A message is acknowledged when it is in the
+Each file has one writer, so a synchroniser has nothing to merge, and there are no locks.  A reader looks for the next
+number's file, and for copies only if it is missing (`pair_folder`).  A message is acknowledged when it is in the
 reader's journal, then removed by its writer; one that disappears earlier is written again.
 
-The owner of the folder sees who sends to whom, when, and how many bytes; it can delay, delete and restore old files,
-which stops a run and never changes its result.
+The owner of the folder sees the sender, receiver, time and size of each message.  It can delay, delete and restore old
+files; this stops a run but never changes its result.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ from fedgossip.net.sockets import Wakeable, Waker
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Rejected, Traffic, Woken
 
 RUN = "fedgossip-"
-"""The folder of a run begins so; 16 hex digits of its name follow."""
+"""Prefix of a run's folder; 16 hex digits of its name follow."""
 
 BYTES = 4 << 30
-"""Maximum number of bytes that wait in the folder for one partner; further messages wait in memory, as beyond FILES."""
+"""Maximum bytes of unfetched messages in the folder per partner; further messages wait in memory, as beyond FILES."""
 
 WAITING = 10_000
-"""Maximum number of messages that a partner has not fetched; then the run ends here, with this as its cause."""
+"""Maximum number of messages that a partner has not fetched; beyond, the local run ends for this reason."""
 
 REPEAT_SECONDS = 3600.0
-"""Age at which the oldest file that a partner has not fetched is written again: a synchroniser may have lost it."""
+"""Age of the oldest unfetched file before it is written again, in seconds: a synchroniser may have lost it."""
 
 OLD_SECONDS = 7 * 86400
-"""Age of a message, by the folder's clock and this machine's, at which it is reported that nobody fetches it."""
+"""Age of an unfetched message, by the folder's clock and this machine's, before it is reported, in seconds."""
 
 BUSY_SECONDS, GROWTH = 0.02, 1.5
-"""Delay before the folder is looked at again after something happened, and its growth while nothing does."""
+"""Delay between two looks at the folder after activity, in seconds, and its growth factor without activity."""
 
 SMALL_BYTES = 1 << 20
 
 END = 2**64 - 1
-"""The number in the receipt of a participant whose machine has ended: it fetches nothing more."""
+"""Number in the receipt of a participant with an ended machine: it fetches nothing more."""
 
 
 class FolderState(msgspec.Struct):
@@ -93,7 +93,9 @@ class FolderState(msgspec.Struct):
     secret: str
     partners: dict[int, str] = {}
     begun: bool = False
-    """Whether the run's folder was made or seen: a missing one is then not mounted, and not made again."""
+    """Whether the run's folder was made or seen before; if it is missing then, it is not mounted, and is not made
+    again.
+    """
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ class _Pair:
     waiting: deque[tuple[int, AnyMessage]] = field(default_factory=deque)
     """Messages that the partner has not acknowledged, by number."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """Bytes of those that are in the folder."""
+    """Bytes of those in the folder."""
     sent: int = 0
     acknowledged: int = 0
     taken: int = 0
@@ -118,8 +120,8 @@ class _Pair:
 
 
 class FolderLinks(Wakeable):
-    """`root`: the shared folder; `state`: this participant's private file; `poll_seconds`: longest time between two
-    looks, 0: at every poll.
+    """`root`: the shared folder; `state`: this participant's private file; `poll_seconds`: maximum time between two
+    looks; 0: a look at every poll.
     """
 
     def __init__(self, node: NodeId, root: Path, identity: Identity, state: Path, poll_seconds: float) -> None:
@@ -147,7 +149,7 @@ class FolderLinks(Wakeable):
 
     @property
     def unfetched(self) -> int:
-        """The number of messages that partners have not acknowledged."""
+        """Number of messages that partners have not acknowledged."""
         return sum(pair.sent - pair.acknowledged for pair in self._pairs.values())
 
     @property
@@ -158,9 +160,9 @@ class FolderLinks(Wakeable):
     # --- beginning --------------------------------------------------------------------------------------------------
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
-        """Take the folder of this run, and greet the partners.
+        """Enter the folder of this run, and greet the partners.
 
-        Raises ConfigError for another run's folder, or another private state, NetworkError where what it has begun is
+        Raises ConfigError for another run's folder or private state, and NetworkError if the folder of a begun run is
         missing; nothing is written then.
         """
         keys = _keys_of(endpoints)
@@ -188,7 +190,7 @@ class FolderLinks(Wakeable):
         self._check_begun(process)
 
     def _is_gone(self) -> bool:
-        """Whether the run's folder was there, and is not: most likely a lost mount."""
+        """Return whether the run's folder existed and is missing now: most likely a lost mount."""
         return (self._state.begun or bool(self._state.partners)) and not self._folder.is_dir()
 
     def _gone_words(self) -> tuple[str, str]:
@@ -196,7 +198,7 @@ class FolderLinks(Wakeable):
         return text, f"Mount it, or synchronise it; where it was emptied: make the folder {self._folder.name} in it."
 
     def _take_state(self) -> None:
-        """Read the private state; make one in a first life."""
+        """Read the private state; make it in the first incarnation."""
         try:
             data = outside_files.read_bytes(self._state_path)
             self._state = from_json(msgspec.json.Decoder(FolderState), data)
@@ -223,9 +225,9 @@ class FolderLinks(Wakeable):
             raise NotWrittenError(self._state_path, error) from None
 
     def resume(self, received: Mapping[NodeId, int]) -> None:
-        """Continue after so many messages of each partner, which are in this participant's journal.
+        """Continue after the number of messages of each partner in this participant's journal.
 
-        Raises ResumeError where more was acknowledged: the journal is an old copy.
+        Raises ResumeError if more were acknowledged: the journal is an old copy.
         """
         for node, pair in self._pairs.items():
             pair.taken = received.get(node, 0)
@@ -239,22 +241,22 @@ class FolderLinks(Wakeable):
                 raise ResumeError(text, "Put the newest copy there; without it a new run is needed, in a new folder.")
 
     def finish(self) -> None:
-        """Note that nothing more is needed from the partners: what they have sent, and send, counts as received."""
+        """Count all messages of the partners, present and future, as received: the machine needs nothing more."""
         for pair in self._pairs.values():
             pair.taken = END
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:  # noqa: ARG002
-        """Refuse: who takes part in a run by folder is fixed.  Raises ConfigError."""
+        """Raise ConfigError: the participants of a run by folder are fixed."""
         raise ConfigError(f"participant {node} cannot be added to a run by folder", "Run it with sockets: --links.")
 
     def part(self, node: NodeId) -> None:
-        """Neither send to a partner nor receive from it any more."""
+        """Stop sending to a partner and receiving from it."""
         self._pairs.pop(node, None)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message` under the next number.  Raises NetworkError where the partner has not fetched WAITING."""
+        """Queue `message` under the next number.  Raises NetworkError if the partner has WAITING unfetched messages."""
         pair = self._pairs.get(to)
         if pair is None:
             return
@@ -268,7 +270,7 @@ class FolderLinks(Wakeable):
             raise NetworkError(text, "Does it run, and does its machine see the folder?")
 
     def _push(self, pair: _Pair, events: list[LinkEvent]) -> bool:
-        """Write as much as fits; return whether any was."""
+        """Write as many messages as fit; return whether any were written."""
         if not pair.greeted:
             return False
         done = False
@@ -299,7 +301,7 @@ class FolderLinks(Wakeable):
         return True
 
     def _take_receipt(self, pair: _Pair, events: list[LinkEvent]) -> bool:
-        """Remove what the partner has acknowledged, restore what has disappeared; return whether there was any."""
+        """Remove acknowledged messages, restore disappeared ones; return whether there were any."""
         if not pair.waiting or not pair.greeted:
             return False
         found = [pair.sent if one == END else one for one in pair.reader.receipts()]
@@ -327,7 +329,7 @@ class FolderLinks(Wakeable):
     # --- receiving --------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        """Wait at most `timeout_ms` for events; return them."""
         events: list[LinkEvent] = []
         self._acknowledge(events)
         until = time.monotonic() + timeout_ms / 1000
@@ -365,7 +367,7 @@ class FolderLinks(Wakeable):
             done |= self._push(pair, events)
         quiet = min(self._rest * GROWTH, self.poll_seconds) if self.poll_seconds else BUSY_SECONDS
         self._rest = BUSY_SECONDS if done else quiet
-        # a share of it is drawn: many participants do not look at once
+        # a part of it is random, so that many participants do not look at once
         self._due = time.monotonic() + self._rest * (0.75 + 0.25 * os.urandom(1)[0] / 255)
 
     def _take_greeting(self, pair: _Pair, events: list[LinkEvent]) -> bool:
@@ -430,7 +432,9 @@ class FolderLinks(Wakeable):
             events.append(Rejected(node, reason, text, advice))
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Write for at most `drain_seconds` what there is room for; the folder keeps it when this process ends."""
+        """Write the waiting messages that fit, for at most `drain_seconds`; the folder keeps them when this process
+        ends.
+        """
         if self._closed:
             return
         self._closed = True
@@ -447,7 +451,7 @@ class FolderLinks(Wakeable):
 
 
 def _keys_of(endpoints: Endpoints) -> dict[NodeId, str]:
-    """Return the keys of all.  Raises ConfigError for a malformed or shared one."""
+    """Return the keys of all participants.  Raises ConfigError for a malformed or shared one."""
     keys = {node: check_public(endpoint.key, f"participant {node}") for node, endpoint in sorted(endpoints.items())}
     seen: dict[str, NodeId] = {}
     for node, key in keys.items():

@@ -73,46 +73,46 @@ from fedgossip.net.transport import (
 )
 
 GRACE_NS = 1_000_000_000
-"""Seconds for a broken link to be restored before its peer is reported as gone."""
+"""Nanoseconds for a broken link to be restored before its peer is reported as gone."""
 
 FLUSH_SECONDS, HURRY_SECONDS = 5.0, 1.0
-"""Maximum seconds at the end until messages have left; the other where a person or the launcher stops us."""
+"""Maximum seconds at the end until messages are sent; the shorter one if a person or the launcher stops the run."""
 
 TURN_AWAY_SECONDS = 15.0
-"""The same where no other participant runs this experiment: refused partners receive our Hello, or would wait for
-us.
+"""The same if no other participant runs this experiment: refused partners must receive the local Hello, or
+would wait.
 """
 
 EVALUATE_SECONDS = 60.0
-"""For the last evaluation, when all else is done."""
+"""Maximum seconds for the last evaluation, when all else is done."""
 
 TEXT_LETTERS = 300
-"""The longest sentence of a refusal; there may be a stranger's words in it."""
+"""Maximum length of a refusal's text, which may contain a stranger's words."""
 
 REPLACED_MAX = 1000
-"""So many timers that others have replaced may wait for their time; more are thrown out."""
+"""Maximum number of replaced timers in the queue before they are removed."""
 
 IDLE_MS = 500
-"""The longest sleep: signals and a vanished parent are noticed within it."""
+"""Maximum wait in milliseconds: signals and the end of the parent are noticed within it."""
 
 
 class EventJournal(Protocol):
-    """A journal: iterating gives the (now_ns, event) of earlier processes, in order."""
+    """A journal; iteration yields the (now_ns, event) of earlier processes, in order."""
 
     rounds: set[int]
-    """The rounds whose rows were written."""
+    """Rounds with written rows."""
 
     @property
     def began_ns(self) -> int:
-        """When the run began, in nanoseconds since 1970."""
+        """Start of the run, in nanoseconds since 1970."""
 
     @property
     def memory(self) -> Mapping[str, npt.NDArray[Any]] | None:
-        """The task's state after the last training."""
+        """Task's state after the last training."""
 
     def __iter__(self) -> Iterator[tuple[int, Event]]: ...
     def write(self, now_ns: int, event: Event, memory: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
-        """Put an event on disk.  Raises NotWrittenError."""
+        """Write an event to disk.  Raises NotWrittenError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,31 +121,31 @@ class Ports:
 
     write: Callable[[Row], None]
     outgoing: Callable[[int, Vector], None]
-    """(round, vector): the outgoing vector of the round that ends as `round`."""
+    """Called with (round, vector): the outgoing vector of the round with this number at its end."""
     mixed: Callable[[PeerRow, Vector], float | None]
-    """(row of a round, vector): store the required parts; return the score where this round is evaluated."""
+    """Called with (row of a round, vector): store the required parts; return the score if this round is evaluated."""
     stop: Callable[[], bool]
     """Polled at least every half second: true ends the run early, with a goodbye."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
     """Store the state to resume from, between two trainings; a durable one is on disk on return."""
     log: Callable[[Log], None] = lambda _: None
-    """Write a line into the participant's own log; it is on disk when this returns."""
+    """Write a line to the participant's own log; it is on disk when this returns."""
     witness: Callable[[Witness], None] = lambda _: None
-    """Write a frame into the transcript of its session."""
+    """Write a frame to the transcript of its session."""
     first_work: Callable[[], None] = lambda: None
-    """Called once, before the first number is made of the node's own data; where it raises FedgossipError none is."""
+    """Called once before the first computation on the node's own data; a FedgossipError from it prevents any."""
     begin: Callable[[Job], None] = lambda _job: None
     """Called in the training thread before each training."""
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
-    """(round, model): return the score of the model after that round."""
+    """Called with (round, model): return the score of the model after that round."""
     journal: EventJournal | None = None
-    """Where each event is on disk before the machine sees it; the run goes on after the events that are there."""
+    """Stores each event on disk before the machine handles it; the run continues after its existing events."""
     resume: Callable[[Mapping[NodeId, int]], None] = lambda _: None
-    """Called with the number of messages of each partner that the journal has, before anything else is done."""
+    """Called first, with the number of messages of each partner in the journal."""
     stretch: float = 1.0
-    """So many times as long as its machine demands is each wait: where messages are slower than sockets."""
+    """Factor on all waits of the machine, for links slower than sockets."""
     finish: Callable[[], None] = lambda: None
-    """Called when the machine has ended: with a journal, nothing that partners sent is needed any more."""
+    """Called when the machine has ended: with a journal, no further message of the partners is needed."""
 
 
 class Host:
@@ -193,9 +193,9 @@ class Host:
         return result
 
     def run_while(self, more: Callable[[], bool]) -> Vector | None:
-        """Run the machine to its end, or while `more` returns True whenever nothing can be done.
+        """Run the machine to its end, or while `more` returns True whenever it is idle.
 
-        Returns None where the run is not over: nothing is sent, and the journal continues.  Raises the error that ended
+        Returns None if the run is not over: nothing is sent, and the journal continues.  Raises the error that ended
         it.
         """
         self._training.start()
@@ -222,7 +222,7 @@ class Host:
         return self.result
 
     def counted(self) -> dict[str, int]:
-        """Return how often each event has happened in this life."""
+        """Return the number of each event in this incarnation."""
         if self.links.dropped:  # messages that a live link was too slow to take
             self.counts["dropped"] = self.links.dropped
         return dict(self.counts)
@@ -252,7 +252,7 @@ class Host:
                     owed[key] = effect
                 else:
                     self._perform_again(effect, now_ns)
-        # by the clock of this machine, also of the time in which no process ran; never back
+        # this machine's clock also counts the time without a process; never backwards
         since_ns = max(last_ns, time.time_ns() - journal.began_ns)
         self._zero = time.monotonic_ns() - since_ns
         if journal.memory is not None:
@@ -281,7 +281,7 @@ class Host:
                 owed.pop(("measure", round), None)
 
     def _perform_again(self, effect: Effect, now_ns: int) -> None:
-        """Perform an effect that an earlier process may have performed, once in all."""
+        """Perform an effect that an earlier process may have performed, so that it happens once."""
         match effect:
             case SetTimer(key, after_ns):
                 self._set_timer(key, self._stretched(after_ns), now_ns)
@@ -314,7 +314,7 @@ class Host:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Do the due work, waiting a while for more; return whether there was none."""
+        """Do the due work, with a bounded wait for more; return whether there was none."""
         busy = not self._training.idle
         events = self.links.poll(self._sleep_ms())
         quiet = not (busy or events)
@@ -342,11 +342,11 @@ class Host:
         return quiet
 
     def _is_paused(self) -> bool:
-        """Whether to stop for another process to go on."""
+        """Return whether to stop so that another process can resume."""
         return self.ports.journal is not None and self.result is None and self.ports.stop()
 
     def _end_with(self, error: FedgossipError) -> None:
-        """End the run by this error; with a journal another process can go on."""
+        """End the run by this error; with a journal another process can resume."""
         if self.ports.journal:
             raise error
         self._fatal = self._fatal or error
@@ -425,7 +425,7 @@ class Host:
         self._join_if_ready(sender)
 
     def _compare_processors(self, sender: NodeId, processor: int) -> None:
-        """Report once that processors differ, where they decide the bits."""
+        """Report once that processors differ, if they affect the bits."""
         if processor and not self._processor:
             self._processor = processor
         if processor not in (0, self._processor) and "unlike" not in self.counts:
@@ -448,7 +448,7 @@ class Host:
             self.dispatch(PeerJoined(node, self._lives[node]))
 
     def _report_gone(self, node: NodeId) -> None:
-        """Report a partner as gone; end the run where none ever joined and none can."""
+        """Report a partner as gone; end the run if none ever joined and none can."""
         self._gone.add(node)
         self._joined.discard(node)
         if self._refused and not self._met and self._gone >= set(self.links.partners):
@@ -578,7 +578,7 @@ class Host:
 
 
 def _job_of(effect: Effect) -> Hashable | None:
-    """Return a training job's name, by which its result names it, or None."""
+    """Return the key of a training job, which its result repeats, or None."""
     match effect:
         case Train(job):
             return "train", job

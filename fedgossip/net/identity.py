@@ -1,7 +1,7 @@
 """A peer's identity: a CURVE key pair, and the file that stores it.  The secret never leaves that file and this
 process.
 
-The key of its signatures (Ed25519) is derived from the secret (HKDF-SHA256 with a purpose label): one file stores both.
+The signing key (Ed25519) is derived from the secret (HKDF-SHA256 with a purpose label): one file stores both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEY, _SIGNATURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
 
 
 def check_unused(path: Path) -> None:
-    """Raise ConfigError where there is a key already."""
+    """Raise ConfigError if the file exists."""
     if os.path.lexists(path):  # a link that leads nowhere is one too
         raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.")
 
@@ -48,7 +48,7 @@ class Identity:
 
     @property
     def verify(self) -> str:
-        """The public key of this peer's signatures, in hex."""
+        """Public signing key of this peer, in hex."""
         return self._signer().public_key().public_bytes_raw().hex()
 
     def sign(self, data: bytes) -> str:
@@ -90,7 +90,7 @@ class Identity:
 
     @classmethod
     def own(cls, path: Path) -> Identity:
-        """Read a pair that is the user's own by its place.
+        """Read a pair found by its place, not given by the user.
 
         Raises ConfigError as `load`, and for one that no command of this user has made.
         """
@@ -100,8 +100,8 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """Read the pair of a file that the user has named.  Raises ConfigError for a file that others can read, or that
-        is no pair.
+        """Read the pair of a file given by the user.  Raises ConfigError for a file that others can read, or an invalid
+        pair.
         """
         try:
             mode, text = path.stat().st_mode, outside_files.read_text(outside_files.named(path))
@@ -123,9 +123,9 @@ class Identity:
 
 
 def verify(key: str, data: bytes, signature: str) -> bool:
-    """Return whether `signature` is that of `data` by the holder of `key`; False for any nonsense.
+    """Return whether the holder of `key` made `signature` of `data`; False for malformed values.
 
-    Both are lower-case hex without separators: a key has one form.
+    Both are lower-case hex without separators, so that each key has one form.
     """
     if not (_KEY.fullmatch(key) and _SIGNATURE.fullmatch(signature)):
         return False
@@ -142,7 +142,7 @@ def raw(key: str) -> bytes:
 
 
 def check_public(key: str, where: str) -> str:
-    """Return `key`, if it can be a public key.  Raises ConfigError, naming `where`, if not."""
+    """Return `key` if it is a valid public key.  Raises ConfigError, naming `where`, otherwise."""
     try:
         valid = len(key) == 40 and len(z85.decode(key)) == 32
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Measured times of links between machines, and of the way to a relay.
+"""Measured times of links between machines, and of the path to a relay.
 
 The links: one machine after the other measures its links to all others, which reply.
 
@@ -40,10 +40,12 @@ from fedgossip.net.relays.web_way import ReportStep
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp
 
 ANSWER, TURN, OVER = 0, 1, 2
-"""In place of a bucket: a message has arrived; the turn is yours; all have had theirs."""
+"""Values in place of a bucket: a message has arrived; the turn passes to the receiver; all have had their turn."""
 
 LONG_SECONDS = 1.0
-"""Larger messages than one that took so long are not sent: two sizes, and a line, are measured long before."""
+"""Time of a message in seconds beyond which larger ones are not sent: two sizes, and so a line, are measured long
+before.
+"""
 
 SILENCE_SECONDS = 300.0
 """Maximum seconds without any message: longer than two machines take to measure their link."""
@@ -51,7 +53,9 @@ SILENCE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """To `node`: bytes of the messages, and the median seconds until each arrived and was answered; none: no answer."""
+    """Times to `node`: bytes of the messages, and the median seconds until each arrived and was answered; none: no
+    answer.
+    """
 
     node: NodeId
     sizes: tuple[int, ...]
@@ -59,7 +63,7 @@ class LinkTimes:
 
 
 class LinkSurvey:
-    """One machine's part.  `links` are bound; `reach_seconds`: how long all others may take to be there."""
+    """One machine's part.  `links` are bound; `reach_seconds`: maximum time until all others are present."""
 
     def __init__(self, node: NodeId, links: Links, endpoints: Endpoints, reach_seconds: float) -> None:
         self.node, self.links, self.reach_seconds = node, links, reach_seconds
@@ -75,7 +79,7 @@ class LinkSurvey:
     def measured(self) -> Iterator[LinkTimes]:
         """Yield the times of this machine's links, at its turn; return when all have had theirs.
 
-        Raises NetworkError where no machine is reached, or all fall silent.
+        Raises NetworkError if no machine is reached, or all fall silent.
         """
         until = time.monotonic() + self.reach_seconds
         while len(self.up) < len(self.others) and time.monotonic() < until and not self._finished:
@@ -167,9 +171,9 @@ SCHEMA = "link times"
 
 
 def link_times(sizes: Sequence[int] = SIZES, turns: int = TURNS) -> list[float]:
-    """Return for each size the median seconds until a message of so many bytes was answered.
+    """Return for each size the median seconds until a message of that many bytes was answered.
 
-    Raises NetworkError for none within WAIT_SECONDS.
+    Raises NetworkError if none is answered within WAIT_SECONDS.
     """
     identities = [Identity.new(), Identity.new()]
     with contextlib.ExitStack() as stack:
@@ -222,14 +226,14 @@ def _timed(links: Links, size: int, turn: int, wait: float = WAIT_SECONDS) -> fl
 
 TRIPS, TRIP_SECONDS = 9, 10.0
 RATE_BYTES, RATE_SECONDS = 4 << 20, 20.0
-"""Bytes to be echoed, and the time for them; a slower way is measured by those that are back."""
+"""Bytes to be echoed, and the maximum seconds for them; a slower path is measured by the bytes returned."""
 PIECE_BYTES = 1 << 16
 
 
 async def reach(relay: str, identity: Identity, report: ReportStep) -> None:
     """Reach a relay, by TCP or the web, and measure; `report` receives each step that succeeded.
 
-    Raises FedgossipError, whose text names the step that failed.
+    Raises FedgossipError, naming the failed step.
     """
     try:
         try:

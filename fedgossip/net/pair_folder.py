@@ -2,10 +2,10 @@
 
     writer    put(number, content)      whole under a temporary name, synced, renamed; an OSError leaves nothing behind
               drop(first, last)         acknowledged: removed
-    reader    take(number)              the content of the next number; None: it is not there yet
+    reader    take(number)              the content of the next number; None: not present so far
 
-A reader that misses a name looks through at most LISTED names for a copy (a temporary name, a synchroniser's conflict
-copy): the number is inside the seal.  No link that leads out of the shared folder is followed.
+A reader that misses a name checks at most LISTED names for a copy (a temporary name, a synchroniser's conflict copy):
+the number is inside the seal.  Links that lead out of the shared folder are not followed.
 
 A message is one sealed file:
 
@@ -50,10 +50,10 @@ SUFFIX, PART = ".fgm", ".part"
 _GREETING, _RECEIPT = "greeting", "received"
 
 FILES = 64
-"""Maximum number of messages that wait in the folder for one partner."""
+"""Maximum number of messages in the folder for one partner."""
 
 LISTED = 4096
-"""Maximum number of names of a folder that are looked at; strangers' files beyond hide copies, and no message."""
+"""Maximum number of a folder's names that are read; more files of strangers can hide copies, but no message."""
 
 
 def folder_of(root: Path, way: Direction) -> Path:
@@ -61,7 +61,7 @@ def folder_of(root: Path, way: Direction) -> Path:
 
 
 def names_in(folder: Path, begin: str = "") -> Iterator[str]:
-    """Yield the names in a folder that begin so, of the first LISTED; none where it cannot be listed."""
+    """Yield the names in a folder with this prefix, among the first LISTED; none if it cannot be listed."""
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for entry in islice(found, LISTED):
             if entry.name.startswith(begin):
@@ -73,14 +73,14 @@ def _stem(kind: bytes, number: int) -> str:
 
 
 class PairWriter:
-    """The writer's end.  `shared`: the folder that its user has named; `root`: the run's, below it."""
+    """The writer's end.  `shared`: the folder given by the user; `root`: the run's folder below it."""
 
     def __init__(self, shared: Path, root: Path, way: Direction, process: bytes, secrets: PairSecrets) -> None:
         self.shared, self.folder = shared, folder_of(root, way)
         self.way, self.process, self.secrets = way, process, secrets
 
     def put(self, kind: bytes, number: int, content: bytes) -> int:
-        """Write a file; return its size.  Raises OSError, and leaves the file that was there."""
+        """Write a file; return its size.  Raises OSError; the previous file then stays."""
         outside_files.check_inside(self.folder, self.shared)
         data = seal(kind, self.way, number, self.process, content, self.secrets)
         stem = _stem(kind, number)
@@ -100,21 +100,21 @@ class PairWriter:
         return len(data)
 
     def size(self, kind: bytes, number: int) -> int | None:
-        """Return the size of a file of ours; None where it is not there."""
+        """Return the size of a file written here; None if it is missing."""
         try:
             return (self.folder / f"{_stem(kind, number)}{SUFFIX}").stat().st_size
         except OSError:
             return None
 
     def age(self, kind: bytes, number: int) -> float:
-        """Return the seconds since a file of ours was written, as far as two clocks agree; 0 where it is not there."""
+        """Return the age of a file written here in seconds, within the difference of two clocks; 0 if it is missing."""
         try:
             return time.time() - (self.folder / f"{_stem(kind, number)}{SUFFIX}").stat().st_mtime
         except OSError:
             return 0.0
 
     def drop(self, first: int, last: int) -> None:
-        """Remove the messages `first` to `last`, of which FILES can be there, and a synchroniser's copies of them."""
+        """Remove the messages `first` to `last`, at most FILES of them, and a synchroniser's copies of them."""
         with contextlib.suppress(OSError):
             outside_files.check_inside(self.folder, self.shared)
             for number in range(max(first, last - FILES + 1), last + 1):
@@ -122,7 +122,7 @@ class PairWriter:
             self._remove(lambda name: name[:10].isdecimal() and first <= int(name[:10]) <= last)
 
     def sweep(self) -> None:
-        """Remove the temporary files that earlier processes left."""
+        """Remove the temporary files of earlier processes."""
         with contextlib.suppress(OSError):
             outside_files.check_inside(self.folder, self.shared)
             self._remove(lambda name: name.endswith(PART))
@@ -133,7 +133,7 @@ class PairWriter:
                 (self.folder / name).unlink(missing_ok=True)
 
     def own_greeting(self) -> SealedFile | None:
-        """Return the header of the greeting that is there under our name."""
+        """Return the header of the greeting under this participant's name."""
         try:
             return parsed(outside_files.read_bytes(self.folder / f"{_GREETING}{SUFFIX}", within=self.shared))
         except (OSError, FrameError):
@@ -150,9 +150,9 @@ class PairReader:
         """The sender's key of this run, once its greeting was accepted."""
 
     def take(self, kind: bytes, number: int | None) -> tuple[SealedFile, bytes] | None:
-        """Return the file of this number and its content; None where neither it nor a copy is there.
+        """Return the file of this number and its content; None if neither it nor a copy exists.
 
-        Raises FrameError where the only files there are refused, and an OSError where the folder cannot be read.
+        Raises FrameError if all files found are refused, and an OSError if the folder cannot be read.
         """
         stem = _stem(kind, number or 0)
         refused: FrameError | None = None
@@ -174,7 +174,7 @@ class PairReader:
         return None
 
     def receipts(self) -> Iterator[int]:
-        """Yield the numbers of the authentic receipts that are there: a synchroniser may leave older copies."""
+        """Yield the numbers of the authentic receipts; a synchroniser may leave older copies."""
         for name in {f"{_RECEIPT}{SUFFIX}", *names_in(self.folder, _RECEIPT)}:
             with contextlib.suppress(FrameError, OSError):
                 if found := self._opened(name, RECEIPT, None):
@@ -203,7 +203,7 @@ TAG_BYTES = 16
 OVERHEAD = _HEADER.size + TAG_BYTES
 
 CONTENT_BYTES_MAX = 2**31 - 1 - TAG_BYTES
-"""Maximum bytes of a message: what the library seals in one call."""
+"""Maximum bytes of a message: the limit of one sealing call of the library."""
 
 _NONCE = bytes(12)
 _PURPOSE = b"fedgossip 1 folder"
@@ -224,7 +224,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class PairSecrets:
-    """The secrets that two participants share; `later` is "" until the partner's key of this run is known."""
+    """Secrets shared by two participants; `later` is "" until the partner's key of this run is known."""
 
     first: bytes = field(repr=False)
     later: bytes = field(default=b"", repr=False)
@@ -245,7 +245,7 @@ def public_of(secret: bytes) -> bytes:
 
 
 def seal(kind: bytes, way: Direction, number: int, process: bytes, content: bytes, secrets: PairSecrets) -> bytes:
-    """Return the file of one message.  Raises ValueError for one that is too long."""
+    """Return the file of one message.  Raises ValueError for a too long one."""
     if len(content) > CONTENT_BYTES_MAX:
         raise ValueError(f"a message of {len(content):,} bytes; the limit of a folder is {CONTENT_BYTES_MAX:,}")
     salt = os.urandom(32)
@@ -256,7 +256,7 @@ def seal(kind: bytes, way: Direction, number: int, process: bytes, content: byte
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """A file whose header was read; nothing in it is authentic before `content`."""
+    """A file with a parsed header; nothing in it is authentic before `content`."""
 
     kind: bytes
     way: Direction
@@ -265,7 +265,7 @@ class SealedFile:
     data: bytes = field(repr=False)
 
     def check(self, kind: bytes, way: Direction, number: int | None, process: bytes | None) -> None:
-        """Raise FrameError, by name, for a file that stands in another's place; None: not compared."""
+        """Raise FrameError, with a reason, for a file in another's place; None: not compared."""
         if self.way.run != way.run:
             raise FrameError("another_run", "a file of another run", "Give each run a folder of its own.")
         if self.way != way:
@@ -278,7 +278,7 @@ class SealedFile:
             raise FrameError("twin", text, "Stop one of them; each participant has a folder and a key of its own.")
 
     def content(self, secrets: PairSecrets) -> bytes:
-        """Return the content.  Raises FrameError where the file is not as its sender sealed it."""
+        """Return the content.  Raises FrameError if the file was changed after its sealing."""
         header = self.data[: _HEADER.size]
         try:
             key = _key(secrets.of(self.kind), header[-32:], header)

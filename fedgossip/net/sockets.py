@@ -1,11 +1,11 @@
-"""Sockets of ZeroMQ as all links use them, their allow-list, and system calls on their connections.
+"""Sockets of ZeroMQ for all links, their allow-list, and system calls on their connections.
 
 **The allow-list** is a ZAP handler (RFC 27) that admits known keys, each with its peer id as User-Id.  Without a
-running handler a CURVE server serves any key, so it is bound before any address and ZAP_ENFORCE_DOMAIN refuses all
-where it is missing.
+running handler a CURVE server serves any key.  So the handler is bound before any address, and without it
+ZAP_ENFORCE_DOMAIN refuses all.
 
-**System calls** go by a descriptor's number.  ZeroMQ may close it at any moment, and another file may then have the
-number: nothing here takes it over, and queries about a file of another kind return None.
+**System calls** take a descriptor's number.  ZeroMQ may close it at any moment, and another file may then have the
+number: nothing here takes ownership of it, and queries about a file of another kind return None.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ ZmqSocket = zmq.Socket[bytes]
 
 QUEUED_CHUNKS = 2
 """High-water mark of every socket, in messages of one chunk; the rest waits in the outbox as a reference, and at the
-receiver as TCP's back-pressure.
+receiver through TCP's back-pressure.
 """
 
 CIPHER_BYTES = 64
 """Maximum bytes that CURVE adds to a frame (33 today); libzmq compares MAXMSGSIZE with the frame on the wire."""
 
 SILENCE_MS = 10_000
-"""Milliseconds after which a connection counts as broken whose other end acknowledges nothing: neither data nor TCP's
-probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
+"""Milliseconds without an acknowledgement from the other end before a connection counts as broken: neither of data nor
+of TCP's probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
 
-Not ZeroMQ's heartbeat: it waits behind data, and ends the process (libzmq 4.3.5, issue 4364) where the other end breaks
-off while we have not read for 2 s.
+Not ZeroMQ's heartbeat: it waits behind data, and ends the process (libzmq 4.3.5, issue 4364) if the other end
+disconnects while this end has not read for 2 s.
 """
 
 PROBE_SECONDS, PROBE_AGAIN_SECONDS = 4, 2
@@ -79,7 +79,7 @@ def make(context: zmq.Context[ZmqSocket], kind: int) -> ZmqSocket:
 def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
     """Let holders of keys in the context's allow-list call; return the address with its real port.
 
-    Raises NetworkError where the address cannot be had.
+    Raises NetworkError if the address is not available.
     """
     if identity:
         router.curve_server = True
@@ -100,7 +100,7 @@ def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
 
 
 def keep_message_memory() -> None:
-    """Let freed messages be used again: fresh pages of each cost a fifth of the plain link's processor time."""
+    """Let freed messages be used again: fresh pages for each cost a fifth of the plain link's processor time."""
     kernels.keep(8 * CHUNK_BYTES, 32 * CHUNK_BYTES)
 
 
@@ -138,7 +138,7 @@ class Waker:
 
 
 class Wakeable:
-    """An object that waits in `poll` for a Waker among others."""
+    """An object that waits in `poll` for a Waker, among other things."""
 
     _waker: Waker
 
@@ -157,7 +157,7 @@ GUEST = "guest "
 """Prefix of the User-Id of a caller with an unknown key; the key follows."""
 
 GUESTS, GUESTS_SECONDS = 16, 10.0
-"""Maximum number of guests that are let in within so many seconds."""
+"""Maximum number of guests admitted per period, and the period in seconds."""
 
 
 class AllowList:
@@ -166,24 +166,24 @@ class AllowList:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.allowed: dict[bytes, NodeId] = {}
         self.guests = False
-        """Whether a caller with an unknown key is admitted, to request membership; see Links."""
+        """Whether a caller with an unknown key may connect, to request membership; see Links."""
         self.welcome: set[bytes] = set()
-        """Keys of guests that are let in however many others call."""
+        """Keys of guests that are admitted regardless of the number of others."""
         self._let_in: list[float] = []
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
 
     def allow(self, keys: Mapping[str, NodeId]) -> None:
-        """Let the holders of these public keys in, from now on."""
+        """Admit the holders of these public keys from now on."""
         self.allowed.update({z85.decode(key): node for key, node in keys.items()})
 
     def forget(self, node: NodeId) -> None:
-        """Admit no caller as `node` from now on; the next call with its key is that of a stranger."""
+        """Admit no caller as `node` from now on; its key is then that of a stranger."""
         self.allowed = {key: of for key, of in self.allowed.items() if of != node}
 
     def answer(self) -> str | None:
-        """Answer one waiting request.  Return the address of a refused caller, else None."""
+        """Answer one waiting request.  Return the address of a refused caller; otherwise None."""
         request = self.socket.recv_multipart()
         version, number, domain, address, _identity, mechanism, *credentials = [*request, *[b""] * 7][:8]
         key = credentials[0] if credentials else b""
@@ -211,9 +211,9 @@ class AllowList:
 
 
 FILES = 128
-"""Number of files that a process opens beside its connections."""
+"""Number of files that a process opens in addition to its connections."""
 FILES_OF_A_LINK = 8
-"""Descriptors of a partner with connections both ways: 7 at work (two sockets with their wakers, two streams), one in
+"""Descriptors of a partner with connections both ways: 7 in use (two sockets with their wakers, two streams), one in
 reserve.
 """
 
@@ -226,11 +226,13 @@ _FILTER = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addresso
 _NOWHERE = ctypes.create_string_buffer(struct.pack("H14x", socket.AF_UNSPEC))  # struct sockaddr
 
 _libc = ctypes.PyDLL(None if os.name == "posix" else "ws2_32")
-"""None of these calls waits, so they keep Python's lock: a thread that releases it may wait for milliseconds."""
+"""PyDLL: none of these calls blocks, so they keep Python's lock; a thread that releases it may wait for
+milliseconds.
+"""
 
 
 def brought(descriptor: int) -> tuple[int, int] | None:
-    """Return the bytes of a TCP connection that were read here, and those that wait; None where unknown."""
+    """Return the bytes of a TCP connection read here, and those waiting; None if unknown."""
     info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
     size = ctypes.c_uint(_TCP_INFO_BYTES)
     if not LINUX or _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)):
@@ -247,9 +249,10 @@ def brought(descriptor: int) -> tuple[int, int] | None:
 
 
 def unacknowledged(descriptor: int) -> int:
-    """Return how many bytes sent on a TCP connection the other end's system lacks; 0 where ours does not report it.
+    """Return the number of sent bytes that the other end's system has not acknowledged; 0 if the local system does not
+    report it.
 
-    Closing before may revoke them, by a reset.
+    Closing before that may revoke them, by a reset.
     """
     if not LINUX:
         return 0
@@ -261,7 +264,7 @@ def unacknowledged(descriptor: int) -> int:
 
 
 def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
-    """Shut a connection down, if `is_it` confirms the descriptor; received bytes can still be read."""
+    """Shut a connection down if `is_it` confirms the descriptor; received bytes can still be read."""
     _to_connection(descriptor, is_it, _shut_down)
 
 
@@ -294,14 +297,14 @@ def _disconnect(descriptor: int) -> None:
 
 
 def pause(listener: int, *, paused: bool) -> None:
-    """Keep new callers out, or admit them again: a caller that is kept out gets no reply and retries by itself."""
+    """Refuse new callers, or admit them again: a refused caller gets no reply and retries by itself."""
     option = _ATTACH_FILTER if paused else _DETACH_FILTER
     if LINUX:
         _libc.setsockopt(listener, socket.SOL_SOCKET, option, _FILTER, len(_FILTER) - 1)
 
 
 def raise_open_files() -> int:
-    """Let this process open as many files as the system allows it to, and return how many."""
+    """Raise this process's limit of open files to the system's maximum; return the limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -317,12 +320,12 @@ def raise_open_files() -> int:
 
 
 def check_files(what: str, needed: int) -> None:
-    """Raise NetworkError where this process may not open as many files as `what` may need."""
+    """Raise NetworkError if this process may not open as many files as `what` may need."""
     if (most := raise_open_files()) < needed:
         text = f"{what} need {needed} open files, and this process may have {most}"
         raise NetworkError(text, "Raise the limit: ulimit -Hn, or LimitNOFILE= of the service.")
 
 
 def check_links(links: int) -> None:
-    """Raise NetworkError where this process cannot have a link to so many partners, and would hang up on some."""
+    """Raise NetworkError if this process cannot have links to this number of partners, and would disconnect some."""
     check_files(f"{links} partners" if links != 1 else "one partner's links", FILES + FILES_OF_A_LINK * links)

@@ -1,4 +1,4 @@
-"""The thread of a host that trains and evaluates, one job after the other, while its links go on."""
+"""The thread of a host that trains and evaluates, one job after the other, while its links continue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WorkerPorts:
 
     clock: Callable[[], int]
     round: Callable[[], int]
-    """The last closed round, for the report of a failure."""
+    """Returns the last closed round, for the report of a failure."""
     mixed: Callable[[PeerRow, Vector], float | None]
     checkpoint: Callable[[Checkpoint], None]
     wake: Callable[[], None]
@@ -54,16 +54,16 @@ class WorkerPorts:
     first_work: Callable[[], None] = lambda: None
     begin: Callable[[Job], None] = lambda _job: None
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
-    """See `Ports`, for all three."""
+    """This and the two before: see `Ports`."""
 
 
 class TrainingThread:
-    """Of one host, which `put`s jobs and takes their `answers`; the `meter` receives their durations."""
+    """The thread of one host, which `put`s jobs and takes their `answers`; the `meter` receives their durations."""
 
     def __init__(self, node: NodeId, task: LocalTask, meter: Meter, ports: WorkerPorts) -> None:
         self.node, self._task, self._meter, self._ports = node, task, meter, ports
         self.began_ns: int | None = None
-        """The beginning of the first training."""
+        """Start of the first training."""
         self._working = False
         self._put = self._ended = 0  # jobs
         self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ class TrainingThread:
         self._thread.start()
 
     def put(self, job: WorkerJob) -> None:
-        """Queue a job; it is done when those before it are."""
+        """Queue a job; jobs are done in order."""
         self._put += 1
         self._jobs.put(job)
 
@@ -91,11 +91,11 @@ class TrainingThread:
             yield self._answers.get()
 
     def end(self) -> None:
-        """Begin no job after the queued ones."""
+        """Start no job after the queued ones."""
         self._jobs.put(None)
 
     def join(self, seconds: float) -> None:
-        """Wait for the last job, for so long at most."""
+        """Wait for the last job for at most `seconds`."""
         self._thread.join(seconds)
 
     def _work(self) -> None:

@@ -4,7 +4,7 @@
     CoordinatorLinks, ClientLinks    a coordinator that accepts, clients that only connect        federated runs
 
 Partners compare their Hellos: models of the same experiment may be mixed.  `Traffic` has the bytes of vectors on each
-link, and the times in which a message with vectors was under way, in or out; concurrent traffic is one interval.
+link, and the times during which a message with vectors was under way, in or out; concurrent traffic is one interval.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedgossip.core.model_fingerprint import in_words
 from fedgossip.net.endpoints import Endpoint, Endpoints
 
 NOBODY: NodeId = -1
-"""The sender's number in a guest's message."""
+"""Sender's number in a guest's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class ModelBegun:
-    """The first chunk of a large model arrived; memory is allocated from now on.  `account`: its fields beside its
+    """The first chunk of a large model arrived; memory is allocated from now on.  `account`: its fields without its
     vectors.
     """
 
@@ -59,7 +59,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A frame, or a caller, that was refused: `reason` in one word.  `sender` is None for an unknown key."""
+    """A refused frame or caller: `reason` in one word.  `sender` is None for an unknown key."""
 
     sender: NodeId | None
     reason: str
@@ -69,12 +69,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """Another thread, or a signal, has something for the owner of the links."""
+    """Another thread, or a signal, has woken the owner of the links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """`node` is called another way from now on: through `relay`, or directly where that is ""."""
+    """`node` is called on another route from now on: through `relay`, or directly if that is ""."""
 
     node: NodeId
     relay: str = ""
@@ -82,7 +82,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Relocated:
-    """We can be called at `address` from now on: this machine is in another network."""
+    """This participant can be called at `address` from now on: its machine is in another network."""
 
     address: str
 
@@ -91,15 +91,15 @@ LinkEvent = Arrived | ModelBegun | LinkUp | LinkDown | Rejected | Woken | Routed
 
 
 class Transport(Protocol):
-    """The links of one participant.  One thread owns them and makes all calls but `wake`."""
+    """The links of one participant.  One thread owns them and makes all calls except `wake`."""
 
     @property
     def address(self) -> str:
-        """The address at which it is called, or that it calls: for people to read."""
+        """Address at which it is called, or that it calls, for people to read."""
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
-        """The participants that it sends to and receives from."""
+        """Participants that it sends to and receives from."""
 
     @property
     def bytes_sent(self) -> int: ...
@@ -109,26 +109,26 @@ class Transport(Protocol):
 
     @property
     def dropped(self) -> int:
-        """The number of messages that a live link was too slow to take."""
+        """Number of messages dropped because a live link was too slow."""
 
     @property
     def idle(self) -> bool:
         """Whether everything that can be sent has been handed to the network."""
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
-        """Begin with these partners; `hello` is the first word on every connection."""
+        """Begin with these partners; `hello` is the first message on every connection."""
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Add a partner, or move one.  Raises ConfigError or NetworkError; nothing is changed then."""
+        """Add a partner, or change its address.  Raises ConfigError or NetworkError; nothing is changed then."""
 
     def part(self, node: NodeId) -> None:
         """Remove a partner: stop calling it, and refuse its key."""
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message` without blocking.  A message may be lost where the link is down."""
+        """Queue `message` without blocking.  A message may be lost if the link is down."""
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        """Wait at most `timeout_ms` for events; return them."""
 
     def wake(self) -> None:
         """Make `poll` return a Woken; callable from any thread."""
@@ -146,7 +146,7 @@ SAME_CODE = "Give every peer the same modules, and the files that they read; one
 
 
 def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
-    """Return why no exchange with `sender` is possible; None where its models may be mixed with ours."""
+    """Return why no exchange with `sender` is possible; None if its models may be mixed with the local ones."""
     words = {
         "version": f"runs fedgossip {theirs.version:.20}, this is {ours.version}",
         "schema": OTHER_MODEL,
@@ -166,12 +166,11 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
 
 # The record of a host's refusals: each cause at once, and again at every tenfold of its count.
 #
-# A cause is the sender and the reason, in one word; where the word is "refused", the sentence without its numbers as
-# well.
+# A cause is the sender and the reason, in one word; if the word is "refused", the sentence without its numbers as well.
 
 
 CAUSES_WRITTEN = 20
-"""Maximum number of causes that are written out; the host counts all that it refuses."""
+"""Maximum number of causes written to the record; the host counts all refusals."""
 
 
 @dataclass(slots=True)
@@ -182,7 +181,7 @@ class _Cause:
 
 
 class Refusals:
-    """`write` receives the facts of the event `refused`: from, reason, text, advice, and count where it is not 1."""
+    """`write` receives the facts of the event `refused`: from, reason, text, advice, and count if it is not 1."""
 
     def __init__(self, write: Callable[[dict[str, object]], None]) -> None:
         self._write = write
@@ -201,7 +200,7 @@ class Refusals:
             self._write_cause(cause)
 
     def close(self) -> None:
-        """Write the counts that have grown since they were written."""
+        """Write the counts that have changed since they were written."""
         for cause in self._causes.values():
             if cause.count > cause.written:
                 self._write_cause(cause)
@@ -227,7 +226,7 @@ def is_goodbye(event: LinkEvent) -> bool:
 
 
 SPANS_MAX = 4096
-"""Maximum number of stretches between two rows; beyond, the last two count as one, with their gap."""
+"""Maximum number of intervals between two rows; beyond, the last two count as one, with their gap."""
 
 
 class Traffic:
@@ -243,27 +242,27 @@ class Traffic:
 
     @property
     def payload_sent(self) -> int:
-        """Bytes of vectors sent in all."""
+        """Total bytes of vectors sent."""
         return sum(self.sent.values())
 
     def queued(self, to: NodeId, payload: int) -> None:
-        """Note a message queued for a partner."""
+        """Record a message queued for a partner."""
         if payload:
             self.sent[to] = self.sent.get(to, 0) + payload
 
     def wait(self) -> None:
-        """One more message with vectors waits to go out."""
+        """Record one more waiting message with vectors."""
         self._changing()
         self._waiting += 1
 
     def go(self, messages: int = 1) -> None:
-        """Note that so many wait no longer: ZeroMQ has them, or they were dropped."""
+        """Record that `messages` wait no longer: ZeroMQ has them, or they were dropped."""
         if messages:
             self._waiting -= messages
             self._changed()
 
     def note_frame(self, sender: NodeId, *, more: bool) -> None:
-        """Note a frame of `sender`; `more`: of a message with vectors that is incomplete."""
+        """Record a frame of `sender`; `more`: of a message with vectors that is incomplete."""
         if more == (sender in self._coming):
             return
         if more:
@@ -274,7 +273,7 @@ class Traffic:
             self._changed()
 
     def taken(self) -> list[Span]:
-        """Return the intervals since the last call; an open one counts up to now, and from now on anew."""
+        """Return the intervals since the last call; an open one counts up to now and starts again."""
         now, spans = time.monotonic_ns(), self._spans
         if self._active:
             spans.append((self._since, now))

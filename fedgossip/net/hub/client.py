@@ -1,7 +1,7 @@
-"""The links of a client: one DEALER that dials its coordinator, and a sealed stream beside it.
+"""The links of a client: one DEALER that dials its coordinator, and a sealed stream parallel to it.
 
-The link is up when the coordinator has answered our Hello.  A large message waits for its turn, and later ones behind
-it (`router_sender`).
+The link is up when the coordinator has answered the Hello.  A large message waits for its turn, and later ones wait
+behind it (`router_sender`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Reject
 
 
 class ClientLinks(Wakeable):
-    """The client's end.  It connects to nothing before `connect`, and then to the coordinator alone."""
+    """The client's end.  It connects only to the coordinator, at `connect`."""
 
     def __init__(self, node: NodeId, identity: Identity | None) -> None:
-        """`identity` None leaves encryption out: for measuring its cost, reachable from no command."""
+        """Without `identity` nothing is encrypted: for measuring the cost of encryption; no command uses it."""
         self.node, self.identity = node, identity
         self.streams = Streams(identity, suites_wanted())
         self._call = StreamCall(-1)
@@ -87,19 +87,19 @@ class ClientLinks(Wakeable):
         return self._cuts.traffic
 
     def count_with(self, traffic: Traffic) -> None:
-        """Count the traffic in this account, of a participant with other links too; before `connect`."""
+        """Count into this account, of a participant with other links too; call it before `connect`."""
         self._cuts.traffic = traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
-        """Call the coordinator, the only partner; `hello` is the first word on every connection."""
+        """Connect to the coordinator, the only partner; `hello` is the first message on every connection."""
         (coordinator,) = partners
         self._hello, self._expected = hello, expected
-        # another process would begin elsewhere: the rest of a broken connection is never taken for new messages
+        # another process starts at another number: the rest of a broken connection is never mistaken for new messages
         self._outbox.transfer = hello.process % 2**31
         self.meet(coordinator, endpoints[coordinator])
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Call the coordinator, at its new address where it has moved.
+        """Call the coordinator at its current address.
 
         Raises ConfigError or NetworkError for an unusable address or key; nothing is changed then.
         """
@@ -135,9 +135,7 @@ class ClientLinks(Wakeable):
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`; it is lost where the link is down.  Beyond OUTBOX_MESSAGES the oldest unsent one is
-        dropped.
-        """
+        """Queue `message`; it is lost if the link is down.  Beyond OUTBOX_MESSAGES the oldest unsent one is dropped."""
         if to != self._coordinator or not self._up:
             return
         self.dropped += not self._outbox.put(message)
@@ -146,7 +144,7 @@ class ClientLinks(Wakeable):
         self._flush()
 
     def _flush(self) -> None:
-        """Send all that the network takes; register for more."""
+        """Send all that the network accepts; register for more."""
         assert self._dealer
         while self._connected and not self._changes_over() and (pair := self._next()) is not None:
             try:
@@ -161,7 +159,7 @@ class ClientLinks(Wakeable):
             self.poller.register(self._dealer, zmq.POLLIN)
 
     def _changes_over(self) -> bool:
-        """Send by the sealed stream, if one is up; return whether."""
+        """Switch to the sealed stream if one is up; return whether the stream is used."""
         call, outbox = self._call, self._outbox
         if not call.up or not (call.sends or (outbox.between and outbox)):
             return False
@@ -194,7 +192,7 @@ class ClientLinks(Wakeable):
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Wait for at most `timeout_ms`; return what happened."""
+        """Wait for at most `timeout_ms`; return the events."""
         events, self._late = self._late, []
         ready = dict(self.poller.poll(0 if events else timeout_ms))
         if self._waker.fileno() in ready:

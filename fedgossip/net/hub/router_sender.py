@@ -1,8 +1,8 @@
 """Fair turns between many clients: of chunks that a coordinator sends, and of large messages that clients send.
 
-**Sending**, by one ROUTER and sealed streams: a chunk for each client in turn.  A chunk that a connection does not take
-is tried again, less often the longer it takes nothing: a slow client waits alone.  (ZeroMQ does not report which
-connections of a ROUTER take more.)
+**Sending**, by one ROUTER and sealed streams: a chunk for each client in turn.  A chunk that a connection does not
+accept is tried again, at growing intervals, so that a slow client delays only itself.  (ZeroMQ does not report which
+connections of a ROUTER accept more.)
 
 **Receiving**: a message of more than one chunk takes memory from its first chunk on, and a ROUTER cannot choose among
 senders.  So clients send a request and wait for its grant (a control frame, `outbox`).
@@ -29,38 +29,38 @@ from fedgossip.net.streams.sealing import WornOutError
 from fedgossip.net.streams.streams import Streams
 
 SPEAKING_CHUNKS = 16
-"""High-water mark per connection, in chunks.  The frames for all clients are those of one model and cost no memory."""
+"""High-water mark per connection, in chunks.  All clients share the frames of one model, so they cost no memory."""
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.002, 0.1
-"""Minimum and maximum seconds between two tries; between them, a quarter of the time since a chunk was taken (2 GB/s at
-the minimum).
+"""Minimum and maximum seconds between two tries; in that range, a quarter of the time since a chunk was accepted (2
+GB/s at the minimum).
 """
 
 CHUNKS_IN_A_ROW = 4
 """Maximum number of chunks to one stream before the next: its client wakes less often."""
 
 MODELS = 16
-"""Maximum number of different models that wait for slow clients or are on their way; beyond, the oldest is dropped."""
+"""Maximum number of different models queued for slow clients or partly sent; beyond, the oldest is dropped."""
 
 
 @dataclass(slots=True, eq=False)
 class ClientLine:
-    """The way to one client: the ROUTER's name of its connection, and its waiting messages."""
+    """The path to one client: the ROUTER's name of its connection, and its waiting messages."""
 
     node: NodeId
     outbox: Outbox
     name: bytes = b""
     way: SealedWay | None = None
-    """The sealed stream beside that connection, if one is up."""
+    """Sealed stream parallel to that connection, if one is up."""
     frames_sent: int = 0
     """Messages taken by the connection since the last answer to an offer."""
     took: float = 0.0
-    """The time when it last took a chunk, or had nothing to take."""
+    """Time when it last accepted a chunk, or had nothing to send."""
     stuck: bool = False
 
 
 class FairSender:
-    """Sends the frames of lines that others own; forgets a line that is cleared."""
+    """Sends the frames of lines with other owners; forgets a line that was cleared."""
 
     def __init__(self, router: ZmqSocket, streams: Streams) -> None:
         self._router, self._streams = router, streams
@@ -74,11 +74,13 @@ class FairSender:
 
     @property
     def idle(self) -> bool:
-        """Whether the network has taken everything."""
+        """Whether the network has accepted everything."""
         return not self._talking and not self._full and not any(line.stuck for _, _, line in self._stuck)
 
     def put(self, line: ClientLine, message: AnyMessage) -> int:
-        """Queue a message; return how many were dropped for it: the oldest of its line, or the oldest model of all."""
+        """Queue a message; return the number of messages dropped for it: the oldest of its line, or the oldest model of
+        all.
+        """
         dropped = self._make_room(message.vectors[0]) if isinstance(message, Carrier) else 0
         dropped += not line.outbox.put(message)
         self._begin(line)
@@ -102,7 +104,7 @@ class FairSender:
             self._talking[line.node] = line
 
     def _make_room(self, vector: Vector) -> int:
-        """Drop the oldest of too many models."""
+        """Drop the oldest model if there are too many."""
         if any(known() is vector for known in reversed(self._models)):
             return 0
         self._models.append(weakref.ref(vector))
@@ -114,7 +116,7 @@ class FairSender:
         return dropped
 
     def speak(self) -> None:
-        """Send chunks to every client with messages, as long as they are taken, for a short time at most."""
+        """Send chunks to every client with messages, while they are accepted, for a short time at most."""
         now = time.monotonic()
         while self._stuck and self._stuck[0][0] <= now:
             _, _, line = heapq.heappop(self._stuck)
@@ -134,7 +136,7 @@ class FairSender:
         return taken
 
     def _give(self, line: ClientLine) -> int:
-        """Send chunks while they are taken, at most CHUNKS_IN_A_ROW by a stream; return their number."""
+        """Send chunks while they are accepted, at most CHUNKS_IN_A_ROW by a stream; return their number."""
         for given in range(CHUNKS_IN_A_ROW):
             begins, pair = line.outbox.between, line.outbox.next()
             if pair is None:
@@ -168,7 +170,7 @@ class FairSender:
         return True
 
     def _sealed(self, line: ClientLine, way: SealedWay, pair: Pair) -> bool:
-        """Send a frame by the line's stream; wait where it is full."""
+        """Send a frame by the line's stream; wait if it is full."""
         way.frames_sent = line.frames_sent
         try:
             taken = way.speak() and way.send(pair)
@@ -198,7 +200,7 @@ class FairSender:
             self._streams.watch(line.way)
 
     def resume(self, line: ClientLine) -> None:
-        """Go on with the line's stream, which takes more.  Raises OSError where it is broken."""
+        """Continue with the line's stream, which accepts more.  Raises OSError if it is broken."""
         assert line.way is not None and line.way.stream is not None
         if line.way.stream.flush() and self._full.pop(line.node, None) is not None:
             self._begin(line)
@@ -225,7 +227,7 @@ class FairSender:
         return min(at_most_ms, max(0, int(1000 * (self._stuck[0][0] - time.monotonic())) + 1))
 
     def send_control_to(self, name: bytes, word: Pair) -> None:
-        """Send a control frame on a connection without a line, if it takes it now."""
+        """Send a control frame on a connection without a line, if it is accepted now."""
         try:
             self._router.send(name, MORE_NOW)
         except zmq.ZMQError:
@@ -235,28 +237,30 @@ class FairSender:
 
 
 TURNS = 4
-"""Maximum number of clients that send at one time where none of them is slow."""
+"""Maximum number of clients that send at one time if none of them is slow."""
 
 TURNS_AT_SPEED = 2
-"""The same where these alone bring FAST_CHUNKS in QUIET_SECONDS: more would each take a model of memory and bring
-nothing sooner.
+"""The same if these alone deliver FAST_CHUNKS in QUIET_SECONDS: more would each take memory for a model without a gain
+in speed.
 """
 
 FAST_CHUNKS = 38
 """100 MB/s with QUIET_SECONDS, of 256 KiB each: the rate of a gigabit line."""
 
 TURNS_BYTES = 1 << 30
-"""Maximum bytes on their way where clients are slow; never less than TURNS messages."""
+"""Maximum bytes of messages under way with slow clients; at least TURNS messages."""
 
 QUIET_SECONDS = 0.1
-"""Seconds of listening without a chunk after which a client counts as slow: another may send beside it."""
+"""Seconds of listening without a chunk after which a client counts as slow, so that another may send at the
+same time.
+"""
 
 STALLED_SECONDS = 10.0
-"""Seconds of listening without a chunk after which a turn is over."""
+"""Seconds of listening without a chunk after which a turn ends."""
 
 
 class ListeningClock:
-    """Seconds for which the coordinator reads, of one other clock: while it adds up models no client counts as
+    """Seconds for which the coordinator reads, relative to another clock: while it adds up models no client counts as
     silent.
     """
 
@@ -269,7 +273,7 @@ class ListeningClock:
         self._left = now
 
     def back(self, now: float) -> None:
-        """Go on from now on."""
+        """Continue from now on."""
         self._away += 0.0 if self._left is None else now - self._left
         self._left = None
 
@@ -285,7 +289,9 @@ class _Turn:
 
 
 class Turns:
-    """`at_once`: maximum number of fast clients that send; `most`: with slow ones.  Times are of a ListeningClock."""
+    """`at_once`: maximum number of fast clients that send; `most`: the maximum with slow ones.  Times are of a
+    ListeningClock.
+    """
 
     def __init__(self, at_once: int = TURNS, message_bytes: int = 0) -> None:
         self.at_once = at_once
@@ -293,19 +299,19 @@ class Turns:
         self.waiting: dict[NodeId, int] = {}  # clients wait in the order of their requests
         self.going: dict[NodeId, _Turn] = {}
         self._came: deque[float] = deque(maxlen=FAST_CHUNKS)
-        """The times of the last chunks."""
+        """Times of the last chunks."""
         self._began = 0.0
-        """Time since which a client has a turn, or one more beside those at speed."""
+        """Time since which a client has a turn, or one in addition to those at full speed."""
 
     def ask(self, node: NodeId, transfer: int) -> None:
-        """Note a client's request to send a message; it has dropped any earlier one."""
+        """Record a client's request to send a message; it replaces any earlier one."""
         self.going.pop(node, None)
         self.waiting[node] = transfer
 
     def next(self, now: float, *, all_read: bool) -> Iterator[tuple[NodeId, int]]:
         """Yield (client, transfer) for each turn that begins now.
 
-        `all_read`: nothing is unread here.  Else the reader is slow, not the clients.
+        `all_read`: nothing is unread here; otherwise the reader is slow, not the clients.
         """
         while self.waiting and len(self.going) < self.most:
             at_speed = sum(not all_read or now - turn.moved < QUIET_SECONDS for turn in self.going.values())
@@ -330,13 +336,13 @@ class Turns:
         return turn is not None and turn.transfer == transfer
 
     def moved(self, node: NodeId, now: float) -> None:
-        """Note that a chunk has arrived."""
+        """Record that a chunk has arrived."""
         self._came.append(now)
         if turn := self.going.get(node):
             turn.moved = now
 
     def stalled(self, now: float) -> list[NodeId]:
-        """Return the clients whose turn expired before the message was complete; call it where nothing is unread."""
+        """Return the clients with turns that expired before the message was complete; call it if nothing is unread."""
         return [node for node, turn in self.going.items() if now - turn.moved > STALLED_SECONDS]
 
     def forget(self, node: NodeId) -> None:

@@ -1,14 +1,14 @@
 """The coordinator's end of links that only its clients open, and the links of a leaf coordinator, which has both ends.
 
-One ROUTER receives and sends; beside each of its connections is a sealed stream, which takes over once it is up.  A
-client's first message on a connection is its Hello, answered by ours.
+One ROUTER receives and sends; each of its connections has a parallel sealed stream, which takes over once it is up.  A
+client's first message on a connection is its Hello, answered by the coordinator's.
 
     same process, or a later life of it, on a new connection      the old one is closed
     another process with the key of a present client              waits until that one is gone
 
 `send` never blocks, and large messages arrive by turns (`router_sender`).  A leaf coordinator has this end towards its
-clients and a client's towards its own coordinator, with the same key in one thread; `poll` waits at the clients' end,
-by slices, and looks at the other between them.
+clients and a client's end towards its own coordinator, with the same key in one thread.  `poll` waits at the clients'
+end in slices, and checks the other end between them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ from fedgossip.net.streams.streams import Streams, refusal
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Traffic, Woken
 
 PROBE_SECONDS = 2.0
-"""Seconds between two empty frames to an otherwise silent client; SILENCE_MS later a dead network is known."""
+"""Seconds between two empty frames to an otherwise silent client; a dead network is detected SILENCE_MS later."""
 
 
 class CoordinatorLinks(Wakeable):
-    """The coordinator's end.  Bind first (`address` then has the real port), `connect` when clients' keys are known."""
+    """The coordinator's end.  Bind first (`address` then has the real port); `connect` when the clients' keys are
+    known.
+    """
 
     def __init__(
         self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = router_sender.TURNS
     ) -> None:
-        """`identity` None leaves encryption out: for measuring its cost, reachable from no command."""
+        """Without `identity` nothing is encrypted: for measuring the cost of encryption; no command uses it."""
         suites = suites_wanted()
         self.node, self.identity, self._at_once = node, identity, turns_at_once
         self._clients: dict[NodeId, ConnectedClient] = {}
@@ -95,7 +97,7 @@ class CoordinatorLinks(Wakeable):
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Admit the clients with these keys, at any address; `hello` is the reply to theirs.
 
-        Raises ConfigError for an invalid key, NetworkError where the system allows too few connections.
+        Raises ConfigError for an invalid key, NetworkError if the system allows too few connections.
         """
         check_clients(len(partners))
         self._hello, self._expected = hello, expected
@@ -104,11 +106,12 @@ class CoordinatorLinks(Wakeable):
             self.meet(node, endpoints[node])
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Let one client more call.  Raises ConfigError for a key that cannot be one; nothing is changed then."""
+        """Admit one more client.  Raises ConfigError for an invalid key; nothing is changed then."""
         if self.identity:
             check_public(endpoint.key, f"client {node}")
             self.allow.allow({endpoint.key: node})
-        # numbered from a start of its own per process: the rest of a broken connection is never taken for new
+        # numbered from a different start per process: the rest of a broken connection is never mistaken for new
+        # messages
         first = self._hello.process % 2**31
         line = ClientLine(node, Outbox(self._cuts, first))
         self._clients.setdefault(node, ConnectedClient(node, line, Assembler(self._expected), key=endpoint.key))
@@ -124,9 +127,7 @@ class CoordinatorLinks(Wakeable):
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`; it is lost where the link is down.  Beyond OUTBOX_MESSAGES the oldest unsent one is
-        dropped.
-        """
+        """Queue `message`; it is lost if the link is down.  Beyond OUTBOX_MESSAGES the oldest unsent one is dropped."""
         client = self._clients.get(to)
         if client is None or not client.up:
             return
@@ -146,7 +147,7 @@ class CoordinatorLinks(Wakeable):
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        """Wait at most `timeout_ms` for events; return them."""
         self._probe()
         self._speaker.speak()
         for line in self._speaker.take_gone():
@@ -210,7 +211,7 @@ class CoordinatorLinks(Wakeable):
     def _read_message(
         self, client: ConnectedClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]
     ) -> AnyMessage | None:
-        """Read one ZeroMQ message; return the whole message of a greeted client."""
+        """Read one ZeroMQ message; return the message of a greeted client if it is complete."""
         kind, transfer = outbox.parse(mark.bytes)
         known = client.is_on(name)
         if kind == SEAL:
@@ -420,14 +421,14 @@ class CoordinatorLinks(Wakeable):
 
 @dataclass(frozen=True, slots=True)
 class ClientConnection:
-    """The connection of a client: the ROUTER's name of it, its descriptor, and its Hello."""
+    """A client's connection: the ROUTER's name of it, its descriptor, and its Hello."""
 
     name: bytes
     descriptor: int
     hello: Hello
 
     def is_followed_by(self, hello: Hello) -> bool:
-        """Return whether this Hello is from the same process, or from a later life that replaces it."""
+        """Return whether this Hello is from the same process, or from a later incarnation that replaces it."""
         return hello.process == self.hello.process or hello.incarnation > self.hello.incarnation
 
 
@@ -440,7 +441,7 @@ class ConnectedClient:
     assembler: Assembler
     here: ClientConnection | None = None
     next: ClientConnection | None = None
-    """The connection of another process with the same key, which waits."""
+    """Waiting connection of another process with the same key."""
     up: bool = False
     key: str = ""
 
@@ -453,7 +454,7 @@ class ConnectedClient:
         return self.up and self.here is not None and descriptor == self.here.descriptor
 
     def account(self, turns: Turns, kind: bytes, transfer: int, message: AnyMessage | None, now: float) -> None:
-        """Count turns.  Raises FrameError for a vector out of turn, before memory is allocated for it."""
+        """Record turns.  Raises FrameError for a vector out of turn, before memory is allocated for it."""
         if message is not None:
             turns.forget(self.node)
         elif kind == CHUNK:
@@ -464,11 +465,11 @@ class ConnectedClient:
 
 
 SLICE_MS = 10
-"""Maximum wait before the link upwards is looked at again: a message from above waits so long, of rounds of seconds."""
+"""Maximum milliseconds between two checks of the upper link, the delay of its messages; rounds take seconds."""
 
 
 class TierLinks:
-    """A `Transport`.  Bind first, as `CoordinatorLinks`; `above` is the coordinator of this one."""
+    """A `Transport`.  Bind first, as for `CoordinatorLinks`; `above` is this coordinator's own coordinator."""
 
     def __init__(self, node: NodeId, above: NodeId, bind: str, identity: Identity | None) -> None:
         self.node, self.above = node, above
@@ -494,7 +495,7 @@ class TierLinks:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of vectors on each link, of both ends."""
+        """Bytes of vectors on each link of both ends."""
         return self._down.traffic
 
     @property
@@ -502,11 +503,11 @@ class TierLinks:
         return self._down.idle and self._up.idle
 
     def reach(self, ways: Ways) -> None:
-        """Reach the coordinator above by these ways, where its address cannot be called."""
+        """Reach the upper coordinator by these routes if its address cannot be called."""
         self._up.routing.reach(ways)
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
-        """Admit those of `partners` that are below, and call the one above."""
+        """Admit those of `partners` that are below, and call the upper coordinator."""
         self._down.connect([node for node in partners if node != self.above], endpoints, expected, hello)
         self._up.connect([self.above], endpoints, expected, hello)
 
@@ -523,7 +524,7 @@ class TierLinks:
         return self._up if node == self.above else self._down
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Wait at most `timeout_ms` for something to happen at either end; return what happened."""
+        """Wait at most `timeout_ms` for events at either end; return them."""
         until = time.monotonic() + timeout_ms / 1000
         while True:
             rest_ms = max(0, int(1000 * (until - time.monotonic())))
@@ -538,6 +539,8 @@ class TierLinks:
         self._down.wake_on_signals()
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Send upwards first: those below may still wait for the last model, which they are sent at once."""
+        """Close the upper end first: the clients below may still wait for the last model, which is sent to them at
+        once.
+        """
         self._up.close(drain_seconds)
         self._down.close(drain_seconds)

@@ -1,7 +1,7 @@
-"""Announcements on this network by DNS service discovery (zeroconf): organisers, by their keys.
+"""Announcements of organisers, with their keys, on this network by DNS service discovery (zeroconf).
 
-An announcement is not authenticated: it names an address for a key, which alone makes the connection succeed.  Needs
-zeroconf (extra `lan`).
+An announcement is not authenticated: it gives an address for a key, and only the key makes the connection succeed.
+Needs zeroconf (extra `lan`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 SERVICE = "_fedgossip._tcp.local."
 
 FOUND_MAX = 64
-"""Maximum number of stored announcements; any machine on the network may make some."""
+"""Maximum number of stored announcements, as any machine on the network may send them."""
 ASK_MS = 2_000
-"""Milliseconds to wait for the details of an announcement."""
+"""Maximum wait for the details of an announcement, in milliseconds."""
 NAME_LETTERS = 60
 
 Interfaces = Sequence[str]
-"""Own addresses on whose networks to search; none for all."""
+"""Local addresses of the networks to search; empty: all networks."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Announcement:
 
 
 def is_installed() -> bool:
-    """Whether this machine can announce and search at all."""
+    """Return whether this machine can announce and search."""
     try:
         import zeroconf  # noqa: F401
     except ImportError:
@@ -66,7 +66,7 @@ class Announcer:
     """Announces one organiser, until `close`."""
 
     def __init__(self, name: str, key: str, port: int, hosts: Sequence[str], interfaces: Interfaces = ()) -> None:
-        """`hosts`: addresses, numbers, at which it is called.  Raises ConfigError, NetworkError."""
+        """`hosts`: numeric addresses at which it is called.  Raises ConfigError, NetworkError."""
         self._zeroconf = _zeroconf(interfaces)
         from zeroconf import ServiceInfo
 
@@ -82,7 +82,7 @@ class Announcer:
         self._zeroconf.register_service(self._info, allow_name_change=True)
 
     def close(self) -> None:
-        """Take it back."""
+        """Withdraw the announcement."""
         self._zeroconf.unregister_service(self._info)
         self._zeroconf.close()
 

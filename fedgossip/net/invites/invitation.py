@@ -1,17 +1,17 @@
-"""An invite as text: the organiser's addresses, its key, a secret, and an expiry; to be sent to people as it is.
+"""An invite as text: the organiser's addresses, its key, a secret, and an expiry; people send it unchanged.
 
     fg1-0a4g...        "fg", the version of this form, and Crockford's base 32 of:
 
     length  1 byte     of all that follows but the check
     expires 4 bytes    seconds since 1970
     key    32 bytes    the organiser's public key of CURVE: it authenticates the organiser to a joiner
-    secret 16 bytes    random; its holder may request to join, it travels over no network
+    secret 16 bytes    random; its holder may request to join; it is sent over no network
     places             one after the other: a kind, a host (4, 16, or 1 + n bytes), a port (2 bytes); or, of a
                        relay by the web, a kind and its URL (1 + n bytes); or, of a shared folder, a kind and the
                        name that it has on the organiser's machine
     check   4 bytes    of the SHA-256 of all before
 
-Numbers are big-endian.  Capitals, white space and hyphens do not count: a broken line is the same invite.
+Numbers are big-endian.  Capitals, white space and hyphens are ignored: a broken line is the same invite.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from fedgossip.net.endpoints import RELAY, TCP, check_address, is_relay, is_web
 PREFIX = "fg1-"
 SECRET_BYTES, CHECK_BYTES = 16, 4
 PLACES_MAX = 6
-"""Addresses in one invite."""
+"""Maximum number of addresses in one invite."""
 PLACES_BYTES = 255 - 4 - 32 - 16
-"""Of all of them: their length is a byte."""
+"""Maximum bytes of all its addresses: their length is a byte."""
 LETTERS_MAX = 600
-"""Of a text that is looked at."""
+"""Maximum length of a text to be parsed."""
 
 _LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 _ALIKE = str.maketrans({"i": "1", "l": "1", "o": "0"})
 _IPV4, _IPV6, _NAME = 4, 6, 0
 _RELAYED = 8
-"""Added to the kind of an address that is a relay's."""
+"""Added to the kind of an address that belongs to a relay."""
 _WEB, _FOLDER = 16, 32
-"""The kinds of a relay's address by the web, and of a shared folder."""
+"""Kinds of a relay's address by the web, and of a shared folder."""
 FOLDER = "folder:"
-"""How the place of an invite begins that is a shared folder: no address, its last name alone follows."""
+"""Prefix of a shared folder in place of an address; only its last name follows."""
 FOLDER_BYTES = 60
 """Maximum bytes of a folder's name."""
 
@@ -55,7 +55,7 @@ ASK_ANEW = "Ask the organiser for the whole text, or for a new one."
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """`addresses`: tcp://HOST:PORT of the organiser; relay://HOST:PORT or wss://HOST; or folder:NAME alone."""
+    """`addresses`: tcp://HOST:PORT of the organiser; relay://HOST:PORT or wss://HOST; or only folder:NAME."""
 
     addresses: tuple[str, ...]
     key: str
@@ -64,16 +64,16 @@ class Invitation:
 
     @property
     def folder(self) -> str | None:
-        """Name of the shared folder at the organiser's; None for an invite with addresses."""
+        """Name of the organiser's shared folder; None for an invite with addresses."""
         return next((one.removeprefix(FOLDER) for one in self.addresses if one.startswith(FOLDER)), None)
 
     @property
     def mark(self) -> str:
-        """Name of the invite that does not give its secret away, 16 hex digits."""
+        """Name of the invite that does not disclose its secret, 16 hex digits."""
         return mark_of(self.secret)
 
     def proof(self, key: str, verify: str) -> bytes:
-        """Return the proof to the organiser that the holder of these keys has the secret; 32 bytes."""
+        """Return the proof, 32 bytes, to the organiser that the holder of these keys has the secret."""
         return proof_of(self.secret, self.key, key, verify)
 
 
@@ -88,7 +88,9 @@ def mark_of(secret: bytes) -> str:
 
 
 def proof_of(secret: bytes, organiser: str, key: str, verify: str) -> bytes:
-    """Return the proof of `secret` to the organiser with this key, bound to these keys: useless to others."""
+    """Return the proof of `secret` to the organiser with this key, bound to these keys, so that others cannot
+    use it.
+    """
     content = f"fedgossip 1 proof of an invite {organiser} {key} {verify}"
     return hmac.digest(secret, content.encode(), "sha256")
 
@@ -97,7 +99,7 @@ def proof_of(secret: bytes, organiser: str, key: str, verify: str) -> bytes:
 
 
 def written(invitation: Invitation) -> str:
-    """Return the text.  Raises ConfigError for an address that does not fit into one."""
+    """Return the invite as text.  Raises ConfigError for an address that does not fit."""
     places = b"".join(_fitting(invitation.addresses))
     head = invitation.expires.to_bytes(4, "big") + z85.decode(invitation.key) + invitation.secret
     body = bytes([len(head) + len(places)]) + head + places
@@ -105,7 +107,7 @@ def written(invitation: Invitation) -> str:
 
 
 def _fitting(addresses: Sequence[str]) -> list[bytes]:
-    """Return the places that fit into an invite; relays are left out last."""
+    """Return the places that fit into an invite; relays have priority."""
     kept = list(addresses)
     while len(kept) > PLACES_MAX or sum(len(_packed(one)) for one in kept) > PLACES_BYTES:
         kept.remove(([one for one in kept if not is_relay(one)] or kept)[-1])

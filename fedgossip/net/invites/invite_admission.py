@@ -1,8 +1,8 @@
 """Admission by an invite: requests in, replies out; no socket, no clock.
 
-A secret admits as many keys as there are seats: a key that repeats its request keeps its seat.  An admission is signed
-by the organiser, and on disk before it is sent.  Before the run a seat without a repeated request for HOLD_SECONDS
-goes to the next key.
+A secret admits one key per seat; a key that repeats its request keeps its seat.  The organiser signs an admission and
+writes it to disk before it is sent.  Before the run a seat without a repeated request for HOLD_SECONDS goes to the next
+key.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from fedgossip.net.invites.invitation import mark_of, proof_of
 from fedgossip.protocols.members.membership_updates import admission_of
 
 HERE_SECONDS = 10.0
-"""Maximum seconds since the last request of a present holder of a seat; it sends one every two."""
+"""Maximum seconds since the last request of a present holder of a seat, which repeats it every two seconds."""
 
 HOLD_SECONDS = 300.0
-"""Time for which a seat is held for one that was let in and is away, before the run begins."""
+"""Time for which a seat is reserved for an absent holder before the run begins, in seconds."""
 
 UNFIT_MAX = 32
 UNFIT = {
@@ -48,15 +48,15 @@ UNFIT = {
     "signature": "its keys are not signed by itself",
     "address": "it cannot be called where it says",
 }
-"""Faults of a holder of the secret that is not admitted."""
+"""Reasons why a holder of the secret is not admitted."""
 
 ENDED, EXPIRED, USED, UNKNOWN, PLACE = "ended", "expired", "used", "unknown", "place"
-"""Reasons for turning a caller away."""
+"""Reasons for refusing a caller."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """One that was let in: its public keys, where it is called, and its signature of these."""
+    """An admitted guest: its public keys, its address, and its signature of these."""
 
     key: str
     verify: str
@@ -66,27 +66,29 @@ class Guest:
 
 @dataclass(frozen=True)
 class Seats:
-    """The places of a run: `count` with the organiser's `own`."""
+    """Seats of a run: `count` including the organiser's `own`."""
 
     count: int
     own: NodeId = 0
     fixed: bool = False
-    """The run begins when all are taken, with these and never with others; else at the latest when the invite
-    expires.
+    """Whether the run begins only when all seats are taken, and never admits others; otherwise it begins at the latest
+    when the invite expires.
     """
     called: bool = True
-    """Whether members need an address, as others connect to them."""
+    """Whether members need an address because others connect to them."""
     folder: bool = False
-    """All messages are files of a shared folder: nobody has an address, and one that was let in is waited for."""
+    """Whether all messages are files of a shared folder: no member has an address, and absent members are
+    waited for.
+    """
     groups: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
-    """Of a run with tiers: the members of each coordinator below the organiser.  A guest names its place there."""
+    """For a run with tiers: the members of each coordinator below the organiser.  A guest names its seat there."""
 
     def addressed(self, node: NodeId) -> bool:
-        """Whether others need the address of a member."""
+        """Return whether others need the address of a member."""
         return not self.folder and (self.called or node == self.own or node in self.groups)
 
     def places(self, lead: NodeId, under: NodeId) -> Iterator[NodeId]:
-        """Yield the places of a guest, as an `Enrol` names them; none where it fits nowhere."""
+        """Yield the seats that a guest's `Enrol` names; none if it fits nowhere."""
         if not self.groups and not lead and not under:
             yield from (node for node in count() if node != self.own)
         elif lead in self.groups and not under:
@@ -97,14 +99,14 @@ class Seats:
 
 @dataclass(frozen=True)
 class Party:
-    """The state that must outlive the organiser's process."""
+    """State that must survive a restart of the organiser's process."""
 
     secret: bytes = field(repr=False)
     expires: int
     seats: Seats
     guests: Mapping[NodeId, Guest] = field(default_factory=dict)
     founders: tuple[NodeId, ...] = ()
-    """The members at the start; () before."""
+    """Members at the start; () before the start."""
     ended: bool = False
 
     @property
@@ -117,18 +119,18 @@ class Party:
 
     @property
     def full(self) -> bool:
-        """Whether all places are taken."""
+        """Whether all seats are taken."""
         return len(self.guests) >= self.seats.count - 1
 
     def free(self, lead: NodeId = 0, under: NodeId = 0) -> NodeId | None:
-        """Return the first free place of those that a guest may take."""
+        """Return the first free seat that a guest may take."""
         places = self.seats.places(lead, under)
         return None if self.full else next((node for node in places if node not in self.guests), None)
 
 
 class InviteAdmission:
     """`host`: the organiser's own member; `past`: invites of earlier runs -> the reason of their end; `keep` writes a
-    party to disk, and may raise: nothing has then changed.
+    party to disk; if it raises, nothing has changed.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class InviteAdmission:
         self._seen_at: dict[NodeId, float] = {}
         self._held: dict[NodeId, float] = {}
         self.unfit: dict[str, str] = {}
-        """Faults of the first UNFIT_MAX refused callers, by their keys."""
+        """Faults of the first UNFIT_MAX refused callers, by key."""
 
     # --- for the organiser ----------------------------------------------------------------------------------------
 
@@ -158,12 +160,14 @@ class InviteAdmission:
         return (self.party.seats.own, *seen)
 
     def is_ready(self, now: float) -> bool:
-        """Whether all are here; or the time is over, another one is, and it may begin without the rest."""
+        """Return whether all are present; or, if the seats are not fixed, whether the invite has expired with at least
+        one guest present.
+        """
         here, seats = len(self.here(now)), self.party.seats
         return here == seats.count or (now >= self.party.expires and here > 1 and not seats.fixed)
 
     def begin(self, now: float) -> tuple[NodeId, ...]:
-        """Begin with the present members; return them.  Later ones join the running run."""
+        """Begin with the present members and return them.  Later members join during the run."""
         if not self.party.founders:
             self._change(replace(self.party, founders=tuple(sorted(self.here(now)))))
         return self.party.founders
@@ -232,7 +236,7 @@ class InviteAdmission:
         return next((node for node in sorted(last) if now - last[node] >= HOLD_SECONDS), None)
 
     def _place(self, known: NodeId | None, asked: Enrol, now: float) -> NodeId | None:
-        """Return a participant's place, or None where all are taken."""
+        """Return a participant's seat, or None if all are taken."""
         fits = list(islice(self.party.seats.places(asked.lead, asked.under), self.party.seats.count))
         left = self._left(now)
         if known is not None:

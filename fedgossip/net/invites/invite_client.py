@@ -1,5 +1,5 @@
-"""Requests with an invite: all its addresses are called at once; only the proof is sent, and only to the invite's
-key.
+"""Requests with an invite: all its addresses are called at once; only the proof is sent, and only to the
+invite's key.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fedgossip.net.links.partner_link import call, hang_up
 from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
 
 AGAIN_SECONDS = 2.0
-"""Seconds after which an unanswered request is repeated."""
+"""Delay before an unanswered request is repeated, in seconds."""
 ANSWER_SECONDS = 10.0
-"""Seconds of silence after which the organiser counts as absent."""
+"""Maximum seconds of silence before the organiser counts as absent."""
 TURN_MS = 100
 CALLS_MAX = 16
-"""Maximum number of addresses that are called at the same time."""
+"""Maximum number of addresses called at the same time."""
 
 ORGANISER = 0
-"""The number of the organiser's own member."""
+"""Number of the organiser's own member."""
 
 ASK = "Ask the organiser for a new one: `fedgossip host` prints it."
 REFUSALS: Mapping[str, tuple[str, str]] = {
@@ -61,7 +61,7 @@ def refusal_error(answer: TurnedAway) -> PeerError:
 
 
 class Asking(Protocol):
-    """One that asks with an invite, by sockets or through a folder."""
+    """The sender of requests with an invite, by sockets or through a folder."""
 
     invitation: Invitation
     identity: Identity
@@ -76,7 +76,7 @@ class Asking(Protocol):
 
 
 def who_asks(invitation: Invitation, identity: Identity) -> Invited:
-    """Return the beginning of every request."""
+    """Return the common first part of every request."""
     return Invited(invitation.mark, identity.verify, invitation.proof(identity.public, identity.verify))
 
 
@@ -111,11 +111,11 @@ class InviteClient:
 
     @property
     def who(self) -> Invited:
-        """The beginning of every request."""
+        """Common first part of every request."""
         return who_asks(self.invitation, self.identity)
 
     def add(self, address: str) -> None:
-        """Call one address more; one that cannot be called is left out."""
+        """Call one more address; an address that cannot be called is ignored."""
         if self.reached or len(self._calls) >= CALLS_MAX or any(one.address == address for one in self._calls):
             return
         about = self.identity, ORGANISER, self._way(address), self.invitation.key

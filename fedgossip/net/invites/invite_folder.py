@@ -1,13 +1,13 @@
 """Requests with an invite as sealed files of a shared folder, for machines that cannot call each other.
 
     DIR/invite-1a2b3c4d5e6f7a8b/            the invite, by its mark
-        guest-KEY/                          one that asks, by its public key, 64 hex digits
+        guest-KEY/                          a guest, by its public key, 64 hex digits
             from-000001-to-000000/N.fgm     its requests
             from-000000-to-000001/N.fgm     the organiser's replies
 
-Each file is sealed between the organiser's key, in the invite, and the guest's; N is a hash of the request, the same in
-every life.  A reply stays as long as its request, which its guest removes once it has stored the reply.  Requests to
-take part are answered anew until the run begins.
+Each file is sealed between the organiser's key, in the invite, and the guest's; N is a hash of the request, equal in
+every incarnation.  A reply stays as long as its request, which its guest removes once it has stored the reply.
+Requests to take part are answered again and again until the run begins.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from fedgossip.net.pair_folder import (
 )
 
 GUESTS_MAX = 256
-"""Maximum number of guests, beside those that were let in, whose requests are read at one look."""
+"""Maximum number of guests read at one look, in addition to admitted ones."""
 REFUSALS_MAX = 1000
-"""Maximum number of refusals of one request that a guest keeps."""
+"""Maximum number of refusals of one request that a guest stores."""
 BUSY_SECONDS, GROWTH = 0.02, 1.5
-"""Delay between two looks of a guest at first, and its growth while there is no reply."""
+"""Initial delay between two looks of a guest, in seconds, and its growth factor without a reply."""
 
 _INVITE, _GUEST = "invite-", "guest-"
 _KEY, _NUMBER = re.compile(r"guest-([0-9a-f]{64})"), re.compile(r"\d{10,20}")
 
 
 class AwaitedError(FedgossipError):
-    """Nothing more can be done before another machine has been at the folder."""
+    """No further progress is possible before another machine has used the folder."""
 
     exit_code = 0
 
@@ -75,42 +75,42 @@ class _Guest:
     reader: PairReader
     writer: PairWriter
     asked: dict[int, AnyMessage | None]
-    """Requests that are there, by number; None: one that cannot be read as a request."""
+    """Requests in the folder, by number; None: unreadable."""
     replied: dict[int, bytes]
     """Hashes of the replies."""
     wrong: int = 0
 
 
 class InviteFolder:
-    """The organiser's end, as an `InviteServer`.  `poll_seconds` between two looks; 0: `serve` raises AwaitedError
-    instead of a second.
+    """The organiser's end, like an `InviteServer`.  `poll_seconds` between two looks; 0: `serve` raises AwaitedError
+    instead of looking a second time.
     """
 
     def __init__(self, root: Path, admission: InviteAdmission, poll_seconds: float) -> None:
-        """Raises ConfigError where there is no such folder."""
+        """Raises ConfigError if the folder does not exist."""
         check_folder(root)
         self.root, self.admission, self.poll_seconds = root, admission, poll_seconds
         self.refused = 0
         self.fault = ""
-        """Why the last reply was not written."""
+        """Reason why the last reply was not written."""
         self._folder = root / f"{_INVITE}{admission.party.mark}"
         self._guests: dict[str, _Guest] = {}
         self._beside: threading.Thread | None = None
         self._closing = threading.Event()
 
     def serve(self, seconds: float) -> None:
-        """Wait for so long, at most, and answer.  Raises AwaitedError where the folder is looked at once."""
+        """Answer for at most `seconds`.  Raises AwaitedError if the folder is looked at only once."""
         if not self.poll_seconds:
             raise AwaitedError("waiting for the others")
         self._closing.wait(min(seconds, self.poll_seconds))
         self.look()
 
     def announce(self) -> None:
-        """Let those who wait know that the run begins."""
+        """Answer the waiting guests that the run begins."""
         self.look()
 
     def serve_beside(self) -> None:
-        """Answer in a thread of its own, until `close`; where the folder is looked at once, all is answered."""
+        """Answer in a separate thread until `close`; with a single look, answer all now."""
         if self.poll_seconds:
             self._beside = guarded_thread(self._serve_on, "invites")
             self._beside.start()
@@ -126,7 +126,7 @@ class InviteFolder:
             self.look()
 
     def look(self) -> None:
-        """Answer all requests that are in the folder now."""
+        """Answer all requests in the folder now."""
         self.fault = ""
         known = [f"{_GUEST}{raw(one.key).hex()}" for one in self.admission.party.guests.values()]
         others = (name for name in names_in(self._folder, _GUEST) if name not in known)
@@ -136,7 +136,7 @@ class InviteFolder:
             self._answer_all(guest)
 
     def _guest(self, name: str) -> _Guest | None:
-        """Return a folder's guest; None where its name is no key."""
+        """Return a folder's guest; None if its name is not a key."""
         if not (found := _KEY.fullmatch(name)):
             return None
         key, own = bytes.fromhex(found[1]), self.admission.organiser
@@ -202,21 +202,21 @@ class InviteFolder:
 
 
 def _lasting(answer: AnyMessage) -> bytes:
-    """Return a reply without the seconds that are left."""
+    """Return a reply without the number of seconds left."""
     return repr(answer.here).encode() if isinstance(answer, Gathering) else content_of(answer)
 
 
 class FolderClient:
-    """A guest's end, as an `InviteClient`.  `own`: a private folder, for the replies.
+    """A guest's end, like an `InviteClient`.  `own`: a private folder, for the replies.
 
-    `poll_seconds`: longest time between two looks; 0: `ask` raises AwaitedError without a reply.  `patience`: longest
+    `poll_seconds`: maximum time between two looks; 0: `ask` raises AwaitedError without a reply.  `patience`: maximum
     wait, in seconds.
     """
 
     def __init__(
         self, invitation: Invitation, identity: Identity, root: Path, own: Path, poll_seconds: float, patience: float
     ) -> None:
-        """Raises ConfigError where there is no such folder."""
+        """Raises ConfigError if the folder does not exist."""
         check_folder(root)
         self.invitation, self.identity, self.root, self.reached = invitation, identity, root, ""
         self._own, self._poll_seconds, self._patience = own, poll_seconds, patience
@@ -233,11 +233,11 @@ class FolderClient:
 
     @property
     def who(self) -> Invited:
-        """The beginning of every request."""
+        """Common first part of every request."""
         return who_asks(self.invitation, self.identity)
 
     def ask(self, question: AnyMessage, seconds: float = ANSWER_SECONDS) -> Invitations:  # noqa: ARG002
-        """Return the reply, or the newest one of a request to take part.
+        """Return the reply; for a request to take part, the newest one.
 
         Raises AwaitedError without one at a single look, NetworkError without one in time, PeerError for a refusal.
         """
@@ -245,7 +245,7 @@ class FolderClient:
         return answer
 
     def ask_all(self, questions: Sequence[AnyMessage]) -> Iterator[Invitations]:
-        """Yield the reply to each; all are asked before the first is awaited.  Raises as `ask`."""
+        """Yield the reply to each; all requests are written before the first wait.  Raises as `ask`."""
         for number, content in (asked := [self._numbered(one) for one in questions]):
             if self._kept(number) is None and self._writer.size(MESSAGE, number) is None:
                 self._put(number, content)
@@ -253,7 +253,7 @@ class FolderClient:
             yield self._reply(number)
 
     def _numbered(self, question: AnyMessage) -> tuple[int, bytes]:
-        """Return a request's number and content; a new number after a refusal."""
+        """Return a request's number and content; the number is new after a refusal."""
         content = content_of(question)
         for attempt in count():
             about = hashlib.sha256(content + attempt.to_bytes(4, "big")).digest()
@@ -324,6 +324,6 @@ def _accepted(reply: Invitations) -> Invitations:
 
 
 def check_folder(root: Path) -> None:
-    """Raise ConfigError where there is no such folder."""
+    """Raise ConfigError if the folder does not exist."""
     if not root.is_dir():
         raise ConfigError(f"{root}: no such folder", "Make it, or mount it; a run makes only folders inside.")

@@ -1,11 +1,11 @@
 """The socket for requests with an invite: any caller may connect, and few are served at a time.
 
-A socket and a context of its own: strangers cost the run nothing.  Limits: new callers in ten seconds (`sockets`),
-bytes and connections (`connections`), and requests of an unadmitted key.
+It has a separate socket and context, so that strangers do not load the run.  Limits: new callers in ten seconds
+(`sockets`), bytes and connections (`connections`), and requests of an unadmitted key.
 
-**`InvitePort`** passes the requests of a leaf coordinator's clients on to the organiser, unread.
+**`InvitePort`** passes the requests of a leaf coordinator's clients to the organiser, unread.
 
-CURVE runs from client to organiser: this end passes ciphertext on, and can refuse, delay and cut.
+CURVE runs from client to organiser: this end passes ciphertext on; it can only refuse, delay and cut.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ from fedgossip.net.relays.splice import LoopThread, Rate, hang_up, spliced
 from fedgossip.net.sockets import DRAIN_FRAMES, GUEST, MORE_NOW, NOW, AllowList, Waker, ZmqSocket, make
 
 QUESTION_BYTES = 2048
-"""Maximum size of a question."""
+"""Maximum bytes of a request."""
 QUESTIONS, QUESTIONS_SECONDS = 1024, 60.0
-"""Maximum number of requests of one key within so many seconds; a common test set of 32 MiB takes so many."""
+"""Maximum number of requests of one key per period, and the period in seconds; a common test set of 32 MiB needs that
+many.
+"""
 WRONG_MAX = 8
-"""Number of refusals after which a key gets no answer within QUESTIONS_SECONDS."""
+"""Number of refusals before a key gets no answer for QUESTIONS_SECONDS."""
 KEYS_MAX = 64
 """Maximum number of keys with counted requests; beyond, the oldest count is dropped."""
 TURN_MS = 200
-"""Longest sleep between two looks at whether the server is to end."""
+"""Maximum milliseconds between two checks whether the server is to end."""
 ANNOUNCE_SECONDS = 1.0
-"""Seconds for which waiting members receive the start, before the organiser's own member begins."""
+"""Seconds for which waiting members can fetch the start, before the organiser's own member begins."""
 STRANGERS_FIRST: NodeId = 1 << 20
-"""Numbers, above those of members, that distinguish connections of answered keys."""
+"""First of the numbers, above those of members, that distinguish connections of answered keys."""
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class InviteServer:
     """Listens from the start: `address` has the real port.  One thread at a time serves."""
 
     def __init__(self, bind: str, admission: InviteAdmission) -> None:
-        """Raises NetworkError where the address cannot be had."""
+        """Raises NetworkError if the address is not available."""
         self.admission = admission
         self.answered = self.refused = 0
         self.fault = ""  # a socket's faults are its callers'
@@ -86,20 +88,20 @@ class InviteServer:
             self._poller.register(one, zmq.POLLIN)
 
     def serve(self, seconds: float) -> None:
-        """Answer for so long, or until a question was answered, or `wake` is called."""
+        """Answer for at most `seconds`, until a request was answered or `wake` is called."""
         until, answered = time.monotonic() + seconds, self.answered
         while self.answered == answered and (left := until - time.monotonic()) > 0:
             if self._turn(min(TURN_MS, int(1000 * left) + 1)):
                 return
 
     def announce(self) -> None:
-        """Let those who wait know that the run begins, before the organiser takes part itself."""
+        """Answer the waiting members that the run begins, before the organiser takes part itself."""
         until = time.monotonic() + ANNOUNCE_SECONDS
         while (left := until - time.monotonic()) > 0:
             self.serve(left)
 
     def serve_beside(self) -> None:
-        """Answer in a thread of its own, until `close`."""
+        """Answer in a separate thread until `close`."""
         self._serving = guarded_thread(self._serve_on, "invites")
         self._serving.start()
 
@@ -206,18 +208,18 @@ class InviteServer:
 CALLS_MAX = 128
 """Maximum number of calls at the same time."""
 IDLE_SECONDS = 60.0
-"""Time without a byte after which a call is closed; a guest asks every two seconds."""
+"""Seconds without a byte before a call is closed; a guest sends a request every two seconds."""
 BYTES_PER_SECOND = 8e6
-"""Of all calls together: a common test set of 32 MiB takes seconds."""
+"""Maximum rate of all calls together: a common test set of 32 MiB takes seconds."""
 ANSWER_SECONDS = 10.0
-"""Maximum wait for the thread, and for the organiser to take a call."""
+"""Maximum seconds to wait for the thread, and for the organiser to accept a call."""
 
 
 class InvitePort:
-    """Listens at `port` until `close`; `target` returns tcp://HOST:PORT, at which the organiser is called now."""
+    """Listens at `port` until `close`; `target` returns tcp://HOST:PORT, the organiser's current address."""
 
     def __init__(self, port: int, target: Callable[[], str]) -> None:
-        """Raises NetworkError where the port is taken."""
+        """Raises NetworkError if the port is in use."""
         self._target, self._rate, self._calls = target, Rate(BYTES_PER_SECOND), 0
         self._thread = LoopThread("invites passed on")
         try:
@@ -229,7 +231,7 @@ class InvitePort:
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all calls."""
         if not self._thread.closed:
             self._thread.loop.call_soon_threadsafe(self._server.close)
             self._thread.close()

@@ -1,5 +1,5 @@
-"""One peer's sockets: a ROUTER that receives, a DEALER for each partner, CURVE on all; beside each a sealed stream,
-which takes over.
+"""One peer's sockets: a ROUTER that receives, a DEALER for each partner, CURVE on all; each has a parallel sealed
+stream, which takes over.
 
 One thread owns everything.  `send` never blocks: frames wait in a bounded outbox.  A message's sender follows from the
 connection's key.
@@ -55,14 +55,14 @@ from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.streams.streams import Streams, hang_up_beside, read_answer, refusal
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Traffic, Woken
 
-# Messages of partners on one ROUTER, and by the streams beside its connections: senders, and messages under way.
+# Messages of partners on one ROUTER, and on the streams parallel to its connections: senders, and messages under way.
 #
 # The sender of a frame is the partner that the allow-list finds by the connection's key.  Each connection has an
 # assembler; one message of a partner is under way at a time, on any of its connections.
 
 
 class Incoming:
-    """`allow` is the ROUTER's allow-list; None where nothing is encrypted, and callers name themselves."""
+    """`allow` is the ROUTER's allow-list; None without encryption, when callers name themselves."""
 
     def __init__(self, allow: AllowList | None) -> None:
         self._allow = allow
@@ -71,7 +71,7 @@ class Incoming:
         self._by_stream: dict[CalledStream, Assembler] = {}
 
     def add(self, node: NodeId) -> None:
-        """Receive from a partner from now on; a message under way goes on where it is one already."""
+        """Receive from a partner from now on; a message under way continues if it is a partner already."""
         self._by_curve.setdefault(node, Assembler(self.expected))
 
     def forget(self, node: NodeId) -> None:
@@ -79,7 +79,7 @@ class Incoming:
         self._by_curve.pop(node, None)
 
     def sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
-        """Return the sender.  Raises FrameError for one that is no partner."""
+        """Return the sender.  Raises FrameError if it is not a partner."""
         try:
             sender = self._user(self._allow, mark) if self._allow else int(connection)
         except (zmq.ZMQError, ValueError, TypeError, KeyError):
@@ -102,18 +102,18 @@ class Incoming:
         return self._by_stream.setdefault(way, Assembler(self.expected))
 
     def drop(self, way: CalledStream) -> None:
-        """A stream is closed."""
+        """Record that a stream is closed."""
         self._by_stream.pop(way, None)
 
     def begun(self, node: NodeId, with_: Assembler) -> None:
-        """Forget what else of a partner is under way, where a message has begun: its connection has broken."""
+        """Drop a partner's other messages under way when a message begins: their connection has broken."""
         if with_.begins:
             for other in self._of(node):
                 if other is not with_:
                     other.give_up()
 
     def is_arriving(self, node: NodeId, round: int) -> bool:
-        """Whether a partner's vectors of `round` are arriving."""
+        """Return whether a partner's vectors of `round` are arriving."""
         return any(assembler.arriving_round == round for assembler in self._of(node))
 
     def _of(self, node: NodeId) -> Iterator[Assembler]:
@@ -121,14 +121,14 @@ class Incoming:
         yield from (assembler for way, assembler in self._by_stream.items() if way.node == node)
 
 
-# Callers with unknown keys: each may send Hello and Join, in its own name, and not often.
+# Callers with unknown keys: each may send Hello and Join, in its own name, at a low rate.
 
 
 GUEST_MESSAGES, GUEST_BYTES = 32, 2048
-"""Maximum number of messages of a caller that is no member, and bytes of each: a Hello and an entry."""
+"""Maximum number of messages of a caller that is not a member, and bytes of each: a Hello and an entry."""
 
 GUEST_SECONDS = 60.0
-"""Seconds after which a guest is forgotten and may send as much again."""
+"""Seconds before a guest is forgotten and its limits start again."""
 
 
 @dataclass(slots=True)
@@ -143,15 +143,15 @@ class GuestCaller:
 
 
 class Guests:
-    """The guests of one ROUTER; `allow` is its allow-list, `reply` sends a control frame on a connection of it."""
+    """The guests of one ROUTER; `allow` is its allow-list, `reply` sends a control frame on one of its connections."""
 
     def __init__(self, allow: AllowList, reply: Callable[[bytes, Pair], None]) -> None:
         self._allow, self._reply = allow, reply
         self.known: dict[str, GuestCaller] = {}
-        """By key."""
+        """Guests by key."""
 
     def key_of(self, mark: zmq.Frame) -> str:
-        """Return the key of the guest that sends; "" for a member, which may have been a guest when it called."""
+        """Return the key of the sending guest; "" for a member, which may have been a guest when it called."""
         if not self._allow.guests:
             return ""
         user = str(mark.get("User-Id"))
@@ -159,7 +159,9 @@ class Guests:
         return key if key != user and z85.decode(key) not in self._allow.allowed else ""
 
     def read(self, key: str, router: ZmqSocket, connection: bytes, mark: zmq.Frame) -> Join | None:
-        """Read a guest's message; return it if it is a Join.  Raises FrameError for any other than Hello and Join."""
+        """Read a guest's message; return it if it is a Join.  Raises FrameError for messages other than Hello
+        and Join.
+        """
         guest = self._guest_of(key)
         guest.messages += 1
         if guest.messages > GUEST_MESSAGES:
@@ -199,10 +201,10 @@ class Guests:
 
 
 class Links(Wakeable):
-    """Sockets of one peer.  Bind first (`address` then holds the real port), `connect` when all addresses are known."""
+    """Sockets of one peer.  Bind first (`address` then has the real port); `connect` when all addresses are known."""
 
     def __init__(self, node: NodeId, bind: str, identity: Identity | None) -> None:
-        """`identity` None leaves encryption out: for measuring its cost, reachable from no command."""
+        """Without `identity` nothing is encrypted: for measuring the cost of encryption; no command uses it."""
         suites = suites_wanted()
         self.node, self.identity = node, identity
         self._links: dict[NodeId, PartnerLink] = {}
@@ -257,7 +259,7 @@ class Links(Wakeable):
         self.allow.guests, self._join = True, join
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Allow the key of `node`, and call it, at its new address where it has moved.
+        """Allow the key of `node`, and call it at its current address.
 
         Raises ConfigError or NetworkError for an unusable address or key; nothing is changed then.
         """
@@ -284,7 +286,7 @@ class Links(Wakeable):
             self._late.append(Arrived(node, hello))
 
     def part(self, node: NodeId) -> None:
-        """Hang up on `node`, and forget its key: it is a stranger from now on."""
+        """Disconnect from `node`, and forget its key: it is a stranger from now on."""
         link = self._links.pop(node, None)
         self.allow.forget(node)
         self.routing.forget(node)
@@ -307,10 +309,11 @@ class Links(Wakeable):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`.  Without a link synchronous gossip's last messages wait; others are lost, and requested
-        again.  Vectors that wait or are under way are not queued or requested twice.
+        """Queue `message`.
 
-        Beyond OUTBOX_MESSAGES the oldest unsent one is dropped.
+        Without a link synchronous gossip's last messages wait; others are lost, and requested again.  Vectors that wait
+        or are under way are not queued or requested twice.  Beyond OUTBOX_MESSAGES the oldest unsent message is
+        dropped.
         """
         link = self._links.get(to)
         if link is None:  # the node is a member without a link
@@ -341,7 +344,7 @@ class Links(Wakeable):
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        """Wait at most `timeout_ms` for events; return them."""
         events, self._late = self._late, []
         ready = dict(self.poller.poll(0 if events else timeout_ms))
         if ready.pop(self._waker.fileno(), None):
@@ -431,7 +434,7 @@ class Links(Wakeable):
                 self._turn_call(link, events, readable=readable, writable=writable)
 
     def _turn_call(self, link: PartnerLink, events: list[LinkEvent], *, readable: bool, writable: bool) -> None:
-        """Handle the end of an outgoing connection."""
+        """Handle events at the calling end of a stream."""
         try:
             if readable and link.call.arrived():
                 raise EOFError
@@ -466,7 +469,7 @@ class Links(Wakeable):
 
     @staticmethod
     def _arrived(sender: NodeId, message: AnyMessage | None, assembler: Assembler, events: list[LinkEvent]) -> bool:
-        """Yield an event for a complete message, or a large one's header; reading stops until it is handled."""
+        """Append an event for a complete message, or a large one's header; return whether one was appended."""
         if message is not None:
             events.append(Arrived(sender, message, assembler.size))
         elif account := assembler.account:

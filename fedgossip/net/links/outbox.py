@@ -1,4 +1,4 @@
-"""The queue of messages for one partner, one of which is under way, chunk by chunk.
+"""The queue of messages for one partner; one of them is under way, chunk by chunk.
 
 Control frames overtake waiting messages, between two chunks.  The module also reads a message (a mark and a body) from
 a socket, or a sealed record of a stream, into the sender's assembler.  Control frames of coordinator and client:
@@ -27,7 +27,9 @@ from fedgossip.net.transport import Traffic
 
 
 class VectorChunk:
-    """A chunk of vectors, in place; on request as a frame that ZeroMQ reads there (as costly as copying 100 KiB)."""
+    """A chunk of vectors, without a copy; on request as a frame that ZeroMQ reads there (as costly as copying
+    100 KiB).
+    """
 
     __slots__ = ("_frame", "view")
 
@@ -40,18 +42,18 @@ class VectorChunk:
 
     @property
     def frame(self) -> zmq.Frame:
-        """The same for all partners."""
+        """Return the frame, which all partners share."""
         if self._frame is None:
             self._frame = zmq.Frame(self.view)
         return self._frame
 
 
 Pair = tuple[bytes, bytes | VectorChunk]
-"""The mark and the body of one message of ZeroMQ, or of one sealed record."""
+"""Mark and body of one message of ZeroMQ, or of one sealed record."""
 
 
 def zmq_body(pair: Pair) -> bytes | zmq.Frame:
-    """Return the body as ZeroMQ sends it."""
+    """Return the body in the form that ZeroMQ sends."""
     body = pair[1]
     return body.frame if isinstance(body, VectorChunk) else body
 
@@ -63,11 +65,11 @@ def plain_body(pair: Pair) -> bytes | memoryview:
 
 
 OUTBOX_MESSAGES = 8
-"""Maximum number of messages that wait for one partner; a synchronous run needs two models and a goodbye."""
+"""Maximum number of messages waiting for one partner; a synchronous run needs two models and a goodbye."""
 
 
 class Cuts:
-    """The parts of a message that all partners share: its header, made once, and its chunks."""
+    """Parts of a message shared by all partners: its header, made once, and its chunks."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
@@ -75,13 +77,13 @@ class Cuts:
         self._last: tuple[tuple[Vector, ...], list[VectorChunk]] = (), []
 
     def packed(self, message: AnyMessage) -> Packed:
-        """Return the message with its header: the same for all partners that receive it in succession."""
+        """Return the message with its header, made once for all partners that receive it in succession."""
         if self._packed is None or self._packed.message is not message:
             self._packed = packed(message)
         return self._packed
 
     def chunks(self, message: AnyMessage) -> list[VectorChunk]:
-        """Return its chunks: the same for all messages with these vectors."""
+        """Return its chunks, shared by all messages with these vectors."""
         if not isinstance(message, Carrier):
             return []
         if self._last[0] is not message.vectors:
@@ -90,12 +92,12 @@ class Cuts:
 
 
 class Outbox:
-    """`cuts` are those of all partners.  `transfer` numbers the messages; it goes on over connections."""
+    """`cuts` is shared by all partners.  `transfer` numbers the messages, across connections."""
 
     def __init__(self, cuts: Cuts, transfer: int = 0) -> None:
         self._cuts, self.transfer = cuts, transfer
         self.chunks = 0
-        """The chunks of the message that is under way."""
+        """Chunks of the message under way."""
         self._words: deque[Pair] = deque()
         self._messages: deque[Packed] = deque()
         self._under_way: Packed | None = None
@@ -106,7 +108,7 @@ class Outbox:
         return bool(self._words or self._messages or self._current or self._waiting)
 
     def holds(self, message: AnyMessage) -> bool:
-        """Whether a message of the very same vectors, with equal fields, waits already or is under way."""
+        """Return whether a message with the same vector objects and equal fields waits or is under way."""
         if not isinstance(message, Carrier):
             return False
         here = [*self._messages, *([self._under_way] if self._under_way else [])]
@@ -114,7 +116,7 @@ class Outbox:
         return any(one.header == self._cuts.packed(message).header for one in alike)
 
     def put(self, message: AnyMessage) -> bool:
-        """Add a message.  Return False where too many wait: the oldest that has not begun is dropped."""
+        """Add a message.  Return False if too many wait: the oldest that has not begun is dropped."""
         room = len(self._messages) < OUTBOX_MESSAGES
         if not room:
             self._away(self._messages.popleft().message)
@@ -138,7 +140,7 @@ class Outbox:
         return self._current is None and self._waiting is None
 
     def next(self) -> Pair | None:
-        """Return the frame that is to be sent now; the same one until it is `sent`."""
+        """Return the frame to be sent now; the same one until it is `sent`."""
         if self._words:
             return self._words[0]
         while self._waiting is None:
@@ -167,7 +169,7 @@ class Outbox:
             self._cuts.traffic.go()
 
     def sent(self) -> None:
-        """Note that the network has what `next` returned."""
+        """Record that the network has accepted the frame returned by `next`."""
         if self._words:
             self._words.popleft()
             return
@@ -176,7 +178,7 @@ class Outbox:
             self._end()
 
     def forget(self, vector: Vector) -> int:
-        """Drop the messages that begin with this vector, also one that is under way; return how many."""
+        """Drop the messages that begin with this vector, including one under way; return how many."""
         kept = [packed for packed in self._messages if not _begins_with(packed.message, vector)]
         dropped = len(self._messages) - len(kept)
         self._cuts.traffic.go(dropped)
@@ -187,7 +189,7 @@ class Outbox:
         return dropped
 
     def clear(self) -> None:
-        """Forget all messages, also the one under way: the connection is broken."""
+        """Drop all messages, including the one under way: the connection is broken."""
         self._words.clear()
         while self._messages:
             self._away(self._messages.popleft().message)
@@ -199,7 +201,7 @@ def _begins_with(message: AnyMessage, vector: Vector) -> bool:
 
 
 def read(socket: ZmqSocket, mark: zmq.Frame, assembler: Assembler) -> AnyMessage | None:
-    """Read the body that belongs to `mark`; return the message that is complete with it.
+    """Read the body that belongs to `mark`; return the message if this completes it.
 
     Raises FrameError; `skip` then drops the rest of it.
     """
@@ -216,7 +218,7 @@ def read(socket: ZmqSocket, mark: zmq.Frame, assembler: Assembler) -> AnyMessage
 
 
 def read_sealed(stream: SealedStream, assembler: Assembler) -> AnyMessage | None:
-    """Open a whole record, a chunk into its place; return the message that it completes.
+    """Open a complete record, a chunk at its place; return the message if this completes it.
 
     Raises SealBrokenError, after which the stream must be closed, and FrameError for an unacceptable frame of the
     sender.  Before the seal is checked the mark only gives the place: a broken seal drops the message.
@@ -236,7 +238,9 @@ def read_sealed(stream: SealedStream, assembler: Assembler) -> AnyMessage | None
 
 
 def frame_error(error: Exception, assembler: Assembler | None) -> FrameError:
-    """Return the refusal of one invalid frame; its message is dropped.  Raises other errors than those of a frame."""
+    """Return the refusal of one invalid frame; its message is dropped.  Raises `error` again if it has another
+    cause.
+    """
     if isinstance(error, FrameError):
         return error
     if isinstance(error, zmq.ZMQError):
@@ -247,7 +251,7 @@ def frame_error(error: Exception, assembler: Assembler | None) -> FrameError:
 
 
 def check_last(socket: ZmqSocket) -> None:
-    """Raise FrameError where another frame follows."""
+    """Raise FrameError if another frame follows."""
     if _more(socket):
         raise FrameError("frames", "a message of more than two frames")
 
@@ -267,7 +271,7 @@ _WORD = struct.Struct("<cII")
 ASK, GO, TWIN, NOTHING = b"A", b"G", b"T", b"N"
 
 CHUNK = b"C"
-"""The kind of frames that carry a chunk; see wire."""
+"""Kind of frames with a chunk; see wire."""
 
 ANSWERS = (GO, TWIN, NOTHING)
 """Kinds of frames that a client may receive."""

@@ -1,4 +1,4 @@
-"""The sending side of the link to one partner: a DEALER, its waiting messages, and the sealed stream beside it.
+"""The sending side of the link to one partner: a DEALER, its waiting messages, and the sealed stream parallel to it.
 
 up       the handshake succeeded: greet, and send the last models again
 sends    by CURVE, and by the stream from the first message on that begins after that is up
@@ -23,7 +23,7 @@ from fedgossip.net.transport import Rejected
 
 
 class PartnerLink:
-    """`poller` registers when the DEALER is readable, or takes more."""
+    """`poller` registers for the DEALER being readable, or ready to accept more."""
 
     def __init__(
         self, node: NodeId, dealer: ZmqSocket, outbox: Outbox, key: str, poller: zmq.Poller, streams: Streams
@@ -32,19 +32,19 @@ class PartnerLink:
         self._poller, self._streams = poller, streams
         self.call = StreamCall(node, callee=key)
         self.recent: list[AnyMessage] = []
-        """These are sent again when the link is restored."""
+        """Messages sent again when the link is restored."""
         self.up = self.broke = self.received_any = False
         self.greeting = Greeting()
 
     def takes_over(self, before: PartnerLink) -> None:
-        """Be the link to a partner that was called elsewhere before."""
+        """Replace the link to a partner that was called at another address."""
         self.recent, self.outbox.transfer = before.recent, before.outbox.transfer
         self.received_any = before.received_any
 
     # --- repeated messages --------------------------------------------------------------------------------------------
 
     def remember(self, message: AnyMessage) -> None:
-        """Store the messages that the partner may lack when the link is restored: the last model or two, and a
+        """Store the messages that the partner may lack when the link is restored: the last one or two models, and a
         goodbye.
         """
         models = [one for one in self.recent if isinstance(one, OfARound)]
@@ -54,7 +54,9 @@ class PartnerLink:
             self.recent = [*models, message]
 
     def has(self, round: int) -> None:
-        """Note that the partner is in `round`: it has our models of the rounds before, or will never use them."""
+        """Record that the partner is in `round`: it has this peer's models of earlier rounds, or will never use
+        them.
+        """
         self.recent = [
             message for message in self.recent if not (isinstance(message, OfARound) and message.round < round)
         ]
@@ -69,7 +71,7 @@ class PartnerLink:
         return self.broke or not self.received_any  # a caller gets our Hello, and may learn from it why we leave
 
     def offer_stream(self, now: float, *, relayed: bool) -> bool:
-        """Offer a stream where none is up and an offer is due; return whether there is something to flush for it."""
+        """Offer a stream if none is up and an offer is due; return whether there is something to flush for it."""
         if not self.up or (word := self._streams.offers(self.call, now)) is None:
             return False
         self.call.relayed = relayed
@@ -77,9 +79,9 @@ class PartnerLink:
         return True
 
     def flush(self) -> bool:
-        """Send all that the network takes; register for a call when it takes more.
+        """Send all that the network accepts; register for a call when it accepts more.
 
-        Returns False where the stream has ended.
+        Returns False if the stream has ended.
         """
         full, sound = False, True
         while self.up and not full:
@@ -106,7 +108,7 @@ class PartnerLink:
         return self.call.up and (self.call.sends or (self.outbox.between and bool(self.outbox)))
 
     def _flush_stream(self) -> bool:
-        """Send as much as the stream takes; return whether it is sound."""
+        """Send as much as the stream accepts; return whether it is intact."""
         try:
             while self.call.speak() and (pair := self.outbox.next()) is not None and self.call.send(pair):
                 self.outbox.sent()
@@ -123,7 +125,7 @@ HANDSHAKES = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-"""Events that are watched at a socket that calls, beside those of its connections."""
+"""Events watched at a calling socket, in addition to those of its connections."""
 
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
@@ -132,8 +134,8 @@ _FAILED = (
 )
 
 HANG_UPS = 3
-"""Number of closed connections before an unreached partner is reported: a starting one closes once or twice, another
-key always.
+"""Number of closed connections before an unreached partner is reported: a starting partner closes once or twice, one
+with another key always.
 """
 
 
@@ -146,7 +148,7 @@ def call(
     address: str,
     key: str,
 ) -> ZmqSocket:
-    """Return a DEALER that calls `other`, which must hold the secret of `key`; `connections` follow it.
+    """Return a DEALER that calls `other`, which must have the secret of `key`; `connections` watch it.
 
     Raises NetworkError for an address that cannot be called.
     """
@@ -169,7 +171,7 @@ def call(
 
 
 def hang_up(poller: zmq.Poller, connections: Connections, dealer: ZmqSocket) -> None:
-    """Close the socket of `call`; frames taken by ZeroMQ are still sent, for LINGER_MS at most."""
+    """Close the socket of `call`; frames accepted by ZeroMQ are still sent, for LINGER_MS at most."""
     if dealer in poller:
         poller.unregister(dealer)
     connections.leave(dealer)
@@ -177,7 +179,7 @@ def hang_up(poller: zmq.Poller, connections: Connections, dealer: ZmqSocket) -> 
 
 
 class Greeting:
-    """How the handshakes of the calls to one partner go."""
+    """Progress of the handshakes of the calls to one partner."""
 
     def __init__(self) -> None:
         self.reached = False
@@ -185,8 +187,9 @@ class Greeting:
         self._hung_up = 0
 
     def failed(self, node: NodeId, event: int, fault: FedgossipError | None) -> Rejected | None:
-        """Return the meaning of a monitor's event for a call to `node`, None without a known cause; `fault`: of the
-        relay through which it is called."""
+        """Return the meaning of a monitor's event for a call to `node`, None without a known cause; `fault`: fault of
+        the relay used.
+        """
         if event not in _FAILED:
             return None
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again

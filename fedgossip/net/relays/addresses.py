@@ -1,4 +1,4 @@
-"""Where this machine can be called: its addresses on the networks that it is in.  Nothing is sent."""
+"""The callable addresses of this machine on its networks.  Nothing is sent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def own_addresses(port: int) -> list[str]:
-    """Return the addresses of this machine, that of the network which leads out of it first; its loopback alone where
-    it is in none."""
+    """Return the addresses of this machine, first the one on the route to the outside; only the loopback without a
+    network.
+    """
     first = own_address(port)
     found = [first] if first else []
     found += [f"{TCP}{host}:{port}" for host in _of_interfaces()]
@@ -42,8 +43,8 @@ def address_towards(address: str, port: int) -> str | None:
 class Whereabouts:
     """The reachable addresses of this machine at `port`, as one text: its own, then the relays that serve it.
 
-    `towards`: an address whose network is listed first; `given`: addresses named by people, used as they are.  A call
-    returns the same text as long as the first address exists, "" without a network.
+    `towards`: an address on the network that is listed first; `given`: addresses given by people, used unchanged.  A
+    call returns the same text as long as the first address exists, and "" without a network.
     """
 
     def __init__(self, port: int, relays: Sequence[str] = (), towards: str = "", given: Sequence[str] = ()) -> None:
@@ -80,7 +81,7 @@ def _numbered(address: str) -> str:
 def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
     """Reserve `wanted`, or any free port if permitted.  Raises NetworkError.
 
-    The returned socket holds it; ZeroMQ's may listen there all the same, as both set SO_REUSEADDR.
+    The returned socket holds it; ZeroMQ's socket may still listen there, as both set SO_REUSEADDR.
     """
     for port in (wanted, 0):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -100,13 +101,13 @@ def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
 
 
 def port_of(holder: socket.socket) -> int:
-    """Return the number of a port that is held."""
+    """Return the number of a reserved port."""
     return int(holder.getsockname()[1])
 
 
 def address_of_interface(name: str) -> str | None:
-    """Return the IPv4 address of a network interface; None if it is absent, has none, or the system does not report
-    it.
+    """Return the IPv4 address of a network interface; None if the interface or its address is missing or not
+    reported.
     """
     try:
         import fcntl

@@ -1,6 +1,6 @@
-"""The address of a peer that reaches it: all of its addresses are tried, and a relay meanwhile.
+"""The address at which a peer is reached: all of its addresses are tried, and a relay meanwhile.
 
-    at once                 the first address is called, and all are tried beside it, by handshakes with its key
+    at once                 the first address is called, and all are tried in parallel, by handshakes with its key
     the first that answers  is called from then on
     none for a second       the relay is called, if there is one; the others are tried again every ten seconds
     no link by a relay      after RELAY_SECONDS the next relay is called: those by TCP first, those by the web last
@@ -29,26 +29,26 @@ from fedgossip.net.sockets import ZmqSocket, make
 from fedgossip.net.transport import LinkEvent, Relocated, Routed
 
 HEAD_SECONDS = 1.0
-"""Time for the direct ways before a relay is called."""
+"""Seconds for the direct addresses before a relay is called."""
 TRY_SECONDS = 3.0
-"""Time for one try of all direct ways."""
+"""Seconds for one try of all direct addresses."""
 AGAIN_SECONDS = 10.0
-"""Time between two tries while a relay is used, or nothing reaches the peer."""
+"""Seconds between two tries while a relay is used, or the peer is not reached."""
 RELAY_SECONDS = 4.0
-"""Time for a link through one relay, before the next one is called."""
+"""Seconds for a link through one relay, before the next one is called."""
 TURN_MS = 100
 TRIES_MAX = 64
-"""Maximum number of handshakes that are tried at the same time."""
+"""Maximum number of handshakes at the same time."""
 
 Through = Callable[[str, str], str]
-"""(relay, key): where the holder of the key is called on this machine, to reach it through the relay."""
+"""Function from (relay, key) to the local address for reaching the key's holder through the relay."""
 Fault = Callable[[str, str], FedgossipError | None]
-"""(relay, key): why the holder of the key is not reached through the relay now."""
+"""Function from (relay, key) to the reason why the key's holder is not reached through the relay now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where to call `node` now; `relay` is the relay behind that address, "" for none."""
+    """Current address for calling `node`; `relay` is the relay behind that address, "" for none."""
 
     node: NodeId
     address: str
@@ -66,13 +66,13 @@ class _Reached:
     up: bool = False
     began: float = 0.0
     relayed_at: float = 0.0
-    """When the present relay was chosen, or the link through it was last seen up."""
+    """Time when the present relay was chosen, or the link through it was last seen up."""
     tries: dict[ZmqSocket, tuple[ZmqSocket, str]] = field(default_factory=dict)
-    """By the monitor of each: the socket that calls, and the address."""
+    """By each one's monitor: the calling socket and the address."""
 
 
 class Reachability:
-    """`wake` is called when there is something to `take`.  All methods may be called from the thread of the links."""
+    """`wake` is called when `take` has routes.  All methods may be called from the thread of the links."""
 
     def __init__(self, identity: Identity, through: Through | None, wake: Callable[[], None]) -> None:
         self.identity, self._through, self._wake = identity, through, wake
@@ -87,7 +87,7 @@ class Reachability:
         self._thread.start()
 
     def to(self, node: NodeId, key: str, addresses: Sequence[str]) -> Route:
-        """Return where to call a peer at first; `take` returns better addresses later."""
+        """Return the first route to a peer; `take` returns better ones later."""
         direct = [one for one in addresses if not is_relay(one)]
         relays = [one for one in addresses if is_relay(one)] if self._through else []
         relays.sort(key=lambda one: not one.startswith(RELAY))  # those by the web come last
@@ -108,12 +108,12 @@ class Reachability:
             self._leaving += [known] if known else []
 
     def relay_of(self, node: NodeId) -> str:
-        """Return the relay by which a peer is called now, "" for none."""
+        """Return the relay by which a peer is called now; "" for none."""
         with self._lock:
             return self._peers[node].now.relay if node in self._peers else ""
 
     def linked(self, node: NodeId, *, up: bool) -> None:
-        """Note that a link is up, or broken."""
+        """Record that a link is up, or broken."""
         with self._lock:
             if (peer := self._peers.get(node)) is not None:
                 peer.up = up
@@ -121,7 +121,7 @@ class Reachability:
                     peer.due = 0.0
 
     def take(self) -> list[Route]:
-        """Return the peers with a new address to call from now on."""
+        """Return the routes to peers with a new address to call from now on."""
         with self._lock:
             found, self._found = self._found, []
         return found
@@ -226,15 +226,15 @@ class Reachability:
 
 
 WHEREABOUTS_SECONDS = 1.0
-"""Time between two looks at where we can be called."""
+"""Seconds between two checks of the local addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Routes from a participant to others, beside their addresses, and its own addresses.
+    """Routes from a participant to others, in addition to their addresses, and its own addresses.
 
     `through`: reaches a key's holder by a relay, or None; `fault`: why it does not.  `whereabouts`: returns the present
-    addresses; None where they do not change, or no other receives them.
+    addresses; None if they do not change, or no other participant receives them.
     """
 
     through: Through | None = None
@@ -246,7 +246,7 @@ DIRECT = Ways()
 
 
 class Routing:
-    """Of one process's links; nothing is tried, and no thread runs, while every partner has one address."""
+    """Routes of one process's links; while every partner has one address, nothing is tried and no thread runs."""
 
     def __init__(self, identity: Identity | None, wake: Callable[[], None]) -> None:
         self._identity, self._wake = identity, wake
@@ -259,12 +259,12 @@ class Routing:
         self._uninformed: set[NodeId] = set()  # peers without a message from us since we moved
 
     def reach(self, ways: Ways) -> None:
-        """Use relays, and check our own addresses now and then.  Call it before the first connection."""
+        """Use relays, and check the local addresses periodically.  Call it before the first connection."""
         self._through, self._whereabouts, self._fault = ways.through, ways.whereabouts, ways.fault
         self._where = ways.whereabouts() if ways.whereabouts else ""
 
     def first(self, node: NodeId, endpoint: Endpoint, events: list[LinkEvent]) -> Endpoint:
-        """Return where to call `node` now; where there are several ways, the best is found out meanwhile."""
+        """Return where to call `node` now; with several addresses the best is determined meanwhile."""
         self._endpoints[node] = endpoint
         addresses = addresses_of(endpoint.address)
         if (len(addresses) < 2 and not is_relay(addresses[0])) or self._identity is None:
@@ -276,11 +276,11 @@ class Routing:
         return replace(endpoint, address=route.address)
 
     def relay_of(self, node: NodeId) -> str:
-        """Return the relay through which a partner is called now; "" where it is called directly."""
+        """Return the relay through which a partner is called now; "" if it is called directly."""
         return self._reachability.relay_of(node) if self._reachability else ""
 
     def fault(self, node: NodeId) -> FedgossipError | None:
-        """Return why a partner that is called through a relay is not reached; None where it is called directly."""
+        """Return why a partner is not reached through its relay; None if it is called directly."""
         if not (relay := self.relay_of(node)) or self._fault is None:
             return None
         return self._fault(relay, self._endpoints[node].key)
@@ -293,7 +293,7 @@ class Routing:
             self._reachability.forget(node)
 
     def linked(self, node: NodeId, *, up: bool, events: list[LinkEvent]) -> None:
-        """The link to `node` is up, or broken."""
+        """Record that the link to `node` is up, or broken."""
         if self._reachability:
             self._reachability.linked(node, up=up)
         if up and node in self._uninformed:
@@ -301,8 +301,8 @@ class Routing:
             events.append(Relocated(self._where))
 
     def moves(self, events: list[LinkEvent]) -> Iterator[tuple[NodeId, Endpoint]]:
-        """Yield each peer to connect to anew, and the address: those with a better route; all where we have moved, as
-        old connections may be dead.
+        """Yield each peer to connect to again, with its address: those with a better route; all if this machine has
+        moved, as old connections may be dead.
         """
         for route in self._reachability.take() if self._reachability else []:
             if route.node in self._endpoints:

@@ -1,7 +1,7 @@
 """A relay: unreachable peers keep a connection to it, and it connects callers to them.
 
-It sees the ends, times and sizes of calls, and ciphertext.  Limits: connections, those without a request, calls of one
-key, bytes a second, and time without a byte.
+It sees the ends, times and sizes of calls, and ciphertext.  Limits: connections, connections without a request, calls
+of one key, bytes a second, and time without a byte.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from fedgossip.net.relays.web_stream import TcpStream, accept_web, to_tls
 REQUEST_SECONDS = 5.0
 """Seconds for a new connection to send its request."""
 ANSWER_SECONDS = 10.0
-"""Time that a call may wait for the one that is called."""
+"""Maximum seconds that a call waits for the called peer."""
 ALIVE_SECONDS = 15.0
 """Seconds between two keep-alives to a listener, which replies to them."""
 STRANGERS_MAX = 64
 """Maximum number of connections without a request; the next is not accepted."""
 
 ECHO_SECONDS = 10.0
-"""Seconds without a byte after which an echo ends."""
+"""Seconds without a byte before an echo ends."""
 
 _Entrance = Callable[[TcpStream], Awaitable[Stream]]
-"""What a new connection passes before it is greeted."""
+"""Wraps a new connection before it is greeted."""
 
 TCP_DOOR = "tcp"
 
 WhoMay = Callable[[], Allowed | None]
-"""The keys that may use the relay now; None: any."""
+"""Returns the keys that may use the relay now; None: any."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Limits:
 
 @dataclass
 class _Ringing:
-    """A call that has not been answered."""
+    """A call without an answer so far."""
 
     caller: bytes
     callee: bytes
@@ -94,7 +94,7 @@ class _Ringing:
 
 @dataclass(frozen=True)
 class Door:
-    """Where a relay listens: `scheme` is tcp, ws or wss."""
+    """Address at which a relay listens: `scheme` is tcp, ws or wss."""
 
     scheme: str
     host: str
@@ -106,7 +106,9 @@ class Door:
 
     @staticmethod
     def of(text: str, where: str) -> Door:
-        """Read HOST:PORT, wss://HOST:PORT or ws://HOST:PORT, `where` it is written.  Raises ConfigError."""
+        """Parse HOST:PORT, wss://HOST:PORT or ws://HOST:PORT; `where` names the source in errors.  Raises
+        ConfigError.
+        """
         found = re.fullmatch(r"(?:(wss?)://)?(\[[0-9a-fA-F:.]+\]|[\w.-]*):(\d{1,5})/?", text)
         if found is None or int(found[3]) > 65535 or not is_host(found[2]):
             advice = "Write HOST:PORT, such as 0.0.0.0:7777, or wss://0.0.0.0:443."
@@ -115,7 +117,7 @@ class Door:
 
 
 def tls_of(schemes: Collection[str], certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return how callers of wss:// are served, None where there is none.  Raises ConfigError."""
+    """Return the TLS settings for callers of wss://, None without such a door.  Raises ConfigError."""
     if "wss" not in schemes:
         if certificate or key:
             text = "a certificate is for wss://, and the relay listens at no such address"
@@ -135,7 +137,7 @@ def tls_of(schemes: Collection[str], certificate: Path | None, key: Path | None)
 
 
 class Relay:
-    """`start`, then its loop does all; `counts` counts events."""
+    """After `start`, its loop does all work; `counts` counts events."""
 
     def __init__(self, limits: Limits, allowed: WhoMay = lambda: None) -> None:
         self.limits, self.allowed = limits, allowed
@@ -150,7 +152,7 @@ class Relay:
 
     @property
     def listening(self) -> int:
-        """How many peers can be called."""
+        """Number of peers that can be called."""
         return len(self._listeners)
 
     async def listen(self, door: Door, tls: ssl.SSLContext | None) -> str:
@@ -165,11 +167,11 @@ class Relay:
             raise NetworkError(f"cannot listen on {door}: {(error.strerror or str(error)).lower()}", advice) from None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen for connections of TCP; return the port.  Raises OSError."""
+        """Listen for TCP connections; return the port.  Raises OSError."""
         return await self._listen_at(host, port, _as_it_is)
 
     async def start_web(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listen for WebSockets, inside TLS or, behind a server that ends it, without; return the port.
+        """Listen for WebSockets, in TLS or, behind a server that terminates TLS, without; return the port.
 
         Raises OSError.
         """
@@ -186,7 +188,7 @@ class Relay:
         return int(server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         for server in self._servers:
             server.close()
         for task in list(self._tasks):
@@ -330,7 +332,7 @@ class Relay:
 
 
 class RelayThread:
-    """A relay in a thread of this process, until `close`; `inside`: its address here, on the loopback."""
+    """A relay in a thread of this process, until `close`; `inside`: its address on the loopback."""
 
     def __init__(self, allowed: WhoMay) -> None:
         self.relay = Relay(Limits(), allowed)
@@ -342,7 +344,7 @@ class RelayThread:
         return str(self._wait(self.relay.listen(door, tls)))
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         if not self._beside.closed:
             self._wait(self.relay.close())
             self._beside.close()
@@ -352,7 +354,7 @@ class RelayThread:
 
 
 def _may(wanted: RelayRequest, allowed: Allowed) -> bool:
-    """Whether a request is permitted; an unknown key may call inviters."""
+    """Return whether a request is permitted; an unknown key may call inviters."""
     return wanted.key in allowed.keys or (wanted.want == CALL and wanted.target in allowed.inviting)
 
 

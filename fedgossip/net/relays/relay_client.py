@@ -1,7 +1,7 @@
 """A peer's side of a relay: a thread that receives and answers calls, and makes calls.
 
-A caller connects to a port of its own machine, the called peer accepts from its own; in between bytes are passed on.  A
-sealed stream is a call of its own, distinguished by its first bytes: its port is PORT_ABOVE the links'.
+A caller connects to a port of its own machine, and the called peer accepts from its own; bytes are passed on in
+between. A sealed stream is a separate call, distinguished by its first bytes: its port is PORT_ABOVE the links'.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from fedgossip.net.relays.web_way import ReportStep, open_web, silent
 from fedgossip.net.streams.stream_port import HAIL, PORT_ABOVE
 
 CONNECT_SECONDS = 5.0
-"""Time for a connection to a relay, and for its answer."""
+"""Maximum seconds for a connection to a relay, and for its answer."""
 PUT_THROUGH_SECONDS = 15.0
-"""Time for the one that is called to answer."""
+"""Maximum seconds for the called peer to answer."""
 AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.5, 15.0
-"""Time before a relay that is away is called again; twice as long each time, up to the longest."""
+"""Delay before an unreachable relay is called again, in seconds, doubled each time up to the maximum."""
 USUAL_PORT = 5700
-"""Port of a participant that relays alone reach; PORT_ABOVE it sealed streams are looked for, below 65536."""
+"""Port of a participant reached only by relays; sealed streams try PORT_ABOVE it first, below 65536."""
 LISTEN_SECONDS = 6.0
-"""Time for a relay to accept a listener, before it is reported."""
+"""Maximum seconds for a relay to accept a listener, before it is reported."""
 IDLE_SECONDS = 3600.0
 SILENCE_SECONDS = 45.0
-"""Seconds of silence after which a relay is called anew."""
+"""Seconds of silence before a relay is called again."""
 CALLS_MAX = 128
-"""Maximum number of simultaneous calls, in and out; streams have half of them, as links do without."""
+"""Maximum number of simultaneous calls, in and out; streams may use half of them, as links work without streams."""
 
 
 class RelayClient:
-    """Of one pair of keys, with a thread until `close`; all methods may be called from any thread.
+    """The client of one key pair, with a thread until `close`; all methods may be called from any thread.
 
     `inside`: other addresses at which this process calls a relay.
     """
@@ -69,23 +69,22 @@ class RelayClient:
         self._pause: dict[str, float] = {}  # of relays that cannot be reached: the last pause, and its end
         self._due: dict[str, float] = {}
         self.faults: dict[str, FedgossipError] = {}
-        """Why relays cannot be reached now."""
+        """Reasons why relays cannot be reached now."""
         self._refused: dict[tuple[str, str], FedgossipError] = {}
         self._thread = LoopThread("relay")
 
     def listen(self, relay: str, port: int) -> None:
-        """Keep a connection to this relay; give its calls to a port of this machine, those of streams to the port
-        above.
-        """
+        """Keep a connection to this relay; pass its calls to a local port, those of streams to the port above."""
         self._wait(self._begin(self._listen(relay, port)))
 
     def listens_at(self, relay: str) -> bool:
-        """Whether we are registered at the relay now."""
+        """Return whether the client is registered at the relay now."""
         return relay in self._listening
 
     def unreached(self, relays: Iterable[str]) -> list[FedgossipError]:
-        """Return why these relays do not let this machine be called, after LISTEN_SECONDS at most; they are called
-        again meanwhile."""
+        """Return why this machine cannot be called through these relays, after at most LISTEN_SECONDS; they are called
+        again meanwhile.
+        """
         until, found, waiting = time.monotonic() + LISTEN_SECONDS, list[FedgossipError](), set(relays)
         while waiting and time.monotonic() < until:
             for one in list(waiting):
@@ -97,13 +96,13 @@ class RelayClient:
         return found + [NetworkError(f"{one} has not answered", "It is called again.") for one in waiting]
 
     def way(self, relay: str, key: str) -> str:
-        """Return an address of this machine at which the holder of `key` is reached through a relay."""
+        """Return a local address at which the holder of `key` is reached through a relay."""
         if (relay, key) not in self._ways:
             self._ways[relay, key] = self._wait(self._open(relay, key))
         return self._ways[relay, key]
 
     def ways(self, whereabouts: Callable[[], str] | None = None) -> Ways:
-        """Return the routes through relays of a participant whose addresses are `whereabouts`."""
+        """Return the routes through relays of a participant with the addresses `whereabouts`."""
         return Ways(self.way, whereabouts, self.fault)
 
     def fault(self, relay: str, key: str) -> FedgossipError | None:
@@ -111,7 +110,7 @@ class RelayClient:
         return self.faults.get(relay) or self._refused.get((relay, key))
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         if not self._thread.closed:
             for server in self._servers:
                 self._thread.loop.call_soon_threadsafe(server.close)
@@ -175,8 +174,9 @@ class RelayClient:
             self._calls -= 1
 
     async def _first(self, caller: Stream) -> bytes:
-        """Return a call's first bytes (ZeroMQ sends its identity first).  Raises PeerError for a stream where only
-        links have room.
+        """Return a call's first bytes (ZeroMQ sends its identity first).
+
+        Raises PeerError for a stream if only links have room.
         """
         first = await asyncio.wait_for(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
         if first == HAIL and self._calls > CALLS_MAX // 2:
@@ -252,7 +252,7 @@ class RelayClient:
 
 @dataclass(frozen=True)
 class RelayAccess:
-    """Where a participant listens, its routes to others, and why relays do not let it be called."""
+    """Address at which a participant listens, its routes to others, and why it cannot be called through relays."""
 
     bind: str
     ways: Ways = DIRECT
@@ -261,10 +261,10 @@ class RelayAccess:
 
 @contextlib.contextmanager
 def ways_through(identity: Identity, bind: str, own: str, others: Iterable[str]) -> Iterator[RelayAccess]:
-    """Give how a participant whose entries name relays is reached; without one nothing is opened.
+    """Yield the access of a participant if entries name relays; without a relay nothing is opened.
 
-    `bind`: where it is to listen, or its own addresses; `own`, `others`: addresses in the entries of all.  With
-    addresses of relays alone it listens on its own machine, at a port that nobody names.
+    `bind`: the address to listen at, or its own addresses; `own`, `others`: addresses in the entries.  With only relays
+    as addresses it listens on the loopback, at a port that no entry names.
     """
     relays = [one for one in addresses_of(own) if is_relay(one)]
     if not relays and not any(is_relay(one) for text in others for one in addresses_of(text)):
@@ -308,7 +308,7 @@ async def ask_relay(
 
 
 async def open_relay(relay: str, report: ReportStep = silent) -> Stream:
-    """Return a connection to a relay that has not greeted yet.  Raises OSError, TimeoutError, NetworkError."""
+    """Return a connection to a relay before its greeting.  Raises OSError, TimeoutError, NetworkError."""
     if is_web(relay):
         web = await open_web(relay, report)
         return web, web
@@ -332,5 +332,5 @@ def _silent_web(relay: str, error: Exception) -> NetworkError:
 
 
 def jittered(seconds: float) -> float:
-    """Return between half of a pause and all of it: those that lost one relay do not return in one moment."""
+    """Return between half of a pause and all of it, so that peers of a lost relay do not return at the same moment."""
     return seconds * (0.5 + secrets.randbelow(1 << 16) / (1 << 17))

@@ -6,8 +6,7 @@ Permitted users, in a file or folder that may change meanwhile:
     a roster           a public key a line; "KEY invites" for one that any key may call; # begins a comment
     a host's folder    hosting/NAME: the organiser's, its own member's and those of all admitted members
 
-Invited persons have unknown keys; these may call those that invite, and no other, before their admission.  A user
-proves its key:
+Invited persons have unknown keys; before their admission they may call only inviters.  A user proves its key:
 
     relay    FGR1, a fresh key of X25519 (32 bytes)
     peer     its request (1 byte), its public key (32), the target's key (32), proof (32)
@@ -46,7 +45,7 @@ ROSTER_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Allowed:
-    """Public keys, 32 bytes each: of permitted users of the relay, and of those that any key may call."""
+    """Public keys, 32 bytes each: of permitted users of the relay, and of inviters, which any key may call."""
 
     keys: frozenset[bytes] = frozenset()
     inviting: frozenset[bytes] = frozenset()
@@ -64,7 +63,7 @@ _PARTY = msgspec.json.Decoder(_Party)
 
 
 class Roll:
-    """Raises ConfigError for a file that cannot be read at the start; later its last content stays valid."""
+    """Raises ConfigError for a file that cannot be read at the start; later its last valid content applies."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._changed = path, -1
@@ -161,12 +160,12 @@ class RelayRequest:
 
 
 def greeting(secret: X25519PrivateKey) -> bytes:
-    """Return the first words of a relay."""
+    """Return the greeting of a relay."""
     return MAGIC + secret.public_key().public_bytes_raw()
 
 
 def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> bytes:
-    """Return the answer to a relay's first words.  Raises PeerError for words of something else."""
+    """Return the answer to a relay's greeting.  Raises PeerError if the greeting is not a relay's."""
     if len(greeted) != GREETING_BYTES or not greeted.startswith(MAGIC):
         raise PeerError("what answers is no relay of fedgossip", "Is `fedgossip relay` running there?")
     theirs, ours = greeted[len(MAGIC) :], z85.decode(identity.secret)
@@ -179,7 +178,7 @@ def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> b
 
 
 def verified_request(secret: X25519PrivateKey, content: bytes) -> RelayRequest | None:
-    """Return the request, if its sender has the secret of the key that it names; None otherwise."""
+    """Return the request if its sender has the secret of the key in it; None otherwise."""
     want, key, target, proof = content[:1], content[1:33], content[33:65], content[65:]
     if len(content) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER, ECHO):
         return None

@@ -1,5 +1,5 @@
-"""Two streams, of TCP or WebSockets, become one: bytes of each go to the other, at a bounded rate, in a thread's event
-loop.
+"""Connects two streams, of TCP or WebSockets: passes the bytes of each to the other, at a bounded rate, in a thread's
+event loop.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.net.streams.sealed_stream import notice_silence
 
 PIECE_BYTES = 64 * 1024
-"""Maximum number of bytes in hand of one direction; as many again wait in each buffer."""
+"""Maximum number of bytes held of one direction; the same number may wait in each buffer."""
 
 
 class StreamSource(Protocol):
-    """What a splice and a relay read: asyncio's of TCP, or a WebSocket's."""
+    """The reading end of a splice and a relay: asyncio's of TCP, or a WebSocket's."""
 
     async def read(self, size: int, /) -> bytes: ...
     async def readexactly(self, size: int, /) -> bytes: ...
 
 
 class StreamSink(Protocol):
-    """What they write to."""
+    """The writing end."""
 
     @property
     def transport(self) -> asyncio.WriteTransport: ...
@@ -40,13 +40,13 @@ Stream = tuple[StreamSource, StreamSink]
 
 
 class Rate:
-    """So many bytes a second, for all users together; a second's worth may be sent at once."""
+    """A number of bytes a second, shared by all users; a second's worth may be sent at once."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate, self._left, self._at = bytes_per_second, bytes_per_second, time.monotonic()
 
     async def take(self, size: int) -> None:
-        """Wait until so many bytes may pass."""
+        """Wait until `size` bytes may pass."""
         now = time.monotonic()
         self._left = min(self._rate, self._left + (now - self._at) * self._rate) - size
         self._at = now
@@ -55,7 +55,7 @@ class Rate:
 
 
 async def spliced(one: Stream, other: Stream, idle_seconds: float, rate: Rate | None = None) -> None:
-    """Pass bytes on in both directions, until either ends or nothing arrives for so long; both are closed then."""
+    """Pass bytes in both directions until either ends or nothing arrives for `idle_seconds`; then close both."""
     last = [time.monotonic()]
     ways = [asyncio.create_task(_pump(a[0], b[1], last, rate)) for a, b in ((one, other), (other, one))]
     try:
@@ -83,19 +83,19 @@ async def _pump(reader: StreamSource, writer: StreamSink, last: list[float], rat
 
 
 def hang_up(writer: StreamSink) -> None:
-    """Close at once."""
+    """Close the connection at once."""
     with contextlib.suppress(OSError, RuntimeError):
         writer.transport.abort()
 
 
 async def settled() -> None:
-    """Let closing connections end, before the loop does."""
+    """Let closing connections end before the loop does."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 def patient(writer: StreamSink) -> None:
-    """Let a silent network be noticed on this stream as on the links; and let nothing small wait."""
+    """Set the stream to detect a silent network like the links, and to send small data without delay."""
     held: socket.socket | None = writer.get_extra_info("socket")
     if held is None:
         return
@@ -116,11 +116,11 @@ class LoopThread:
         return self.loop.is_closed()
 
     def wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
-        """Return what `work` returns there.  Raises what it raises, and TimeoutError."""
+        """Run `work` in the loop and return its result.  Raises its error, and TimeoutError."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(seconds)
 
     def close(self) -> None:
-        """Cancel all that runs there, and end the thread; once is enough."""
+        """Cancel all work in the loop, and end the thread; a second call has no effect."""
         if self.closed:
             return
         self.loop.call_soon_threadsafe(self.loop.stop)

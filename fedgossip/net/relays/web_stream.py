@@ -1,6 +1,6 @@
-"""A WebSocket as a stream of bytes: above it a relay and its users read and write as by TCP.
+"""A WebSocket as a stream of bytes: a relay and its users read and write on it as on TCP.
 
-Binary messages of at most MESSAGE_BYTES, uncompressed; their boundaries mean nothing.  Nothing is read ahead, and
+Binary messages of at most MESSAGE_BYTES, uncompressed; their boundaries have no meaning.  Nothing is read ahead, and
 `drain` waits for the network: a slow reader slows its sender.  Pings keep proxies from closing a silent connection.
 """
 
@@ -31,7 +31,7 @@ TcpStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class WebStream:
-    """Both halves of a Stream over a connection whose upgrade is done.  Its loop's thread makes all calls."""
+    """Both halves of a Stream over a connection with a completed upgrade.  Its loop's thread makes all calls."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class WebStream:
         protocol: ClientProtocol | ServerProtocol,
         received: Sequence[Event] = (),
     ) -> None:
-        """`received`: what arrived with the upgrade."""
+        """`received`: events that arrived with the upgrade."""
         self._reader, self._writer = inner
         self._protocol = protocol
         self._received: deque[bytes] = deque()
@@ -51,7 +51,7 @@ class WebStream:
 
     @property
     def transport(self) -> asyncio.WriteTransport:
-        """The transport below: aborted, all is over."""
+        """The transport below; aborting it ends everything."""
         return self._writer.transport
 
     def get_extra_info(self, name: str) -> object:
@@ -80,7 +80,7 @@ class WebStream:
         return found
 
     def write(self, data: bytes) -> None:
-        """Send `data`, or nothing where the stream has ended; `drain` reports that."""
+        """Send `data`, or nothing if the stream has ended; `drain` reports that."""
         if self._protocol.state is not State.OPEN:
             return
         for begin in range(0, len(data), MESSAGE_BYTES):
@@ -88,7 +88,7 @@ class WebStream:
         send_waiting(self._protocol, self._writer)
 
     async def drain(self) -> None:
-        """Wait until the network takes more.  Raises OSError where the stream has ended."""
+        """Wait until the network accepts more.  Raises OSError if the stream has ended."""
         if self._protocol.state is not State.OPEN:
             raise ConnectionResetError("the WebSocket is closed")
         await self._writer.drain()
@@ -104,7 +104,7 @@ class WebStream:
             send_waiting(self._protocol, self._writer)
 
     async def receive(self) -> None:
-        """Wait for more, and store it.  Raises OSError."""
+        """Wait for more bytes, and store them.  Raises OSError."""
         data = await self._reader.read(PIECE_BYTES)
         if data:
             self._protocol.receive_data(data)
@@ -130,15 +130,15 @@ class WebStream:
 
 
 def send_waiting(protocol: ClientProtocol | ServerProtocol, writer: asyncio.StreamWriter) -> None:
-    """Pass what the protocol has to send to the connection."""
+    """Pass the protocol's outgoing bytes to the connection."""
     if data := b"".join(protocol.data_to_send()):
         writer.write(data)
 
 
 async def accept_web(inner: TcpStream) -> WebStream:
-    """Return the stream of a caller that asks for a WebSocket, at any path.
+    """Return the stream of a caller that requests a WebSocket, at any path.
 
-    Raises PeerError for any other request, which is answered; OSError, EOFError.
+    Raises PeerError for any other request, after an answer; OSError, EOFError.
     """
     reader, writer = inner
     protocol = ServerProtocol(max_size=MESSAGE_BYTES_MAX)
@@ -157,7 +157,7 @@ async def accept_web(inner: TcpStream) -> WebStream:
 
 
 class _InTls(asyncio.StreamReaderProtocol):
-    """Keeps the writer below: asyncio closes the connection of one that nothing refers to."""
+    """Keeps a reference to the writer below: without one asyncio closes its connection."""
 
     def __init__(self, reader: asyncio.StreamReader, below: TcpStream, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(reader, loop=loop)
@@ -171,9 +171,9 @@ async def to_tls(
     *,
     host: str | None,
 ) -> TcpStream:
-    """Return the same connection inside TLS; `host` is the name in the server's certificate, None at the server.
+    """Return the same connection in TLS; `host` is the name in the server's certificate, None at the server.
 
-    Raises OSError, of which ssl's errors are.
+    Raises OSError, including ssl's errors.
     """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(PIECE_BYTES, loop)

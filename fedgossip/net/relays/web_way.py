@@ -1,4 +1,4 @@
-"""A connection to a relay by the web: wss://HOST[:PORT][/PATH], through the network's proxy where it has one.
+"""A connection to a relay by the web: wss://HOST[:PORT][/PATH], through the network's proxy if it has one.
 
     name      of the proxy, or else of the relay
     proxy     CONNECT of HTTP with Basic authentication, or SOCKS5
@@ -6,8 +6,8 @@
     upgrade   to a WebSocket
     relay     from here on its own protocol, as by TCP
 
-The proxy is `--proxy`, HTTPS_PROXY (HTTP_PROXY for ws://), else ALL_PROXY; NO_PROXY names hosts without one.  Nothing
-goes around a named proxy.  Its password is in no error.
+The proxy is `--proxy`, HTTPS_PROXY (HTTP_PROXY for ws://), otherwise ALL_PROXY; NO_PROXY names hosts without one.  No
+connection bypasses a given proxy.  Its password is in no error.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from fedgossip.net.relays.splice import PIECE_BYTES
 from fedgossip.net.relays.web_stream import MESSAGE_BYTES_MAX, TcpStream, WebStream, send_waiting, to_tls
 
 PROXY, AUTHORITIES = "FEDGOSSIP_PROXY", "FEDGOSSIP_CA"
-"""Environment variables of `--proxy` and `--ca`: processes that are started inherit them."""
+"""Environment variables of `--proxy` and `--ca`, inherited by started processes."""
 NO_PROXY = "none"
 STEP_SECONDS = 5.0
-"""Time for each step of a connection."""
+"""Maximum seconds for each step of a connection."""
 
 OWN_AUTHORITIES = 16
-"""Maximum number of authorities in a file that counts as one's own, and not as the public ones."""
+"""Maximum number of authorities in a file that counts as the user's own, not as the public ones."""
 
 ReportStep = Callable[[str, str], None]
-"""Receives the name of a step that succeeded, and what was found."""
+"""Receives the name of a step that succeeded, and its finding."""
 _Done = TypeVar("_Done")
 
 _CERTIFICATE = {
@@ -68,9 +68,9 @@ _ANSWERS = {
     **dict.fromkeys((400, 426, 505), f"{_UPGRADE}  It takes HTTP/1.1 (nginx: proxy_http_version 1.1)."),
     **dict.fromkeys((502, 503, 504), _UNREACHED),
 }
-"""What to do about an answer that is no upgrade, by its code."""
+"""Advice on an answer other than an upgrade, by its code."""
 _AWAY = 502, 503, 504
-"""The codes with which a proxy reports that the way behind it fails, and not that it refuses."""
+"""Codes with which a proxy reports that it cannot reach the target, not that it refuses."""
 _SOCKS = {1: "failed", 2: "does not allow it", 3: "finds no network", 4: "finds no such host", 5: "is refused there"}
 
 
@@ -148,7 +148,7 @@ async def _within(work: Awaitable[_Done], silence: str) -> _Done:
 
 
 async def _called(proxy: Proxy | None, target: _Target, report: ReportStep) -> TcpStream:
-    """Return a TCP connection to the proxy, else to the relay."""
+    """Return a TCP connection to the proxy, or without a proxy to the relay."""
     host, port = (proxy.host, proxy.port) if proxy else (target.host, target.port)
     what = f"the proxy {proxy}" if proxy else f"the relay {target.authority}"
     try:
@@ -212,7 +212,7 @@ async def _by_connect(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
 
 
 async def _by_socks(inner: TcpStream, proxy: Proxy, target: _Target) -> None:
-    """RFC 1928 and 1929; the proxy resolves the name."""
+    """Connect through a SOCKS5 proxy, RFC 1928 and 1929; the proxy resolves the name."""
     reader, writer = inner
     named = bool(proxy.user)
     writer.write(b"\x05\x01" + (b"\x02" if named else b"\x00"))
@@ -276,7 +276,7 @@ async def _upgraded(inner: TcpStream, url: str) -> WebStream:
 
 
 def proxy_for(secure: bool, authority: str) -> Proxy | None:
-    """Return the proxy for a relay at HOST:PORT, if any.  Raises ConfigError for one that cannot be used."""
+    """Return the proxy for a relay at HOST:PORT, if any.  Raises ConfigError for an unusable one."""
     if chosen := os.environ.get(PROXY):
         return None if chosen == NO_PROXY else _proxy(chosen, PROXY)
     named = urllib.request.getproxies()
@@ -287,7 +287,7 @@ def proxy_for(secure: bool, authority: str) -> Proxy | None:
 
 
 def _is_exempt(authority: str) -> bool:
-    """Whether NO_PROXY names a host: its name, a domain, or a network."""
+    """Return whether NO_PROXY names a host: its name, a domain, or a network."""
     if urllib.request.proxy_bypass(authority):
         return True
     named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
@@ -299,7 +299,7 @@ def _is_exempt(authority: str) -> bool:
 
 
 def _proxy(text: str, where: str) -> Proxy:
-    """Return the proxy of a URL; its text, which may hold a password, is in no error."""
+    """Return the proxy of a URL; its text, which may contain a password, is in no error."""
     try:
         parts = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
         kind = {"http": "http", "https": "https", "socks5": "socks5", "socks5h": "socks5"}[parts.scheme]
@@ -313,7 +313,7 @@ def _proxy(text: str, where: str) -> Proxy:
 
 
 def without_tls(url: str) -> str:
-    """Return a notice for a relay on another machine that is called without TLS; "" for others."""
+    """Return a notice for a relay on another machine called without TLS; "" for others."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "ws" or (parts.hostname or "").startswith(("127.", "localhost", "::1")):
         return ""
@@ -321,7 +321,7 @@ def without_tls(url: str) -> str:
 
 
 def choose(proxy: str | None, authorities: str | None) -> None:
-    """Use these for all web connections of this process and its children.
+    """Set the proxy and authorities for all web connections of this process and its children.
 
     `proxy`: a URL without a password, `none`, or a file with a URL; `authorities`: a file of certificates; None: the
     environment's.  Raises ConfigError.
@@ -387,7 +387,7 @@ def _of_tls(writer: asyncio.StreamWriter) -> str:
 
 
 def _own_authorities() -> list[object]:
-    """Return the authorities in files of the user's, not the usual public ones."""
+    """Return the authorities in the user's own files, not the usual public ones."""
     subjects: list[object] = []
     for name in ("SSL_CERT_FILE", AUTHORITIES):
         if path := os.environ.get(name):

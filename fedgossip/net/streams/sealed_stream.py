@@ -1,4 +1,4 @@
-"""One TCP connection that carries sealed records, without blocking: sent, received, and waiting ones.
+"""One TCP connection with sealed records, without blocking: sent, received, and waiting ones.
 
     mark (9) + length (u32)      in clear, and sealed with the body: changed, the record does not open
     body + tag (16)              a header, a chunk of vectors, or an empty control frame; see wire
@@ -26,10 +26,10 @@ HEAD_BYTES = _HEAD.size
 RECORD_BYTES_MAX = HEAD_BYTES + FRAME_BYTES_MAX + TAG_BYTES
 
 SMALL_BYTES = 4096
-"""Maximum body of a record that waits for the next one, and how much more than one record a buffer holds."""
+"""Maximum bytes of a body that waits for the next record, and of a buffer beyond one record."""
 
 KEPT_BUFFERS = 16
-"""Maximum number of kept buffers."""
+"""Maximum number of stored buffers."""
 
 
 LAST_READS, LAST_BYTES = 16, 1 << 16
@@ -37,7 +37,7 @@ LAST_READS, LAST_BYTES = 16, 1 << 16
 
 
 class Buffers:
-    """Memory for records on their way, used again: fresh memory costs a page fault for every 4 KiB."""
+    """Memory for records under way, reused: fresh memory costs a page fault for every 4 KiB."""
 
     def __init__(self) -> None:
         self._free: deque[memoryview] = deque(maxlen=KEPT_BUFFERS)
@@ -68,7 +68,7 @@ class SealedStream:
         self._has_head = self._has_body = 0  # received bytes of the incoming record
         self._ahead = 0  # and of the head of the one behind it
         self.mark, self.size = b"", -1
-        """The mark of the incoming record, and the bytes of its body; -1 before they have arrived."""
+        """Mark of the incoming record, and the bytes of its body; -1 before they have arrived."""
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -81,7 +81,7 @@ class SealedStream:
         return self._out is not None
 
     def send(self, mark: bytes, body: bytes | memoryview) -> bool:
-        """Seal a record, and send as much as the network takes; a small one waits for the next, or for `flush`.
+        """Seal a record, and send as much as the network accepts; a small one waits for the next, or for `flush`.
 
         Returns False while an earlier one waits.  Raises OSError for a broken connection, WornOutError for a worn-out
         key.
@@ -105,7 +105,7 @@ class SealedStream:
         return self._out[begins : self._filled]
 
     def flush(self) -> bool:
-        """Send waiting bytes, as far as the network takes them; return whether none are left.  Raises OSError."""
+        """Send waiting bytes, as far as the network accepts them; return whether none are left.  Raises OSError."""
         if self._out is None:
             return True
         try:
@@ -144,7 +144,7 @@ class SealedStream:
         return HEAD_BYTES - self._has_head if self.size < 0 else self.size + TAG_BYTES - self._has_body
 
     def _take_in(self) -> int:
-        """Read on; return how many bytes were there."""
+        """Read once; return the number of bytes read."""
         if self.size < 0:
             taken = self._connection.recv_into(memoryview(self._head)[self._has_head :])
             self._has_head += taken
@@ -169,7 +169,7 @@ class SealedStream:
         self.size, self._in = size, self._buffers.take()
 
     def open(self) -> bytearray:
-        """Return the body of the record that is whole.  Raises SealBrokenError."""
+        """Return the body of the complete record.  Raises SealBrokenError."""
         body = bytearray(self.size)
         self.open_into(memoryview(body))
         return body
@@ -188,17 +188,17 @@ class SealedStream:
         return size
 
     def give_up(self) -> None:
-        """End the connection at its next read: sent data do not arrive."""
+        """Make the connection end at its next read: sent data do not arrive."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def arriving(self) -> bool:
-        """Whether something that was sent has not arrived at the other end's system."""
+        """Whether some sent bytes have not arrived at the other end's system."""
         return unacknowledged(self.fileno()) > 0
 
     def close(self) -> None:
-        """Close the connection; data taken by the network are still sent."""
+        """Close the connection; data accepted by the network are still sent."""
         self._out = self._in = None
         with contextlib.suppress(OSError):  # closed with unread bytes, it would revoke the bytes it has sent
             self._connection.shutdown(socket.SHUT_WR)
@@ -209,7 +209,7 @@ class SealedStream:
 
 
 def call(family: int, where: tuple[Any, ...]) -> socket.socket:
-    """Return a connection that is being made to a numeric address.  Raises OSError."""
+    """Return a connecting socket to a numeric address.  Raises OSError."""
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         prepare(connection)
@@ -222,13 +222,14 @@ def call(family: int, where: tuple[Any, ...]) -> socket.socket:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Make a connection non-blocking, without delay of small data, and sensitive to a silent network."""
+    """Make a connection non-blocking, without delay of small data, and able to detect a silent network."""
     connection.setblocking(False)
     notice_silence(connection)
 
 
 def notice_silence(connection: socket.socket) -> None:
-    """Set ZeroMQ's timeouts on our TCP connection, and no delay of small data, as far as the system has them.
+    """Set ZeroMQ's timeouts on a TCP connection of this process, and no delay of small data, as far as the system
+    supports them.
 
     Raises OSError for a broken connection.
     """

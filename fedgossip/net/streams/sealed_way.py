@@ -1,4 +1,4 @@
-"""A sealed stream beside a CURVE connection: from the offer on, at either end; which of the two carries the next
+"""A sealed stream parallel to a CURVE connection, from the offer on, at either end; selects the one for the next
 message.
 
     caller                                        callee
@@ -9,7 +9,7 @@ message.
     B + count, all else     <---- TCP --->        B + count, all else
     K + bytes               <---- TCP --->        K + bytes
 
-K acknowledges read bytes: those acknowledged by TCP may have reached a middlebox alone.
+K acknowledges read bytes: those acknowledged by TCP may have reached only a middlebox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedgossip.net.streams.sealing import TAG_BYTES, Agreed, SealBrokenError, St
 SEAL, PROOF, BEGIN, READ_SO_FAR = b"S", b"P", b"B", b"K"
 
 ACK_SECONDS = 7.0
-"""Maximum seconds without an acknowledgement of sent bytes; then the link goes on by CURVE."""
+"""Maximum seconds without an acknowledgement of sent bytes; then the link continues by CURVE."""
 
 _MARK = struct.Struct("<cII")
 _PROOF, _BEGIN = _MARK.pack(PROOF, 0, 0), _MARK.pack(BEGIN, 0, 0)
@@ -41,37 +41,37 @@ def seal_word(number: int, text: bytes) -> Pair:
 
 @dataclass(slots=True, eq=False)
 class SealedWay:
-    """One end of a stream, and the count of messages on the CURVE connection beside it."""
+    """One end of a stream, and the count of messages on the parallel CURVE connection."""
 
     node: NodeId
     frames_received: int = 0
     """Messages of ZeroMQ received on the CURVE connection since its S."""
     frames_sent: int = 0
-    """Those sent on it since the S that was sent."""
+    """Messages sent on it since the S sent here."""
     stream: SealedStream | None = None
     proof_sent: bool = False
     up: bool = False
-    """Whether the other end has proved that it has the key."""
+    """Whether the other end has proved possession of the key."""
     sends: bool = False
-    """Whether all our messages go by the stream."""
+    """Whether all messages of this end use the stream."""
     receives: bool = False
-    """Whether all that the other end sends does."""
+    """Whether all messages of the other end use the stream."""
     waits_for: int = 0
     acknowledged: int = 0
     """Bytes that the other end has read of the stream, without acknowledgements."""
     owed: int = 0
-    """As many that we have acknowledged."""
+    """Bytes acknowledged by this end."""
     acks_sent: int = 0
     acks_taken: int = 0
     since: float = 0.0
-    """The time since which something waits to be acknowledged and nothing was; 0 where nothing waits."""
+    """Time since which sent bytes have waited without any acknowledgement; 0 if none wait."""
     base: int = 0
-    """Bytes that were sent before the other end began to count."""
+    """Bytes sent before the other end began to count."""
     swallowed: bool = False
-    """Whether the last stream ended as nothing was acknowledged."""
+    """Whether the last stream ended for lack of an acknowledgement."""
 
     def acknowledge(self) -> None:
-        """Send the number of read bytes, if it is new; behind waiting bytes.  Raises OSError."""
+        """Send the number of read bytes if it is new, after waiting bytes.  Raises OSError."""
         assert self.stream is not None
         waited, read = self.stream.sending, self.stream.taken - self.acks_taken * ACK_BYTES
         if self.up and read > self.owed and self.stream.send(_ACK, _COUNT.pack(read)):
@@ -80,7 +80,7 @@ class SealedWay:
                 self.stream.flush()
 
     def overdue(self, now: float) -> bool:
-        """Whether no sent bytes were acknowledged for ACK_SECONDS."""
+        """Return whether no sent bytes were acknowledged for ACK_SECONDS."""
         assert self.stream is not None
         if self.stream.given - self.base - self.acks_sent * ACK_BYTES <= self.acknowledged:
             self.since = 0.0
@@ -89,7 +89,7 @@ class SealedWay:
         return bool(self.since) and now - self.since > ACK_SECONDS
 
     def _acknowledged(self) -> None:
-        """Take an acknowledgement.  Raises SealBrokenError."""
+        """Process an acknowledgement.  Raises SealBrokenError."""
         assert self.stream is not None
         body = self.stream.open()
         if not self.up or len(body) != _COUNT.size:
@@ -106,7 +106,7 @@ class SealedWay:
 
     @property
     def waits(self) -> bool:
-        """Whether earlier messages have yet to arrive by the CURVE connection."""
+        """Whether earlier messages have still to arrive by the CURVE connection."""
         return self.receives and self.frames_received < self.waits_for
 
     @property
@@ -119,11 +119,11 @@ class SealedWay:
         return self.sends or self.receives
 
     def count_sent(self, pair: Pair) -> None:
-        """Note messages taken by ZeroMQ for the CURVE connection."""
+        """Count messages accepted by ZeroMQ for the CURVE connection."""
         self.frames_sent = 0 if pair[0][:1] == SEAL else self.frames_sent + 1
 
     def prove(self) -> bool:
-        """Send the proof that we have the key.  Raises OSError."""
+        """Send the proof of possession of the key.  Raises OSError."""
         assert self.stream is not None
         proved = self.stream.send(_PROOF, b"")
         self.stream.flush()
@@ -137,7 +137,7 @@ class SealedWay:
         return self.sends
 
     def send(self, pair: Pair) -> bool:
-        """Seal a frame and send what the network takes (small ones later, or at `flush`); False: not now.
+        """Seal a frame and send the part that the network accepts (small ones later, or at `flush`); False: not now.
 
         Raises OSError and WornOutError.
         """
@@ -180,28 +180,30 @@ class SealedWay:
 
 @dataclass(slots=True, eq=False)
 class StreamCall(SealedWay):
-    """The end of the one that calls.  `callee`: its long-term key."""
+    """The calling end.  `callee`: its long-term key."""
 
     callee: str = ""
     offer: StreamOffer | None = None
-    """An offer without an answer."""
+    """Offer without an answer."""
     relayed: bool = False
-    """Whether the callee is reached through a relay: then its streams are called where its CURVE connection is."""
+    """Whether the callee is reached through a relay: its streams are then called at the address of its CURVE
+    connection.
+    """
     number: int = 0
-    """The number of the last offer on this connection."""
+    """Number of the last offer on this connection."""
     until: float = 0.0
-    """The time at which an attempt has failed."""
+    """Time at which the attempt counts as failed."""
     due: float = 0.0
-    """The time of the next offer."""
+    """Time of the next offer."""
     pause: float = 0.0
     descriptor: int = -1
     ends: object = None
-    """Of the CURVE connection: its descriptor, and its two addresses."""
+    """Descriptor of the CURVE connection, and its two addresses."""
 
 
 @dataclass(slots=True, eq=False)
 class CalledStream(SealedWay):
-    """The end of the one that is called.  `connection`: the ROUTER's name of the CURVE connection."""
+    """The called end.  `connection`: the ROUTER's name of the CURVE connection."""
 
     connection: bytes = b""
     agreed: Agreed | None = field(default=None, repr=False)

@@ -6,12 +6,12 @@
     record    mark, length, AEAD(body); the nonce is the record's number, mark and length are associated data
 
 The transcript is the label with the version, both long-term keys, the offer and the answer, authenticated by CURVE;
-fresh shares keep data secret when long-term keys leak.  The ticket names the connection; it is no secret.
+fresh shares keep data secret even if long-term keys leak.  The ticket identifies the connection; it is not secret.
 
-Ends without long-term keys (measurements) copy their records; an end with keys takes no such offer.
+Ends without long-term keys (measurements) copy their records; an end with keys accepts no such offer.
 
-Nonces count from 0 and are not sent: a repeated, missing, cut, moved or foreign record does not open, nor any later
-one.
+Nonces count from 0 and are not sent: a repeated, missing, cut, moved or foreign record does not open, nor does any
+later one.
 
 Sources: RFC 7748 (X25519), RFC 5869 (HKDF), NIST SP 800-38D (GCM), RFC 8439 (ChaCha20-Poly1305).
 """
@@ -48,7 +48,7 @@ RECORDS_MAX = 2**32
 """Maximum number of records under one key; then a new greeting of the link makes new keys."""
 
 UNSEALED = 0
-"""In the place of a suite, in the answer of one that has no keys."""
+"""In place of a suite, in the answer of an end without keys."""
 
 _OFFER = struct.Struct("<BB32s")
 _ANSWER = struct.Struct("<BB32s16sH")
@@ -68,8 +68,8 @@ class Suite(IntEnum):
 
 @cache
 def has_aes() -> bool:
-    """Whether the processor has instructions for AES; where the system does not report it, whether such processors
-    have.
+    """Return whether the processor has instructions for AES; if the system does not report it, whether its kind usually
+    has.
     """
     try:
         flags = Path("/proc/cpuinfo").read_text(errors="replace")
@@ -80,12 +80,12 @@ def has_aes() -> bool:
 
 
 def suites_here() -> frozenset[Suite]:
-    """The suites to offer: without such instructions AES is slow, and its timing leaks the key."""
+    """Return the suites to offer: without AES instructions AES is slow, and its timing leaks the key."""
     return frozenset(Suite) if has_aes() else frozenset({Suite.CHACHA20_POLY1305})
 
 
 def suites_wanted() -> frozenset[Suite]:
-    """The suites of this process, from FEDGOSSIP_LINKS; none for `curve` alone.  Raises ConfigError."""
+    """Return the suites of this process, from FEDGOSSIP_LINKS; none for `curve`.  Raises ConfigError."""
     asked = os.environ.get("FEDGOSSIP_LINKS", "sealed")
     meant = {"sealed": suites_here(), "curve": frozenset[Suite]()} | {
         suite.words.lower(): frozenset({suite}) for suite in Suite
@@ -96,7 +96,7 @@ def suites_wanted() -> frozenset[Suite]:
 
 
 def chosen(ours: Collection[Suite], theirs: Collection[Suite]) -> Suite | None:
-    """Return the suite of a connection: AES where both have it; None where the two have none in common."""
+    """Return the suite of a connection: AES if both have it; None without a common one."""
     return min(set(ours) & set(theirs), default=None)
 
 
@@ -120,10 +120,10 @@ class Agreed:
 
 
 class StreamOffer:
-    """A caller's offer.  `text` goes to the callee inside CURVE; `keys` takes its answer."""
+    """A caller's offer.  `text` is sent to the callee inside CURVE; `keys` takes its answer."""
 
     def __init__(self, suites: Collection[Suite]) -> None:
-        """No `suites`: of one that has no keys."""
+        """Empty `suites`: the offer of an end without keys."""
         self._suites = frozenset(suites)
         self._secret = X25519PrivateKey.generate()
         self.text = _OFFER.pack(VERSION, _mask(self._suites), self._secret.public_key().public_bytes_raw())
@@ -147,7 +147,7 @@ def answered(
 ) -> tuple[bytes, Agreed | None]:
     """Return the callee's answer (empty: no agreement), and the keys.
 
-    No `suites`: of an end without keys.  Raises FrameError for an invalid offer, or one without a suite of ours.
+    Empty `suites`: an end without keys.  Raises FrameError for an invalid offer, or one without a suite of this end.
     """
     if len(offer) != _OFFER.size:
         raise FrameError("sealing", f"an offer of sealed records of {len(offer)} bytes")
@@ -194,7 +194,7 @@ class WornOutError(Exception):
 
 
 class _Copying:
-    """In the place of a cipher where nothing is sealed."""
+    """Replaces a cipher if nothing is sealed."""
 
     def encrypt_into(self, _nonce: bytes, body: bytes | memoryview, _head: object, into: memoryview) -> None:
         into[: len(body)] = body
@@ -233,8 +233,8 @@ class Opener(_Numbered):
     """Opens the records of one direction, each once and in the order in which they were sealed."""
 
     def open_into(self, sealed: memoryview, head: bytes | bytearray, into: memoryview | bytearray) -> None:
-        """Write the body into `into`.  Raises FrameError for any other than the next record; `into` is undefined
-        then.
+        """Write the body into `into`.  Raises FrameError for any record other than the next; `into` is then
+        undefined.
         """
         try:
             self._cipher.decrypt_into(self._nonce(), sealed, head, into)
@@ -246,7 +246,7 @@ class Opener(_Numbered):
 
 
 class SealBrokenError(FrameError):
-    """A record does not open; nothing of its stream can be trusted any more."""
+    """A record does not open; the rest of its stream cannot be trusted."""
 
     def __init__(self, text: str) -> None:
         super().__init__("seal", text)

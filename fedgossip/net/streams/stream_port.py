@@ -1,5 +1,6 @@
-"""The port for sealed streams, open to any machine: a caller sends HAIL, a ticket and its first record, and has
-STRANGER_BYTES of memory until its key is verified.
+"""The port for sealed streams, open to any machine.
+
+A caller sends HAIL, a ticket and its first record, and has STRANGER_BYTES of memory until its key is verified.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ HAIL = b"fgs1"
 """The first bytes of every stream; those of ZeroMQ begin with 0xFF."""
 
 STRANGER_BYTES = len(HAIL) + TICKET_BYTES + HEAD_BYTES + TAG_BYTES
-"""All that is read of a caller before it has shown that it has a key."""
+"""Number of bytes read of a caller before the proof of its key."""
 
 STRANGERS = 64
-"""Maximum number of callers that have not shown it yet; beyond, the oldest is hung up on."""
+"""Maximum number of callers without this proof; beyond, the oldest is disconnected."""
 
 STRANGER_SECONDS = 10.0
-"""Time that a caller has to show it."""
+"""Maximum seconds for a caller's proof."""
 
 PORT_ABOVE = 10_000
 """Distance of the streams' port above a chosen port, if free, for firewalls and relays."""
@@ -37,7 +38,7 @@ FULL_SECONDS = 2.0
 
 @dataclass(slots=True, eq=False)
 class Stranger:
-    """A caller that has not shown yet that it has a key."""
+    """A caller without a proof of its key so far."""
 
     connection: socket.socket
     until: float
@@ -49,7 +50,7 @@ class Stranger:
 
     @property
     def record(self) -> tuple[bytearray, bytearray]:
-        """The head of its first record, and the seal of its empty body."""
+        """Head of its first record, and the seal of its empty body."""
         return self.received[-HEAD_BYTES - TAG_BYTES : -TAG_BYTES], self.received[-TAG_BYTES:]
 
 
@@ -62,7 +63,7 @@ class StreamPort:
         self._accepts_at: float | None = None
         self.strangers: dict[socket.socket, Stranger] = {}
         self.refused = 0
-        """Callers that were hung up on as they had no key."""
+        """Number of callers disconnected for lack of a key."""
         self.number = 0
         """Descriptor of the port; 0 without one."""
 
@@ -83,7 +84,7 @@ class StreamPort:
             self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def accept(self) -> None:
-        """Take callers in."""
+        """Accept callers."""
         assert self._listener is not None
         for _ in range(STRANGERS):
             try:
@@ -126,18 +127,18 @@ class StreamPort:
         return len(stranger.received) == STRANGER_BYTES
 
     def turn_away(self, stranger: Stranger) -> None:
-        """Hang up on it."""
+        """Disconnect a stranger."""
         self.refused += 1
         self.let_in(stranger).close()
 
     def let_in(self, stranger: Stranger) -> socket.socket:
-        """It is a stranger no more; return its connection."""
+        """Return the connection of a verified caller, which is no longer a stranger."""
         del self.strangers[stranger.connection]
         self._selector.unregister(stranger.connection)
         return stranger.connection
 
     def look_at_times(self, now: float) -> None:
-        """Close strangers beyond their deadline; accept callers again where the system may have descriptors again."""
+        """Close strangers beyond their deadline; accept callers again if the system may have descriptors again."""
         for stranger in [one for one in self.strangers.values() if one.until < now]:
             self.turn_away(stranger)
         if self._accepts_at is not None and now >= self._accepts_at and self._listener is not None:
@@ -145,7 +146,7 @@ class StreamPort:
             self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def close(self) -> None:
-        """Hang up on all, and take no more."""
+        """Close all connections and the port."""
         for stranger in list(self.strangers.values()):
             self.turn_away(stranger)
         if self._listener is not None:

@@ -1,7 +1,7 @@
 """All sealed streams of one participant: tickets of callers, outgoing calls, streams in use.
 
-A caller must name a ticket issued inside CURVE and seal its first record with its key; others are disconnected, and the
-ticket stays valid: strangers break nothing.
+A caller must send a ticket issued inside CURVE and seal its first record with its key.  Others are disconnected, and
+the ticket stays valid, so that strangers cannot prevent a stream.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from fedgossip.net.streams.stream_port import HAIL, Stranger, StreamPort
 from fedgossip.net.transport import LinkEvent, Rejected
 
 ATTEMPT_SECONDS = 10.0
-"""Time from an offer to the stream, and that a ticket is good for."""
+"""Maximum seconds from an offer to the stream, and validity of a ticket."""
 
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 2.0, 120.0
-"""Time between an attempt that failed, or a stream that broke, and the next offer; twice as long each time."""
+"""Minimum and maximum seconds between a failed attempt, or a broken stream, and the next offer; doubled each time."""
 
 SWALLOWED_SECONDS = 30.0
-"""Minimum of that time after a stream on which nothing was acknowledged: each such try holds a link up."""
+"""Minimum of that time after a stream without acknowledgements, in seconds: each such try delays a link."""
 
 STREAMS_OF_ONE = 2
-"""Maximum number of tickets and streams of one caller: that in use, and its successor.  Beyond, the oldest is
+"""Maximum number of tickets and streams of one caller: the one in use, and its successor.  Beyond, the oldest is
 dropped.
 """
 
 TICK_SECONDS = 0.25
-"""Time between two looks at whether an offer is due."""
+"""Seconds between two checks whether an offer is due."""
 
 WORDS_AT_ONCE = 8
-"""Maximum number of frames read from a connection while an answer is awaited."""
+"""Maximum number of frames read from a connection while it waits for an answer."""
 
 LOOK_SECONDS = 0.002
-"""Time between two looks at whether all has arrived, at the end."""
+"""Seconds between two checks whether all has arrived, at the end."""
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Streams:
-    """`identity`: the participant's; `suites`: its ciphers, none for no streams.  Without an identity (measurements)
+    """`identity`: the participant's; `suites`: its ciphers, empty for no streams.  Without an identity (measurements)
     nothing is sealed.
 
     The sockets' thread makes all calls.
@@ -82,13 +82,13 @@ class Streams:
         return self.usable
 
     def fileno(self) -> int:
-        """The descriptor that is readable when there is something for `turn`."""
+        """Return the descriptor that is readable when `turn` has work."""
         return self._nothing.fileno() if self._nothing else int(self._selector.fileno())
 
     # --- the caller's end -------------------------------------------------------------------------------------------
 
     def offers(self, call: StreamCall, now: float) -> Pair | None:
-        """Return the offer that is to be sent now on the CURVE connection, if one is due."""
+        """Return the offer to send now on the CURVE connection, if one is due."""
         if not self.usable or call.stream is not None or now < call.due:
             return None
         if call.offer is not None and now < call.until:
@@ -142,8 +142,8 @@ class Streams:
     # --- the callee's end -------------------------------------------------------------------------------------------
 
     def listen(self, router: str, wanted: str) -> None:
-        """Open the port at the interface of the ROUTER's address, by preference `wanted`; without one CURVE serves
-        alone.
+        """Open the port at the interface of the ROUTER's address, preferably `wanted`; without a port only CURVE is
+        used.
         """
         if not self.usable or not router.startswith("tcp://"):
             self.usable = False
@@ -167,17 +167,17 @@ class Streams:
         return seal_word(number, text)
 
     def called_by(self, node: NodeId) -> tuple[CalledStream, ...]:
-        """Return all of one caller."""
+        """Return all streams of one caller."""
         return tuple(self._called.get(node, ()))
 
     def count_curve_message(self, node: NodeId, connection: bytes) -> None:
-        """Count a message received by a CURVE connection; the stream beside it may wait for that."""
+        """Count a message received by a CURVE connection; the parallel stream may wait for it."""
         for one in self._called.get(node, ()):
             if one.connection == connection:
                 self.count_received(one)
 
     def count_received(self, way: SealedWay) -> None:
-        """Count a message received by the CURVE connection beside a stream."""
+        """Count a message received by the CURVE connection parallel to a stream."""
         way.frames_received += 1
         if way.receives and way.frames_received == way.waits_for:
             self.watch(way)
@@ -218,12 +218,12 @@ class Streams:
                 self._called.pop(way.node, None)
 
     def forget(self, node: NodeId) -> None:
-        """Close all streams of a caller, which may call no more."""
+        """Close all streams of a caller that may no longer call."""
         for one in self.called_by(node):
             self.drop(one)
 
     def turn(self) -> Iterator[tuple[SealedWay, bool, bool]]:
-        """Yield (stream, readable, writable) of streams that are up; advance the others."""
+        """Yield (stream, readable, writable) of streams in operation; advance the others."""
         for key, mask in self._selector.select(0):
             if key.data is None:
                 self.port.accept()
@@ -241,8 +241,8 @@ class Streams:
                 yield key.data, bool(mask & READ), bool(mask & WRITE)
 
     def tick(self) -> float | None:
-        """Close calls and streams beyond their deadlines; return the time at which offers may be due, None before
-        that.
+        """Close calls and streams beyond their deadlines; return the time at which offers may be due, None
+        before that.
         """
         now = time.monotonic()
         if not self.usable or now - self._ticked < TICK_SECONDS:
@@ -302,7 +302,7 @@ class Streams:
         yield one, True, True
 
     def close(self, linger_seconds: float = 0.0) -> None:
-        """Close all; wait at most so long until sent bytes have arrived."""
+        """Close all; wait at most `linger_seconds` for the arrival of sent bytes."""
         until = time.monotonic() + linger_seconds
         while time.monotonic() < until and any(way.stream and way.stream.arriving for way in self._watched):
             time.sleep(LOOK_SECONDS)
@@ -315,12 +315,12 @@ class Streams:
 
 
 def refusal(number: int) -> Pair:
-    """Return the answer that there will be no stream."""
+    """Return the answer that refuses a stream."""
     return seal_word(number, b"")
 
 
 def _ends(descriptor: int) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
-    """Return the family and both addresses of a TCP connection, ours first.  Raises OSError."""
+    """Return the family and both addresses of a TCP connection, the local one first.  Raises OSError."""
     with socket.socket(fileno=os.dup(descriptor)) as connection:  # the number may belong to another file by now
         family, ends = connection.family, (connection.getsockname(), connection.getpeername())
     if family not in (socket.AF_INET, socket.AF_INET6):
@@ -329,7 +329,7 @@ def _ends(descriptor: int) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
 
 
 def hang_up_beside(call: StreamCall) -> None:
-    """Break the CURVE connection beside a stream; ZeroMQ makes a new one."""
+    """Break the CURVE connection parallel to a stream; ZeroMQ makes a new one."""
 
     def is_it(descriptor: int) -> bool:
         try:
@@ -341,7 +341,7 @@ def hang_up_beside(call: StreamCall) -> None:
 
 
 def read_answer(streams: Streams, call: StreamCall, dealer: ZmqSocket) -> list[LinkEvent]:
-    """Read a connection for an awaited answer, and nothing else."""
+    """Read a connection for an awaited answer only."""
     for _ in range(WORDS_AT_ONCE):
         try:
             mark = dealer.recv(NOW, copy=False)
@@ -356,7 +356,7 @@ def read_answer(streams: Streams, call: StreamCall, dealer: ZmqSocket) -> list[L
 
 
 def take_answer(streams: Streams, call: StreamCall, number: int, text: bytes, descriptor: int) -> Rejected | None:
-    """Take the answer to an offer; return why it is refused, where it is."""
+    """Process the answer to an offer; return the reason of a refusal, if any."""
     try:
         streams.take_answer(call, number, text, descriptor)
     except FrameError as error:
