@@ -1,29 +1,29 @@
 """Drivers run machines: the simulator, local processes, one participant of several machines, replay and resume.
 
 It imports `runs`, `plans`, `simulation`, `net` and all below.  experiment.toml -> topology -> spectral forecast ->
-machines and a driver -> records -> run directory -> a report with forecast and measurement.  Drivers choose by a plan's
-`roles` and know no kind of run.
+machines and a driver -> records -> run directory -> a report with forecast and measurement.  Drivers branch on a plan's
+`roles` and depend on no kind of run.
 
-A real run on one machine (`local`, `peer_processes`): `fork_server` imports torch once and forks a peer per node, as
-long as it has one thread.  Each peer binds a free port and writes endpoint.toml; `local` joins these to the file for
-which all wait.  The collector reads peers' rows and snapshots as they grow and feeds the simulator's `Network` record;
-on several machines `runs.collect` does.
+A real run on one machine (`local`, `peer_processes`): `fork_server` imports torch once and, as long as it has one
+thread, forks a peer per node.  Each peer binds a free port and writes endpoint.toml; `local` joins these to the file
+for which all wait.  The collector reads peers' rows and snapshots as they grow and feeds the simulator's `Network`
+record; on several machines `runs.collect` does.
 
 Stop and resume: after each round a machine returns `Checkpoint`, before its next `Train`.  The host passes it through
-the worker's queue, so that the task's memory is of the same round; nothing is copied, as vectors are frozen, and a
-thread writes it every ten seconds and at the end.  A next life is a new machine made from it, with a higher incarnation
-on disk before the first Hello.  SIGTERM and SIGHUP are a Ctrl-C for every command (`signals.as_interrupt`, exit codes
+the worker's queue, so that the task's memory is of the same round.  Nothing is copied, as vectors are frozen; a thread
+writes it every ten seconds and at the end.  The next incarnation is a new machine made from it, with a higher number on
+disk before the first Hello.  SIGTERM and SIGHUP act as a Ctrl-C for every command (`signals.as_interrupt`, exit codes
 143, 129, 130).
 
 A simulation is written whole between two instants (`sim_checkpoint`, `image_write`, `image_types`): its objects'
-attributes, by an encoder that knows fedgossip's classes and calls nothing; what follows from the experiment is stored
-by name.  A new attribute of a machine is included by itself, as long as it is data.
+attributes, by an encoder that knows fedgossip's classes and calls nothing; values that follow from the experiment are
+stored by name.  A new attribute of a machine is included automatically if it is data.
 
 A forecast (`forecasting`): a plan per graph -> `simulation.probe` or `shadow` -> forecast.json, written before the run
--> the comparison, in the summary.  The task's memory is restored, so the run has its bits.  A lossy run also gets
-forecast-realised.json.
+-> the comparison, in the summary.  The task's memory is restored, so the run's bits do not change.  A lossy run also
+gets forecast-realised.json.
 
-A saved model (`learning.models.model_files`) is the folder model/, with model.json last; layers of a node are in its
-folder, or in own/.  Replay (`replay`) gives a fresh machine the events of a trace and names the first difference of
-effects.
+A saved model (`learning.models.model_files`) is the folder model/, with model.json written last; layers of a node are
+in its folder, or in own/.  Replay (`replay`) passes the events of a trace to a fresh machine and reports the first
+difference of effects.
 """

@@ -27,9 +27,9 @@ from fedgossip.simulation.stacked import PLAIN
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
 AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast computes all rounds before the first: a second at most
 REALISED_LIMIT = 512
-"""Maximum number of peers for which the effective weights are built: dense, one matrix per round."""
+"""Maximum number of peers for building the effective weights: dense, one matrix per round."""
 USUAL_LEVEL = "shadow"
-"""Level of a requested forecast where the file names none."""
+"""Default level of a requested forecast."""
 
 Progressed = Callable[[int], None]
 
@@ -47,11 +47,11 @@ def forecast_run(
     """Return the expected course of a gossip run before it begins, on its own graph or on each of `graphs`.
 
     `level`: "probe" (three jobs a node, then arithmetic), "shadow" (all rounds of one training at the mean) or
-    "followed" (that, and a third of a training per graph); None: of [forecast], else "shadow".  `memory_gb`: None: of
-    [forecast].  `watch` is called after each shadow round.
+    "followed" (that, and a third of a training per graph); None: the level in [forecast], otherwise "shadow".
+    `memory_gb`: None: the value in [forecast].  `watch` is called after each shadow round.
 
-    Raises ConfigError where no forecast exists: a run other than synchronous gossip, an algorithm that is not linear,
-    an unknown graph, models beyond `memory_gb`.
+    Raises ConfigError if no forecast exists: a run other than synchronous gossip, an algorithm that is not linear, an
+    unknown graph, models beyond `memory_gb`.
     """
     plans = plans_of(experiment, graphs, overrides, seed)
     level = level or asked_level(plans[0])
@@ -87,8 +87,8 @@ def plans_of(
 def forecast_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
     """Return the forecast of a new run, or of a run `stopped` in a folder; None without a forecast.
 
-    `level`: "probe", "shadow", "followed", "none", or "auto": a probe for problems with a known answer.  [forecast]
-    overrides auto; None uses it alone.  Raises ConfigError as `forecast_run`.
+    `level`: "probe", "shadow", "followed", "none", or "auto": a probe for problems with a known solution.  [forecast]
+    overrides auto; None uses only [forecast].  Raises ConfigError as `forecast_run`.
     """
     if stopped is not None:
         return _with_realised(Foretold.left_in(stopped), plan, task)
@@ -100,7 +100,7 @@ def forecast_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped:
 
 
 def check_forecast(plan: compose.Plan, task: LocalTask) -> None:
-    """Raise ConfigError for a forecast, named in [forecast], that the run would be refused for."""
+    """Raise ConfigError if [forecast] requests a forecast that the run does not support."""
     if level := _level_of(plan, task, None):
         _check_courses([gossiping(plan)], task, level, None)
 
@@ -123,7 +123,7 @@ def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTas
 
 
 def realised_forecast(plan: GossipPlan, task: LocalTask, rows: Sequence[Row]) -> RunForecast | None:
-    """Return the shadow's forecast for the mixing as realised; None where it equals the plan, or is unknown."""
+    """Return the shadow's forecast for the mixing that took place; None if it equals the plan, or is unknown."""
     rounds = realised_rounds(plan.schedule, rows)
     last = min(foreseen(plan), max((row.round for row in rows if isinstance(row, NetworkRow)), default=0))
     if rounds is None or not last or plan.n > REALISED_LIMIT:
@@ -150,7 +150,7 @@ def asked_level(plan: GossipPlan) -> str:
 
 
 def foreseen(plan: GossipPlan) -> int:
-    """Return how many rounds a forecast is of."""
+    """Return the number of forecast rounds."""
     asked, rounds = plan.experiment.forecast.rounds, plan.experiment.rounds
     return min(asked, rounds) if asked else rounds
 
@@ -167,7 +167,7 @@ def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
 
 
 def gossiping(plan: compose.Plan, *, rounds: bool = True) -> GossipPlan:
-    """Return the plan, where gossip, or its `rounds`, can be forecast.  Raises ConfigError for any other."""
+    """Return the plan if it is gossip, or has `rounds` that can be forecast.  Raises ConfigError for any other."""
     if not isinstance(plan, GossipPlan):
         text = f"a run of {plan.roles.wording} has no disagreement between peers to forecast"
         raise ConfigError(text, "Take --level times, of its seconds; or an experiment with [topology].")
@@ -195,7 +195,7 @@ def forecasts_of(
 ) -> list[RunForecast]:
     """Return a forecast for each plan of one experiment on several graphs; the task's memory is restored.
 
-    Raises ConfigError as `forecast_run`, TrainingError where training diverges.
+    Raises ConfigError as `forecast_run`, TrainingError if training diverges.
     """
     courses = _check_courses(plans, task, level, memory_gb)
     if level == "probe":
@@ -279,7 +279,7 @@ def _shadowed(
 
 
 def _moves_the_mean(plan: GossipPlan) -> bool:
-    """Whether the mean drifts: row-stochastic weights, mixed sums, or late models."""
+    """Return whether the mean drifts: row-stochastic weights, mixed sums, or late models."""
     needs = plan.algorithm.needs
     return plan.schedule.stochastic == "rows" or needs.own_graph or needs.weighs_alike
 
@@ -296,6 +296,6 @@ def _made(level: str, plan: GossipPlan, free: Sequence[float], pulled: Sequence[
 
 
 def called(plan: GossipPlan) -> str:
-    """Return the name of a plan's graph as written by its author."""
+    """Return the name of a plan's graph in its author's spelling."""
     written = plan.experiment.topology.graph
     return plan.schedule.name if written == GIVEN else written

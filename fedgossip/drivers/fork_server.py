@@ -1,14 +1,14 @@
 """The warmed parent of local peers: imports the common modules once, then forks a process per peer.
 
 Sixteen imports of torch take a minute of two cores.  This process imports it once, opens no socket and starts no
-thread, so that forking is safe; it watches its children and ends them with its own parent.  Where a library starts a
+thread, so that forking is safe; it watches its children and ends them with its own parent.  If a library starts a
 thread on import, or threads cannot be counted, each peer is a fresh interpreter.
 
     python -m fedgossip.drivers.fork_server FD MODULE...
     python -m fedgossip.drivers.fork_server {...}           one peer, as a fresh interpreter
 
-FD is a stream socket.  JSON lines in:  {"start": {...}} | {"signal": id, "number": s} | {"stop": true}
-JSON lines out:  {"ready": true} | {"started": id, "pid": p} | {"exited": id, "code": c}
+FD is a stream socket.  JSON lines in:  {"start": {...}} | {"signal": id, "number": s} | {"stop": true} JSON lines out:
+{"ready": true} | {"started": id, "pid": p} | {"exited": id, "code": c}
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedgossip.net.identity import Identity
 
 STOP_SECONDS = 6.0
-"""Children that have not ended so long after SIGTERM are killed."""
+"""Seconds after SIGTERM before remaining children are killed."""
 
 
 class ForkServer:
@@ -94,7 +94,7 @@ class ForkServer:
         self._report({"started": spec["node"], "pid": pid})
 
     def _afresh(self, spec: dict[str, Any]) -> int:
-        """Start a peer as a new interpreter, its signals as with a fork."""
+        """Start a peer as a new interpreter, with the same signals as after a fork."""
         words = [*PYTHON, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
         actions = [
             (os.POSIX_SPAWN_CLOSE, self.control.fileno()),
@@ -114,7 +114,7 @@ class ForkServer:
 
 
 def _threads() -> int | None:
-    """Return this process's number of threads, libraries' included; None where unknown."""
+    """Return this process's number of threads, including those of libraries; None if unknown."""
     try:
         return sum(1 for _ in Path("/proc/self/task").iterdir())
     except OSError:
@@ -171,7 +171,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
 
 
 def _identity_of(folder: Path, *, kept: bool) -> Identity:
-    """A key pair of this process, or one kept for the peer's next life."""
+    """Return a key pair of this process, or one stored for the peer's next incarnation."""
     from fedgossip.drivers.kept_keys import kept_identity
     from fedgossip.net.identity import Identity
 
@@ -179,7 +179,7 @@ def _identity_of(folder: Path, *, kept: bool) -> Identity:
 
 
 def main() -> None:
-    """Warm up with the modules named after the descriptor, then serve; or be the one peer that is described."""
+    """Warm up with the modules named after the descriptor, then serve; or run the one peer described."""
     signals.ignore_terminals()
     if sys.argv[1].startswith("{"):
         sys.exit(_child(msgspec.json.decode(sys.argv[1])))

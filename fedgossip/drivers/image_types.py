@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 Hint = Any
-"""A type as written: a class, a union, list[int], ..."""
+"""A type in source form: a class, a union, list[int], ..."""
 
 UNDECLARED: Hint = object
 
@@ -38,7 +38,7 @@ RENAMED: Mapping[str, str] = {
     "Telling": "SentMetrics",
     "Unmixed": "UnmixedState",
 }
-"""Classes by their names in images of earlier releases."""
+"""Names of classes in images of earlier releases, with the current ones."""
 
 
 ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
@@ -67,7 +67,7 @@ ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
         {"_aside", "_kept", "_scored", "_several", "_untold", "at_clients", "best", "best_model", "ended_with"},
     ),
 }
-"""Attributes, by class, that images of earlier releases lack: they begin as in a new simulation."""
+"""Attributes, by class, missing in images of earlier releases: they start as in a new simulation."""
 ATTRIBUTES_UNTIL: Mapping[str, frozenset[str]] = {
     "Membership": frozenset({"_hashed"}),
     "Meter": frozenset({"_logged"}),
@@ -75,34 +75,34 @@ ATTRIBUTES_UNTIL: Mapping[str, frozenset[str]] = {
     "ReplicaGossip": frozenset({"payload"}),
     "Replicated": frozenset({"new"}),
 }
-"""Attributes, by class, of images of earlier releases alone: dropped."""
+"""Attributes, by class, only in images of earlier releases: dropped."""
 
 
 @cache
 def declared(kind: type) -> Mapping[str, Hint]:
-    """Return the type of each attribute of `kind`, its bases' included; UNDECLARED where none is written."""
+    """Return the type of each attribute of `kind`, including its bases'; UNDECLARED without a written type."""
     found: dict[str, Hint] = {}
     for one in reversed(kind.__mro__):
         if is_ours(one):
             written = inspect.get_annotations(one) if _has_fields(one) else dict(_given_to_self(one))
             given = {name: _resolved(text, one) for name, text in written.items() if not _of_the_class(text)}
-            # an assignment in a subclass, without a type, leaves the type that a base declares
+            # an untyped assignment in a subclass does not override the type declared in a base
             found |= {name: hint for name, hint in given.items() if hint is not UNDECLARED or name not in found}
     return found
 
 
 def is_ours(named: Any) -> bool:
-    """Whether a class or function is defined in a module of fedgossip, where it can be found by its name."""
+    """Return whether a class or function is defined in a module of fedgossip, and is found there by its name."""
     return named.__module__.partition(".")[0] == "fedgossip" and "<" not in named.__qualname__
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a class in an image.  No two classes of fedgossip share one, and modules move."""
+    """Return the name of a class in an image: no two classes of fedgossip share one, while modules move."""
     return kind.__qualname__
 
 
 def current_name(name: str) -> str:
-    """Return the name that the class of an image has today; images of earlier releases name its module too."""
+    """Return the current name of an image's class; images of earlier releases include its module."""
     own = name.rpartition(":")[2]
     return RENAMED.get(own, own)
 
@@ -135,7 +135,9 @@ def derived_names(kind: type) -> frozenset[str]:
 
 @cache
 def alternatives(hint: Hint) -> tuple[Hint, ...]:
-    """Return the members of a union; the type itself for any other.  A type that admits everything is UNDECLARED."""
+    """Return the members of a union; a one-element tuple for other types.  A type that admits everything is
+    UNDECLARED.
+    """
     if origin_of(hint) in (typing.Union, types.UnionType):
         return tuple(one for part in typing.get_args(hint) for one in alternatives(part))
     if hint is None:  # as written within list[None]
@@ -145,7 +147,7 @@ def alternatives(hint: Hint) -> tuple[Hint, ...]:
 
 @cache
 def origin_of(hint: Hint) -> Hint:
-    """Return list of list[int]; the type itself where it has no parts."""
+    """Return list of list[int]; the type itself if it has no parts."""
     found: Hint = typing.get_origin(hint)
     return hint if found is None else found
 
@@ -159,7 +161,7 @@ def _has_fields(kind: type) -> bool:
 
 
 def _resolved(text: Any, kind: type) -> Hint:
-    """Return the type that an annotation in the source of `kind` names, or UNDECLARED."""
+    """Return the type named by an annotation in the source of `kind`, or UNDECLARED."""
     if text is None:
         return UNDECLARED
     holder = type("Holder", (), {"__annotations__": {"it": text}})

@@ -1,9 +1,9 @@
 """A simulation as plain data and arrays, and back: every machine, message under way, timer and random stream.
 
-An image is taken between two instants, and restored into a simulation newly made from the same experiment, which keeps
-its own callables, graph, task, fault script, and cached properties.  A value is read as the declared type of its place,
-else as its counterpart's class, or refused.  An object with two references is one object again.  Attributes are set;
-nothing is called, imported or unpickled, and no class is looked up by a name in the image.
+An image is taken between two instants.  It is restored into a simulation newly made from the same experiment, which
+keeps its own callables, graph, task, fault script, and cached properties.  A value is read as the declared type of its
+place, otherwise as its counterpart's class, or refused.  An object with two references is one object again. Attributes
+are set; nothing is called, imported or unpickled, and no class is looked up by a name in the image.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _LONGEST = 1 << 63
 _MAPPINGS = (dict, Counter, OrderedDict)
 _CONTAINERS = (list, tuple, set, frozenset)
 _WITH_CONTENTS = (*_CONTAINERS, dict, deque, int, float, str, bytes)
-"""A subclass of these has contents that are no attributes."""
+"""A subclass of these has contents outside its attributes."""
 
 
 class ImageError(Exception):
-    """Part of a simulation cannot be written to an image; the run goes on without images."""
+    """Part of a simulation cannot be written to an image; the run continues without images."""
 
 
 class Known:
@@ -71,7 +71,7 @@ class Known:
 
 
 class _Writer:
-    """Numbers every object that it meets; the table of nodes refers to objects by number."""
+    """Numbers every object that it encounters; the table of nodes refers to objects by number."""
 
     def __init__(self, known: Known) -> None:
         self.nodes: list[Any] = []
@@ -189,7 +189,7 @@ def restored(
 
 
 def contained(arrays: Mapping[str, Array], place: int, name: str) -> list[int]:
-    """Return which elements of the list `name` of the object in this place an image contains; others follow from the
+    """Return the elements of the list `name`, of the object at `place`, that an image contains; others follow from the
     experiment.
 
     Empty for invalid data, which `restored` refuses.
@@ -218,7 +218,9 @@ _UNREADABLE = (
 ADVICE = "Start the run again: it is a function of its experiment."
 
 Follows = Callable[[object], str | None]
-"""Returns the name of an object in the new simulation that no image contains: it follows from the experiment."""
+"""Returns the name of an object of the new simulation that follows from the experiment, so that no image
+contains it.
+"""
 
 _BEGUN: Mapping[Hint, tuple[type, ...]] = {
     ClientPart: (PlainPart,),
@@ -229,11 +231,11 @@ _BEGUN: Mapping[Hint, tuple[type, ...]] = {
 
 
 class UnfitError(Exception):
-    """An image that does not fit the simulation that is to take it up."""
+    """An image does not fit the simulation that should resume from it."""
 
 
 NOTHING = object()
-"""Counterpart of an object that the new simulation does not have yet."""
+"""Counterpart of an object that the new simulation does not have so far."""
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "list": (list, abc.Sequence, abc.Iterable),
@@ -245,7 +247,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "Counter": (Counter, abc.Mapping),
     "OrderedDict": (OrderedDict, abc.Mapping),
 }
-"""The types that a container may be declared as."""
+"""Types with which a container may be declared."""
 
 _SCALARS: Mapping[Hint, tuple[type, ...]] = {
     bool: (bool, np.bool_),
@@ -261,7 +263,7 @@ _SCALARS: Mapping[Hint, tuple[type, ...]] = {
 _OF_NUMPY = (np.ndarray, np.dtype, np.random.Generator)
 
 _ANY = (NoneType, bool, int, float, str, bytes, slice, np.generic, *_OF_NUMPY)
-"""Types that are not objects of fedgossip."""
+"""Types other than objects of fedgossip."""
 
 _MAPPINGS_BY_NAME: dict[str, type[dict[Any, Any]]] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 
@@ -269,7 +271,7 @@ _FIXED: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class Reader:
-    """Reads each node as what belongs there: of the declared type, and like `fresh`, its counterpart in a new run."""
+    """Reads each node as the declared type of its place, and like `fresh`, its counterpart in a new run."""
 
     def __init__(self, nodes: list[Any], arrays: Mapping[int, Array], follows: Follows) -> None:
         self._nodes, self._arrays, self._follows = nodes, arrays, follows
@@ -449,7 +451,7 @@ def _of_mapping(hint: Hint, kind: str) -> tuple[Hint, Hint]:
 
 
 def number_in(ref: Any) -> int:
-    """The number of the node that [number] refers to."""
+    """Return the number of the node that [number] refers to."""
     (number,) = ref
     if type(number) is not int or number < 0:
         raise UnfitError(f"a reference to {number!r}")

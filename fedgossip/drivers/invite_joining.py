@@ -10,8 +10,8 @@
     FOLDER/MARK/proposed-files   the graph and the common test set of the proposal, once accepted
     FOLDER/MARK/run              the run directory
 
-MARK is the invite's name: a second request from the same folder is from the same member.  `host` keeps the organiser's
-keys and invite and admits people until a run begins; then it is an ordinary member, and its server goes on for late
+MARK is the invite's name: a second request from the same folder is from the same member.  `host` stores the organiser's
+keys and invite and admits people until a run begins; then it is an ordinary member, and its server continues for late
 ones.
 
     FOLDER/organiser.key        signs admissions; its public half is in every invite
@@ -20,7 +20,7 @@ ones.
     FOLDER/NAME/endpoints.toml  the members at the start of the run
     FOLDER/NAME/run             the run directory
 
-A proposed run is described from its declarations alone: no graph is built, no file opened, nothing imported.
+A proposed run is described only from its declarations: no graph is built, no file opened, nothing imported.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from fedgossip.protocols.members.membership_updates import admission_of
 from fedgossip.runs.run_directory import write_whole
 
 LOST_SECONDS = 120.0
-"""Time without a reply after which an organiser that replied before is given up; it may be restarted meanwhile."""
+"""Seconds without a reply before an organiser that replied earlier is given up; it may restart meanwhile."""
 
 Kind = TypeVar("Kind")
 
@@ -90,7 +90,7 @@ SAME = "Is it the same release of fedgossip?  Ask the organiser."
 
 @dataclass(frozen=True)
 class Joined:
-    """The folder of one invite, and the keys used with it, which may lie elsewhere."""
+    """The folder of one invite, and the keys used with it, which may be stored elsewhere."""
 
     path: Path
     key: Path
@@ -98,8 +98,9 @@ class Joined:
 
 
 def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Joined:
-    """Make, or find, an invite's folder, and keys.  Raises ConfigError, also for a folder that somebody else has
-    prepared.
+    """Return the folder and keys of an invite, made if necessary.
+
+    Raises ConfigError, also for a folder prepared by another user.
     """
     given = Identity.load(key) if key else None
     path = base / invitation.mark
@@ -116,7 +117,7 @@ def proposal(client: Asking, seconds: float = ANSWER_SECONDS) -> Proposal:
 
 
 def test_set(client: Asking, proposed: Proposal) -> bytes:
-    """Fetch the common test set, of a size that `experiment_of` has checked.  Raises NetworkError, PeerError."""
+    """Fetch the common test set, after `experiment_of` has checked its size.  Raises NetworkError, PeerError."""
     found = bytearray()
     starts = range(0, proposed.test_bytes, FILE_PART)
     for answer in client.ask_all([FileQuery(client.who, start) for start in starts]):
@@ -136,7 +137,7 @@ def enrolled(
     lead: NodeId = 0,
     under: NodeId = 0,
 ) -> Beginning:
-    """Request a place, and wait for the start; `on_gathering` gets progress.  `lead`, `under`: as in `Enrol`.
+    """Request a seat, and wait for the start; `on_gathering` receives progress.  `lead`, `under`: as in `Enrol`.
 
     Raises NetworkError, PeerError.
     """
@@ -153,7 +154,7 @@ def enrolled(
 
 
 def checked(beginning: Beginning, identity: Identity, seats: Seats) -> Beginning:
-    """Return the organiser's list of members, after a check of each admission and of our own entry.
+    """Return the organiser's list of members, after a check of each admission and of the local entry.
 
     Raises PeerError.
     """
@@ -224,14 +225,14 @@ _DECODER = msgspec.json.Decoder(_Invite)
 
 @dataclass(frozen=True)
 class Hosted:
-    """One run that people are invited to.  `ports`: of the invite's server, and of the organiser's own member."""
+    """One run with an invite.  `ports`: of the invite's server, and of the organiser's own member."""
 
     folder: Path
     organiser: Identity
     peer: Identity
     party: Party
     experiment: str
-    """The hash of the proposal."""
+    """Hash of the proposal."""
     ports: tuple[int, int]
 
     def keep(self, party: Party) -> None:
@@ -245,18 +246,18 @@ class Hosted:
         write_whole(self.folder / INVITE, msgspec.json.format(msgspec.json.encode(content), indent=1))
 
     def invitation(self, addresses: Sequence[str]) -> Invitation:
-        """Return what to send to people."""
+        """Return the invite to send to people."""
         return Invitation(tuple(addresses), self.organiser.public, self.party.secret, self.party.expires)
 
     def host(self, address: str) -> Guest:
-        """The organiser's own member."""
+        """Return the organiser's own member."""
         return Guest(self.peer.public, self.peer.verify, address, signed(self.peer, address).signature)
 
 
 def seats_of(plan: Plan, *, folder: bool = False) -> Seats:
-    """Return the places of a run; a coordinator's own is its organiser's, of equals the first.
+    """Return the seats of a run; the organiser has the coordinator's, or the first of equal ones.
 
-    With tiers people name their places: the order of arrival makes nobody a leaf coordinator.
+    With tiers people name their seats, so that the order of arrival does not decide the leaf coordinators.
     """
     own = 0 if plan.roles.leader is None else plan.roles.leader
     groups: dict[NodeId, tuple[NodeId, ...]] = {}
@@ -268,15 +269,17 @@ def seats_of(plan: Plan, *, folder: bool = False) -> Seats:
 
 
 def ways_of(plan: Plan, agent: RelayClient | None, whereabouts: Callable[[], str] | None) -> Ways:
-    """Return how an admitted member reaches the others: it publishes its address where members exchange addresses, and
-    looks for a reachable one where nothing can connect to it.
+    """Return an admitted member's routes to the others.
+
+    It publishes its address if members exchange addresses, and searches for a reachable one if nothing can connect to
+    it.
     """
     own = whereabouts if is_open(plan) or not seats_of(plan).called else None
     return agent.ways(own) if agent else Ways(whereabouts=own)
 
 
 def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int, ports: tuple[int, int]) -> Hosted:
-    """Return the run of this name in `folder`: the one that has not ended, or a new one.  Raises ConfigError."""
+    """Return the run of this name in `folder`: the unfinished one, or a new one.  Raises ConfigError."""
     if not 2 <= seats.count <= INVITED_MAX:
         text = f"{seats.count} that take part"
         raise ConfigError(text, f"An invite is for 2 to {INVITED_MAX}; more are let in by their keys.")
@@ -306,7 +309,7 @@ def _reopen(place: Path, organiser: Identity, invite: _Invite, experiment: str, 
 
 
 def renewed(hosted: Hosted, now: float, expires: int) -> Hosted:
-    """The same invite with a later end, where it has expired and the run has not begun."""
+    """Return the same invite with a later expiry if it has expired before the run began."""
     if hosted.party.founders or hosted.party.expires > now:
         return hosted
     later = replace(hosted, party=replace(hosted.party, expires=expires))
@@ -327,7 +330,7 @@ def invite_admission(hosted: Hosted, address: str, proposal: Proposal, test: byt
 
 
 def write_endpoints(folder: Path, organiser: str, members: Sequence[Entry]) -> None:
-    """Write the endpoints.toml of a run that begins, or has begun, with these; see messages.Beginning."""
+    """Write the endpoints.toml of a run that begins, or has begun, with these members; see messages.Beginning."""
     lines = [organiser_line(organiser)]
     for one in members:
         admission = "" if one.since == 0 else one.admission
@@ -361,17 +364,17 @@ def _party(invite: _Invite) -> Party:
 
 @dataclass(frozen=True)
 class DeclaredRun:
-    """Properties of a proposed run shown before consent: the part of a `Plan` that needs neither graph nor code."""
+    """Properties of a proposed run shown before consent: those of a `Plan` that need neither graph nor code."""
 
     experiment: Experiment
     name: str
     gradients: bool
     terms: Callable[[int, int], JoiningTerms]
-    """Of a model of so many numbers of so many bytes each."""
+    """Function from a model's number of elements and their size in bytes to the terms."""
 
 
 def declared_run(experiment: Experiment) -> DeclaredRun:
-    """Return the declarations of a proposed experiment.  Raises ConfigError for one that cannot be run."""
+    """Return the declarations of a proposed experiment.  Raises ConfigError for one that cannot run."""
     with importing_nothing("the organiser's experiment"):
         if isinstance(experiment, GossipExperiment):
             return _of_peers(experiment)
@@ -427,7 +430,7 @@ def _without_code(e: Experiment) -> Experiment:
 
 
 def _by(own: Sequence[str], terms: Callable[[int, int], JoiningTerms]) -> Callable[[int, int], JoiningTerms]:
-    """Return the terms of a run; what its own code makes of a training is unknown."""
+    """Return the terms of a run with user code, in which the processing of a training's result is unknown."""
     names = " and ".join(own)
 
     def by_code(numbers: int, size: int) -> JoiningTerms:

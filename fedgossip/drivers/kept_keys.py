@@ -1,5 +1,5 @@
-"""Keys that peers of this machine's own runs keep for their next lives, outside the run directory, which is handed on;
-and folders of invites, which this user's commands alone may have begun.
+"""Keys stored for the next incarnations of this machine's peers, outside the run directory, which is passed on; and
+folders of invites, which only this user's commands may have begun.
 
     ~/.local/state/fedgossip/keys/NAME.toml    the pair; $XDG_STATE_HOME where that is set
     RUN/peers/03/key.txt                       the public key, which NAME follows from
@@ -19,14 +19,14 @@ from fedgossip.core.run_format import KEY_BEFORE, OWNER_MARK, PUBLIC_KEY
 from fedgossip.net.identity import Identity
 
 UNUSED_SECONDS = 365 * 86400.0
-"""Time after which a pair that no run has used is removed."""
+"""Seconds before an unused pair is removed."""
 
 
 def kept_identity(folder: Path) -> Identity:
-    """Return the pair of the peer of `folder`, made for its first life and used by the next.
+    """Return the pair of the peer of `folder`, made in its first incarnation and used by the next.
 
-    Raises ResumeError for one kept on another machine, or an unreadable public key, NotWrittenError, and ConfigError
-    where others can read it, or no command of this user has made it.
+    Raises ResumeError for one stored on another machine, or an unreadable public key, NotWrittenError, and ConfigError
+    if others can read it, or if no command of this user has made it.
     """
     if (folder / KEY_BEFORE).exists():
         return Identity.own(folder / KEY_BEFORE)  # a folder that is handed on could bring a stranger's
@@ -47,9 +47,9 @@ def kept_identity(folder: Path) -> Identity:
 
 
 def claim(folder: Path) -> None:
-    """Make a folder for this user's own files, or take one that this user's commands have made, at this path.
+    """Make a folder for this user's own files, or accept one that this user's commands have made, at this path.
 
-    Raises ConfigError for one that somebody else has prepared, NotWrittenError and OSError.
+    Raises ConfigError for one prepared by another user, NotWrittenError and OSError.
     """
     if not folder.is_symlink() and not (folder.exists() and any(folder.iterdir())):
         owner_files.made(folder)

@@ -30,15 +30,17 @@ from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_wh
 from fedgossip.runs.tracking import Keeper, Tracking
 
 PATIENCE_SECONDS = 5.0
-"""Added to two trainings and two deadlines of silence after a peer's end, or to a training after the coordinator's."""
+"""Seconds added to two trainings and two deadlines of silence after a peer's end, or to a training after the
+coordinator's.
+"""
 
 COME_TOO_LATE_SECONDS = 1.0
-"""After workers of one model have ended, maximum silence of a worker restarted later: it waits for workers that have
-ended.
+"""Maximum seconds of silence of a worker restarted after the workers of its model have ended: it would wait for
+them.
 """
 
 CHECKPOINT_SECONDS = 0.5
-"""Between two checkpoints of a peer that the script will kill and start again."""
+"""Seconds between two checkpoints of a peer that the script will kill and restart."""
 
 
 def run_local(
@@ -54,8 +56,8 @@ def run_local(
     """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
 
     `experiment`, `seed`, `overrides`, `watch` and `forecast` as in `simulate`.  A synchronous run without faults, late
-    peers and budget ends with its digest.  Raises ConfigError before a process starts, NetworkError for peers that do
-    not start, and a failed peer's error.
+    peers and budget has the same digest as there.  Raises ConfigError before a process starts, NetworkError for peers
+    that do not start, and a failed peer's error.
     """
     if not isinstance(experiment, Experiment):
         experiment = load_experiment(experiment, overrides, seed=seed)
@@ -63,7 +65,7 @@ def run_local(
 
 
 def check_local(plan: Plan, trace_bytes: int = 0) -> None:
-    """Raise ConfigError for a run that processes of one machine cannot make, or cannot trace."""
+    """Raise ConfigError for a run that processes of one machine do not support, or cannot trace."""
     check_recordable(plan, trace_bytes)
     check_selection(plan, whole=True)
     check_real(plan.experiment)
@@ -81,14 +83,14 @@ def run_local_plan(
     forecast: str | None = None,
     made: Callable[[], None] = lambda: None,
 ) -> Run:
-    """`run_local`, for an experiment with a resolved graph.  `family`: warm processes, or ones elsewhere.
+    """Run an experiment with a resolved graph as `run_local` does.  `family`: warm processes, or ones elsewhere.
 
     A dead or hung peer does not stop the others: the run is "partial".  Ctrl-C, SIGTERM or SIGHUP ends all peers and
-    keeps the measurements; before the first it raises KeyboardInterrupt.  Raises a failed peer's error after the
-    others' end.
+    keeps the measurements; before the first measurement it raises KeyboardInterrupt.  Raises a failed peer's error
+    after the others' end.
 
-    `resume`: go on from the last checkpoints in `out`.  Raises ResumeError.  `trace_bytes`: maximum length of a peer's
-    trace, 0 for none.  `made` is called once the directory exists, before a process starts.
+    `resume`: continue from the last checkpoints in `out`.  Raises ResumeError.  `trace_bytes`: maximum length of a
+    peer's trace, 0 for none.  `made` is called once the directory exists, before a process starts.
     """
     began = time.monotonic()
     check_local(plan, trace_bytes)
@@ -156,7 +158,7 @@ def _run_processes(
 
 @contextlib.contextmanager
 def _finish_on_error(keeper: Keeper) -> Iterator[None]:
-    """Let the trackers finish where an error is raised."""
+    """Let the trackers finish if an error is raised."""
     try:
         yield
     except BaseException as error:
@@ -202,7 +204,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
 
 
 def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> FedgossipError | None:
-    """Return why one has failed that had not begun: the others would wait for it."""
+    """Return the error of a participant that failed before its start: the others would wait for it."""
     failed = [node for node, code in sorted(processes.exited.items()) if (code or 0) > 0]
     words = {node: last_word(folders[node]) for node in failed}
     never = [node for node, ended in words.items() if ended is None or not ended.experiment]
@@ -213,7 +215,7 @@ def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> Fed
 
 
 def _are_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:
-    """Whether the remaining peers were restarted after the others' end."""
+    """Return whether the remaining peers were restarted after the others' end."""
     behind = all(collector.rounds[node] < plan.experiment.rounds for node in left)
     return plan.one_model and behind and striker.restarted >= set(left)
 
@@ -227,7 +229,7 @@ def specs_of(
     resume: bool = False,
     trace_bytes: int = 0,
 ) -> dict[int, dict[str, Any]]:
-    """Return the spec of each peer's process; a peer that may be restarted keeps its key, and checkpoints often."""
+    """Return the spec of each peer's process; a peer that may restart stores its key, and checkpoints often."""
     experiment, endpoints, began = ((out / name).resolve() for name in (EXPERIMENT, ENDPOINTS, BEGAN))
     files = {"experiment": str(experiment), "endpoints": str(endpoints), "began": str(began)}
     common = {**files, "bind": family.bind, "restarts": restarts, "resume": resume, "trace_bytes": trace_bytes}

@@ -35,7 +35,7 @@ from fedgossip.topology.weights.weights import SIZES
 
 
 def graphs_of(plan: GossipPlan) -> Make:
-    """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
+    """Return the experiment's graph for any number of members; the exponential graph if its family has no such size."""
     method, seed = method_of(plan.experiment), graph_seed(plan.experiment)
 
     def make(ids: tuple[NodeId, ...]) -> Places:
@@ -53,8 +53,10 @@ def graphs_of(plan: GossipPlan) -> Make:
 
 
 def check_open(plan: Plan) -> GossipPlan:
-    """Return the plan.  Raises ConfigError where late joins are impossible: the algorithm counts its peers or masks for
-    them, or the participants are not peers.
+    """Return the plan.
+
+    Raises ConfigError if late joins are impossible: the algorithm counts its peers or masks for them, or the
+    participants are not peers.
     """
     if not isinstance(plan, GossipPlan):
         raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
@@ -76,12 +78,12 @@ def _check_open(e: GossipExperiment, needs: Needs) -> None:
 
 
 def is_open(plan: Plan) -> bool:
-    """Whether members may join and leave; else all must be present before the run begins."""
+    """Return whether members may join and leave; otherwise all must be present before the run begins."""
     return isinstance(plan, GossipPlan) and is_open_to(plan.experiment, plan.algorithm.needs)
 
 
 def is_open_to(experiment: GossipExperiment, needs: Needs) -> bool:
-    """Return the same, by what the algorithm needs."""
+    """Return the same, from the algorithm's needs."""
     try:
         _check_open(experiment, needs)
     except ConfigError:
@@ -104,8 +106,8 @@ def member_of(
 ) -> Member:
     """Make the machine of one member.
 
-    `life`: the start time in seconds, above the incarnations of earlier lives.  `address`: by default that in
-    `members`.  `join`: the run has begun.  `resumed`: an earlier life's checkpoint.  Raises ConfigError for an
+    `life`: the start time in seconds, above the numbers of earlier incarnations.  `address`: by default that in
+    `members`. `join`: the run has begun.  `resumed`: an earlier incarnation's checkpoint.  Raises ConfigError for an
     algorithm that needs all peers at all times.
     """
     gossip = check_open(plan)
@@ -133,7 +135,7 @@ def member_of(
 class Informed:
     """A member that applies the revocations in its own endpoints file, also during the run, and stores all it receives.
 
-    The files are checked at every tick.  The stored list outlives the process: the next life starts with it.
+    The files are checked at every tick.  The stored list outlives the process: the next incarnation starts with it.
     """
 
     def __init__(self, member: Member, members: Members, folder: Path) -> None:
@@ -146,7 +148,7 @@ class Informed:
         return self.member.introduction()
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         effects = list(self.member.handle(event, now_ns))
         if isinstance(event, Started):
             effects += self._read(self._kept, now_ns)

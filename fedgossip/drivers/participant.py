@@ -1,4 +1,4 @@
-"""Makes the links and the machine of a real participant, with the parts of its own: keys, a policy, its log."""
+"""Makes the links and the machine of a real participant from its own keys, policy and log."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Given:
 
 @dataclass(frozen=True)
 class FolderCarrier:
-    """A shared folder in place of sockets.  `poll_seconds`: longest time between two looks; `once`: do what can be
-    done, and end; `patience_seconds`: least wait for a missing participant in a round.
+    """A shared folder in place of sockets.  `poll_seconds`: maximum time between two looks; `once`: do all possible
+    work, and end; `patience_seconds`: minimum wait for a missing participant in a round.
     """
 
     root: Path
@@ -76,7 +76,9 @@ class FolderCarrier:
     patience_seconds: float = 72 * 3600.0
 
     def stretch(self, plan: Plan) -> float:
-        """Return the factor, 1 or more, of a participant's waits over those by sockets; no part of the experiment."""
+        """Return the factor, 1 or more, of a participant's waits relative to sockets; it is not part of the
+        experiment.
+        """
         e = plan.experiment
         assert isinstance(e, FederatedExperiment | GossipExperiment)
         waits = e.coordinator if isinstance(e, FederatedExperiment) else e.algorithm
@@ -85,12 +87,12 @@ class FolderCarrier:
 
 @dataclass(frozen=True)
 class Made:
-    """`recorder` keeps the log of a coordinator or a client; peers keep none."""
+    """`recorder` writes the log of a coordinator or a client; peers have none."""
 
     make: MakeMachine
     recorder: Recorder | None = None
     events: Sequence[EventRow] = ()
-    """Rows that open the record."""
+    """Rows at the start of the record."""
 
 
 def folder_links(node: NodeId, identity: Identity, carrier: FolderCarrier, folder: Path) -> FolderLinks:
@@ -100,7 +102,7 @@ def folder_links(node: NodeId, identity: Identity, carrier: FolderCarrier, folde
 
 
 def check_journalled(plan: Plan) -> None:
-    """Raise ConfigError for a run that cannot go on from a journal of its events, and so not over a folder."""
+    """Raise ConfigError for a run that cannot resume from a journal of its events, and so cannot use a folder."""
     e = plan.experiment
     what = ""
     if not isinstance(e, FederatedExperiment | GossipExperiment):
@@ -132,7 +134,7 @@ def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: 
 
 @contextlib.contextmanager
 def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
-    """Give what makes the machine, and close its files in the end.  Raises FedgossipError."""
+    """Yield the maker of the machine, and close its files at the end.  Raises FedgossipError."""
     with contextlib.ExitStack() as stack:
         if given.members:
             yield Made(_member(plan, node, given, given.members))
@@ -233,8 +235,8 @@ def _exact_before(node: NodeId, released: Mapping[str, int]) -> list[EventRow]:
 
 
 def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
-    """Raise NetworkError where a process here may not open enough files: it would close connections, and blame its
-    partners.
+    """Raise NetworkError if a process here may not open enough files: it would close connections and report its
+    partners as lost.
     """
     for node in nodes:
         if node == plan.roles.leader:
@@ -244,8 +246,8 @@ def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
 
 
 def check_selection(plan: Plan, *, whole: bool) -> None:
-    """Raise ConfigError where no real participant could compare all models; `whole`: a process here reads them, but
-    none waits for it.
+    """Raise ConfigError if no real participant can compare all models; `whole`: a process here reads them, but none
+    waits for it.
     """
     e = plan.experiment
     if plan.roles.leader is not None or not e.selects:
@@ -259,7 +261,7 @@ def check_selection(plan: Plan, *, whole: bool) -> None:
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:
-    """Raise ConfigError where a run with masked messages, or with a budget of privacy, is to be traced."""
+    """Raise ConfigError for a trace of a run with masked messages, or with a privacy budget."""
     if trace_bytes and plan.experiment.budget:
         advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
         raise ConfigError("a run with a budget of privacy cannot be replayed: its account is not in a trace", advice)

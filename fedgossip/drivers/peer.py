@@ -1,4 +1,4 @@
-"""One real peer, from experiment to final model, with a folder of its own:
+"""One real peer, from experiment to final model, with a separate folder:
 
 experiment.toml      the experiment with every default, and roles.json (without a collector that keeps them)
 endpoint.toml        its address and public key
@@ -94,11 +94,13 @@ from fedgossip.runs.trace import Opening, Trace, Traced
 from fedgossip.secure.session import Policy
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
-"""Maximum wait for all peers' addresses; longer than the collector's, which reports the missing ones."""
+"""Maximum seconds to wait for all peers' addresses; longer than the collector's wait, which reports the missing
+ones.
+"""
 
 
 WAITING = "waiting"
-"""The status of a participant whose run is not over, and that can do nothing now."""
+"""Status of a participant of an unfinished run that can do no work now."""
 
 
 class Stopper:
@@ -167,19 +169,19 @@ def run_peer(
     which reads snapshots and passes signals on.  `policy`: a client's demands on its coordinator; by default the
     experiment's.
 
-    `resume`: go on in the folder of an earlier life, from its last checkpoint if any.  `incarnation` numbers this life;
-    by default one more than the last.  Raises ResumeError for another experiment's checkpoint, and where none is
+    `resume`: continue in the folder of an earlier incarnation, from its last checkpoint if any.  `incarnation` numbers
+    this one; by default one more than the last.  Raises ResumeError for another experiment's checkpoint, and if none is
     readable.
 
-    `checkpoint_seconds` lie between two checkpoints; `trace_bytes`: maximum length of the trace, 0 for none.  `faults`:
-    this process's part of a fault script.  `members`: peers may join and leave; `join`: the run has begun.  `masked`,
-    `spent`: files of a key's masks and a client's spent budget, by default in the folder.  `learning`: the task and
-    partition, where made; `data`: own source, where the experiment names none.  `ways`: routes beside addresses.
-    `asked_to_stop`: once set, the peer leaves.  `first_work` is called before the first number of its data, see
-    `Ports`.
+    `checkpoint_seconds`: time between two checkpoints; `trace_bytes`: maximum length of the trace, 0 for none.
+    `faults`: this process's part of a fault script.  `members`: peers may join and leave; `join`: the run has begun.
+    `masked`, `spent`: files of a key's masks and a client's spent budget, by default in the folder.  `learning`: the
+    task and partition, if made already; `data`: own source, if the experiment names none.  `ways`: routes in addition
+    to addresses. `asked_to_stop`: once set, the peer leaves.  `first_work` is called before the first computation on
+    its data, see `Ports`.
 
-    `carrier`: messages are files of a shared folder.  Every event is then in a journal, and `resume` goes on after the
-    last, in the same incarnation; status WAITING: nothing can be done now.
+    `carrier`: messages are files of a shared folder.  Every event is then in a journal, and `resume` continues after
+    the last, in the same incarnation; status WAITING: no work is possible now.
     """
     check_recordable(plan, trace_bytes)
     if carrier:
@@ -233,7 +235,7 @@ def run_peer(
 def _reached(
     node: NodeId, identity: Identity, bind: str, endpoints: Endpoints | Path, ways: Ways
 ) -> contextlib.AbstractContextManager[RelayAccess]:
-    """Return how this participant is reached: by the `ways` of an invite, else as the endpoints have it."""
+    """Return a participant's access to the others: by the `ways` of an invite, otherwise by the endpoints."""
     if isinstance(endpoints, Path) or ways is not DIRECT or node not in endpoints:
         return contextlib.nullcontext(RelayAccess(bind, ways))
     others = (one.address for other, one in endpoints.items() if other != node)
@@ -249,13 +251,13 @@ def _refusals(node: NodeId, reached: RelayAccess) -> Sequence[EventRow]:
 
 
 def _check_journal_fits(folder: Path, plan: Plan, node: NodeId, expected: Expected) -> None:
-    """Raise where the disk has no room for what each partner sends in every round, and for the own messages."""
+    """Raise ConfigError if the disk has no room for all messages of the partners, and for the local ones."""
     models = plan.experiment.rounds * (1 + len(plan.partners(node)))
     check_room(folder, models * expected.payload_bytes)
 
 
 def _journal_of(folder: Path, hello: Hello) -> Journal:
-    """Open a participant's journal.  Raises ResumeError where it is gone."""
+    """Open a participant's journal.  Raises ResumeError if it is missing."""
     path = folder / JOURNAL
     if (folder / FOLDER_STATE).exists() and not path.exists():
         text = f"{path} is gone, and this participant has sent messages by it"
@@ -264,7 +266,7 @@ def _journal_of(folder: Path, hello: Hello) -> Journal:
 
 
 def _over(folder: Path) -> PeerEnded | None:
-    """Return the end of a run by folder whose messages were all fetched, or None."""
+    """Return the end of a run by folder with all messages fetched, or None."""
     return None if (folder / JOURNAL).exists() else last_word(folder)
 
 
@@ -296,7 +298,7 @@ def _hello_of(plan: Plan, node: NodeId, task: LocalTask, shares: DataShares, lif
 
 
 class _PeerLife:
-    """One life of a peer, all its parts made."""
+    """One incarnation of a peer, with all its parts made."""
 
     def __init__(
         self,
@@ -318,7 +320,7 @@ class _PeerLife:
         before = read_rows(files.folder / ROWS) if life.again or journal else []  # of the lives before
         self._seconds_before = max((row.seconds for row in before if isinstance(row, PeerRow)), default=0.0)
         self.counts: dict[str, int] = {}
-        """Counts of events beside the machine's reports."""
+        """Counts of events outside the machine's reports."""
         self._attendance = ExchangeCounts(plan.exchanges)
         for row in before:
             self._attendance.take(row)
@@ -328,7 +330,7 @@ class _PeerLife:
         self._turn = threading.Lock()
         self._totals_before = (life_totals_in(files.folder) if life.again else None) or LifeTotals()
         self._counted: Callable[[], tuple[dict[str, int], dict[NodeId, int]]] = lambda: ({}, {})
-        """Counts of this life: events, and bytes of vectors to each partner."""
+        """Returns the counts of this incarnation: events, and bytes of vectors to each partner."""
         written = self._save_counts
         self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds, written)
 
@@ -384,7 +386,7 @@ class _PeerLife:
         return ended
 
     def _machine(self, trace_bytes: int, stack: contextlib.ExitStack) -> Machine:
-        """Make the machine, in the state of the life before, or with its first vector."""
+        """Make the machine, in the state of the previous incarnation, or with its first vector."""
         node, life, initial = self.node, self.life, self.task.initial(self.node)
         try:
             if life.resumed:
@@ -473,7 +475,7 @@ class _PeerLife:
 
 
 def _same_port(folder: Path, bind: str) -> str:
-    """Return the last life's address where `bind` leaves the port open: others call there."""
+    """Return the last incarnation's address if `bind` leaves the port open: others call that address."""
     if not bind.endswith(":*"):
         return bind
     try:

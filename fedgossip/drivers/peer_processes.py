@@ -1,8 +1,8 @@
 """The processes of a run's peers on this machine: started by a warmed parent, watched, signalled and ended.
 
-The command line imports this first: the parent warms up while the rest is imported.  `RunProcesses` is a real run's
-interface to its processes, on any machine; a fault script kills, restarts, suspends and wakes them, each a row of the
-record (faults inside: net/faulty).
+The command line imports this first, so that the parent warms up during the other imports.  `RunProcesses` is a real
+run's interface to its processes, on any machine.  A fault script kills, restarts, suspends and wakes them, with one row
+of the record each (faults inside: net/faulty).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 START_SECONDS = 120.0
-"""For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
+"""Maximum seconds for the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
 
 FULL_BYTES = 1 << 16
-"""A disk with less room than this has none for the addresses of peers."""
+"""Minimum free bytes of a disk for the addresses of peers."""
 
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -48,7 +48,9 @@ LEARNING = (*NUMERIC, "torch", "fedgossip.learning.task", "fedgossip.data.data")
 
 
 def check_processes() -> None:
-    """Raise ConfigError where a run cannot have processes of its own: they are signalled as groups of POSIX."""
+    """Raise ConfigError if the system does not support a run's processes: they are signalled as POSIX process
+    groups.
+    """
     if os.name != "posix":
         advice = "Simulate it, which ends with the same digest, or start each participant by itself: fedgossip peer."
         raise ConfigError("a run as processes of one machine needs Linux or macOS", advice)
@@ -78,7 +80,7 @@ class PeerProcesses:
         self.exited: dict[int, int] = {}
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Fork one peer; for the second time, where it has exited."""
+        """Fork one peer, or fork it again after its exit."""
         self.exited.pop(spec["node"], None)
         self._used = True
         self._send_order({"start": spec})
@@ -88,7 +90,7 @@ class PeerProcesses:
         self._send_order({"signal": node, "number": number})
 
     def poll(self, timeout: float) -> None:
-        """Wait for news of the processes, at most `timeout` seconds."""
+        """Wait for reports on the processes, at most `timeout` seconds."""
         if not self._read_reports(timeout):
             raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
 
@@ -150,7 +152,7 @@ class PeerProcesses:
 
 
 def processes_for(experiment: Experiment) -> PeerProcesses:
-    """Return the processes for a run, being warmed."""
+    """Return the processes for a run, which begin to warm up."""
     return PeerProcesses(learning=experiment.learns, portable=experiment.train.portable)
 
 
@@ -174,13 +176,13 @@ class RunProcesses(Protocol):
     driver: str
     """Name of the driver in the summary."""
     bind: str
-    """Where each participant listens; those elsewhere find out on their nodes."""
+    """Address at which each participant listens; those elsewhere determine it on their nodes."""
     delay: float
     """Maximum delay, in seconds, until a participant's files are visible here."""
 
     @property
     def exited(self) -> Mapping[int, int | None]:
-        """The exit codes of ended processes; None for an unknown code."""
+        """Exit codes of ended processes; None for an unknown code."""
 
     def start(self, spec: dict[str, Any]) -> None:
         """Start one participant, or queue its start: `await_addresses` starts all of them."""
@@ -188,13 +190,13 @@ class RunProcesses(Protocol):
     def signal(self, node: int, number: int) -> None: ...
 
     def poll(self, timeout: float) -> None:
-        """Wait for news, at most `timeout` seconds.  Raises NetworkError where there will be none."""
+        """Wait for reports, at most `timeout` seconds.  Raises NetworkError if there will be none."""
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
         """Return once all participants have received the addresses of the others.  Raises FedgossipError."""
 
     def stop(self) -> None:
-        """Request all to end, and end them; return when none is left."""
+        """Request all to end, then end them; return when none is left."""
 
     def __enter__(self) -> Self: ...
 
@@ -230,7 +232,7 @@ class Striker:
         self._dying: set[NodeId] = set()  # killed, exit not seen yet
         self._progress = RunProgress(len(specs))
         self.restarted: set[NodeId] = set()
-        """Peers that were started again."""
+        """Restarted peers."""
 
     @property
     def away(self) -> Collection[NodeId]:

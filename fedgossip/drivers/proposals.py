@@ -1,10 +1,10 @@
-"""A travelling experiment: the organiser's proposal to invited participants, and its handling on their machines.
+"""The experiment sent by an organiser to invited participants, and its handling on their machines.
 
 A proposal has the entries listed in CARRIED, with all defaults, the file of its graph, and a common test set from a
-file.  Neither data nor code travel: participants bring their own files, and a "module:function" must exist there,
+file.  Neither data nor code are sent: participants use their own files, and a "module:function" must exist there,
 identical.  A proposal cannot name a file of the receiving machine.
 
-Before a person agrees, nothing of it is imported or stays on disk.  Then its files go to
+Before a person agrees, nothing of it is imported or stays on disk.  Then its files are written to
 
     FOLDER/MARK/proposed-files/graph.toml, graph.gml, ...   the graph
     FOLDER/MARK/proposed-files/test-set/NAME                the common test set, alone: its name is in the plan's hash
@@ -48,19 +48,21 @@ from fedgossip.plans.plan import Plan, hash_of
 from fedgossip.topology.graphs.names import SUFFIXES
 
 OWN = f"own:{PLACE}"
-"""data.source in a proposal where each participant brings its own data."""
+"""data.source in a proposal if each participant uses its own data."""
 
 TEST_BYTES_MAX = 16 << 20
-"""Maximum size of a common test set that travels."""
+"""Maximum bytes of a common test set in a proposal."""
 
 ITEM_BYTES = {"float32": 4, "float64": 8}
-"""The types of numbers that models are of, and the bytes of one."""
+"""Dtypes of models, and bytes per element."""
 
 CARRIED = (
     "seed", "rounds", "name", "topology", "algorithm", "forecast", "coordinator", "parallel",
     "data", "model", "train", "eval", "task", "study",
 )  # fmt: skip
-"""Sections and keys that an invite may carry; [track] would send a member's record to where the organiser wants it."""
+"""Sections and keys that an invite may carry; [track] would send a member's record to a destination of the
+organiser.
+"""
 
 
 _FILES = [name for name, one in SOURCES.items() if one.travels]
@@ -73,8 +75,8 @@ Learning = tuple[LocalTask, DataShares]
 
 @dataclass(frozen=True)
 class SharedExperiment:
-    """An experiment as all will have it; `data`: where this participant's examples are, "": the experiment's; `test`:
-    the travelling test set's bytes.
+    """The common form of an experiment; `data`: location of this participant's examples, "": the experiment's; `test`:
+    bytes of the proposed test set.
     """
 
     experiment: Experiment
@@ -87,7 +89,7 @@ class SharedExperiment:
 
 
 def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> SharedExperiment:
-    """Return the part of an organiser's experiment that can travel; `data`: its own source, or "".  Raises
+    """Return the part of an organiser's experiment that can be sent; `data`: its own source, or "".  Raises
     ConfigError.
     """
     if data and leader is not None:
@@ -118,8 +120,10 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
 
 
 def shared_tables(experiment: Experiment) -> SharedExperiment:
-    """Return an experiment of sites with a table each, "csv:NAME-{peer}.csv?...", as it can travel: with names, without
-    folders.  Raises ConfigError.
+    """Return an experiment of sites with one table each, "csv:NAME-{peer}.csv?...", in the form that can be sent: with
+    names, without folders.
+
+    Raises ConfigError.
     """
     _check_real(experiment)
     content = experiment.to_dict()
@@ -142,7 +146,7 @@ def _check_real(experiment: Experiment) -> None:
 
 
 def _common_test(experiment: Experiment) -> bytes:
-    """Return the common test set, b"" where it is no file."""
+    """Return the common test set; b"" if it is not a file."""
     if experiment.exchanges_logits and _path_in(str(experiment.data.common)):
         text = f"data.common = {experiment.data.common!r} is a file, which does not travel to the others"
         raise ConfigError(text, 'Set data.common = "random:500", or to a bundled source.')
@@ -174,15 +178,13 @@ def _table_name(source: str) -> str:
 
 
 def own_table(experiment: Experiment, node: int) -> Path | None:
-    """Return where a site's own table lies by an experiment of `shared_tables`; None where it brings none."""
+    """Return the path of a site's own table in an experiment of `shared_tables`; None if it uses none."""
     kind, _, rest = experiment.data.source.partition(":")
     return Path(rest.partition("?")[0].replace(PLACE, str(node))) if kind and PLACE in rest else None
 
 
 def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
-    """Return the proposal; `task` is None for loops: scripts bring it.  Raises ConfigError for one that is too
-    large.
-    """
+    """Return the proposal; `task` is None for loops, as scripts make it.  Raises ConfigError for a too large one."""
     e = whole.experiment
     content = {key: value for key, value in e.to_dict().items() if key in CARRIED}
     section, name = content["data"], ""
@@ -234,7 +236,7 @@ def _file_of(source: str) -> Path | None:
 
 
 def _path_in(source: str) -> bool:
-    """Whether a source is on this machine alone."""
+    """Return whether a source exists only on this machine."""
     kind, colon, _ = source.partition(":")
     return bool(colon) and kind in SOURCES and kind not in _FOLDERS
 
@@ -250,7 +252,7 @@ def _graph_name(graph: str) -> str:
 
 
 def _is_here(name: str) -> bool:
-    """Whether a function's module is in this folder and can be compared or sent."""
+    """Return whether a function's module is in this folder and can be compared or sent."""
     module = name.partition(":")[0]
     path = modules_of([name], Path.cwd()).get(module)
     return module.partition(".")[0] != "fedgossip" and path is not None and path.is_relative_to(Path.cwd())
@@ -273,10 +275,10 @@ def _check_sizes(proposal: Proposal) -> None:
 
 
 def experiment_of(proposal: Proposal, folder: Path, tables: Path | None = None) -> Experiment:
-    """Return the proposed experiment, its graph and its test set in `folder`; nothing is read, run or written yet.
+    """Return the proposed experiment, its graph and its test set in `folder`; nothing is read, run or written so far.
 
-    `tables`: an own folder for the site's table and agreements, by the names of `shared_tables`; None where no file may
-    be named.  Raises ConfigError for an experiment that cannot be run, or travel, or names a file of this machine.
+    `tables`: an own folder for the site's table and agreements, by the names of `shared_tables`; None if no file may be
+    named.  Raises ConfigError for an experiment that cannot run, cannot be sent, or names a file of this machine.
     """
     _check_sizes(proposal)
     content = _content(proposal)
@@ -326,15 +328,15 @@ def _place_tables(data: dict[str, Any], tables: Path | None) -> None:
 
 
 def hash_of_proposal(proposal: Proposal) -> str:
-    """Return the hash of what is proposed: the experiment, its graph and the common test set."""
+    """Return the hash of the proposal: the experiment, its graph and the common test set."""
     return hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
 
 
 def check_agreed(proposal: Proposal, folder: Path) -> None:
-    """Raise PeerError for another proposal than the one that was agreed to with the invite of this folder.
+    """Raise PeerError for another proposal than the one accepted with the invite of this folder.
 
-    An organiser keeps to one experiment per invite: a later or old one is refused before anybody is asked, and `--yes`
-    in a script agrees to nothing new.
+    An organiser has one experiment per invite: a later or old one is refused before anybody is asked, and `--yes` in a
+    script agrees to nothing new.
     """
     now = hash_of_proposal(proposal)
     before = agreed_here(folder) if (folder / run_format.PROPOSAL).exists() else now
@@ -344,12 +346,12 @@ def check_agreed(proposal: Proposal, folder: Path) -> None:
 
 
 def keep_agreed(proposal: Proposal, folder: Path) -> None:
-    """Write which proposal a person has agreed to, in a folder of their own.  Raises NotWrittenError."""
+    """Record the proposal that a person has accepted, in their own folder.  Raises NotWrittenError."""
     _keep(folder / run_format.PROPOSAL, hash_of_proposal(proposal).encode())
 
 
 def agreed_here(folder: Path) -> str:
-    """Return the hash of the proposal that was agreed to with the invite of this folder.  Raises ConfigError."""
+    """Return the hash of the proposal accepted with the invite of this folder.  Raises ConfigError."""
     path = folder / run_format.PROPOSAL
     try:
         return outside_files.read_text(path).partition("\n")[0]
@@ -358,14 +360,14 @@ def agreed_here(folder: Path) -> str:
 
 
 def keep_graph(proposal: Proposal, folder: Path) -> None:
-    """Write the file of a travelling graph under a name of ours.  Raises NotWrittenError."""
+    """Write the graph file of a proposal under a local name.  Raises NotWrittenError."""
     if proposal.graph:
         graph = str(_section(_content(proposal), "topology").get("graph", ""))
         _keep(folder / _graph_name(graph), proposal.graph.encode())
 
 
 def keep_test(proposal: Proposal, test: bytes, folder: Path) -> None:
-    """Write the common test set.  Raises ConfigError for another one than was announced, and NotWrittenError."""
+    """Write the common test set.  Raises ConfigError if it differs from the announced one, and NotWrittenError."""
     if not proposal.test:
         return
     if len(test) != proposal.test_bytes or hashlib.sha256(test).hexdigest() != proposal.test_digest:
@@ -376,7 +378,7 @@ def keep_test(proposal: Proposal, test: bytes, folder: Path) -> None:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Write a proposal's file, or keep the same one; no link is followed."""
+    """Write a proposal's file, unless the same one exists; no link is followed."""
     try:
         owner_files.made(path.parent)
         owner_files.placed(path, content)
@@ -385,9 +387,9 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = None) -> list[str]:
-    """Return the experiment's user functions with identical code here, none of which is run.
+    """Return the experiment's user functions with identical code here; none is run.
 
-    Raises ConfigError where the code is absent, differs, or lies in `kept`, the proposals' folder.
+    Raises ConfigError if the code is missing, differs, or is in `kept`, the proposals' folder.
     """
     names = list(experiment.named_code)
     missing = [name for name in names if not _is_here(name)]
@@ -404,7 +406,7 @@ def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = N
 
 
 def check_data(experiment: Experiment, data: str) -> None:
-    """Raise ConfigError where this participant's training data do not match the experiment."""
+    """Raise ConfigError if this participant's training data do not match the experiment."""
     own = experiment.data.source == OWN and experiment.learns
     if own and not data:
         test = str(experiment.data.test)
@@ -420,7 +422,7 @@ def check_data(experiment: Experiment, data: str) -> None:
 
 
 def check_model(experiment: Experiment, model: str) -> None:
-    """Raise ConfigError where this participant names a model of its own in a run that averages models."""
+    """Raise ConfigError if this participant names its own model in a run that averages models."""
     if model and not experiment.exchanges_logits:
         text = f"--model {model}: the models of this run are averaged, so all have one architecture"
         raise ConfigError(text, "Leave --model out; participants of feddf and fedmd may have models of their own.")
@@ -449,7 +451,7 @@ def keep_model(experiment: Experiment, folder: Path, model: str) -> None:
 
 
 def learning_of(plan: Plan, node: int, data: str, model: str = "") -> Learning | None:
-    """Make the task of a participant with its own data, its own model; None where the experiment has both.
+    """Make the task of a participant with its own data or model; None if the experiment has both.
 
     Raises ConfigError.
     """

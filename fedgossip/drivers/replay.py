@@ -4,7 +4,7 @@
 
     replay_trace(Path("runs/first-n6-local-.../peers/03"))  the same from Python: a failure in the field becomes a test
 
-A trace holds the first vector and all updates: neither data nor torch are needed.
+A trace has the first vector and all updates: neither data nor torch are needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedgossip.runs.trace import Opening, Reading, TraceEntry, TraceError, descr
 
 @dataclass(frozen=True)
 class Difference:
-    """The first event with other effects in a replay.  `was` and `now` are one effect; "" is none."""
+    """The first event with different effects in a replay.  `was` and `now` are one effect; "" is none."""
 
     event: int
     told: str
@@ -61,13 +61,13 @@ class Replayed:
     end: str
     difference: Difference | None = None
     digest: str | None = None
-    """sha256 of the final vector of the replayed machine; None where it did not finish."""
+    """sha256 of the final vector of the replayed machine; None if it did not finish."""
     kept: str | None = None
-    """Whether vector.safetensors beside the trace agrees; None where this life has none."""
+    """Whether vector.safetensors next to the trace agrees; None if this incarnation has none."""
 
     @property
     def equal(self) -> bool:
-        """Whether every effect was the same, and the final vector is the one that the peer left."""
+        """Whether every effect was the same, and the final vector equals the peer's stored one."""
         return self.difference is None and (self.kept is None or self.digest is None or self.kept == self.digest)
 
 
@@ -82,9 +82,9 @@ def replay_trace(
     make: Callable[[Opening], Machine] | None = None,
     run_code: bool = False,
 ) -> Replayed:
-    """Replay one trace: a file, or the folder of a peer, from which the last life is taken.
+    """Replay one trace: a file, or the folder of a peer, with the trace of its last incarnation.
 
-    Stops at the first difference, or after `until` events.  `show` receives every event first, `make` makes the machine
+    Stops at the first difference, or after `until` events.  `show` receives every event first; `make` makes the machine
     in place of the experiment's.  `run_code`: run the experiment's functions.  Raises TraceError.
     """
     path = Path(path)
@@ -157,8 +157,8 @@ def _final_digest(folder: Path, incarnation: int) -> str | None:
 
 
 def machine_of(opening: Opening, *, run_code: bool = False) -> Machine:
-    """Make a trace's machine.  Raises TraceError for an unreadable experiment, ConfigError for code that may not
-    run.
+    """Make a trace's machine.  Raises TraceError for an unreadable experiment, ConfigError for code that may
+    not run.
     """
     try:
         o = opening
@@ -185,14 +185,14 @@ def _plan(experiment: bytes) -> Plan:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Return the traces in a peer's folder, by life."""
+    """Return the traces in a peer's folder, by incarnation."""
     return sorted(
         folder.glob(run_format.TRACES), key=lambda path: int(path.suffixes[0][1:]) if len(path.suffixes) > 1 else 0
     )
 
 
 def lives_of(folder: Path) -> int:
-    """Return the number of lives that the peer of a folder has begun; 0 where the folder has no record."""
+    """Return the number of incarnations that the peer of a folder has begun; 0 without a record."""
     try:
         return incarnation_of(folder) + 1
     except ResumeError:
@@ -200,7 +200,7 @@ def lives_of(folder: Path) -> int:
 
 
 def traces_of(run: Path, peer: NodeId | None = None) -> list[Path]:
-    """Return the traces of a run, a peer's folder or a trace itself; with `peer`, of that peer alone.
+    """Return the traces of a run, a peer's folder or a trace itself; with `peer`, only of that peer.
 
     Raises TraceError without any.
     """

@@ -1,4 +1,4 @@
-"""Go on with a run that was stopped: `fedgossip run --resume RUN`."""
+"""Resumes a stopped run: `fedgossip run --resume RUN`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def resume(
     family: RunProcesses | None = None,
     run_code: bool = False,
 ) -> Run:
-    """Complete a stopped run in its directory; a simulated one bit for bit as if it had not been stopped.
+    """Complete a stopped run in its directory; a simulated one has the same bits as without a stop.
 
-    Real peers go on from their last checkpoints.  `experiment`: with changes in permitted keys, by default the
+    Real peers continue from their last checkpoints.  `experiment`: with changes in permitted keys, by default the
     directory's.  `family`: warming processes.  `run_code`: run the functions that the directory's experiment names.
     Raises ResumeError, naming the differing keys; nothing changes then.
     """
@@ -58,9 +58,9 @@ def resume(
 def experiment_of(
     run: Path, given: Path | None = None, overrides: Sequence[str] = (), seed: int | None = None, *, run_code: bool
 ) -> Experiment:
-    """Return the resumed experiment: of the file `given`, else of the directory.
+    """Return the resumed experiment: of the file `given`, otherwise of the directory.
 
-    Raises ConfigError where the directory's names code, or places, that a person must allow.
+    Raises ConfigError if the directory's experiment names code, or places, that a person must allow.
     """
     experiment = load_experiment(given or experiment_in(run), overrides, seed=seed)
     mine = given is not None and not given.resolve().is_relative_to(run.resolve())
@@ -71,7 +71,7 @@ def experiment_of(
 def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Plan:
     """Return the plan of `experiment` for a resumed run.
 
-    Raises ResumeError where it cannot go on, or not by this experiment, with the differing keys.
+    Raises ResumeError if it cannot resume, or not with this experiment, naming the differing keys.
     """
     stored = load_experiment(experiment_in(run))
     if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
@@ -95,7 +95,7 @@ def experiment_in(run: Path) -> Path:
 
 
 def engine_of(run: Path) -> str:
-    """Return sim, stacked or local.  Raises ResumeError where the folder does not record it."""
+    """Return sim, stacked or local.  Raises ResumeError if the folder does not record it."""
     _check_there(run)
     if (run / PEERS).is_dir():
         return "local"
@@ -107,7 +107,7 @@ def engine_of(run: Path) -> str:
 
 
 def may_go_on(run: Path) -> bool:
-    """Whether a folder is that of a run that has begun."""
+    """Return whether a folder is that of a run that has begun."""
     try:
         return bool(engine_of(run) and experiment_in(run))
     except ResumeError:
@@ -115,7 +115,7 @@ def may_go_on(run: Path) -> bool:
 
 
 def is_over(run: Path) -> bool:
-    """Whether the run of a folder has ended for all of its remaining participants."""
+    """Return whether the run of a folder has ended for all of its remaining participants."""
     return _status(run) in WHOLE
 
 
@@ -130,7 +130,7 @@ def _check_there(run: Path) -> None:
 
 
 def _status(run: Path) -> str | None:
-    """How the run ended; None for one that was killed."""
+    """Return the status at the end of the run; None for a killed one."""
     path = run / SUMMARY
     if (run / INCOMPLETE).exists() or not os.path.lexists(path):
         return None

@@ -1,7 +1,7 @@
 """Stopping a simulation between two instants, and resuming there: the same bits, rows and virtual time.
 
-A run directory holds `run.json`, which names the engine, and the newest `checkpoint.safetensors`.  A run killed before
-the first image, or with more rounds, begins again, with the same result.
+A run directory has `run.json`, which names the engine, and the newest `checkpoint.safetensors`.  A run killed before
+the first image, or with more rounds, starts again, with the same result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedgossip.runs import checkpoints
 from fedgossip.runs.checkpoints import About, RefusedError
 
 SECONDS = 30.0
-"""Seconds between two images; longer where writing one takes more than a twentieth of that."""
+"""Seconds between two images; longer if writing one takes more than a twentieth of that."""
 
 
 class Engine(msgspec.Struct):
@@ -46,20 +46,20 @@ class SettlingRun(Protocol):
     """A run with a part of its state on another device."""
 
     def settle(self) -> None:
-        """Bring all of it to its attributes, and to the record."""
+        """Copy all of it to its attributes, and to the record."""
 
 
 @runtime_checkable
 class SeatedRun(Protocol):
-    """A run whose machines are made when they are needed."""
+    """A run with machines made on demand."""
 
     def occupy(self, nodes: Iterable[NodeId]) -> None:
-        """Make the machines of these nodes: an image has their attributes."""
+        """Make the machines of these nodes, as an image has their attributes."""
 
 
 @dataclass(frozen=True)
 class CheckpointedSimulation:
-    """An image: `run` and `record` by their attributes, the task's memory of `n` peers, and `known` objects by name."""
+    """An image: the attributes of `run` and `record`, the task's memory of `n` peers, and `known` objects by name."""
 
     run: object
     record: Network
@@ -72,7 +72,7 @@ class CheckpointedSimulation:
         return {**self.known, "task": self.task, "record": self.record, "evaluate": evaluate}
 
     def settle(self) -> None:
-        """Let a run move its state to where an image can read it; that may write rows."""
+        """Let a run move its state to a place that an image can read; that may write rows."""
         if isinstance(self.run, SettlingRun):
             self.run.settle()
 
@@ -185,7 +185,7 @@ class Pauses:
             self._due = now + max(SECONDS, 20 * (now - began))
 
     def write(self) -> None:
-        """Write an image; where that is impossible, report an event with the reason and go on."""
+        """Write an image; if that is impossible, report an event with the reason and continue."""
         if self.folder is None or self.about is None or not self._possible:
             return
         self.simulation.settle()

@@ -1,4 +1,4 @@
-"""Runs without sockets: whole machines in virtual time, or the mathematics alone on stacked arrays."""
+"""Runs without sockets: complete machines in virtual time, or only the mathematics on stacked arrays."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Mixing, Schedule
 
 UNCOLLECTED_FROM = 256
-"""Number of nodes from which on existing objects are excluded from garbage collection."""
+"""Minimum number of nodes for excluding existing objects from garbage collection."""
 ALLOCATED_MOST = 10
-"""Number of objects of each node that are allocated between two collections."""
+"""Number of objects per node allocated between two collections."""
 
 WATCHED_ELEMENTS = 1 << 16
-"""Up to so many numbers in all vectors together the disagreement is measured in every round: in half a millisecond."""
+"""Maximum number of elements in all vectors for which the disagreement is measured in every round: in half a
+millisecond.
+"""
 
 Watch = Callable[[Row], None]
 
@@ -72,16 +74,16 @@ def simulate(
     """Run an experiment in this process and return the result.
 
     `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
-    or "stacked" (arrays; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with the
-    methods of `fedgossip.core.task.LocalTask`.  `out`: a new folder for the run directory; None writes nothing.
-    `watch` is called with every row as it is logged.  `forecast`: "probe", "shadow" or "followed" (see `forecast_run`),
-    compared in the summary; None: of [forecast].
+    or "stacked" (arrays; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: an object with the
+    methods of `fedgossip.core.task.LocalTask`.  `out`: a new folder for the run directory; None writes nothing. `watch`
+    is called with every row as it is logged.  `forecast`: "probe", "shadow" or "followed" (see `forecast_run`),
+    compared in the summary; None: the level in [forecast].
 
-    `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i has the weights that i applies): in place of
-    [topology].  `algorithm`: an object with the methods of `fedgossip.algorithms.gossip.base.GossipAlgorithm`.
+    `schedule`, or `mixing` (a Mixing, or an array [n, n]; row i has the weights that i applies): in place of
+    [topology]. `algorithm`: an object with the methods of `fedgossip.algorithms.gossip.base.GossipAlgorithm`.
 
-    The result depends on these and the seed only.  Raises ConfigError before a run that cannot be; TrainingError where
-    a loss is not finite, or an object of yours fails later.
+    The result depends only on these and the seed.  Raises ConfigError before an invalid run, and TrainingError if a
+    loss is not finite or one of the given objects fails later.
     """
     given = None
     if schedule is not None or mixing is not None:
@@ -114,12 +116,12 @@ def simulate_plan(
     timeline: TimelineLog | None = None,
     shares: DataShares | None = None,
 ) -> Run:
-    """`simulate`, for an experiment with a resolved graph.
+    """Run an experiment with a resolved graph as `simulate` does.
 
-    `shares`: examples of the participants, for a given `task` with times by their number.  `timeline`: takes who did
-    what when, and stops the run once full; by default stored with a directory.
+    `shares`: examples of the participants, for a given `task` with times by their number.  `timeline`: records each
+    participant's activities with times, and stops the run once full; by default stored with a directory.
 
-    `resume`: go on with the run in `out`, bit for bit.  Raises ResumeError for another experiment.
+    `resume`: continue the run in `out`, bit for bit.  Raises ResumeError for another experiment.
     """
     began = time.monotonic()
     shares = shares or DataShares("given")
@@ -187,7 +189,7 @@ def _foretold(plan: Plan, task: LocalTask, level: str | None, stopped: Path | No
 
 
 def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
-    """Raise ConfigError for a run that an engine cannot make, and for an engine that is not known."""
+    """Raise ConfigError for a run that an engine does not support, and for an unknown engine."""
     if engine not in ("sim", "stacked"):
         raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
     if engine == "sim":
@@ -200,11 +202,11 @@ def check_engine(plan: Plan, engine: str, task: LocalTask) -> None:
 
 
 LEAST_VECTORS, LEAST_BYTES = 2, {"sim": 40_000, "stacked": 5_000}
-"""What a peer takes at least: vectors of the model (4 to 5 were measured), and bytes beside them (52 000 and 7 600)."""
+"""Minimum memory of a peer: vectors of the model (4 to 5 were measured), and bytes in addition (52 000 and 7 600)."""
 
 
 def _check_memory(plan: Plan, engine: str, task: LocalTask) -> None:
-    """Raise ConfigError for peers whose models cannot all be in this machine's memory."""
+    """Raise ConfigError for peers with models that do not all fit into this machine's memory."""
     if plan.roles.leader is not None or not isinstance(plan.experiment, GossipExperiment):
         return
     size, here = task.length * task.dtype.itemsize, outside_files.MEMORY
@@ -217,7 +219,7 @@ def _check_memory(plan: Plan, engine: str, task: LocalTask) -> None:
 
 
 def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:
-    """Return the record; it logs the run's end where no coordinator does."""
+    """Return the record; it logs the run's end if no coordinator does."""
     decides = engine == "stacked" or plan.roles.leader is None
     evaluate = measured_by(plan.experiment, task)
     return record_of(plan, evaluate, watch_all=_known_in_all_rounds(plan, task, foretold), decides=decides)
@@ -240,7 +242,7 @@ def _finish(
 
 
 def _keep_times(directory: RunDirectory, log: TimelineLog | None) -> None:
-    """Write who did what when in the first part of the run."""
+    """Write the participants' activities with times in the first part of the run."""
     if log is not None and (found := log.timeline()).bars:
         run_directory.write_whole(directory.path / run_format.TIMELINE, msgspec.json.encode(found))
 
@@ -278,7 +280,7 @@ def _with_reports(task: LocalTask, keeper: Keeper) -> Keeper:
 
 
 def _known_in_all_rounds(plan: Plan, task: LocalTask, foretold: Foretold | None) -> bool:
-    """Whether vectors are compared after every round; a table's watched rows are not."""
+    """Return whether vectors are compared after every round; a table's watched rows are not."""
     if table_of(task) is not None:
         return False
     wanted = plan.experiment.eval.watch

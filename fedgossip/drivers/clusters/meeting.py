@@ -1,4 +1,5 @@
-"""The folder RUN/cluster, on a disk common to all nodes, through which the tasks of a job and their launcher agree.
+"""The folder RUN/cluster, on a disk shared by all nodes, through which the tasks of a job and their launcher
+communicate.
 
     job.json             the spec of each participant, and the location of the rest for the nodes
     stop                 exists when all must leave and end
@@ -56,7 +57,7 @@ def read_job(folder: Path) -> PlacedJob:
 
 
 def write_job(folder: Path, job: PlacedJob) -> None:
-    """Write the job into its folder, which may hold lives of the run before.  Raises NotWrittenError."""
+    """Write the job into its folder, which may have lives of an earlier run.  Raises NotWrittenError."""
     owner_files.made(folder)
     (folder / STOP).unlink(missing_ok=True)
     write_whole(folder / JOB, msgspec.json.encode(job))
@@ -71,7 +72,7 @@ class JobLife:
 
     @classmethod
     def newest(cls, folder: Path, job: str, count: int) -> JobLife | None:
-        """Return the life of a job that began last; None where none has, or the nodes do not see the folder."""
+        """Return the latest life of a job; None if none has begun, or if the nodes do not see the folder."""
         lives = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{job}-*")]
         return cls(folder / f"{job}-{max(lives)}", count) if lives else None
 
@@ -87,11 +88,11 @@ class JobLife:
         self._write(node, "exit", str(code).encode())
 
     def here(self) -> frozenset[int]:
-        """The participants that were placed."""
+        """Participants placed so far."""
         return self._those("here")
 
     def gather(self) -> None:
-        """Write the addresses of all, once all have published theirs."""
+        """Write the addresses of all participants, once all have published theirs."""
         if len(found := sorted(self._those("toml"))) == self.count and not self.gathered:
             write_whole(
                 self.endpoints, b"\n".join(outside_files.read_bytes(self._path(node, "toml")) for node in found)
@@ -106,7 +107,7 @@ class JobLife:
         return self.endpoints.exists()
 
     def exits(self) -> Mapping[int, int]:
-        """The exit codes of the participants that ended in this life."""
+        """Exit codes of the participants that ended in this life."""
         return {node: int(outside_files.read_text(self._path(node, "exit"))) for node in sorted(self._those("exit"))}
 
     def _those(self, kind: str) -> frozenset[int]:
@@ -120,11 +121,11 @@ class JobLife:
 
 
 SEEN_SECONDS = 30.0
-"""After which a file that another machine has written is seen: folders of NFS are looked at again so late."""
+"""Maximum seconds until a file of another machine is seen: the refresh interval of NFS folders."""
 
 
 def probe_in(folder: Path) -> str:
-    """Leave a probe in a folder, and return its name, for the nodes to look up.  Raises NotWrittenError."""
+    """Write a probe into a folder, and return its name, for the nodes to look up.  Raises NotWrittenError."""
     name = f".probe-{uuid4().hex}"
     try:
         owner_files.written(folder / name, b"")
@@ -134,7 +135,7 @@ def probe_in(folder: Path) -> str:
 
 
 def check_shared(folder: Path, name: str, seconds: float = SEEN_SECONDS) -> None:
-    """Wait until the probe is seen here, at most so long.  Raises ConfigError."""
+    """Wait at most `seconds` until the probe is seen here.  Raises ConfigError."""
     until = time.monotonic() + seconds
     while not (folder / name).exists():
         if time.monotonic() > until:
@@ -146,15 +147,15 @@ def check_shared(folder: Path, name: str, seconds: float = SEEN_SECONDS) -> None
 SLURM, RAY = "slurm", "ray"
 
 LOCAL = "local"
-"""Partition or address of this machine, to try what would be sent: submitit's local executor, or a temporary Ray
-cluster.
-"""
+"""Partition or address of this machine, for a trial: submitit's local executor, or a temporary Ray cluster."""
 
 START_SECONDS = 120.0
-"""Default time in which all participants of a run must listen; a cold disk and sixteen of them need some."""
+"""Default time for all participants of a run to listen, in seconds; a cold disk and sixteen of them need some."""
 
 MORE_SECONDS = 30.0
-"""Additional wait of participants for each other's addresses: the launcher is to report the missing ones."""
+"""Additional seconds that participants wait for each other's addresses, so that the launcher reports the
+missing ones.
+"""
 
 
 @dataclass(frozen=True)
@@ -163,30 +164,30 @@ class Resources:
 
     engine: str
     cpus: int = 1
-    """Processors of each participant; as many threads train there."""
+    """Processors of each participant, equal to its training threads."""
     partition: str = ""
-    """Of Slurm; "": its default one."""
+    """Slurm: partition; "": its default one."""
     nodes: int = 1
-    """Of Slurm: over how many the participants are spread."""
+    """Slurm: number of nodes over which the participants are spread."""
     minutes: int = 60
-    """Of Slurm: time after which the job is stopped, queued again, and resumed from its checkpoints."""
+    """Slurm: minutes after which the job is stopped, queued again, and resumed from its checkpoints."""
     interface: str = ""
-    """The network interface whose address the others use for a participant; "": the one with a route to them."""
+    """Network interface with the address that the others use for a participant; "": the one with a route to them."""
     address: str = "auto"
-    """Of Ray: HOST:PORT; auto: RAY_ADDRESS, or the cluster of this machine; local: one that ends with the run."""
+    """Ray: HOST:PORT; auto: RAY_ADDRESS, or the cluster of this machine; local: one that ends with the run."""
     gpus: float = 0.0
-    """Of Ray: GPUs of each participant, 0.5 for two that share one; with 0 Ray hides those that a node has."""
+    """Ray: GPUs of each participant, 0.5 for two that share one; with 0 Ray hides a node's GPUs."""
     start_seconds: float = START_SECONDS
-    """Time in which all participants must listen, on Slurm from the moment in which the job runs."""
+    """Seconds for all participants to listen, on Slurm from the start of the job."""
 
     @property
     def wait_seconds(self) -> float:
-        """How long a participant waits for the addresses of the others."""
+        """Maximum seconds that a participant waits for the addresses of the others."""
         return self.start_seconds + MORE_SECONDS
 
 
 def check_placeable(plan: Plan) -> None:
-    """Raise ConfigError for what cannot run on the nodes of a cluster."""
+    """Raise ConfigError for runs that a cluster does not support."""
     if plan.experiment.loops:
         advice = "Launch its script, on this machine: fedgossip launch --experiment FILE SCRIPT."
         raise ConfigError("training loops of your own are not placed on a cluster", advice)

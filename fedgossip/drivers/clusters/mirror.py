@@ -1,7 +1,7 @@
-"""A copy of a growing folder on another machine, without a common disk.
+"""A copy of a growing folder on another machine, without a shared disk.
 
-A reader has the folder's guarantees: a file that is written whole appears whole, and a journal's line after the files
-before it.
+A reader has the folder's guarantees: a file that is written atomically appears at once, and a journal's line appears
+after the files before it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.core import run_format
 
 Piece = tuple[str, int, bytes, bool]
-"""(path in the folder, offset, bytes, whether the file is complete with them); offset GONE: the file was deleted."""
+"""(path in the folder, offset, bytes, whether this completes the file); offset GONE: the file was deleted."""
 
 GONE = -1
 
 PIECES_BYTES = 8 << 20
-"""Maximum number of bytes in one answer; a larger model takes several."""
+"""Maximum number of bytes in one answer; a larger model needs several."""
 
 JOURNALS = (".jsonl", ".txt")
-"""Files that only grow, from which a reader takes the bytes so far; all others are written whole."""
+"""Files that only grow, from which a reader takes the bytes so far; all others are written atomically."""
 
 
 TAIL_BYTES = 1024
-"""Number of last sent bytes of a journal that are compared with the file, which may have been cut."""
+"""Number of last sent bytes of a journal compared with the file, which may have been truncated."""
 
 _File = tuple[int, int, int]
-"""Distinguishes one content of a file from the next: its number, size and time."""
+"""Identifies one content of a file: its inode number, size and time."""
 
 
 class FolderNews:
@@ -48,7 +48,7 @@ class FolderNews:
             self._sent[name] = (file, file[1], _tail(path) if name.endswith(JOURNALS) else b"")
 
     def pieces(self, limit: int = PIECES_BYTES) -> list[Piece]:
-        """Return at most `limit` bytes of news; none where there are no more."""
+        """Return at most `limit` bytes of changes; an empty list if there are no more."""
         found: list[Piece] = []
         room = limit
         journals = {name: file for name, file in _files_in(self._folder).items() if name.endswith(JOURNALS)}
@@ -113,7 +113,7 @@ def _identity(state: os.stat_result) -> _File:
 
 
 def apply(folder: Path, pieces: list[Piece]) -> None:
-    """Apply pieces to the copy in `folder`, in their order.  Raises ConfigError for a path outside it."""
+    """Apply pieces to the copy in `folder`, in order.  Raises ConfigError for a path outside it."""
     for name, at, data, whole in pieces:
         path = _inside(folder, name)
         if at == GONE:
@@ -137,7 +137,7 @@ def _tail(path: Path) -> bytes:
 
 
 def content_of(folder: Path) -> list[Piece]:
-    """Return the files of a folder, as pieces that make it elsewhere."""
+    """Return the files of a folder, as pieces for a copy."""
     names = (name for name in _files_in(folder) if PurePosixPath(name).parts[0] != run_format.SNAPSHOTS)
     return [(name, 0, outside_files.read_bytes(folder / name, outside_files.LARGE), True) for name in sorted(names)]
 

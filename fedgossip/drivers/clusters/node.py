@@ -2,8 +2,8 @@
 
     python -m fedgossip.drivers.clusters.node RUN/cluster PROBE
 
-The job's environment determines the participant.  On Slurm's SIGTERM before its time is over it leaves, its
-checkpoint is on disk, and the job is queued again.
+The job's environment determines the participant.  On Slurm's SIGTERM before the end of its time it leaves with its
+checkpoint on disk, and the job is queued again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.peer_files import failed, try_to_report
 
 LOOK_SECONDS = 0.05
-"""Between two looks at the folder."""
+"""Seconds between two looks at the folder."""
 
 END_SECONDS = 20.0
-"""Seconds for a participant to end on request, and for others, before a stronger signal (Slurm's SIGKILL: after 30)."""
+"""Seconds for the participant, and for the others, to end on request before a stronger signal (Slurm's SIGKILL: after
+30).
+"""
 
 
 def main(folder: Path, probe: str) -> int:
-    """Run one participant to its end.  Raises ConfigError where this node does not see the folder of the run."""
+    """Run one participant to its end.  Raises ConfigError if this node does not see the folder of the run."""
     check_shared(folder, probe)
     environment = needed("submitit", "cluster", "a Slurm cluster").helpers.JobEnvironment()
     job, node = read_job(folder), int(environment.global_rank)
@@ -68,7 +70,7 @@ def main(folder: Path, probe: str) -> int:
 
 
 def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder: Path, endpoint: Path) -> int:
-    """Forward the stop request to the participant, and its exit code."""
+    """Forward the stop request to the participant; return its exit code."""
     parent = os.getppid()
     asked = False
     kill_at = 0.0
@@ -96,7 +98,7 @@ def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder:
 
 
 def _requeue(job: str, life: JobLife) -> None:
-    """Requeue a job whose time is over; Slurm requeues preempted ones."""
+    """Requeue a job at the end of its time; Slurm requeues preempted ones."""
     until = time.monotonic() + END_SECONDS / 2
     while len(life.exits()) < life.count and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
@@ -110,7 +112,7 @@ def _requeue(job: str, life: JobLife) -> None:
 def start_participant(
     spec: Mapping[str, Any], here: str, path: Sequence[str], *, cpus: int, portable: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a participant; it says goodbye on SIGTERM, and when this process exits."""
+    """Start a participant; it sends a goodbye on SIGTERM, and when this process exits."""
     threads = {f"{library}_NUM_THREADS": str(cpus) for library in ("OMP", "OPENBLAS", "MKL")}
     words = [*PYTHON, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
     environment = {**kernels.environment(portable=portable), **threads, "PYTHONPATH": os.pathsep.join(path)}
@@ -118,8 +120,9 @@ def start_participant(
 
 
 def own_host(own: str, hosts: Sequence[str], interface: str = "") -> str:
-    """Return this node's address for those on `hosts`: of the interface with the route to the first.  Raises
-    ConfigError for an unknown interface.
+    """Return this node's address for the others on `hosts`, of the interface with the route to the first.
+
+    Raises ConfigError for an unknown interface.
     """
     if interface:
         found = address_of_interface(interface)

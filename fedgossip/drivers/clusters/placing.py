@@ -1,6 +1,6 @@
 """A run with participants on a cluster: `fedgossip launch EXPERIMENT --on slurm`, or `--on ray`.
 
-Slurm's nodes share a disk.  On Ray each participant is an actor with a process of its own; the launcher distributes
+Slurm's nodes share a disk.  On Ray each participant is an actor with a separate process; the launcher distributes
 addresses and copies files as they are written, into the layout of `run --on local`.
 """
 
@@ -38,7 +38,7 @@ PrintLine = Callable[[str], None]
 
 
 class _Placed(msgspec.Struct):
-    """placed.json: the resources, and the mark of the user who asked for them."""
+    """placed.json: the resources, and the mark of the user that requested them."""
 
     resources: Resources
     mark: str
@@ -59,8 +59,8 @@ def run_placed(
 ) -> Run:
     """Run every participant on the cluster, and combine their results; otherwise as `run_local_plan`.
 
-    `print_line` receives the engine's messages.  Raises ConfigError before anything starts, NetworkError where the
-    engine does not answer.
+    `print_line` receives the engine's messages.  Raises ConfigError before a process starts, NetworkError if the engine
+    does not answer.
     """
     check_placeable(plan)
     with processes_of(plan, wanted, print_line) as family:
@@ -81,7 +81,7 @@ def _slurm(plan: Plan, wanted: Resources, print_line: PrintLine) -> SlurmProcess
 
 
 def submit(plan: Plan, out: Path, wanted: Resources, print_line: PrintLine) -> str:
-    """Have Slurm place the participants, and return the number of their job: they go on without us.
+    """Submit the participants to Slurm, and return the number of their job, which continues without this process.
 
     Their files are in OUT/peers.  Raises ConfigError.
     """
@@ -106,34 +106,34 @@ def _keep(out: Path, wanted: Resources) -> None:
 
 
 def saved_resources(run: Path) -> Resources:
-    """Return the cluster resources of a run that was stopped, which this user asked for.  Raises ResumeError."""
+    """Return the cluster resources of a stopped run, if this user requested them.  Raises ResumeError."""
     path = run / run_format.PLACED
     advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
     try:
         placed = from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         raise ResumeError(f"{path}: {error}", advice) from None
-    # A cluster of somebody else's choice would receive the run, and answer with pickles; a name of a partition
-    # with a line break would be a line of the job's script.
+    # A cluster chosen by somebody else would receive the run, and answer with pickles; a partition's name with a line
+    # break would be a line of the job's script.
     if not owner_files.is_mark(placed.mark, msgspec.json.encode(placed.resources)):
         raise ResumeError(f"{path}: no command of yours on this machine asked for this cluster", advice)
     return placed.resources
 
 
 NEWS_SECONDS = 0.5
-"""Seconds that an actor without news waits for some before it replies."""
+"""Maximum seconds that an actor without changes waits before it replies."""
 
 DELAY_SECONDS = 2.0
 """Maximum delay, in seconds, until a participant's files are copied here."""
 
 LEAVE_SECONDS = 10.0
-"""How long actors may take to delete their folders."""
+"""Maximum seconds for actors to delete their folders."""
 
 PLACES = {"experiment": EXPERIMENT, "endpoints": ENDPOINTS, "began": BEGAN}
 
 
 class RayProcesses:
-    """Participants that are actors.  Raises ConfigError without Ray or room, NetworkError where no cluster answers."""
+    """Participants as actors.  Raises ConfigError without Ray or room, NetworkError if no cluster answers."""
 
     driver, bind, delay = RAY, "", DELAY_SECONDS
 
@@ -161,7 +161,7 @@ class RayProcesses:
         """Do nothing: faults are refused on a cluster."""
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
-        """Place all participants, and send each the addresses of all."""
+        """Place all participants, and send the addresses of all to each."""
         seconds = self._wanted.start_seconds
         until = time.monotonic() + seconds
         hosts = self._place(out, until)
@@ -229,7 +229,7 @@ class RayProcesses:
             self._asked[self._actors[node].news.remote(NEWS_SECONDS)] = node
 
     def poll(self, timeout: float) -> None:
-        """Take what participants have written, for so long."""
+        """Receive the participants' files, for `timeout` seconds."""
         until = time.monotonic() + timeout
         while (left := until - time.monotonic()) > 0:
             if not self._asked:
@@ -256,7 +256,7 @@ class RayProcesses:
             self.exited[node] = code
 
     def stop(self) -> None:
-        """Let all say goodbye, fetch their remaining files, and end their actors and the connection."""
+        """End all participants with a goodbye, fetch their remaining files, and end their actors and the connection."""
         if not self._ray.is_initialized():
             return
         try:

@@ -2,7 +2,7 @@
 its files.
 
 Ray pickles a class of an installed package by its name: a node runs its own fedgossip, and only names, arguments and
-files travel.
+files are sent.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fedgossip.drivers.clusters.node import own_host, start_participant
 from fedgossip.runs.run_directory import write_whole
 
 ANSWER_SECONDS = 15.0
-"""How long a cluster may take to answer; Ray itself waits for minutes."""
+"""Maximum seconds for a cluster to answer; Ray itself waits for minutes."""
 
 ADVICE_HERE = "Is the machine busy, or short of memory?  Ray's words are in /tmp/ray/session_latest/logs."
 TRIES = "RAY_NUM_REDIS_GET_RETRIES", "12"
-"""Ray's variable, read at its import: a server that speaks HTTP/2 and is no cluster is polled once a second."""
+"""Ray's variable, read at its import: without it Ray polls any other server of HTTP/2 for minutes, once a second."""
 ADVICE = "Start one: ray start --head; or try it here, with local.  Of a cluster with a token: RAY_AUTH_MODE=token."
 
-# A cluster's address is that of a server of HTTP/2, whose first frame, SETTINGS, answers these (RFC 9113, 3.4).
+# A cluster's address belongs to a server of HTTP/2; its first frame, SETTINGS, answers these bytes (RFC 9113, 3.4).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS_TYPE, _HEAD = 4, 9
 
@@ -44,7 +44,7 @@ def connected(address: str, cpus: int = 0) -> Any:
     """Return ray, connected to the cluster at HOST:PORT, `auto` (RAY_ADDRESS, or the one of this machine) or `local`.
 
     `cpus`: minimum of a cluster started here, perhaps more than the machine's.  Raises ConfigError without Ray,
-    NetworkError where no cluster answers.
+    NetworkError if no cluster answers.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what its next release will do
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report leaves the machine
@@ -71,7 +71,7 @@ def connected(address: str, cpus: int = 0) -> Any:
 
 
 def _check_answers(address: str) -> None:
-    """Raise NetworkError where no HTTP/2 answers at HOST:PORT."""
+    """Raise NetworkError if no HTTP/2 server answers at HOST:PORT."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
@@ -93,14 +93,14 @@ END_SECONDS = 20.0
 """Seconds for a process to end on request before it is killed."""
 
 LOOK_SECONDS = 0.05
-"""Between two looks at the process and its folder."""
+"""Seconds between two looks at the process and its folder."""
 
 News = tuple[list[Piece], int | None]
-"""The changes of the folder, and the exit code of an ended process once all of them are sent."""
+"""Changes of the folder, and the exit code of an ended process once all changes are sent."""
 
 
 class _Ended:
-    """A process that is requested to end, and killed after a grace period."""
+    """A process asked to end, and killed after a grace period."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -119,18 +119,20 @@ class _Ended:
 
 
 class RayParticipant:
-    """An actor: one participant in a folder of this node, 0700 and deleted at the end; it ends with the actor."""
+    """An actor: one participant in a folder of this node (mode 0700, deleted at the end); it ends with the actor."""
 
     def host(self) -> str:
-        """The address of this node in its cluster."""
+        """Return the address of this node in its cluster."""
         ray: Any = needed("ray", "cluster", "a Ray cluster")
         return str(ray.util.get_node_ip_address())
 
     def start(
         self, spec: dict[str, Any], files: dict[str, bytes], content: list[Piece], hosts: list[str], how: dict[str, Any]
     ) -> int:
-        """Start the participant of `spec`; return its process.  `files`, `content`: to resume from; `hosts`: of all;
-        `how`: here, path, cpus, portable, interface.  Raises ConfigError.
+        """Start the participant of `spec`; return its process.
+
+        `files`, `content`: to resume from; `hosts`: of all; `how`: here, path, cpus, portable, interface.  Raises
+        ConfigError.
         """
         self._base = Path(tempfile.mkdtemp(prefix="fedgossip-"))
         self._folder = self._base / run_format.PEERS / f"{spec['node']:02d}"
@@ -151,11 +153,11 @@ class RayParticipant:
         return child.pid
 
     def give(self, name: str, data: bytes) -> None:
-        """Write a file beside the folder of the participant, whole."""
+        """Write a file next to the participant's folder, atomically."""
         write_whole(self._base / name, data)
 
     def news(self, seconds: float) -> News:
-        """Return the changes, as soon as there are any, at the latest after so many seconds."""
+        """Return the changes as soon as there are any, at the latest after `seconds`."""
         until = time.monotonic() + seconds
         while True:
             code = self._child.code  # before the changes are read: an ended process has written all of its files
@@ -174,13 +176,15 @@ class RayParticipant:
 
 
 class RayCommand:
-    """An actor: one command on a node with a common disk, which ends with this process; standard error is reported on
+    """An actor: one command on a node with a shared disk, which ends with this process; standard error is reported on
     failure.
     """
 
     def start(self, words: list[str], here: str, path: list[str]) -> int:
-        """Start `python -m WORDS` in the folder `here`, on one thread, and return its process.  Its standard input
-        ends with this process."""
+        """Start `python -m WORDS` in the folder `here`, on one thread, and return its process.
+
+        Its standard input ends with this process.
+        """
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
         command = [*PYTHON, "-m", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
@@ -189,7 +193,7 @@ class RayCommand:
         return process.pid
 
     def code(self) -> tuple[int | None, str]:
-        """The exit code, and the last line of output; None while it runs."""
+        """Return the exit code, None while it runs, and the last line of output."""
         code = self._child.code
         if not code:
             return code, ""
@@ -198,7 +202,7 @@ class RayCommand:
         return code, lines[-1] if lines else ""
 
     def wait(self, seconds: float) -> None:
-        """Return when the command has ended, or so much later."""
+        """Return when the command has ended, or after `seconds`."""
         until = time.monotonic() + seconds
         while self._child.code is None and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)

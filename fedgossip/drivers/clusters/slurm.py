@@ -1,4 +1,4 @@
-"""The participants of a run as one job of Slurm, a task each, by submitit, which pickles a command's words alone."""
+"""The participants of a run as one Slurm job with one task each, by submitit, which pickles only a command's words."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from fedgossip.drivers.peer_processes import start_failure
 from fedgossip.runs.run_directory import write_whole
 
 LOOK_SECONDS = 2.0
-"""Between two questions to Slurm about the job."""
+"""Seconds between two queries to Slurm about the job."""
 
 STOP_SECONDS = 40.0
-"""How long all may take to end before the job is cancelled."""
+"""Maximum seconds for all to end before the job is cancelled."""
 
 PrintLine = Callable[[str], None]
 
 
 class SlurmProcesses:
-    """Participants that are tasks of a job.  Raises ConfigError without submitit, Slurm or room."""
+    """Participants as tasks of a job.  Raises ConfigError without submitit, Slurm or room."""
 
     driver, bind = SLURM, ""
 
@@ -65,7 +65,7 @@ class SlurmProcesses:
         """Do nothing: faults are refused on a cluster."""
 
     def submit(self, out: Path) -> str:
-        """Have the job placed, and return its number.  Raises ConfigError in the words of Slurm."""
+        """Submit the job, and return its number.  Raises ConfigError with Slurm's message."""
         self._folder = (out / run_format.CLUSTER).resolve()
         wanted = self._wanted
         specs = [{**self._specs[node], "wait_seconds": wanted.wait_seconds} for node in range(self._count)]
@@ -99,7 +99,7 @@ class SlurmProcesses:
                 raise start_failure(out, folders)
 
     def _not_seen(self, out: Path) -> FedgossipError | None:
-        """The error of nodes that do not see the run's folder, or None."""
+        """Return the error of nodes that do not see the run's folder, or None."""
         missing = sorted(frozenset(range(self._count)) - (self._life.here() if self._life else frozenset()))
         if not missing:
             return None
@@ -119,7 +119,7 @@ class SlurmProcesses:
         return bool(self._over_at) and time.monotonic() - self._over_at > (0.5 if self._here else LOOK_SECONDS)
 
     def poll(self, timeout: float) -> None:
-        """Look which participants have ended.  One that Slurm has stopped has not: its job is queued."""
+        """Check which participants have ended.  One stopped by Slurm has not: its job is queued."""
         time.sleep(timeout)
         self._ask()
         life, stopping = self._life, self._over or (self._folder / run_format.STOP).exists()
@@ -141,7 +141,7 @@ class SlurmProcesses:
             self._over_at = time.monotonic()
 
     def stop(self) -> None:
-        """Let all say goodbye, wait for them, and cancel the rest of the job."""
+        """End all participants with a goodbye, wait for them, and cancel the rest of the job."""
         if self._job is None:
             return
         if not self._over_at:
@@ -174,7 +174,7 @@ def _parameters(count: int, wanted: Resources) -> dict[str, Any]:
     common = {"name": "fedgossip", "timeout_min": wanted.minutes, "tasks_per_node": per_node}
     if wanted.partition == LOCAL:
         return common
-    # TERM, not submitit's USR2: participants say goodbye, and the first task requeues the job
+    # TERM, not submitit's USR2: participants send a goodbye, and the first task requeues the job
     more = {"ntasks": count, "signal": "TERM@60", "requeue": True}
     parameters = {
         **common, "nodes": wanted.nodes, "cpus_per_task": wanted.cpus, "slurm_additional_parameters": more,
@@ -224,7 +224,7 @@ def _state(job: str) -> str | None:
 
 @contextlib.contextmanager
 def _ignoring_terminal_signals() -> Iterator[None]:
-    """Start processes that ignore the terminal's signals: we pass them on."""
+    """Start processes that ignore the terminal's signals, as this process passes them on."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.OF_TERMINALS}
     try:
         yield
@@ -235,7 +235,7 @@ def _ignoring_terminal_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def path_of_ours() -> Iterator[None]:
-    """Have the tasks find this package where it is found here."""
+    """Let the tasks find this package at its location here."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)
     try:

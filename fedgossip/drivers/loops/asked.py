@@ -1,4 +1,4 @@
-"""The score of the mean of all models, in a run where only the loops can measure: requests and replies are files.
+"""The score of the mean of all models, in a run in which only the loops can measure: requests and replies are files.
 
     asked/a000004-2.safetensors     a vector for loop 2 to measure
     asked/a000004.json              its metrics
@@ -28,13 +28,13 @@ from fedgossip.drivers.loops.task import DescribedTask, Measure, Measured, Meeti
 from fedgossip.runs.run_directory import write_whole
 
 ANSWER_SECONDS = 30.0
-"""The longest wait for a loop's answer: it answers between two exchanges."""
+"""Maximum seconds to wait for a loop's answer, which it gives between two exchanges."""
 
 LOOK_SECONDS = 0.05
 
 
 class AskingTask(DescribedTask):
-    """A task whose models are measured by any present loop: `there()` lists those."""
+    """A task with models measured by any present loop; `there()` lists those."""
 
     def __init__(self, of: Described, folder: Path, there: Callable[[], Sequence[NodeId]], who: str = "a") -> None:
         super().__init__(of.first, of.model.segments, of.model.schema, of.model.likeness)

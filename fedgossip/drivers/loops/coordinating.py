@@ -1,4 +1,4 @@
-"""The coordinator of launched loops, a process of its own:  python -m fedgossip.drivers.loops.coordinating SEAT"""
+"""The coordinator of launched loops, a separate process:  python -m fedgossip.drivers.loops.coordinating SEAT"""
 
 from __future__ import annotations
 

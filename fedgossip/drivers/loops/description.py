@@ -1,4 +1,4 @@
-"""A loop's description of its model before its run: for the launcher, a coordinator, and its next life; and the
+"""A loop's description of its model before its run, for the launcher, a coordinator, and its next incarnation; and the
 experiment of launched loops without a file.
 """
 
@@ -31,7 +31,7 @@ class Tensor(msgspec.Struct):
     shape: list[int]
     kind: str = PARAMETER
     type: str = ""
-    """Its type in the loop, where tensors differ from the vector; "": that of the vector."""
+    """Its dtype in the loop if tensors differ from the vector; "": that of the vector."""
 
 
 class LoopModel(msgspec.Struct):
@@ -56,7 +56,7 @@ class LoopModel(msgspec.Struct):
         return Likeness(frozen=tuple(self.frozen), probe=tuple(self.first))
 
     def difference(self, other: LoopModel) -> str:
-        """Return in words where another layout first differs, `other` being there."""
+        """Return the first difference between the layouts in words, from the point of view of `other`."""
         for mine, theirs in zip(self.tensors, other.tensors, strict=False):
             if (mine.name, mine.shape) != (theirs.name, theirs.shape):
                 return f"{mine.name!r} {mine.shape} here is {theirs.name!r} {theirs.shape} there"
@@ -69,7 +69,7 @@ class LoopModel(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Described:
-    """A loop's model, and the weights that it began with."""
+    """A loop's model, and its initial weights."""
 
     model: LoopModel
     first: Vector
@@ -79,24 +79,24 @@ class Described:
 
     @property
     def learning(self) -> tuple[DescribedTask, DataShares]:
-        """The task and shares for a participant, or a collector, in place of the task that only loops have."""
+        """Return the task and shares for a participant or a collector, in place of the task that only loops have."""
         return self.task(), DataShares("the loops' own")
 
     def keep(self, folder: Path) -> None:
-        """Write it into the folder of a participant that has no loop.  Raises NotWrittenError."""
+        """Write it into the folder of a participant without a loop.  Raises NotWrittenError."""
         describe(folder, self.model, self.first)
 
 
 def first_description(folders: Sequence[Path]) -> Described | None:
-    """Return the first loop's description from these folders, or from those in them; None where no loop took part."""
+    """Return the first loop's description from these folders, or their subfolders; None if no loop took part."""
     inside = [one for folder in folders for one in (folder, *sorted(folder.glob("*/")))]
     return next((described(folder) for folder in inside if is_described(folder)), None)
 
 
 def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
-    """Write a loop's initial state into its folder; in a later life, return the description of the first.
+    """Write a loop's initial state into its folder; in a later incarnation, return the description of the first.
 
-    With frozen parameters, which may move (a teacher, a target network).  Raises NotWrittenError.
+    It includes frozen parameters, which may change (a teacher, a target network).  Raises NotWrittenError.
     """
     if (folder / LOOP).exists():
         before = _read(folder / LOOP)
@@ -119,7 +119,7 @@ def described(folder: Path) -> Described:
 
 
 def check_alike(models: Sequence[LoopModel]) -> None:
-    """Raise ConfigError, naming the first parameter that differs, for loops whose models cannot be averaged."""
+    """Raise ConfigError, naming the first different parameter, for loops with models that cannot be averaged."""
     for node, one in enumerate(models):
         if one.schema != models[0].schema:
             text = f"loops 0 and {node} have different models: {models[0].difference(one)} (here 0, there {node})"
@@ -131,7 +131,7 @@ def check_alike(models: Sequence[LoopModel]) -> None:
 
 
 def is_described(folder: Path) -> bool:
-    """Whether the loop of `folder` has written its description."""
+    """Return whether the loop of `folder` has written its description."""
     return (folder / LOOP).exists()
 
 
@@ -164,8 +164,9 @@ class Wished:
     name: str = ""
 
     def overrides(self, experiment: Path | None) -> list[str]:
-        """Return the options beside a file, as texts of --set.  Raises ConfigError for those that must be in the
-        file.
+        """Return the options given in addition to a file, as texts of --set.
+
+        Raises ConfigError for options that must be in the file.
         """
         if experiment is None:
             return []

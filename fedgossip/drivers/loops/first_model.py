@@ -1,4 +1,4 @@
-"""The model that a script begins with, for a coordinator that trains nothing: the script is run up to its join."""
+"""A script's initial model, for a coordinator that trains nothing: the script is run up to its join."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedgossip.plans.compose import Plan
 
 
 class _JoinedError(BaseException):
-    """The script has joined, and is not needed any more."""
+    """The script has joined, and is no longer needed."""
 
 
 class _FirstModel:
@@ -37,7 +37,7 @@ class _FirstModel:
 def first_model_of(plan: Plan, script: Sequence[str]) -> Described:
     """Run a script here, as loop 0, up to `fedgossip.join`; return the description of its model.
 
-    Raises ConfigError for one that never joins, TrainingError for one that raises before.
+    Raises ConfigError for a script that never joins, TrainingError for one that raises before.
     """
     listening = _FirstModel(plan)
     words, path, token = sys.argv, list(sys.path), place.set(listening)

@@ -1,6 +1,6 @@
 """`fedgossip.join`: makes a user's training loop a peer of a run.
 
-Where several processes train a loop's model (DDP, `fully_shard`), rank 0 has the host and acts for all, which call the
+If several processes train a loop's model (DDP, `fully_shard`), rank 0 has the host and acts for all; all ranks call the
 same functions:
 
     rank 0                                   the others
@@ -79,7 +79,7 @@ from fedgossip.runs.peer_files import PeerEnded, empty_folder, failed, try_to_re
 from fedgossip.runs.run_directory import new_path
 
 LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
-"""Environment variables by which `fedgossip launch` passes a script the file of its seat, its id and their number."""
+"""Environment variables of `fedgossip launch` for a script: its seat file, its id and the number of loops."""
 
 NO_RUN = "Start it with: fedgossip launch -n 1 {script}  (alone; -n 4: four that learn together)"
 IN_NOTEBOOK = "In a notebook: fedgossip.simulate_loop(function, n=4) calls a function with the loop once per peer"
@@ -87,17 +87,17 @@ IN_SCRIPT = "Or write join(..., alone=True) for a run of one, or name experiment
 
 
 class LoopPlace(Protocol):
-    """Where a loop finds its run: a launcher, a simulation, or a file that the script names."""
+    """The source of a loop's run: a launcher, a simulation, or a file named by the script."""
 
     @property
     def experiment(self) -> Experiment | None:
-        """The run's; None: that of a loop alone."""
+        """Return the run's experiment; None: that of a single loop."""
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop: ...
 
 
 place: ContextVar[LoopPlace | None] = ContextVar("place", default=None)
-"""Of the loops of a simulation: each has a thread, and so a context, of its own."""
+"""Place of a simulation's loop: each loop has a thread, and so a separate context."""
 
 _here: dict[str, JoinedLoop] = {}
 
@@ -118,9 +118,9 @@ def join(
     """Take part in a run with `model`, which `optimizer` (or several, in a list) trains in the caller's own loop.
 
     Run and partners: as given by `fedgossip launch`; or `experiment`, a file with [topology] or [coordinator] and
-    train.local_steps, `node` in it, and `endpoints` and `key` as of `fedgossip peer`, with `out` for its folder.
+    train.local_steps, `node` in it, and `endpoints` and `key` as for `fedgossip peer`, with `out` for its folder.
     `exchange`: patterns of exchanged parameters, by default all with requires_grad; "lora" keeps lora_A and exchanges
-    lora_B; "lora:both", "lora:product": docs/use/own-loop.md.  `name`: of one of several joins of this process.
+    lora_B; "lora:both", "lora:product": docs/use/own-loop.md.  `name`: distinguishes several joins of one process.
     `alone`: without launcher or invite, make a run of one in `out` or a new folder of runs/.
 
     Returns when the run begins.  Raises ConfigError, and the errors of a failed start.
@@ -212,7 +212,7 @@ def _at_exit(joined: JoinedLoop) -> None:
 
 
 def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None = None) -> LoopSeat:
-    """Return a loop's seat in a run.  `blocks`: it waits for its next order whatever the algorithm, as in a
+    """Return a loop's seat in a run.  `blocks`: it waits for its next order regardless of the algorithm, as in a
     simulation.
     """
     e, waiting = plan.experiment, waits(plan)
@@ -223,7 +223,7 @@ def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None 
 
 
 def waits(plan: Plan) -> bool:
-    """Whether a loop waits at an exchange until its round is mixed."""
+    """Return whether a loop waits at an exchange until its round is mixed."""
     e = plan.experiment
     return not isinstance(e, GossipExperiment) or e.algorithm.mode == "sync"
 
@@ -258,7 +258,7 @@ def _launched(otherwise: LoopPlace | None) -> LoopPlace:
 
 @dataclass(frozen=True)
 class _Launched:
-    """A seat that `fedgossip launch` has made."""
+    """A seat made by `fedgossip launch`."""
 
     seat_file: SeatFile
 
@@ -307,7 +307,7 @@ class _Invited:
 
 @dataclass(frozen=True)
 class _NamedRun:
-    """A run over several machines, as the script names it."""
+    """A run over several machines, named by the script."""
 
     file: Path
     node: int | None
@@ -374,7 +374,7 @@ def described(plan: Plan, exchanged: Exchanged, where: str) -> Described:
 
 
 def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -> tuple[JoinedLoop, HostThread]:
-    """Start the host beside the loop, and wait until it may begin."""
+    """Start the host in parallel to the loop, and wait until it may begin."""
     from fedgossip.drivers.peer import run_peer
 
     plan, node, folder, meeting = seat.plan, seat.node, seat.folder, Meeting()
@@ -393,7 +393,7 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
 
 
 def requests_in(out: Path) -> Path:
-    """Return the folder in which the collector of a run leaves requests for its loops."""
+    """Return the folder of a run's requests, written by its collector for its loops."""
     return out / run_format.ASKED
 
 
@@ -401,11 +401,11 @@ def requests_in(out: Path) -> Path:
 
 
 Run = Callable[[threading.Event], PeerEnded]
-"""Run the peer to its end, or until the event is set.  Raises FedgossipError."""
+"""Runs the peer to its end, or until the event is set.  Raises FedgossipError."""
 
 
 class HostThread:
-    """Runs a peer beside its loop; `asked`: folder of a collector's measuring requests, if one exists."""
+    """Runs a peer in parallel to its loop; `asked`: folder of a collector's measuring requests, if one exists."""
 
     leave_seconds: float | None = LEAVE_SECONDS
 
@@ -460,17 +460,21 @@ _MEASURED = (0, 7, 9)
 
 
 class SpeakingLoop(JoinedLoop):
-    """Rank 0's hand on the run: when a call is over, the others go on."""
+    """Rank 0's handle of the run: after each call, it lets the other ranks continue."""
 
     terms_of = RankedTerms
 
     def step(self, examples: int = 1) -> bool:
-        """`JoinedLoop.step`; `examples` are those of this rank, and the others have as many."""
+        """Count a step as `JoinedLoop.step`; `examples` are those of this rank, and every other rank has the same
+        number.
+        """
         with self._speaking():
             return super().step(examples * self._link.size)
 
     def evaluate(self, measure: Callable[[Any], Mapping[str, float]], every: int | None = None) -> None:
-        """`JoinedLoop.evaluate`; all ranks measure together, and what rank 0 finds counts."""
+        """Set the measuring function as `JoinedLoop.evaluate`; all ranks measure together, and rank 0's result
+        counts.
+        """
 
         def together(model: Any) -> Mapping[str, float]:
             self._link.broadcast_order(RankOrder.MEASURE)
@@ -503,7 +507,7 @@ class SpeakingLoop(JoinedLoop):
 
 
 def go_on(link: RankLink, loop: JoinedLoop | None, *, failed: bool = False) -> None:
-    """Let the other ranks go on."""
+    """Let the other ranks continue."""
     where = (loop.node, loop.n, loop.round, int(loop.done)) if loop else (0, 0, 0, 1)
     link.broadcast_order(RankOrder.GO, *where, int(failed))
 
@@ -522,29 +526,29 @@ class FollowingLoop:
         self._follow()
 
     def step(self, examples: int = 1) -> bool:  # noqa: ARG002
-        """As rank 0's."""
+        """Follow rank 0's step."""
         self._check("step")
         self._follow()
         return not self.done
 
     def log(self, **values: Any) -> None:
-        """Nothing: rank 0 logs."""
+        """Do nothing: rank 0 logs."""
 
     def evaluate(self, measure: Callable[[Any], Mapping[str, float]], every: int | None = None) -> None:  # noqa: ARG002
-        """As rank 0's."""
+        """Follow rank 0's evaluate."""
         self._check("evaluate")
         self._measure = measure
         self._follow()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: rank 0 saves."""
+        """Return nothing: rank 0 saves."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing: rank 0 loads."""
+        """Do nothing: rank 0 loads."""
 
     def close(self) -> None:
-        """As rank 0's."""
+        """Follow rank 0's close."""
         if not self._closed:
             self._follow()
             self._closed = True

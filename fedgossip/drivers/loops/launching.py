@@ -1,4 +1,4 @@
-"""A script with a loop of its own, n times on this machine: a process each, one run directory, as `run --on local`."""
+"""A script with its own loop, n times on this machine: a process each, one run directory, as with `run --on local`."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from fedgossip.runs.tracking import Keeper, Tracking
 POLL_SECONDS = 0.05
 
 COORDINATOR_SECONDS = 10.0
-"""How long a coordinator may take to end when all loops have left."""
+"""Maximum seconds for a coordinator to end after all loops have left."""
 
 
 @dataclass(frozen=True)
 class Launching:
-    """How scripts are launched.  `restarts`: how often each may be started again when it dies."""
+    """Settings of launched scripts.  `restarts`: maximum number of restarts of each after it dies."""
 
     restarts: int = 0
     report: bool = True
@@ -61,14 +61,14 @@ def launch_scripts(
 ) -> Run:
     """Run `command` once per loop of the plan, until all have ended; `out` is a new folder.
 
-    Loops that die do not stop the others; Ctrl-C ends all and keeps the measurements.  Raises ConfigError where the
+    Loops that die do not stop the others; Ctrl-C ends all and keeps the measurements.  Raises ConfigError if the
     scripts cannot begin together, and a failed loop's error after the others' end.
     """
     return _Launch(plan, out, command.checked(), how or Launching(), watch).run()
 
 
 def plan_to_resume(run: Path, experiment: Experiment) -> Plan:
-    """Return the plan of a resumed launched run.  Raises ResumeError where it cannot go on, or not by `experiment`."""
+    """Return the plan of a resumed launched run.  Raises ResumeError if it cannot resume, or not with `experiment`."""
     if not is_launched(run):
         advice = "Of other runs: fedgossip run --resume.  Simulated loops are simulated again."
         raise ResumeError(f"{run}: no run of launched scripts", advice)
@@ -76,7 +76,7 @@ def plan_to_resume(run: Path, experiment: Experiment) -> Plan:
 
 
 def check_kept(run: Path, script: Path | None, *, run_code: bool) -> None:
-    """Raise ConfigError where the script that a run's folder names would run, and no person has named or allowed it."""
+    """Raise ConfigError if the script named in a run's folder would run without a person having named or allowed it."""
     if script is None and is_launched(run):
         named = f"{kept_command(run).script}"
         check_allowed([named], run, run_code=run_code, whose="its folder names the script")
@@ -89,9 +89,9 @@ def resume_scripts(
     how: Launching | None = None,
     watch: Callable[[Row], None] | None = None,
 ) -> Run:
-    """Complete a launched run that was stopped, or whose launcher died, in its folder.
+    """Complete a launched run that was stopped, or lost its launcher, in its folder.
 
-    All scripts start again, by default by the original command, from their last checkpoints.  Raises ResumeError;
+    All scripts start again, by default with the original command, from their last checkpoints.  Raises ResumeError;
     nothing changes then.
     """
     command = (command or kept_command(run, plan.experiment.train.portable)).checked()
@@ -107,12 +107,12 @@ def resume_scripts(
 
 
 def all_joined(plan: Plan, run: Path) -> bool:
-    """Whether all loops of a launched run have joined: it can go on from then on."""
+    """Return whether all loops of a launched run have joined; from then on it can resume."""
     return all(description.is_described(folder) for folder in folders_of(plan, run)[: plan.learners])
 
 
 def folders_of(plan: Plan, out: Path) -> list[Path]:
-    """Where each participant of a launched run writes."""
+    """Return the folder of each participant of a launched run."""
     return [out / PEERS / f"{node:02d}" for node in range(plan.n)]
 
 
@@ -208,7 +208,7 @@ class _Launch:
         return specs
 
     def _await(self, nodes: Sequence[NodeId], ready: Callable[[Path], bool]) -> None:
-        """Wait until all are ready, however long scripts take."""
+        """Wait until all are ready, without a limit on the scripts' time."""
         while missing := [node for node in nodes if not ready(self.folders[node])]:
             self.scripts.poll(POLL_SECONDS)
             for node in missing:
@@ -244,7 +244,7 @@ class _Launch:
         return note
 
     def _gather(self, collector: Collector) -> None:
-        """Read the loops' files until all have ended, however long a step takes."""
+        """Read the loops' files until all have ended, without a limit on a step's time."""
         collector.begin(self.before, self.directory.rows() if self.before else (), lambda: self.initial)
         zero, alone_since = 0, 0.0
         while len(self.scripts.exited) < self.plan.n or self.striker.away:
@@ -266,7 +266,7 @@ class _Launch:
             self._revived(node, collector.rounds[node])
 
     def _revived(self, node: NodeId, round: int) -> bool:
-        """Restart a script that died without a last word; return whether it was."""
+        """Restart a script that died without a final status; return whether it was restarted."""
         died = self.scripts.exited[node] != 0 and last_word(self.folders[node]) is None
         if not died or not self.left[node]:
             return False
@@ -284,7 +284,7 @@ class _Launch:
         return alone_since or time.monotonic()
 
     def _end_late(self, collector: Collector) -> None:
-        """Let loops outside any run go on alone, after their coordinator's end."""
+        """After the coordinator's end, let loops without a run continue alone."""
         left = [node for node in range(self.plan.n) if node not in self.scripts.exited]
         if self.plan.n == self.plan.learners or self.plan.learners in left or not left or self.striker.away:
             self._over_since = 0.0
@@ -319,6 +319,6 @@ class _Launch:
 
 
 def check_launchable(plan: Plan) -> None:
-    """Raise ConfigError for an experiment that no loop can be part of."""
+    """Raise ConfigError for an experiment that does not support loops."""
     if plan.experiment.task.kind != "loop":
         raise ConfigError("this experiment brings its own task", 'Set [task] kind = "loop" for a loop of your own.')

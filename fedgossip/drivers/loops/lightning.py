@@ -10,7 +10,7 @@ from fedgossip.drivers.loops.loop_handle import JoinedLoop
 
 
 def joining(**how: Any) -> Any:
-    """Return a Callback with the arguments of `fedgossip.join`, which joins where training begins.
+    """Return a Callback with the arguments of `fedgossip.join`, which joins at the start of training.
 
     `step()` follows each optimizer step; the Trainer stops after the run.  Raises ConfigError without lightning.
     """
@@ -45,7 +45,7 @@ def joining(**how: Any) -> Any:
 
 
 def _examples(batch: Any) -> int:
-    """Number of examples in a batch: the length of its first tensor."""
+    """Return the number of examples in a batch: the length of its first tensor."""
     parts = list(batch.values()) if isinstance(batch, dict) else batch
     first = parts[0] if isinstance(parts, list | tuple) else parts
     return len(first) if hasattr(first, "__len__") else 1

@@ -30,60 +30,62 @@ from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.learning.own_loop.terms import GradientTerms
 
 STATE = 1
-"""The version of what `state_dict` returns."""
+"""Version of the return value of `state_dict`."""
 
 SERVE_SECONDS = 0.2
-"""How long a loop at its end waits for an order before it looks whether the run still needs it."""
+"""Seconds that a loop at its end waits for an order before it checks whether the run still needs it."""
 
 LEAVE_SECONDS = 10.0
 """Seconds to wait for the goodbye of a loop that raised."""
 
 
 class Driver(Protocol):
-    """The part that runs the machine beside the loop."""
+    """The part that runs the machine in parallel to the loop."""
 
     leave_seconds: float | None
-    """How long a loop that leaves waits for its goodbye; None: until it is released."""
+    """Maximum seconds that a leaving loop waits for its goodbye; None: until it is released."""
 
     def alive(self) -> bool:
-        """Whether orders may still follow."""
+        """Return whether orders may still follow."""
 
     def stop(self) -> None:
-        """Say goodbye, as soon as possible, at a person's request."""
+        """Send a goodbye as soon as possible, at a person's request."""
 
     def needs_loop(self) -> bool:
-        """Whether a finished loop may still receive requests to measure a model."""
+        """Return whether a finished loop may still receive requests to measure a model."""
 
 
 @dataclass(frozen=True)
 class LoopSeat:
-    """Where a loop sits in its run."""
+    """A loop's place and settings in its run."""
 
     node: int
     n: int
     local_steps: int
     waits: bool
-    """Whether a round is mixed before the loop trains on; else the change from mixing is added to its later weights."""
+    """Whether a round is mixed before the loop continues; otherwise the change from mixing is added to its later
+    weights.
+    """
     blocks: bool
     """Whether `step()` waits at an exchange for its result."""
     every: int
-    """Rounds between two measurements, of the experiment."""
+    """Rounds between two measurements, from the experiment."""
     settle_seconds: float
-    """How long a loop that does not wait stays at its end for the exchange that is open."""
+    """Maximum seconds at the end of a loop that does not wait, for the open exchange."""
     folder: Path | None = None
-    """Of this participant; None in a simulation."""
+    """This participant's folder; None in a simulation."""
     score: str = "accuracy"
-    """The metric that reports show, of the experiment."""
+    """Metric shown in reports, from the experiment."""
     most_examples: int | None = None
-    """Maximum number of examples per round, where a secure sum bounds them."""
+    """Maximum number of examples per round, if a secure sum bounds them."""
 
 
 class JoinedLoop:
     """One loop in its run, for the joining thread.
 
     `node` of `n`: this participant's id, which selects its data.  `round`: completed exchanges, above 0 in a later
-    life.  `done`: the run is over, the loop may go on alone.  `folder`: of this loop in all its lives, for its own
-    checkpoints; None in a simulation.
+    incarnation.  `done`: the run is over, and the loop may continue alone.  `folder`: of this loop in all its
+    incarnations, for its own checkpoints; None in a simulation.
     """
 
     terms_of: ClassVar[Callable[..., GradientTerms]] = GradientTerms
@@ -115,9 +117,9 @@ class JoinedLoop:
     # --- in the loop ----------------------------------------------------------------------------------------------
 
     def step(self, examples: int = 1) -> bool:
-        """Count one step of the optimizer, on so many examples; exchange when the round is complete.
+        """Count one step of the optimizer on `examples` examples; exchange the model when the round is complete.
 
-        Call it after `optimizer.step()`.  Returns whether the run goes on.  Raises ConfigError after `close()` and in
+        Call it after `optimizer.step()`.  Returns whether the run continues.  Raises ConfigError after `close()` and in
         another thread, TrainingError for a parameter that is not finite (this round is then not sent), and the error
         that ended the run.
         """
@@ -148,7 +150,7 @@ class JoinedLoop:
             self._logged.setdefault(name, []).append(value.detach() if hasattr(value, "detach") else value)
 
     def evaluate(self, measure: Callable[[Any], Mapping[str, float]], every: int | None = None) -> None:
-        """From now on measure models by `measure(model)`, which returns numbers by name: "accuracy", "loss".
+        """Measure models by `measure(model)` from now on; it returns numbers by name: "accuracy", "loss".
 
         Called every `eval.every` rounds with this loop's model, at one loop with the mean of all; `every`: the same
         number, as a check.  The model, its mode and random states are restored.
@@ -163,11 +165,11 @@ class JoinedLoop:
     # --- a checkpoint of the user's own ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for the loop's own checkpoint, beside model and optimizer."""
+        """Return the state for the loop's own checkpoint, in addition to model and optimizer."""
         return {"fedgossip": STATE, "steps": self._steps, "examples": self._examples, "round": self.round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` returned in a life before: the steps of the round that was open.
+        """Load the return value of `state_dict` from an earlier incarnation: the steps of the open round.
 
         Raises ConfigError for anything else.
         """
@@ -180,9 +182,9 @@ class JoinedLoop:
 
     def close(self) -> None:
         """Exchange the progress since the last exchange, and leave; the model is then the final one, unless the loop
-        trained on alone.
+        continued alone.
 
-        A script that ends without it leaves all the same; a second call does nothing.
+        A script that ends without this call leaves as well; a second call has no effect.
         """
         if self._closed:
             return
@@ -233,7 +235,7 @@ class JoinedLoop:
             time.sleep(SERVE_SECONDS)
 
     def leave(self, error: BaseException) -> None:
-        """Say goodbye at once: the loop has raised `error`, or a person has stopped it.  Never raises."""
+        """Send a goodbye at once: the loop has raised `error`, or a person has stopped it.  Never raises."""
         if self._closed:
             return
         self._closed = True
@@ -259,7 +261,7 @@ class JoinedLoop:
             self.leave(error)
 
     def _serve(self, seconds: float) -> None:
-        """Answer the last measuring requests; wait so long for each."""
+        """Answer the last measuring requests; wait at most `seconds` for each."""
         if isinstance(order := self._meeting.next(lambda: True, seconds), Measure):
             self._meeting.give(self._measured(order.vector))
 
@@ -316,7 +318,7 @@ class JoinedLoop:
                     self._final = order.vector
 
     def _change(self, order: TrainFrom | Released) -> None:
-        """Apply a mixing: whole, or as a change where the loop has trained on."""
+        """Apply a mixing: the whole vector, or as a change if the loop has continued training."""
         if order.change is None or order.vector is None:
             return
         if self._seat.waits or not self._exchanges:
@@ -368,8 +370,8 @@ class JoinedLoop:
 
 
 def ends_well(error: BaseException) -> bool:
-    """Whether a script that raises this has ended normally: `sys.exit()`, or `sys.exit(main())` of a main without a
-    fault.
+    """Return whether a script that raises this has ended normally: `sys.exit()`, or `sys.exit(main())` without
+    a fault.
     """
     return isinstance(error, SystemExit) and error.code in (None, 0)
 

@@ -1,4 +1,4 @@
-"""The processes of launched scripts: each in a group of its own, its output in its folder's log.txt."""
+"""The processes of launched scripts: each in a separate group, with its output in its folder's log.txt."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fedgossip.drivers.peer_processes import check_processes
 from fedgossip.runs.run_directory import write_whole
 
 STOP_SECONDS = 10.0
-"""Scripts that have not ended so long after SIGINT are killed."""
+"""Seconds after SIGINT before remaining scripts are killed."""
 
 TRACEBACK_BYTES = 1 << 15
-"""How much of the end of a script's output is looked through for a traceback."""
+"""Number of last bytes of a script's output searched for a traceback."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt|Warning))(?=$|: )")
-"""The beginning of the line that names an exception, with its module: `fedgossip.base.errors.ConfigError: ...`."""
+"""Beginning of the line with an exception's name and module: `fedgossip.base.errors.ConfigError: ...`."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Command:
     arguments: tuple[str, ...] = ()
     portable: bool = False
     folder: Path | None = None
-    """Where it runs; None: where we are."""
+    """Working folder; None: the current one."""
     ranks: int = 1
-    """Processes that train one model, as `torchrun` starts them."""
+    """Number of processes that train one model, as started by `torchrun`."""
 
     @property
     def words(self) -> list[str]:
-        """The command line of one loop."""
+        """Return the command line of one loop."""
         together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
         python = PYTHON if self.ranks > 1 else PYTHON[:1]  # a script finds modules beside itself
         return [*python, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
 
     def checked(self) -> Command:
-        """Return this.  Raises ConfigError for a script that does not exist."""
+        """Return this command.  Raises ConfigError for a script that does not exist."""
         if not self.script.is_file():
             what = "is a folder" if self.script.is_dir() else "no such file"
             raise ConfigError(f"{self.script}: {what}", "Give a script that calls fedgossip.join.")
@@ -94,22 +94,22 @@ def kept_command(run: Path, portable: bool = False) -> Command:
 
 
 class Scripts:
-    """Starts, signals and ends scripts.  `shown`: the participants whose output is copied to ours line by line."""
+    """Starts, signals and ends scripts.  `shown`: participants with output copied to this process's, line by line."""
 
     def __init__(self, command: Command, n: int, shown: Sequence[NodeId] = ()) -> None:
         check_processes()
         self.command, self.n, self.shown = command, n, tuple(shown)
         self.exited: dict[NodeId, int] = {}
-        """Exit codes of ended processes, and of those that have left the run and go on alone."""
+        """Exit codes of ended processes, and of those that left the run and continue alone."""
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
         self._watch = signals.GroupWatch()
         self._folders: dict[NodeId, Path] = {}
         self._read: dict[NodeId, int] = {}
         self._began: dict[NodeId, int] = {}
-        """Length of each log before our first start: the lines of an earlier launch."""
+        """Length of each log before the first start of this launch: the lines of an earlier one."""
 
     def start(self, spec: Mapping[str, Any]) -> None:
-        """Start a script, or restart one that has exited.  `spec`: its node, folder, and command in place of ours."""
+        """Start a script, or restart an exited one.  `spec`: its node and folder, and its command if it differs."""
         node, folder = int(spec["node"]), Path(spec["folder"])
         words = spec.get("words") or self.command.words
         (folder / ENDED).unlink(missing_ok=True)
@@ -135,13 +135,13 @@ class Scripts:
         self.exited.pop(node, None)
 
     def signal(self, node: NodeId, number: int) -> None:
-        """Send a signal to one and all that it has started, if it runs."""
+        """Send a signal to a script and all its child processes, if it runs."""
         if (process := self._processes.get(node)) and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 signals.to_group(process.pid, number)
 
     def poll(self, timeout: float) -> None:
-        """Wait so long, and collect the exits."""
+        """Wait `timeout` seconds, and collect the exits."""
         time.sleep(timeout)
         for node, process in self._processes.items():
             self._show(node)
@@ -158,7 +158,7 @@ class Scripts:
         return [node for node, process in self._processes.items() if process.poll() is None]
 
     def wait(self) -> dict[NodeId, int]:
-        """Wait until all scripts have ended by themselves, however long they take; return their exit codes."""
+        """Wait without limit until all scripts have ended by themselves; return their exit codes."""
         while self.running:
             self.poll(0.05)
         for node in self._processes:
@@ -181,7 +181,7 @@ class Scripts:
         self._watch.close()
 
     def show_traceback(self, node: NodeId) -> None:
-        """Show the last traceback that a script printed, where its output is not shown anyhow."""
+        """Show the last traceback that a script printed, unless its output is shown already."""
         with contextlib.suppress(OSError):
             text = self._printed(node).decode(errors="replace")
             _, head, rest = text.rpartition(_TRACEBACK)

@@ -1,6 +1,6 @@
-"""Seats of loops: all that the participant beside a loop is started with, from any source.
+"""Seats of loops: all start options of the participant that belongs to a loop, from any source.
 
-In a run by invite, `host` and `join` write a seat down and start the script.
+In a run by invite, `host` and `join` write a seat file and start the script.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedgossip.runs.peer_files import empty_folder
 from fedgossip.runs.run_directory import write_whole
 
 FREE_SECONDS = 30.0
-"""How long a run that is to go on waits for the processes of its last launch to end."""
+"""Maximum seconds that a resuming run waits for the processes of its last launch to end."""
 
 _held: dict[Path, int] = {}
-"""Files of the seats that this process holds; they are closed when it ends."""
+"""Seat files held by this process, closed when it ends."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class SeatFile(msgspec.Struct):
     asked: str
     checkpoint_seconds: float = 10.0
     restart_overrides: list[str] = []
-    """Overrides for a loop that is restarted while the others run."""
+    """Overrides for a loop that restarts while the others run."""
     before: int = -1
-    """The number of the last life before this launch."""
+    """Number of the last incarnation before this launch."""
     launcher: int = 0
     """Process id of the launcher; after its exit a loop receives no more requests."""
 
 
 def read_seat(path: Path) -> SeatFile:
-    """Raises ConfigError for a file that no launcher wrote."""
+    """Return the seat in a file.  Raises ConfigError for a file that no launcher wrote."""
     try:
         return from_json(msgspec.json.Decoder(SeatFile), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
@@ -84,15 +84,15 @@ def stopped_by_launcher() -> NetworkError:
 
 
 def check_launched(seat: SeatFile) -> None:
-    """Raise NetworkError where the launcher ended while this process loaded: nobody would end it any more."""
+    """Raise NetworkError if the launcher ended while this process loaded: no process would end it then."""
     if not is_there(seat.launcher):
         raise stopped_by_launcher()
 
 
 def hold(folder: Path) -> None:
-    """Hold the seat in `folder` for this process's life.
+    """Hold the seat in `folder` for the life of this process.
 
-    Raises ConfigError where it is taken, or this process has joined before, and NotWrittenError.
+    Raises ConfigError if it is taken, or if this process has joined before, and NotWrittenError.
     """
     if folder in _held:
         text = f"{folder}: this script has joined before, and a script is one loop of one run"
@@ -108,7 +108,7 @@ def hold(folder: Path) -> None:
 
 
 def is_there(process: int) -> bool:
-    """Whether a process with this id exists; true for 0, which belongs to none."""
+    """Return whether a process with this id exists; true for 0, which belongs to none."""
     try:
         os.kill(process or os.getpid(), 0)
     except ProcessLookupError:
@@ -119,7 +119,7 @@ def is_there(process: int) -> bool:
 
 
 def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:
-    """Wait until no process has a seat in these folders.  Raises ResumeError for one that is still there then."""
+    """Wait until no process has a seat in these folders.  Raises ResumeError for one still running then."""
     until = time.monotonic() + seconds
     for folder in folders:
         while not _is_free(folder):
@@ -136,11 +136,11 @@ def _is_free(folder: Path) -> bool:
 
 
 INVITED = "FEDGOSSIP_INVITED"
-"""Environment variable by which `host` and `join` pass a script the file of its seat."""
+"""Environment variable of `host` and `join` for a script: its seat file."""
 
 
 class InvitedFile(msgspec.Struct):
-    """The seat of a script that takes part by an invite; `folder` is that of its run, `bind` "" without a listener."""
+    """The seat of a script that takes part by an invite; `folder`: folder of its run, `bind`: "" without a listener."""
 
     experiment: str
     node: int
@@ -152,13 +152,13 @@ class InvitedFile(msgspec.Struct):
 
 
 def keep_seat(folder: Path, seat_file: InvitedFile, *, portable: bool) -> Mapping[str, str]:
-    """Write the seat down; return the environment of the script.  Raises NotWrittenError."""
+    """Write the seat file; return the environment of the script.  Raises NotWrittenError."""
     write_whole(folder / run_format.SEAT, msgspec.json.encode(seat_file))
     return {**kernels.environment(portable=portable), INVITED: str((folder / run_format.SEAT).resolve())}
 
 
 def invited() -> InvitedFile | None:
-    """Return the seat that this process was started for, if by an invite.  Raises ConfigError."""
+    """Return the seat that this process was started with, if by an invite.  Raises ConfigError."""
     path = os.environ.get(INVITED)
     if not path:
         return None
@@ -169,7 +169,7 @@ def invited() -> InvitedFile | None:
 
 
 def seating_of(seat_file: InvitedFile) -> LoopSeating:
-    """Return the start options of the participant beside the loop.  Raises ConfigError."""
+    """Return the start options of the participant that belongs to the loop.  Raises ConfigError."""
     folder, identity = Path(seat_file.folder), Identity.load(Path(seat_file.key))
     plan = compose.plan(load_experiment(Path(seat_file.experiment)))
     again = folder.is_dir() and incarnation_of(folder) >= 0

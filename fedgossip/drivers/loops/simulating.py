@@ -1,8 +1,9 @@
-"""Loops of the user's own in one process and in virtual time: n threads, one of which runs at a time.
+"""Users' own loops in one process and in virtual time: n threads, of which one runs at a time.
 
 A loop runs while its training is due, up to its next exchange.  Process-wide state (random states, torch's threads,
-environment; of scripts `__main__`, sys.argv, output, modules beside it) is swapped at every switch, so a synchronous
-run has the digest of the same loops as processes.  A common output file, port or signal is the user's concern.
+environment; for scripts `__main__`, sys.argv, output, modules in their folder) is swapped at every switch.  So a
+synchronous run has the digest of the same loops as processes.  A common output file, port or signal is the user's
+concern.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fedgossip.runs.run_directory import Run
 IN_SCRIPT = "The fault is in the script."
 
 END_SECONDS = 60.0
-"""How long a loop may take to end when its run has failed."""
+"""Maximum seconds for a loop to end after its run has failed."""
 
 
 def simulate_loop(
@@ -67,7 +68,7 @@ def simulate_loop(
     `report` and `watch` as in `simulate`.  A loop's id is `peer.node`, or FEDGOSSIP_NODE in the environment.  Loops
     share this process's modules and their state.
 
-    Raises ConfigError, and TrainingError where a loop raised.
+    Raises ConfigError, and TrainingError if a loop raised.
     """
     if not isinstance(experiment, Experiment):
         wished = Wished(n, graph)
@@ -87,7 +88,7 @@ def simulate_script(
     watch: Callable[[Row], None] | None = None,
     shown: Sequence[NodeId] = (0,),
 ) -> Run:
-    """Run a script as the n loops of a plan, each as `__main__` in a namespace of its own."""
+    """Run a script as the n loops of a plan, each as `__main__` in a separate namespace."""
     loops = []
     for node in _nodes(plan):
         main = _main_of(command.script)
@@ -158,13 +159,13 @@ class Belongings:
             os.environ.pop(name, None)
 
     def anew(self) -> None:
-        """As before the first line of the loop."""
+        """Restore the state before the first line of the loop."""
         self.state = None
 
 
 @dataclass
 class ScriptBelongings(Belongings):
-    """A script's: its `__main__`, words, output, and its own copies of the modules beside it."""
+    """State of a script: its `__main__`, arguments, output, and its own copies of the modules in its folder."""
 
     main: ModuleType = field(default_factory=lambda: ModuleType("__main__"))
     words: tuple[str, ...] = ()
@@ -217,7 +218,7 @@ class _Gone(BaseException):
 
 
 class _Loop:
-    """One thread, that runs when it is handed on to."""
+    """One thread, which runs when it gets the turn."""
 
     def __init__(self, node: NodeId, function: Callable[[], object], things: Belongings) -> None:
         self.node, self.function, self.things = node, function, things
@@ -233,7 +234,7 @@ class _Loop:
     # --- the driver's side ----------------------------------------------------------------------------------------
 
     def arrive(self, plan: Plan) -> _Arrived:
-        """Run it up to join().  Raises the error of a loop that does not get there."""
+        """Run the loop up to join().  Raises the error of a loop that does not get there."""
         self.plan = plan
         self.turn(True)
         self._thread.start()
@@ -252,7 +253,7 @@ class _Loop:
         raise TrainingError(text, IN_SCRIPT) from found
 
     def end(self, how: Released) -> BaseException | None:
-        """Release it, let it run to its end; return its error, if any."""
+        """Release the loop and let it run to its end; return its error, if any."""
         if not self._thread.is_alive():
             return None
         self.turn(True)
@@ -265,7 +266,7 @@ class _Loop:
             self.turn(False)
 
     def anew(self) -> _Loop:
-        """End it as a crash does; return one that begins as this one did."""
+        """End the loop like a crash; return a new one with the same start."""
         self.end(Released(error=_Gone()))
         self.things.anew()
         return _Loop(self.node, self.function, self.things)
@@ -311,7 +312,7 @@ class _Loop:
         return True
 
     def stop(self) -> None:
-        """Take the loop out of its run: it has left in its midst, and waits until the simulation has ended."""
+        """Remove the loop from its run: it is interrupted in the middle, and waits until the simulation has ended."""
         self.meeting.abandon()
 
     def needs_loop(self) -> bool:
@@ -319,7 +320,7 @@ class _Loop:
 
 
 class SimulatedLoops(LoopTask):
-    """The task of a simulation; a loop whose peer begins a new life begins anew too."""
+    """The task of a simulation; a loop restarts with each new incarnation of its peer."""
 
     def __init__(self, plan: Plan, loops: Sequence[_Loop], arrived: Sequence[_Arrived]) -> None:
         one = arrived[0]

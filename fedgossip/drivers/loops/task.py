@@ -2,10 +2,10 @@
 
     order      the loop's own weights y,  the machine's vector v,  the loop's weights at its start b
     answer     update = y - b;  the machine adds it to v: `expected`, bit for bit
-    next       the machine's new vector w:  w = expected: nothing was mixed in, the loop's weights stay as they are;
+    next       the machine's new vector w:  w = expected: nothing was mixed in, the loop's weights stay unchanged;
                else a waiting loop takes w, and one that has trained on adds w - expected
 
-So a loop without exchanges keeps its bits: v + (y - b) may be rounded otherwise than y.  The driver sends orders and
+So a loop without exchanges keeps its bits: v + (y - b) may be rounded differently from y.  The driver sends orders and
 the loop answers, each in its own thread, one order at a time:
 
     driver                                  loop
@@ -54,7 +54,7 @@ class LoopTask:
         self._expected: dict[NodeId, Vector] = dict(first)
 
     def initial(self, node: NodeId) -> Vector:
-        """The weights that the loop of `node` begins with; a coordinator begins with those of its first client."""
+        """Return the initial weights of the loop of `node`; a coordinator begins with those of its first client."""
         return self.first.get(node) if node in self.first else self.first[min(self.first)]  # type: ignore[return-value]
 
     def likeness(self) -> Likeness:
@@ -64,7 +64,7 @@ class LoopTask:
         return [self._train(job) for job in jobs]
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Measure in the first present loop: all measure alike, on whatever examples they choose."""
+        """Measure in the first present loop: all measure equally, on examples of their choice."""
         return [self._measured(vector) for vector in vectors]
 
     def dismiss(self) -> None:
@@ -82,7 +82,7 @@ class LoopTask:
         return None if _same_bits(expected, vector) else subtract(vector, expected)
 
     def begins_anew(self, node: NodeId) -> None:
-        """Note that the loop of `node` has lost its state."""
+        """Record that the loop of `node` has lost its state."""
         self._expected.pop(node, None)
 
     def _train(self, job: Job) -> Update:
@@ -155,12 +155,12 @@ def without_first(like: Likeness) -> Likeness:
 
 
 POLL_SECONDS = 0.1
-"""Seconds between two checks of a waiting loop that its driver is alive."""
+"""Seconds between two checks by a waiting loop that its driver is alive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainFrom:
-    """Train on from `vector`.  `change` is its difference from the loop's own weights; None: no difference."""
+    """Order: train on from `vector`.  `change` is its difference from the loop's own weights; None: no difference."""
 
     round: int
     vector: Vector
@@ -210,7 +210,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Raised:
-    """The loop, or a function that it gave, raised this."""
+    """The loop, or a function given by it, raised this."""
 
     error: BaseException
 
@@ -225,7 +225,9 @@ _Reply = queue.SimpleQueue[LoopAnswer]
 
 
 class Meeting:
-    """One loop's.  `turn` is called with true before the loop may run, and with false when it waits again."""
+    """The handoff of orders to one loop.  `turn` is called with true before the loop may run, and with false when it
+    waits again.
+    """
 
     def __init__(self, turn: Callable[[bool], None] = lambda _: None) -> None:
         self._orders: queue.SimpleQueue[tuple[Order, _Reply]] = queue.SimpleQueue()
@@ -239,7 +241,7 @@ class Meeting:
     # --- the driver's side ----------------------------------------------------------------------------------------
 
     def ask(self, order: Order) -> LoopAnswer:
-        """Give an order and wait for its answer, as long as the loop likes; `dismiss` ends a training's wait."""
+        """Give an order and wait for its answer without limit; `dismiss` ends a training's wait."""
         with self._asking:
             reply: _Reply = queue.SimpleQueue()
             if isinstance(order, TrainFrom):
@@ -278,7 +280,7 @@ class Meeting:
         self._replies.pop().put(answer)
 
     def next(self, alive: Callable[[], bool], seconds: float | None = None) -> Order | None:
-        """Return the next order; None without one within `seconds` (0: not waiting), or where the driver has ended."""
+        """Return the next order; None without one within `seconds` (0: no wait), or if the driver has ended."""
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             try:

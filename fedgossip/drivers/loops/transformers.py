@@ -10,7 +10,7 @@ from fedgossip.drivers.loops.loop_handle import JoinedLoop
 
 
 def joining(**how: Any) -> Any:
-    """Return a TrainerCallback with the arguments of `fedgossip.join`, which joins where training begins.
+    """Return a TrainerCallback with the arguments of `fedgossip.join`, which joins at the start of training.
 
     `step()` follows each optimizer step; the Trainer stops after the run.  Raises ConfigError without transformers.
     """
