@@ -1,4 +1,4 @@
-"""One line of an audit log: its content, the hash that chains it to the line before, and a signature.
+"""One line of an audit log: its content, the hash that chains it to the previous line, and a signature.
 
     {"number":3,"time":"2026-03-01T08:15:30.125Z","kind":"sent","facts":{...},"previous":H,"hash":H,"signature":S}
 
@@ -33,13 +33,13 @@ ENTRY_BYTES_MAX = 8192
 """Maximum bytes of a line: a cohort of 1000 ids fits as text."""
 
 NOTHING = "0" * 64
-"""The hash that the first entry follows."""
+"""Previous hash of the first entry."""
 
 OPENED, REOPENED, MENDED, CLOSED = "opened", "reopened", "mended", "closed"
 """The log's own entries: its first line, a later incarnation's first, a truncated torn line, an incarnation's end."""
 
 BEGIN = b'{"number":0,'
-"""The first bytes of every log."""
+"""First bytes of every log."""
 
 Fact = int | float | str | bool
 Facts = Mapping[str, Fact]
@@ -51,7 +51,7 @@ _TAIL = len(',"hash":"' + NOTHING + '","signature":"' + 2 * NOTHING + '"}')
 
 
 class AuditError(ConfigError):
-    """An audit log or a transcript that cannot be read, or not be continued."""
+    """An audit log or a transcript that cannot be read, or cannot be continued."""
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,16 +76,16 @@ _decoder = msgspec.json.Decoder(LogEntry)
 
 @dataclass(frozen=True)
 class Owner:
-    """The participant that a log is of; the facts of its first entry."""
+    """The owner of a log; the facts of its first entry."""
 
     participant: int
-    """Its id in the run; below 0 of approvals to join, where an organiser gives out the ids."""
+    """Its id in the run; below 0 for approvals to join, before the organiser has assigned an id."""
     role: str
     """"client" or "coordinator"."""
     key: bytes
     """Its Ed25519 key, 32 bytes."""
     run: str
-    """The hash, or the name, that identifies the run."""
+    """Hash or name that identifies the run."""
     version: str
 
     def facts(self) -> dict[str, Fact]:
@@ -97,7 +97,7 @@ class Owner:
 
 
 def owner_of(first: LogEntry) -> Owner:
-    """Return the owner that the first entry names.  Raises ValueError where it names none."""
+    """Return the owner named in the first entry.  Raises ValueError without one."""
     if (first.number, first.previous, first.kind) != (0, NOTHING, OPENED):
         raise ValueError("the first entry is not there")
     facts = first.facts
@@ -116,7 +116,7 @@ def owner_of(first: LogEntry) -> Owner:
 
 
 def written(number: int, time_ns: int, kind: str, facts: Facts, previous: str, sign: Sign) -> tuple[bytes, str]:
-    """Return the line, with its end, and its hash.  Raises ValueError for facts that make no entry, or one too long."""
+    """Return the line, with its end, and its hash.  Raises ValueError for invalid or too long facts."""
     _check(kind, facts)
     content = _encoder.encode(_Content(number, stamp(time_ns), kind, dict(facts), previous))[:-1]
     name = _hash(content)
@@ -185,7 +185,7 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def parsed(line: bytes) -> LogEntry:
-    """Return the entry of a whole line.  Raises ValueError where there is none, or where it was changed."""
+    """Return the entry of a complete line.  Raises ValueError for an invalid or changed line."""
     try:
         entry = from_json(_decoder, line)
         moment(entry.time)
@@ -210,10 +210,10 @@ def bytes_of(facts: Facts) -> int | None:
 
 
 def entries(path: Path) -> Iterator[LogEntry]:
-    """Yield a log's entries in order, without a torn last line, each with the hash that it names (`verify_log` checks
+    """Yield a log's entries in order, without a torn last line, each with the hash written in it (`verify_log` checks
     the rest).
 
-    Raises AuditError for a line that is no entry.
+    Raises AuditError for a line other than an entry.
     """
     for place, line in enumerate(lines(path), 1):
         if not line.endswith(b"\n"):

@@ -2,9 +2,9 @@
 
     log = AuditLog(folder / NAME, owner, sign, time.time_ns)
     log.past                      entries of earlier incarnations, (kind, facts) in order
-    log.append("sent", {...})     on disk when it returns; NotWrittenError where there is no room: nothing is changed
+    log.append("sent", {...})     on disk when it returns; NotWrittenError without room: nothing is changed
 
-An incarnation without the entry "closed" was killed, or the log truncated, which only a published `head` detects.
+An incarnation without the entry "closed" was killed, or the log truncated; only a published `head` reveals truncation.
 """
 
 from __future__ import annotations
@@ -51,20 +51,21 @@ class Lives:
 
     owner: Owner
     first: str
-    """The hash of the first entry, which no other log has."""
+    """Hash of the first entry, unique to this log."""
     last: LogEntry
     logged: tuple[tuple[str, Facts], ...]
-    """Kind and facts of every line that the participant itself has put down."""
+    """Kind and facts of every line written by the participant itself."""
     whole_bytes: int
-    """Bytes up to the end of the last whole line."""
+    """Bytes up to the end of the last complete line."""
     torn_bytes: int
-    """Bytes after it, of an incomplete line; its action was not performed."""
+    """Bytes of an incomplete line after it; its action was not performed."""
 
 
 def read(path: Path) -> Lives:
-    """Return the entries of earlier incarnations, every hash and link checked, and the last entry's signature.
+    """Return the entries of earlier incarnations, after a check of every hash and link, and of the last entry's
+    signature.
 
-    Raises AuditError where one is wrong, and for a log without a whole line.
+    Raises AuditError if one is wrong, and for a log without a complete line.
     """
     owner: Owner | None = None
     first = NOTHING
@@ -112,18 +113,18 @@ def _refused(path: Path, what: str) -> AuditError:
 class AuditLog:
     """Appends one incarnation of a participant to its log; a context manager, for one thread.
 
-    `clock`: nanoseconds since 1970.  `synced`: entries outlive a loss of power.  Raises AuditError for another
-    participant's or run's log, a changed one, and one in use; NotWrittenError where there is no room.
+    `clock`: nanoseconds since 1970.  `synced`: entries outlive a loss of power.  Raises AuditError for the log of
+    another participant or run, a changed one, and one in use; NotWrittenError without room.
     """
 
     def __init__(self, path: Path, owner: Owner, sign: Sign, clock: Callable[[], int], *, synced: bool = True) -> None:
         self.path, self.owner = path, owner
         self._sign, self._clock, self._synced = sign, clock, synced
         self.number, self.head = 0, NOTHING
-        """The number of the next entry, and the hash of the last."""
+        """Number of the next entry, and hash of the last."""
         self.past: tuple[tuple[str, Facts], ...] = ()
         self.first = NOTHING
-        """The hash of its first entry: no other log has it."""
+        """Hash of its first entry, unique to this log."""
         self._bytes = 0
         self._file: int | None = _locked(path)
         try:
@@ -164,8 +165,8 @@ class AuditLog:
     def append(self, kind: str, facts: Facts) -> str:
         """Write an entry, on disk when this returns; return its hash.
 
-        Raises NotWrittenError where there is no room: nothing is changed, and the entry's action must not be performed.
-        Raises ValueError for too long facts, or bytes.
+        Raises NotWrittenError without room: nothing is changed, and the entry's action must not be performed.  Raises
+        ValueError for too long facts, or bytes.
         """
         if kind in OWN:
             raise ValueError(f"{kind!r} is written by the log itself")
@@ -195,7 +196,7 @@ class AuditLog:
         return name
 
     def _undo(self) -> None:
-        """Truncate a failed write, else the next incarnation repairs the file."""
+        """Truncate a failed write; if that fails, the next incarnation repairs the file."""
         assert self._file is not None
         try:
             os.ftruncate(self._file, self._bytes)
@@ -215,7 +216,7 @@ class AuditLog:
 
 
 def _locked(path: Path) -> int:
-    """Open the file for this process alone: two processes that append would fork the chain."""
+    """Open and lock the file for this process: two appending processes would fork the chain."""
     try:
         file = patiently(lambda: owner_files.opened_to_lock(path))
     except OSError as error:
@@ -231,7 +232,7 @@ def _locked(path: Path) -> int:
 
 
 def _whole(file: int, line: bytes) -> None:
-    """Write a line in one piece; in two on a nearly full disk: the second write brings the error."""
+    """Write a line in one piece; in two on a nearly full disk: the second write raises the error."""
     rest = line
     while rest:
         rest = rest[os.write(file, rest) :]

@@ -1,11 +1,11 @@
-"""The transcript file of one secure sum: its records, and how they are read back.
+"""The transcript file of one secure sum: its records, and their reading.
 
     file      "fgsums1\\n", then records: length u32 little-endian | msgpack
     records   begun (first) | frame, outline and keys, as they came | sealed (last)
 
-A frame is kept whole where nothing in it is secret.  Of one with shares, opened or sealed, an outline is kept:
-signature, the SHA-256 that it covers, length, and whose shares; so the signature can be checked, and no share is on
-disk.  Frames that repeat others' parts (keys, consents) are outlines too.
+A frame without secrets is stored whole.  Of a frame with shares, opened or sealed, an outline is stored: signature, the
+SHA-256 that it covers, length, and the owners of the shares.  So the signature can be checked, and no share is on disk.
+Frames that repeat others' parts (keys, consents) are outlines too.
 
 A leak reveals each round's participants and dropouts; public keys; hashes of masked vectors, of the sum, of shares.
 Except for the sum's, which confirms a guess of it, they look random.  Received shares are left out: with them a leak
@@ -33,11 +33,11 @@ from fedgossip.secure.session import Hash, Id, Number
 MAGIC = b"fgsums1\n"
 
 TRANSCRIPT_BYTES_MAX = 256 << 20
-"""Maximum bytes of a transcript; a round of 1000 clients takes about 4 MiB."""
+"""Maximum bytes of a transcript; a round of 1000 clients needs about 4 MiB."""
 RECORD_BYTES_MAX = frames.FRAME_MAX + 4096
 
 KEPT = (frames.SessionInvite, frames.Advertise, frames.MaskedHeader, frames.Survivors, frames.Consent, frames.Result)
-"""Messages whose frames are kept whole: they hold public keys, hashes, signatures.  All others are outlines."""
+"""Messages with frames stored whole: they have public keys, hashes, signatures.  All others are outlines."""
 
 NAMES = frozenset(frames.name_of(kind) for kind in KEPT)
 
@@ -52,18 +52,18 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
 
 class Begun(Record, frozen=True, tag="begun"):
-    """The session that the file is of.  `previous`: the SHA-256 of the file before; zeros where there is none."""
+    """The session of the file.  `previous`: the SHA-256 of the previous file; zeros if there is none."""
 
     version: _Word
     session: Number
-    """The number of the session (descriptor.round), which is never the same twice."""
+    """Unique number of the session (descriptor.round)."""
     roster: Hash
     coordinator: Hash
     previous: Hash
 
 
 class WholeFrame(Record, frozen=True, tag="frame"):
-    """A frame as it crossed the network: it was sent to a client, to all (None), or received."""
+    """A frame as transferred: sent to a client or to all (None), or received."""
 
     sent: bool
     client: Id | None
@@ -73,8 +73,8 @@ class WholeFrame(Record, frozen=True, tag="frame"):
 class Outline(Record, frozen=True, tag="outline"):
     """A frame without its body.
 
-    `ids`: whose keys, seals, signatures or shares it has, in order; empty for a whole frame.  `alive`: for each id of a
-    Reveal whether the share is of b.
+    `ids`: owners of its keys, seals, signatures or shares, in order; empty for a whole frame.  `alive`: for each id of
+    a Reveal whether the share is of b.
     """
 
     sent: bool
@@ -89,7 +89,7 @@ class Outline(Record, frozen=True, tag="outline"):
 
 
 class Announced(Record, frozen=True, tag="keys"):
-    """Keys from the masked message of the session before."""
+    """Keys from the masked message of the previous session."""
 
     keys: frames.Keys
 
@@ -108,7 +108,7 @@ _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord
 
 
 class RecordError(AuditError):
-    """The `number`-th record, from 1, is cut short or is none; those before it can be read."""
+    """The `number`-th record, from 1, is truncated or invalid; those before it can be read."""
 
     def __init__(self, path: Path, number: int, what: str) -> None:
         super().__init__(f"{path}, record {number}: {what}", "Was it copied whole?")
@@ -133,12 +133,12 @@ def transcripts(folder: Path) -> list[Path]:
 
 
 def content_of(path: Path) -> bytes:
-    """Return the bytes of a transcript.  Raises OSError, also for a file that is too large for one."""
+    """Return the bytes of a transcript.  Raises OSError, also for a file too large for a transcript."""
     return outside_files.read_bytes(path, TRANSCRIPT_BYTES_MAX)
 
 
 def is_transcript(path: Path) -> bool:
-    """Return whether the file begins as a transcript does.  Raises AuditError where it cannot be read."""
+    """Return whether the file begins like a transcript.  Raises AuditError if it cannot be read."""
     try:
         with outside_files.open_file(path, outside_files.LARGE) as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -149,7 +149,7 @@ def is_transcript(path: Path) -> bool:
 def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
     """Yield each record and its bytes in the file.
 
-    Raises AuditError for a file that is no transcript, RecordError where a record is none.
+    Raises AuditError for a file other than a transcript, RecordError for an invalid record.
     """
     try:
         content = content_of(path)

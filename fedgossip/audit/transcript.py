@@ -53,10 +53,10 @@ _up: msgspec.msgpack.Decoder[frames.Upward] = msgspec.msgpack.Decoder(frames.Upw
 
 
 class Transcript:
-    """Writes the file of one session, which names the one before by its hash; memory: a hash per frame, and key
-    holders' ids.
+    """Writes the file of one session, which has the previous file's hash; memory: a hash per frame, and key holders'
+    ids.
 
-    Raises AuditError for an existing file; NotWrittenError without room: it is then as before, and closed.
+    Raises AuditError for an existing file; NotWrittenError without room: the file is then unchanged, and closed.
     """
 
     def __init__(self, folder: Path, session: int, roster: ParticipantRoster, coordinator: bytes, sign: Sign) -> None:
@@ -89,14 +89,14 @@ class Transcript:
         self._frame(sent=True, client=client, frame=frame, message=message)
 
     def received(self, client: int, frame: bytes) -> None:
-        """Write a frame of a client that a step has taken."""
+        """Write a frame of a client that a step has accepted."""
         message = from_msgpack(_up, frame[frames.SIGNATURE :])
         if isinstance(message, frames.Advertise):
             self._known.add(client)
         self._frame(sent=False, client=client, frame=frame, message=message)
 
     def close(self, outcome: str = SUMMED) -> bytes:
-        """End the file; return its SHA-256, to be logged.  `outcome`: why a round was given up
+        """End the file; return its SHA-256, to be logged.  `outcome`: reason for abandoning a round
         (secure/aborts.Reason).
         """
         self._put(Sealed(outcome, self._sign(sealed_content(self._hash.digest(), outcome))))
@@ -164,18 +164,18 @@ def _alive(message: frames.Frame) -> tuple[bool, ...]:
 
 
 TO_ALL = ("Invite", "Survivors", "Result")
-"""Names of messages that are the same for everybody."""
+"""Names of messages that are the same for all clients."""
 
 DOWN = tuple(frames.name_of(kind) for kind in get_args(frames.Downward))
 STAGES = {frames.name_of(kind): kind.stage for kind in (*get_args(frames.Downward), *get_args(frames.Upward))}
-"""The stage of every message, by its name."""
+"""Stage of every message, by its name."""
 _WHOLE = tuple(frames.name_of(kind) for kind in KEPT)
 
 Kind = TypeVar("Kind", bound=frames.Frame)
 
 
 class WrongError(AuditError):
-    """The first thing wrong in a transcript, in record `place`, from 1; 0: in the whole."""
+    """The first fault of a transcript, in record `place`, from 1; 0: in the whole file."""
 
     def __init__(self, place: int, what: str) -> None:
         super().__init__(what)
@@ -212,7 +212,7 @@ class LoggedFrame:
 
 @dataclass(eq=False)
 class Round:
-    """All frames of a transcript, as far as it is sound."""
+    """All frames of a transcript up to its first fault."""
 
     path: Path
     roster: ParticipantRoster
@@ -222,21 +222,21 @@ class Round:
     file: str = ""
     """SHA-256 of the whole file."""
     first_frames: dict[tuple[str, int | None], LoggedFrame] = field(default_factory=dict)
-    """The first frame of each kind from, or to, each client."""
+    """First frame of each kind from, or to, each client."""
     every: list[LoggedFrame] = field(default_factory=list)
     announced: dict[int, tuple[int, frames.Keys]] = field(default_factory=dict)
-    """Keys from the session before, with their records."""
+    """Keys from the previous session, with their records."""
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def whole(self, kind: type[Kind], among: Set[int], who: str) -> Iterator[tuple[int, LoggedFrame, Kind]]:
-        """Yield the messages of a kind by client, ascending.  Raises WrongError for a client not `among` those."""
+        """Yield the messages of a kind by client, ascending.  Raises WrongError for a client outside `among`."""
         for client, statement in self.outlines(kind, among, who):
             assert isinstance(statement.message, kind)
             yield client, statement, statement.message
 
     def outlines(self, kind: type[frames.Frame], among: Set[int], who: str) -> Iterator[tuple[int, LoggedFrame]]:
-        """Yield the same of frames without their body."""
+        """Yield the same for frames without their body."""
         clients = [
             (client, statement)
             for (name, client), statement in self.first_frames.items()
@@ -248,7 +248,7 @@ class Round:
             yield client, statement
 
     def only(self, kind: type[Kind]) -> tuple[int, Kind] | None:
-        """Return the record and the message that is the same for all, or None where there is none."""
+        """Return the record and the message that is the same for all; None if there is none."""
         statement = self.first_frames.get((frames.name_of(kind), None))
         if statement is None:
             return None
@@ -258,7 +258,7 @@ class Round:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read every record.  Raises WrongError; AuditError for a file that is no transcript."""
+        """Read every record.  Raises WrongError; AuditError for a file other than a transcript."""
         so_far, place = hashlib.sha256(MAGIC), 0
         try:
             for place, (record, data) in enumerate(records(self.path), 1):

@@ -1,11 +1,12 @@
 """Offline checks of logs, one against its signatures and two participants' against each other; and exports of a log.
 
-**One log.**  A changed byte, and entries that are cut out, put in, repeated or moved, are named by line.  Truncation at
-an entry, or an older copy, shows only by a published later hash (`head`) or a receiving partner's log; omissions, or
-another log from the beginning, do not show: its key signs that too.
+**One log.**  A changed byte, and entries that are removed, inserted, repeated or moved, are reported by line.
+Truncation at an entry, or an older copy, shows only against a published later hash (`head`) or a receiving partner's
+log.  Omissions, or another log from the beginning, do not show: the same key signs that too.
 
-**Two logs.**  What one records as sent, the other must record as received, by session, stage, size and hash, and vice
-versa.  Where they differ one is untrue, or something was lost.  A client need not record what it received.
+**Two logs.**  Every message recorded as sent in one must be recorded as received in the other, by session, stage, size
+and hash, and vice versa.  If they differ, one is false, or a message was lost.  A client need not record received
+messages.
 
 **Export.**  A cover of facts, then every entry, as CSV or JSON: names, numbers and hashes, nothing secret.
 """
@@ -44,7 +45,7 @@ CLOCK_STEP_MS = 1000
 """Maximum milliseconds that a clock may step back without a remark."""
 
 NAMED_MAX = 100
-"""Maximum number of faults, and of steps of the clock, that are named."""
+"""Maximum number of listed faults, and of listed steps of the clock."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ Content = tuple[int, str, int, str]
 
 
 class Crossing(NamedTuple):
-    """A frame or a message that passed to or from `peer`; None: to all."""
+    """A frame or a message exchanged with `peer`; None: with all."""
 
     peer: int | None
     session: int
@@ -69,9 +70,9 @@ class Crossing(NamedTuple):
     bytes: int
     sha256: str
     name: str
-    """The kind of its entry."""
+    """Kind of its entry."""
     fates: str = ""
-    """Of a reveal: the owners of the shares by kind, "0-2; 3"."""
+    """For a reveal: the owners of the shares by kind, "0-2; 3"."""
 
     def __str__(self) -> str:
         of = f"stage {self.stage} of session {self.session}"
@@ -87,18 +88,18 @@ class TrafficRecord:
     """All messages of a participant in one file, sent and received, each with its line or record."""
 
     owner: Owner | None = None
-    """None: a transcript, the coordinator's."""
+    """Owner of the log; None: a transcript, the coordinator's."""
     members: Mapping[int, bytes] = field(default_factory=dict)
-    """The keys of the roster, where the file is a transcript."""
+    """Keys of the roster if the file is a transcript."""
     sessions: Set[int] | None = None
-    """The sessions that the file speaks of; None: all."""
+    """Sessions covered by the file; None: all."""
     sent: dict[Crossing, int] = field(default_factory=dict)
     received: dict[Crossing, int] = field(default_factory=dict)
     """Includes refused frames: they were received."""
     receives: bool = False
     """Whether the file records acceptance of any frame."""
     sums: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """The hash of each session's sum, and its line."""
+    """Hash of each session's sum, and its line."""
 
     def take(self, place: int, entry: LogEntry) -> None:
         """Add the message recorded in an entry of a log, if any."""
@@ -136,12 +137,14 @@ def _fates(facts: Facts) -> str:
 
 
 def fates_of(alive: str, dropped: str) -> str:
-    """Return which shares were given, ids as ranges: shares of b of the `alive`, of the mask keys of the `dropped`."""
+    """Return the given shares in words, ids as ranges: shares of b of the `alive`, of the mask keys of the
+    `dropped`.
+    """
     return f"{alive or 'nobody'}; {dropped or 'nobody'}"
 
 
 def compare(one: TrafficRecord, other: TrafficRecord) -> list[str]:
-    """Return in words each disagreement of a log with another log, or with a transcript."""
+    """Return each disagreement of a log with another log, or with a transcript, in words."""
     if wrong := _strangers(one, other):
         return [wrong]
     return [*_direction(one, other), *_direction(other, one), *_results(one, other)]
@@ -166,7 +169,7 @@ def _results(one: TrafficRecord, other: TrafficRecord) -> Iterator[str]:
 
 
 def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
-    """Return why two records are not of two partners in one run, or ""."""
+    """Return why two records do not belong to two partners of one run, or ""."""
     if one.owner is None:
         return "compared with a transcript is the log of a client"
     if other.owner is None:
@@ -240,9 +243,9 @@ class Verification:
 
 
 def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> Verification:
-    """Verify every link and signature by `key`, 32 bytes; without a key, by the one that the log itself names.
+    """Verify every link and signature by `key`, 32 bytes; without a key, by the one in the log itself.
 
-    `head`: a published hash, which must be there.  Raises AuditError for an unreadable file.
+    `head`: a published hash, which must occur.  Raises AuditError for an unreadable file.
     """
     following = _Following(key)
     for place, line in enumerate(lines(path), 1):
@@ -254,7 +257,7 @@ def verify_log(path: Path, key: bytes | None = None, head: str | None = None) ->
 
 
 class _Following:
-    """Goes through a log once; holds the hashes of sound entries, and totals."""
+    """Reads a log once; stores the hashes of valid entries, and totals."""
 
     def __init__(self, key: bytes | None) -> None:
         self.given, self.key = key, key
@@ -263,7 +266,7 @@ class _Following:
         self.remarks: list[str] = []
         self.account = TrafficRecord()
         self.last: LogEntry | None = None
-        """The last sound entry of those that stand in their place."""
+        """Last valid entry at its correct place."""
         self._unsound = 0  # lines since, each perhaps in the place of an entry
         self._places: dict[str, int] = {}  # of sound entries, by hash
         self._first = self._newest = ""
@@ -304,7 +307,7 @@ class _Following:
         self.key = self.given or self.owner.key
 
     def _placed(self, place: int, entry: LogEntry) -> bool:
-        """Return whether a signed entry is in its place; note a fault if not."""
+        """Return whether a signed entry is at its place; record a fault otherwise."""
         number, previous = (self.last.number, self.last.hash) if self.last else (-1, NOTHING)
         unsound, due = self._unsound, number + 1
         if entry.hash in self._places:
@@ -319,7 +322,7 @@ class _Following:
             missing = f"entry {due} is" if entry.number == due + 1 else f"entries {due} to {entry.number - 1} are"
             self.faults.append(Fault(place, f"{missing} not before entry {entry.number}: cut out, or moved"))
         elif entry.number == due and entry.previous != previous:
-            # a sound signature on another line before it: the owner has written two logs
+            # a valid signature on another previous line: the owner has written two logs
             self.faults.append(Fault(place, f"entry {entry.number} follows another entry {number} than the one here"))
         return True
 
@@ -422,7 +425,7 @@ def as_csv(verdict: Verification) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all.  Raises NotWrittenError."""
+    """Write a file atomically.  Raises NotWrittenError."""
     part = path.with_name(f"{path.name}.part")
     try:
         owner_files.written(part, text.encode())

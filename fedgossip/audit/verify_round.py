@@ -1,7 +1,7 @@
 """Verify offline that a round followed the protocol, from its transcript, the roster and the coordinator's key.
 
-Checked up to the first fault: signatures; the descriptor, as clients do; keys signed for this round; session hashes;
-senders and receivers of sealed shares; vectors of one length; one list of n_min or more survivors who all sent one;
+Checked up to the first fault: signatures; the descriptor, as by clients; keys signed for this round; session hashes;
+senders and receivers of sealed shares; vectors of one length; one list of n_min or more survivors, all with a vector;
 consents, as many of each share group as its members must see; one reveal per client, of the right kinds; t of them for
 every secret; the result; the seal.
 
@@ -34,7 +34,7 @@ from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_
 
 
 def verify_transcript(path: Path, roster: ParticipantRoster, coordinator: bytes) -> Verification:
-    """Verify one round; the verdict names the first fault.  Raises AuditError for a file that is no transcript."""
+    """Verify one round; the verdict names the first fault.  Raises AuditError for a file other than a transcript."""
     round = Round(path, roster, coordinator)
     course = Course(round)
     faults: tuple[Fault, ...] = ()
@@ -48,7 +48,7 @@ def verify_transcript(path: Path, roster: ParticipantRoster, coordinator: bytes)
 
 
 def verify_transcripts(folder: Path, roster: ParticipantRoster, coordinator: bytes) -> list[Verification]:
-    """Verify every round in `folder`, and that each file names the one before it by its hash."""
+    """Verify every round in `folder`, and that each file has the hash of the previous one."""
     found: list[Verification] = []
     before: Path | None = None
     sessions: set[object] = set()
@@ -74,17 +74,17 @@ def _chained(verdict: Verification, before: Path | None, sessions: Set[object]) 
     return replace(verdict, faults=verdict.faults + fault)
 
 
-# The course of a round, each stage checked against the one before: the second half of `verify_transcript`.
+# The course of a round, each stage checked against the previous one: the second half of `verify_transcript`.
 #
-# The rules are those of secure/server.py and secure/frames.py, read off what everybody has signed.
+# The rules are those of secure/server.py and secure/frames.py, applied to the signed frames.
 
 
 SEALED, SHARE = bytes(80), bytes(32)
-"""Stand for what an outline does not hold, of the same length: two sealed shares, a share."""
+"""Placeholders of equal length for parts missing in an outline: two sealed shares, a share."""
 
 
 class Course:
-    """One round, stage by stage; each stage uses what the stages before have shown."""
+    """One round, stage by stage; each stage uses the results of earlier stages."""
 
     def __init__(self, round: Round) -> None:
         self.round = round
@@ -120,7 +120,7 @@ class Course:
     # --- the stages ---------------------------------------------------------------------------------------------------
 
     def _invited(self) -> Descriptor:
-        """S0: the session is one that clients can check against a policy, whatever that is."""
+        """S0: clients can check the session against a policy, for at least one policy."""
         invite, begun = self.round.only(frames.SessionInvite), self.round.begun
         assert begun is not None
         if invite is None:
@@ -194,7 +194,7 @@ class Course:
             self.delivered.add(client)
 
     def _masked(self, d: Descriptor) -> None:
-        """S2: the masked vectors have one length, and each the hash that its client signed."""
+        """S2: the masked vectors have one length, and each has the hash that its client signed."""
         for client, statement, head in self.round.whole(frames.MaskedHeader, self.delivered, "was sent no shares"):
             self._same(statement, head.sid, self.sid)
             self.words = self.words or head.length
@@ -209,7 +209,7 @@ class Course:
             self.masked.add(client)
 
     def _survived(self, d: Descriptor) -> None:
-        """S3: there is one list of survivors, of clients that sent a vector."""
+        """S3: there is one list of survivors, all with a vector sent."""
         found = self.round.only(frames.Survivors)
         if found is None:
             return
@@ -290,7 +290,7 @@ class Course:
     # --- results for people, and for other files -------------------------------------------------------------------
 
     def facts(self) -> dict[str, object]:
-        """Return the facts of a round for readers, as far as it was sound."""
+        """Return the facts of a round for readers, up to its first fault."""
         begun, d = self.round.begun, self.descriptor
         facts: dict[str, object] = {"outcome": self.round.outcome, "file": self.round.file}
         if begun:
@@ -313,7 +313,7 @@ class Course:
         return {name: sorted(stages[name] - stages[after]) for name, after in pairwise(stages)}
 
     def account(self) -> TrafficRecord:
-        """Return what crossed, for a comparison with the log of a client."""
+        """Return the messages of the round, for a comparison with the log of a client."""
         session = self.round.begun.session if self.round.begun else -1
         members = {client: member.identity for client, member in enumerate(self.round.roster.members)}
         account = TrafficRecord(None, members, {session}, receives=True)
