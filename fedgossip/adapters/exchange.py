@@ -15,13 +15,13 @@ from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.secure import Reason, RoundAbandoned, SumClient, SumServer
 
 RECORD = "fedgossip"
-"""The name under which a message has its frame."""
+"""Name of a message's record with its frame."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def check_version(package: str, framework: str, tested: Sequence[str]) -> None:
-    """Warn of another version than those of `tested`, which are without their last number."""
+    """Warn of a version outside `tested`, which lists versions without their last number."""
     if (found := version(package)).split(".")[:2] not in [one.split(".") for one in tested]:
         warnings.warn(f"{framework} {found} is untested; tested: {' and '.join(tested)}", stacklevel=3)
 
@@ -46,7 +46,7 @@ def moved(arrays: Arrays, change: npt.NDArray[np.float64]) -> dict[str, npt.NDAr
 
 
 def check_length(server: SumServer, arrays: Arrays) -> None:
-    """Raise ConfigError for a model of another length than the encoding's."""
+    """Raise ConfigError for a model with another length than the encoding's."""
     size, length = sum(one.size for one in arrays.values()), server.encoding.ring.length
     if size != length:
         text = f"a model of {size} numbers; the encoding is of {length}"
@@ -62,7 +62,7 @@ def give(
     weight: str,
     log: Logger | None,
 ) -> None:
-    """Put a client's change of the model into the sum of a round, and its metrics, of which one is its `weight`.
+    """Add a client's change of the model to the sum of a round, with its metrics; one of them is its `weight`.
 
     Raises RoundAbandoned (SCHEMA, OVERFLOW) without a value: frameworks send an exception's text to the server.
     """
@@ -83,10 +83,10 @@ def give(
 def take(
     server: SumServer, replies: Iterable[tuple[Any, Mapping[str, Any] | str]], senders: dict[int, Any], log: Logger
 ) -> dict[int, bytes]:
-    """Return the frames of the next stage, by place, after the replies of a stage: (sender, record, or why there is
+    """Return the frames of the next stage, by place, after the replies of a stage: (sender, record, or the reason for
     none).
 
-    `senders`: of each client that has replied, by its place.  Raises RoundAbandoned.
+    `senders`: sender of each client that has replied, by its place.  Raises RoundAbandoned.
     """
     for sender, record in replies:
         try:

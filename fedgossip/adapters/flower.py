@@ -3,10 +3,10 @@
     app = ClientApp(mods=[SecureSumMod(client_of)])       # the first mod;  client_of(context, state) -> SumClient
     SecureSumStrategy(FedAdam(), SumServer(...), clients=range(5)).start(grid, arrays)
 
-What is summed is each client's change of the model, weighted by its number of examples, and the declared metrics.  The
-strategy inside receives one reply with their mean and total weight.  Five exchanges follow each message of training.
+The sum contains each client's change of the model, weighted by its number of examples, and the declared metrics.  The
+inner strategy receives one reply with their mean and total weight.  Five exchanges follow each training message.
 
-The mod keeps the client's state in `Context.state`, as a ClientApp may be a new process for each message.
+The mod stores the client's state in `Context.state`, as a ClientApp may be a new process for each message.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _record(reply: Message) -> Mapping[str, Any] | str:
 
 
 class SecureSumMod:
-    """A mod that replies to messages of training by frames of a secure sum; the first of the ClientApp's mods.
+    """A mod that replies to training messages by frames of a secure sum; the first of the ClientApp's mods.
 
     `client`: returns the node's SumClient for its Context and its saved state.  Its errors contain no values.
     """
@@ -87,10 +87,10 @@ class SecureSumMod:
 
 
 class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
-    """A strategy that gives another one the mean of all clients' models, from a secure sum of their changes.
+    """A strategy that passes to an inner one the mean of all clients' models, from a secure sum of their changes.
 
     `inner`: such as FedAvg or FedAdam; `clients`: of `SumServer.begin`, in every round; `timeout`: seconds of each
-    later stage, after which missing clients have dropped.  A round with too few leaves the model as it is, and warns.
+    later stage before missing clients count as dropped.  A round with too few leaves the model unchanged, and warns.
     Raises ConfigError for a strategy that needs single replies.  Scores of an evaluation are sent in the clear.
     """
 
@@ -104,7 +104,7 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
         self._grid: Any = None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
-        """Return the messages of the strategy inside, with the invitation.  Raises ConfigError for another length."""
+        """Return the inner strategy's messages, with the invitation.  Raises ConfigError for another length."""
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         check_length(self._server, numbers := _numbers(arrays))
         self._round, self._before, self._grid = self._round + 1, numbers, grid  # over several calls of start()
@@ -114,7 +114,7 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """Return what the strategy inside makes of the mean.  Raises RoundAbandoned where a client does not follow the
+        """Return the inner strategy's result for the mean.  Raises RoundAbandoned if a client does not follow the
         protocol.
         """
         nodes: dict[int, int] = {}
@@ -140,7 +140,7 @@ class SecureSumStrategy(strategy.Strategy):  # type: ignore[misc]
         return self._grid.send_and_receive(messages, timeout=self._timeout)
 
     def _take(self, replies: Iterable[Message], nodes: dict[int, int]) -> dict[int, bytes]:
-        """Return the frames of the next stage; `nodes`: of each client that has replied, by its place."""
+        """Return the frames of the next stage; `nodes`: node of each client that has replied, by its place."""
         return take(self._server, ((one.metadata.src_node_id, _record(one)) for one in replies), nodes, _LOG)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:

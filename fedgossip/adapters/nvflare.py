@@ -6,8 +6,8 @@
     class Controller(SecureSums, FedAvg):                  # in this order
         def make_server(self, fl_ctx): return SumServer(boss_key, cards, encoding, task="wards")
 
-A round of training is one task as before, then five tasks "fedgossip".  The controller receives one result, the model
-moved by the weighted mean of all changes, and the means of the declared metrics; it never has a site's own.
+A round of training is one task as before, then five tasks "fedgossip".  The controller receives one result: the model
+changed by the weighted mean of all changes, and the means of the declared metrics.  It never has a single site's.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
     """An executor of "train" and "fedgossip" that sends frames of a secure sum in place of `inner`'s results.
 
     The weight of a result is its meta property NUM_STEPS_CURRENT_ROUND; its metrics are those that the encoding
-    declares.  `clear_tasks`: others of `inner`, whose metrics are sent in the clear.  All other tasks, and models as
-    results, are refused: "submit_model" would send this site's own, and so may any name that a server makes up.  The
-    client's state is that of this process: it ends with the job.
+    declares.  `clear_tasks`: further tasks of `inner`, with metrics sent in the clear.  All other tasks, and models as
+    results, are refused: "submit_model" would send this site's own model, and so may any name that a server invents.
+    The client's state is that of this process: it ends with the job.
     """
 
     def __init__(self, inner: Executor, train_task: str = "train", clear_tasks: Sequence[str] = ()) -> None:
@@ -69,7 +69,7 @@ class SecureSumExecutor(Executor):  # type: ignore[misc]
         raise NotImplementedError
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Pass an event on: NVFlare knows this component alone."""
+        """Pass an event on, as NVFlare only calls this component."""
         self.inner.handle_event(event_type, fl_ctx)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -124,9 +124,10 @@ def _shareable(**record: object) -> Shareable:
 
 
 class SecureSums:
-    """The base, before FedAvg or another controller that sends models by `send_model`, of one with secure sums.
+    """The base of a controller with secure sums, listed before FedAvg or another controller that uses `send_model`.
 
-    `stage_seconds`: of each later stage; a silent site has then dropped.  With too few the model stays, with a warning.
+    `stage_seconds`: of each later stage; a silent site counts as dropped after them.  With too few sites the model
+    stays unchanged, with a warning.
     """
 
     stage_seconds = 600
@@ -144,8 +145,9 @@ class SecureSums:
         timeout: int = 0,
         callback: Callable[[FLModel], object] | None = None,
     ) -> None:
-        """Train at the sites and give `callback` one result.  Raises ConfigError for a model of another length, and
-        RoundAbandoned where a site does not follow the protocol.
+        """Train at the sites and pass one result to `callback`.
+
+        Raises ConfigError for a model of another length, and RoundAbandoned if a site does not follow the protocol.
         """
         if not hasattr(self, "_sums"):
             check_version("nvflare", "NVFlare", TESTED)
@@ -170,7 +172,7 @@ class SecureSums:
             if error.reason is not Reason.TOO_FEW:
                 raise
             self.warning(f"secure sum: round {self._sum_round} leaves the model as it is: {error}")
-        # a weight of 1, by which the only result is multiplied and divided: no rounding
+        # weight 1: the only result is multiplied and divided by it, without rounding
         facts = {"meta": {WEIGHT: 1, "client_name": RECORD, RECORD: {"weight": weight}}, "metrics": metrics or None}
         result = FLModel(ParamsType.FULL, moved(before, mean), current_round=data.current_round, **facts)
         if callback:
@@ -183,7 +185,7 @@ class SecureSums:
         )
 
     def _asked(self: Any, tasks: Iterable[tuple[Task, list[str]]]) -> list[tuple[str, Any]]:
-        """Send the tasks, each to its sites, and return the replies: (site, record, or why there is none)."""
+        """Send the tasks, each to its sites, and return the replies: (site, record, or the reason for none)."""
         replies: list[tuple[str, Any]] = []
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001  # NVFlare passes them by name
